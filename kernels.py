@@ -1,0 +1,1018 @@
+"""Fused kernels over one preallocated arena: everything in PPO that is not a matrix product.
+
+    from kernels import Arena, advantage, mingru_scan, ppo_loss, Muon
+    python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
+    python tests/bench_kernels.py                 # nanoseconds an element, beside a plain copy
+
+Read from top to bottom: the arena, scalar mathematics, then the kernels in the order in which an epoch meets them
+(sample, advantage, priorities, gather, MinGRU, loss, Muon). Each kernel stands in three parts:
+
+    *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
+    _*_cpu      the CPU driver: numba, no GIL, parallel over blocks, the contiguous axis innermost so that it vectorises
+    the public function: checks shapes and types, hands the arrays to the driver
+
+To change a formula, edit its cell and its reference in tests/reference.py; to add a kernel, copy `advantage`.
+
+All data is time-major, (T, N, ...): T the horizon, N agents. float32 unless a docstring says otherwise; flags are
+uint8. Every constant in a cell is a np.float32: one bare literal would turn a whole loop to double.
+"""
+
+import math
+
+import numba
+import numpy as np
+import torch
+from numba import njit, prange
+
+numba.config.THREADING_LAYER = "omp"  # the workqueue layer aborts when two Python threads use it at once
+try:
+    from numba.np.ufunc import omppool  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "numba's OpenMP threading layer cannot be loaded; the kernels run from several threads and need it. "
+        "Install the OpenMP runtime (Debian/Ubuntu: apt-get install libgomp1; conda: conda install libgomp)."
+    ) from error
+
+# Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
+FASTMATH = {"contract", "nsz", "arcp"}
+REDUCTION = FASTMATH | {"reassoc"}
+cell = njit(inline="always", error_model="numpy")
+driver = njit(nogil=True, parallel=True, cache=True, error_model="numpy", fastmath=FASTMATH)
+# Sampling must round in the same way on every target, so that equal logits give equal actions: no contraction.
+exact_driver = njit(nogil=True, parallel=True, cache=True, error_model="numpy")
+
+f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
+ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The arena: one allocation for every long-lived tensor
+
+
+class Arena:
+    """One flat allocation for all long-lived tensors.
+
+    Register every tensor first, then `allocate` once; `arena[name]` is a view, 256-byte aligned, zero at first.
+    Tensors registered under one `group` lie side by side in the order of registration, and `arena.flat(group)` is
+    that whole range (alignment gaps included; they stay zero), so that zeroing, norms, momentum, an all-reduce or a
+    checkpoint of, say, all gradients is one operation.
+
+        arena = Arena()
+        arena.register("advantages", (64, 4096))
+        arena.adopt(policy)                      # groups "weights", "gradients"
+        arena.allocate("cpu")
+    """
+
+    ALIGNMENT = 256
+
+    def __init__(self):
+        self._specs = {}  # name -> (shape, dtype, group)
+        self._views, self._flats, self._modules = {}, {}, []
+        self.memory = None
+
+    def register(self, name, shape, dtype=torch.float32, group="data"):
+        """Ask for a tensor. Raises ValueError for a name that is taken or after `allocate`."""
+        if self.memory is not None:
+            raise ValueError(f"arena.register({name!r}) after arena.allocate(): register everything first.")
+        if name in self._specs:
+            raise ValueError(f"arena.register({name!r}): that name is taken.")
+        if any(int(n) < 0 for n in shape):
+            raise ValueError(f"arena.register({name!r}): shape {tuple(shape)} has a negative size.")
+        self._specs[name] = (tuple(int(n) for n in shape), dtype, group)
+
+    def adopt(self, module, prefix="policy"):
+        """Move a module's parameters and their gradients in: groups "weights" and "gradients", the same order.
+
+        At `allocate` the values are copied, and each parameter's `.data` and `.grad` become views. A recurrent torch
+        module's weights stay one unpadded block, as its fused kernels want them.
+        """
+        for name, parameter in module.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise TypeError(f"arena.adopt: {name} is {parameter.dtype}; master weights are float32.")
+            self.register(f"weights/{prefix}.{name}", parameter.shape, group="weights")
+            self.register(f"gradients/{prefix}.{name}", parameter.shape, group="gradients")
+        packed = {f"{prefix}.{name}.{weight}".replace("..", ".") for name, child in module.named_modules()
+                  if isinstance(child, torch.nn.RNNBase) for weight in child._flat_weights_names}
+        self._modules.append((module, prefix, packed))
+
+    def allocate(self, device="cpu"):
+        """Make the one allocation and all views; zero it; move adopted modules in."""
+        packed = set().union(*(p for _, _, p in self._modules)) if self._modules else set()
+        offset, places, ranges = 0, {}, {}
+        for group in dict.fromkeys(spec[2] for spec in self._specs.values()):
+            offset = start = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+            for name, (shape, dtype, owner) in self._specs.items():
+                if owner != group:
+                    continue
+                if name.partition("/")[2] not in packed:
+                    offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+                places[name] = offset
+                offset += math.prod(shape) * dtype.itemsize
+            offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+            ranges[group] = (start, offset)
+        block = torch.zeros(offset + self.ALIGNMENT, dtype=torch.uint8, device=device)
+        skip = -block.data_ptr() % self.ALIGNMENT
+        self.memory = block[skip : skip + offset]
+        for name, (shape, dtype, _) in self._specs.items():
+            size = math.prod(shape) * dtype.itemsize
+            self._views[name] = self.memory[places[name] : places[name] + size].view(dtype).view(shape)
+        for group, (start, end) in ranges.items():
+            dtypes = {dtype for _, dtype, owner in self._specs.values() if owner == group}
+            if len(dtypes) == 1:
+                self._flats[group] = self.memory[start:end].view(dtypes.pop())
+        for module, prefix, _ in self._modules:
+            for name, parameter in module.named_parameters():
+                weight = self._views[f"weights/{prefix}.{name}"]
+                weight.copy_(parameter.data)
+                parameter.data = weight
+                parameter.grad = self._views[f"gradients/{prefix}.{name}"]
+
+    def flat(self, group):
+        """The whole range of a group as one 1-D tensor. Raises KeyError where its tensors differ in dtype."""
+        return self._flats[group]
+
+    def __getitem__(self, name):
+        return self._views[name]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checks: what each public function says when it is handed the wrong thing
+
+_DTYPES = {torch.float32: np.dtype("f4"), torch.int32: np.dtype("i4"), torch.uint8: np.dtype("u1"),
+           torch.int64: np.dtype("i8"), torch.float64: np.dtype("f8")}
+
+
+def host(tensor):
+    """The numpy view of a CPU tensor, made once and kept on the tensor (0.05 µs in place of 1.5)."""
+    try:
+        return tensor.host_view
+    except AttributeError:
+        tensor.host_view = tensor.detach().numpy()
+        return tensor.host_view
+
+
+def _array(kernel, name, tensor, shape, dtype=np.float32):
+    """`tensor` as a numpy array, or a ValueError/TypeError that says what was expected and what came."""
+    if tensor.device.type != "cpu":
+        raise NotImplementedError(f"kernels.{kernel}: {name} is on {tensor.device}; this kernel has only its CPU driver.")
+    array = host(tensor)
+    if array.shape != shape:
+        raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
+    if array.dtype != dtype:
+        raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {np.dtype(dtype)}.")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass {name}.contiguous().")
+    return array
+
+
+_NO_MASK = np.zeros((0, 0), np.uint8)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scalar mathematics
+
+
+@njit(error_model="numpy")
+def power_of_two(shifted):
+    """2^k from k + 1.5·2^23, by moving k's bits into the exponent. Not inlined: prange cannot hold a scalar view."""
+    return i32(i32(f32(shifted).view(i32) + i32(127)) << i32(23)).view(f32)
+
+
+@cell
+def exp_cell(x):
+    """e^x within 1e-7 relative: 2^k · p(r), degree-6 polynomial (Cephes expf constants, Moshier 1992). NaN stays NaN."""
+    x = f32(88.0) if x > f32(88.0) else x
+    x = f32(-87.0) if x < f32(-87.0) else x
+    shifted = x * f32(1.44269504) + f32(12582912.0)  # adding 1.5·2^23 rounds to an integer k, left in the low bits
+    k = shifted - f32(12582912.0)
+    r = x - k * f32(0.693359375)
+    r = r - k * f32(-2.12194440e-4)
+    p = f32(1.9875691500e-4)
+    p = p * r + f32(1.3981999507e-3)
+    p = p * r + f32(8.3334519073e-3)
+    p = p * r + f32(4.1665795894e-2)
+    p = p * r + f32(1.6666665459e-1)
+    p = p * r + f32(5.0000001201e-1)
+    p = p * (r * r) + r + ONE
+    return p * power_of_two(shifted)
+
+
+@cell
+def sigmoid_cell(x):
+    return ONE / (ONE + exp_cell(-x))
+
+
+@cell
+def philox_round(c0, c1, c2, c3, k0, k1):
+    product0 = u64(c0) * u64(0xD2511F53)
+    product1 = u64(c2) * u64(0xCD9E8D57)
+    return (u32(product1 >> u64(32)) ^ c1 ^ k0, u32(product1 & u64(0xFFFFFFFF)),
+            u32(product0 >> u64(32)) ^ c3 ^ k1, u32(product0 & u64(0xFFFFFFFF)))
+
+
+@cell
+def philox_cell(c0, c1, c2, c3, k0, k1):
+    """Philox4x32-10 (Salmon et al. 2011): four random 32-bit words from a counter and a key."""
+    for _ in range(10):
+        c0, c1, c2, c3 = philox_round(c0, c1, c2, c3, k0, k1)
+        k0 = u32((u64(k0) + u64(0x9E3779B9)) & u64(0xFFFFFFFF))
+        k1 = u32((u64(k1) + u64(0xBB67AE85)) & u64(0xFFFFFFFF))
+    return c0, c1, c2, c3
+
+
+@cell
+def uniform_cell(word):
+    """A float32 in [0, 1) from the upper 24 bits of a word."""
+    return f32(word >> u32(8)) * f32(5.9604644775390625e-08)
+
+
+# What a random word is for: the last word of the Philox counter, so that no two uses share one.
+PURPOSE_ACTION, PURPOSE_DRAW = u32(1), u32(2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sample: logits -> actions and their log-probabilities
+
+
+@cell
+def head_max_cell(row, mask, masked, first, last):
+    top = -f32(np.inf)
+    for j in range(first, last):
+        if not (masked and mask[j] == 0) and not (row[j] <= top):  # the double negative lets a NaN through
+            top = row[j]
+    return top
+
+
+@exact_driver
+def _sample_discrete_cpu(logits, masks, heads, seed, first_agent, step, deterministic, actions, logprobs, values):
+    n, width = logits.shape
+    masked = masks.shape[0] > 0
+    key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
+    for block in prange((n + 255) // 256):
+        no_mask = np.zeros(0, np.uint8)
+        for i in range(block * 256, min(n, block * 256 + 256)):
+            row, mask = logits[i], masks[i] if masked else no_mask
+            logprob, first = ZERO, 0
+            for head in range(len(heads)):
+                last = first + heads[head]
+                top = head_max_cell(row, mask, masked, first, last)
+                total = ZERO
+                for j in range(first, last):
+                    if not (masked and mask[j] == 0):
+                        total += exp_cell(row[j] - top)
+                word, _, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
+                                            u32((step >> u64(32)) << u64(16)) | u32(head), PURPOSE_ACTION, key0, key1)
+                target = uniform_cell(word) * total
+                choice, running = first, ZERO
+                for j in range(first, last):
+                    if masked and mask[j] == 0:
+                        continue
+                    if deterministic:
+                        if row[j] == top:
+                            choice = j
+                            break
+                    else:
+                        choice = j  # rounding may leave target at the very end: then the last allowed action stays
+                        running += exp_cell(row[j] - top)
+                        if running > target:
+                            break
+                actions[i, head] = choice - first
+                logprob += row[choice] - top - f32(math.log(total))
+                first = last
+            logprobs[i] = logprob
+            values[i] = row[width - 1]
+
+
+LOG_SQRT_2PI = f32(0.91893853320467274178)
+TWO_PI = f32(6.283185307179586)
+
+
+@exact_driver
+def _sample_continuous_cpu(means, log_std, seed, first_agent, step, deterministic, actions, logprobs, values):
+    n, width = means.shape
+    key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
+    for block in prange((n + 255) // 256):
+        for i in range(block * 256, min(n, block * 256 + 256)):
+            logprob = ZERO
+            for j in range(width - 1):
+                a, b, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
+                                         u32((step >> u64(32)) << u64(16)) | u32(j), PURPOSE_ACTION, key0, key1)
+                radius = f32(math.sqrt(f32(-2.0) * f32(math.log(ONE - uniform_cell(a)))))
+                noise = ZERO if deterministic else radius * f32(math.cos(TWO_PI * uniform_cell(b)))
+                actions[i, j] = means[i, j] + f32(math.exp(log_std[j])) * noise
+                logprob -= HALF * noise * noise + log_std[j] + LOG_SQRT_2PI
+            logprobs[i] = logprob
+            values[i] = means[i, width - 1]
+
+
+def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, heads=None, log_std=None, masks=None,
+           deterministic=False):
+    """Draw one action an agent from the decoder's outputs.
+
+    outputs (n, A + 1): A logits (or means), then the value. Discrete: `heads`, int64 (heads,) sizes that add up to A;
+    actions (n, heads) int32; masks (n, A) uint8, 0 forbids. Continuous: `log_std` (A,); actions (n, A) float32, the
+    unclipped sample. Written: actions, logprobs (n,) joint over heads or dimensions, values (n,).
+
+    Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for any split of the
+    agents over buffers, threads and devices. `deterministic` takes the most likely action instead.
+    Raises ValueError or TypeError for a wrong shape or dtype.
+    """
+    n, width = outputs.shape
+    outputs = _array("sample", "outputs", outputs, (n, width))
+    logprobs, values = _array("sample", "logprobs", logprobs, (n,)), _array("sample", "values", values, (n,))
+    random = (u64(seed), u64(first_agent), u64(step), deterministic)
+    if heads is not None:
+        heads = _array("sample", "heads", heads, (actions.shape[1],), np.int64)
+        actions = _array("sample", "actions", actions, (n, len(heads)), np.int32)
+        masks = _NO_MASK if masks is None else _array("sample", "masks", masks, (n, width - 1), np.uint8)
+        _sample_discrete_cpu(outputs, masks, heads, *random, actions, logprobs, values)
+    else:
+        log_std = _array("sample", "log_std", log_std, (width - 1,))
+        actions = _array("sample", "actions", actions, (n, width - 1))
+        _sample_continuous_cpu(outputs, log_std, *random, actions, logprobs, values)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Advantage: GAE with V-trace weights
+
+
+@cell
+def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_advantage, next_value,
+                   gamma, gae_lambda, rho_clip, c_clip, reward_clip):
+    """One step back in time: (advantage, next_value) to hand to the step before; GAE (Schulman et al. 2016, eq. 16)
+    with the clipped importance weights of V-trace (Espeholt et al. 2018, eq. 1). An invalid step hands on what it got,
+    unless it ends the episode."""
+    reward = reward_clip if reward > reward_clip else reward
+    reward = -reward_clip if reward < -reward_clip else reward
+    going = ZERO if done else ONE
+    rho = rho_clip if ratio > rho_clip else ratio
+    c = c_clip if ratio > c_clip else ratio
+    delta = rho * (reward + gamma * (going * next_value + truncated_value) - value)
+    advantage = delta + gamma * gae_lambda * c * going * next_advantage
+    return (advantage if valid else going * next_advantage), (value if valid else going * next_value)
+
+
+@driver
+def _advantage_cpu(values, rewards, terminals, truncations, bootstraps, ratios, valid,
+                   gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
+    T, N = rewards.shape
+    size = 256
+    for block in prange((N + size - 1) // size):
+        first = block * size
+        last = min(N, first + size)
+        next_advantage, next_value = np.zeros(last - first, np.float32), values[T, first:last].copy()
+        for t in range(T - 1, -1, -1):
+            v, r, b, w = values[t, first:last], rewards[t, first:last], bootstraps[t, first:last], ratios[t, first:last]
+            terminal, truncated = terminals[t, first:last], truncations[t, first:last]
+            live, out = valid[t, first:last], advantages[t, first:last]
+            for i in range(last - first):
+                a, following = advantage_cell(
+                    v[i], r[i], (terminal[i] | truncated[i]) != 0, b[i], w[i], live[i] != 0,
+                    next_advantage[i], next_value[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+                next_advantage[i], next_value[i] = a, following
+                out[i] = a if live[i] != 0 else ZERO
+
+
+@driver
+def _advantage_columns_cpu(index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
+                           gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
+    T = rewards.shape[0]
+    for m in prange(len(index)):
+        n = index[m]
+        if m > 0 and index[m - 1] == n:  # a segment drawn twice
+            continue
+        next_advantage, next_value = ZERO, values[T, n]
+        for t in range(T - 1, -1, -1):
+            next_advantage, next_value = advantage_cell(
+                values[t, n], rewards[t, n], (terminals[t, n] | truncations[t, n]) != 0, bootstraps[t, n],
+                ratios[t, n], valid[t, n] != 0, next_advantage, next_value,
+                gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+            advantages[t, n] = next_advantage if valid[t, n] != 0 else ZERO
+
+
+def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *, gamma, gae_lambda,
+              rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None):
+    """Advantages of all segments, or of the columns in `index` (sorted int64 (M,)), written into `advantages`.
+
+    values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final observation, else 0), ratios,
+    advantages (T, N); terminals, truncations (T, N) uint8; valid (T+1, N) uint8. With n_t = 1 - done_t:
+        delta_t = min(ratio_t, rho_clip) · (r_t + gamma · (n_t · V_{t+1} + bootstraps_t) - V_t)
+        A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
+    An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip` clamps r alone.
+    Raises ValueError or TypeError for a wrong shape or dtype.
+    """
+    T, N = rewards.shape
+    arrays = (
+        _array("advantage", "values", values, (T + 1, N)),
+        _array("advantage", "rewards", rewards, (T, N)),
+        _array("advantage", "terminals", terminals, (T, N), np.uint8),
+        _array("advantage", "truncations", truncations, (T, N), np.uint8),
+        _array("advantage", "bootstraps", bootstraps, (T, N)),
+        _array("advantage", "ratios", ratios, (T, N)),
+        _array("advantage", "valid", valid, (T + 1, N), np.uint8),
+        f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
+        _array("advantage", "advantages", advantages, (T, N)),
+    )
+    if index is None:
+        _advantage_cpu(*arrays)
+    else:
+        _advantage_columns_cpu(_array("advantage", "index", index, tuple(index.shape), np.int64), *arrays)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Priorities: which segments to learn from, and how much each counts
+
+
+@driver
+def _priorities_cpu(advantages, valid, alpha, index, everything, masses):
+    T, count = len(advantages), len(masses) if everything else len(index)
+    for m in prange(count):
+        n = np.int64(m) if everything else index[m]
+        total, live = 0.0, False
+        for t in range(T):
+            if valid[t, n] != 0:
+                total += abs(advantages[t, n])
+                live = True
+        masses[n] = total**alpha + 1e-6 if live else 0.0
+
+
+_NO_INDEX = np.zeros(0, np.int64)
+
+
+def priorities(advantages, valid, masses, *, alpha, index=None):
+    """The unnormalised priority of all segments, or of those in `index`: (sum over t of |A|)^alpha + 1e-6.
+
+    advantages (T, N), valid (T+1, N) uint8; written: masses (N,) float64, 0 for a segment with no valid step.
+    Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
+    """
+    T, N = advantages.shape
+    _priorities_cpu(
+        _array("priorities", "advantages", advantages, (T, N)),
+        _array("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha),
+        _NO_INDEX if index is None else _array("priorities", "index", index, tuple(index.shape), np.int64),
+        index is None, _array("priorities", "masses", masses, (N,), np.float64))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _draw_cpu(masses, seed, epoch, minibatch, beta, cumulative, index, weights):
+    N, M = len(masses), len(index)
+    key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
+    total, live = 0.0, 0
+    for n in range(N):
+        total += masses[n]
+        cumulative[n] = total
+        live = n if masses[n] > 0 else live
+    for m in range(M):
+        high, low, _, _ = philox_cell(u32(m), u32(epoch), u32(minibatch), PURPOSE_DRAW, key0, key1)
+        u = (float(high) * 4294967296.0 + float(low)) * 2.0**-64
+        index[m] = min(np.searchsorted(cumulative, u * total, side="right"), live)  # a NaN ends at the last segment
+    index.sort()
+    for m in range(M):
+        weights[m] = (N * (masses[index[m]] / total)) ** -beta
+
+
+def draw(masses, cumulative, index, weights, *, seed, epoch, minibatch, beta):
+    """Draw M segments with replacement, p_n = masses_n / sum, sorted, and their importance weights (N · p_n)^-beta.
+
+    masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32. Random words are
+    Philox(key=seed, counter=(m, epoch, minibatch, draw)). The index is always within bounds, whatever the masses hold.
+    """
+    N, M = len(masses), len(index)
+    _draw_cpu(_array("draw", "masses", masses, (N,), np.float64), u64(seed), epoch, minibatch, float(beta),
+              _array("draw", "cumulative", cumulative, (N,), np.float64),
+              _array("draw", "index", index, (M,), np.int64), _array("draw", "weights", weights, (M,)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gather: the drawn segments side by side
+
+
+@driver
+def _gather_cpu(source, index, start, count, out):
+    T = out.shape[0]
+    for t in prange(T):
+        for m in range(count):
+            row, target = source[t, index[start + m]], out[t, m]
+            for j in range(len(row)):
+                target[j] = row[j]
+
+
+def gather(source, index, out, *, start=0):
+    """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`.
+
+    source (>= T, N, ...), index int64, out (T, M, ...) with the same trailing shape.
+    """
+    T, M = out.shape[:2]
+    if source.shape[0] < T or source.shape[2:] != out.shape[2:] or start + M > len(index):
+        raise ValueError(f"kernels.gather: source {tuple(source.shape)} and index ({len(index)},) from {start} "
+                         f"cannot fill out {tuple(out.shape)}.")
+    width = math.prod(out.shape[2:])
+    source = _array("gather", "source", source, tuple(source.shape), _numpy_dtype(source))
+    target = _array("gather", "out", out, tuple(out.shape), _numpy_dtype(out))
+    _gather_cpu(source.reshape(*source.shape[:2], width), host(index), start, M, target.reshape(T, M, width))
+
+
+def _numpy_dtype(tensor):
+    return host(tensor).dtype
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# MinGRU with highway gate: one step for the rollout, a scan forward and backward for the update
+
+
+@cell
+def mingru_cell(x, h, g, p, state):
+    """(new state, output) of one channel; MinGRU (Feng et al. 2024, section 3.1) in linear space with a highway gate
+    (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x, z = sigmoid(g), q = sigmoid(p)."""
+    candidate = h + HALF if h >= ZERO else sigmoid_cell(h)
+    state = state + sigmoid_cell(g) * (candidate - state)
+    return state, x + sigmoid_cell(p) * (state - x)
+
+
+@cell
+def highway_cell(x, p, state):
+    return x + sigmoid_cell(p) * (state - x)
+
+
+@cell
+def mingru_cell_grad(x, h, g, p, state, grad_out, grad_state):
+    """(dh, dg, dp, dx, dstate) of mingru_cell; the gates are computed again, which is cheaper than storing them."""
+    candidate = h + HALF if h >= ZERO else sigmoid_cell(h)
+    slope = ONE if h >= ZERO else candidate * (ONE - candidate)
+    z, q = sigmoid_cell(g), sigmoid_cell(p)
+    new_state = state + z * (candidate - state)
+    ds = grad_state + grad_out * q
+    return (ds * z * slope, ds * (candidate - state) * z * (ONE - z), grad_out * (new_state - x) * q * (ONE - q),
+            grad_out * (ONE - q), ds * (ONE - z))
+
+
+@driver
+def _mingru_step_cpu(hgp, x, state, resets, valid, out):
+    M, H = x.shape
+    for block in prange((M + 63) // 64):
+        for m in range(block * 64, min(M, block * 64 + 64)):
+            row, xs, s, o = hgp[m], x[m], state[m], out[m]
+            h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
+            keep = ZERO if resets[m] else ONE
+            if valid[m]:
+                for j in range(H):
+                    new, y = mingru_cell(xs[j], h[j], g[j], p[j], s[j] * keep)
+                    s[j] = new
+                    o[j] = y
+            else:
+                for j in range(H):
+                    s[j] *= keep
+                    o[j] = highway_cell(xs[j], p[j], s[j])
+
+
+def mingru_step(hgp, x, state, resets, valid, out):
+    """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H);
+    resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
+    M, H = x.shape
+    _mingru_step_cpu(
+        _array("mingru_step", "hgp", hgp, (M, 3 * H)), _array("mingru_step", "x", x, (M, H)),
+        _array("mingru_step", "state", state, (M, H)), _array("mingru_step", "resets", resets, (M,), np.uint8),
+        _array("mingru_step", "valid", valid, (M,), np.uint8), _array("mingru_step", "out", out, (M, H)))
+
+
+@driver
+def _mingru_scan_cpu(hgp, x, states, resets, valid, start, out):
+    T, M, H = x.shape
+    for m in prange(M):
+        for t in range(T):
+            row, xs, old, new, o = hgp[t, m], x[t, m], states[t, m], states[t + 1, m], out[t, m]
+            h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
+            keep = ZERO if resets[t, start + m] else ONE
+            if valid[t, start + m]:
+                for j in range(H):
+                    new[j], o[j] = mingru_cell(xs[j], h[j], g[j], p[j], old[j] * keep)
+            else:
+                for j in range(H):
+                    new[j] = old[j] * keep
+                    o[j] = highway_cell(xs[j], p[j], new[j])
+
+
+def mingru_scan(hgp, x, states, resets, valid, out, *, start=0):
+    """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H); states (T+1, M, H): row 0 is read, the rest written.
+    resets, valid (T, >= start + M) uint8, of which columns start to start + M are meant."""
+    T, M, H = x.shape
+    flags = (T, resets.shape[1])
+    _mingru_scan_cpu(
+        _array("mingru_scan", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan", "x", x, (T, M, H)),
+        _array("mingru_scan", "states", states, (T + 1, M, H)), _array("mingru_scan", "resets", resets, flags, np.uint8),
+        _array("mingru_scan", "valid", valid, flags, np.uint8), start, _array("mingru_scan", "out", out, (T, M, H)))
+
+
+@driver
+def _mingru_scan_grad_cpu(hgp, x, states, resets, valid, start, grad_out):
+    T, M, H = x.shape
+    for m in prange(M):
+        carry = np.zeros(H, np.float32)
+        for t in range(T - 1, -1, -1):
+            row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
+            h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
+            keep = ZERO if resets[t, start + m] else ONE
+            if valid[t, start + m]:
+                for j in range(H):
+                    h[j], g[j], p[j], dy[j], ds = mingru_cell_grad(
+                        xs[j], h[j], g[j], p[j], s[j] * keep, dy[j], carry[j])
+                    carry[j] = ds * keep
+            else:
+                for j in range(H):
+                    q = sigmoid_cell(p[j])
+                    h[j], g[j] = ZERO, ZERO
+                    p[j] = dy[j] * (s[j] * keep - xs[j]) * q * (ONE - q)
+                    carry[j] = (carry[j] + dy[j] * q) * keep
+                    dy[j] = dy[j] * (ONE - q)
+
+
+def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, start=0):
+    """Gradients of mingru_scan, in place: hgp (T, M, 3H) becomes d loss/d hgp, grad_out (T, M, H) becomes the
+    highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated."""
+    T, M, H = x.shape
+    flags = (T, resets.shape[1])
+    _mingru_scan_grad_cpu(
+        _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan_grad", "x", x, (T, M, H)),
+        _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
+        _array("mingru_scan_grad", "resets", resets, flags, np.uint8),
+        _array("mingru_scan_grad", "valid", valid, flags, np.uint8), start,
+        _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PPO loss: forward, gradient and statistics in one pass
+
+# The hyper-parameters that may change between updates live in one array, so that a captured graph can read them.
+LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef")
+LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance",
+             "return", "return_squared", "residual", "residual_squared", "valid")
+SUMS = len(LOSS_SUMS)
+
+
+@driver
+def _advantage_moments_cpu(advantages, valid, index):
+    T = advantages.shape[0]
+    parts = np.zeros((T, 3))
+    for t in prange(T):
+        for m in range(len(index)):
+            if valid[t, index[m]] != 0:
+                a = float(advantages[t, index[m]])
+                parts[t, 0] += 1.0
+                parts[t, 1] += a
+                parts[t, 2] += a * a
+    return parts.sum(axis=0)
+
+
+def advantage_moments(advantages, valid, index):
+    """(count, sum, sum of squares) in float64 of the advantages of the drawn segments' valid steps: what the loss needs
+    to normalise them, and what the ranks of a parallel run add up first."""
+    T, N = advantages.shape
+    return _advantage_moments_cpu(
+        _array("advantage_moments", "advantages", advantages, (T, N)),
+        _array("advantage_moments", "valid", valid, (T + 1, N), np.uint8),
+        _array("advantage_moments", "index", index, tuple(index.shape), np.int64))
+
+
+def normalisation(moments):
+    """LOSS_SETTINGS' first three, (mean, 1/(std + 1e-8), 1/count), from advantage_moments' (count, sum, squares)."""
+    count, total, squares = moments
+    count = max(count, 1.0)
+    mean = total / count
+    return mean, 1.0 / (math.sqrt(max(squares / count - mean * mean, 0.0)) + 1e-8), 1.0 / count
+
+
+@cell
+def ppo_cell(logprob, old_logprob, scaled_advantage, clip_coef):
+    """(loss, d loss/d logprob, ratio, logratio) of the clipped objective (Schulman et al. 2017, eq. 7); outside ±20 the
+    log-ratio is clamped and its gradient zero."""
+    raw = logprob - old_logprob
+    logratio = f32(20) if raw > f32(20) else raw
+    logratio = f32(-20) if logratio < f32(-20) else logratio
+    ratio = exp_cell(logratio)
+    clipped = ONE + clip_coef if ratio > ONE + clip_coef else ratio
+    clipped = ONE - clip_coef if clipped < ONE - clip_coef else clipped
+    plain, other = -scaled_advantage * ratio, -scaled_advantage * clipped
+    inside = raw == logratio
+    if other > plain:
+        return other, ZERO, ratio, logratio
+    return plain, (plain if inside else ZERO), ratio, logratio
+
+
+@cell
+def value_cell(value, old_value, target, vf_clip_coef):
+    """(loss, d loss/d value) of ½ max((v-R)², (V + clip(v-V) - R)²) (Schulman's PPO2 value clipping)."""
+    change = value - old_value
+    clipped = vf_clip_coef if change > vf_clip_coef else change
+    clipped = -vf_clip_coef if clipped < -vf_clip_coef else clipped
+    plain, other = value - target, old_value + clipped - target
+    if other * other > plain * plain:
+        return HALF * other * other, (other if clipped == change else ZERO)
+    return HALF * plain * plain, plain
+
+
+@cell
+def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coef, target, residual):
+    sums[0] += policy
+    sums[1] += value_loss
+    sums[2] += entropy
+    sums[3] -= logratio
+    sums[4] += ratio - ONE - logratio
+    sums[5] += ONE if abs(ratio - ONE) > clip_coef else ZERO
+    sums[6] += ratio
+    sums[7] += target
+    sums[8] += target * target
+    sums[9] += residual
+    sums[10] += residual * residual
+    sums[11] += ONE
+
+
+@driver
+def _ppo_loss_discrete_cpu(outputs, start, masks, heads, actions, logprobs, values, advantages, weights, valid,
+                           settings, grad, new_values, ratios, sums):
+    T, M, width = outputs.shape
+    masked = masks.shape[0] > 0
+    mean, scale, row_scale, clip_coef, vf_coef, vf_clip_coef, ent_coef = settings
+    parts = np.zeros((T, SUMS))
+    for t in prange(T):
+        part = parts[t]
+        probabilities = np.empty(width, np.float32)
+        no_mask = np.zeros(0, np.uint8)
+        for m in range(M):
+            column = start + m
+            row, drow = outputs[t, m], grad[t, m]
+            value = row[width - 1]
+            new_values[t, column] = value
+            if valid[t, column] == 0:
+                drow[:] = ZERO
+                ratios[t, column] = ONE
+                continue
+            mask = masks[t, column] if masked else no_mask
+            logprob, entropy, first = ZERO, ZERO, 0
+            for head in range(len(heads)):
+                last = first + heads[head]
+                top = head_max_cell(row, mask, masked, first, last)
+                total = ZERO
+                for j in range(first, last):
+                    e = ZERO if masked and mask[j] == 0 else exp_cell(row[j] - top)
+                    probabilities[j] = e
+                    total += e
+                log_total = f32(math.log(total))
+                head_entropy = ZERO
+                for j in range(first, last):
+                    probabilities[j] /= total
+                    if not (masked and mask[j] == 0):
+                        head_entropy -= probabilities[j] * (row[j] - top - log_total)
+                # d entropy/d logit_j = -p_j (log p_j + H)
+                for j in range(first, last):
+                    allowed = not (masked and mask[j] == 0)
+                    drow[j] = probabilities[j] * (row[j] - top - log_total + head_entropy) if allowed else ZERO
+                logprob += row[first + actions[t, column, head]] - top - log_total
+                entropy += head_entropy
+                first = last
+            a = weights[column] * (advantages[t, column] - mean) * scale
+            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, column], a, clip_coef)
+            target = advantages[t, column] + values[t, column]
+            value_loss, dvalue = value_cell(value, values[t, column], target, vf_clip_coef)
+            first = 0
+            for head in range(len(heads)):
+                last = first + heads[head]
+                for j in range(first, last):
+                    drow[j] = row_scale * (ent_coef * drow[j] - dlogprob * probabilities[j])
+                drow[first + actions[t, column, head]] += row_scale * dlogprob
+                first = last
+            drow[width - 1] = row_scale * vf_coef * dvalue
+            ratios[t, column] = ratio
+            statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
+    for t in range(T):
+        for k in range(SUMS):
+            sums[k] += parts[t, k]
+
+
+@driver
+def _ppo_loss_continuous_cpu(outputs, start, log_std, actions, logprobs, values, advantages, weights, valid,
+                             settings, grad, grad_log_std, new_values, ratios, sums):
+    T, M, width = outputs.shape
+    dims = width - 1
+    mean, scale, row_scale, clip_coef, vf_coef, vf_clip_coef, ent_coef = settings
+    parts = np.zeros((T, SUMS))
+    dparts = np.zeros((T, dims))
+    entropy = ZERO
+    for j in range(dims):
+        entropy += log_std[j] + HALF + LOG_SQRT_2PI
+    for t in prange(T):
+        part = parts[t]
+        for m in range(M):
+            column = start + m
+            row, drow = outputs[t, m], grad[t, m]
+            value = row[width - 1]
+            new_values[t, column] = value
+            if valid[t, column] == 0:
+                drow[:] = ZERO
+                ratios[t, column] = ONE
+                continue
+            logprob = ZERO
+            for j in range(dims):
+                z = (actions[t, column, j] - row[j]) * exp_cell(-log_std[j])
+                logprob -= HALF * z * z + log_std[j] + LOG_SQRT_2PI
+            a = weights[column] * (advantages[t, column] - mean) * scale
+            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, column], a, clip_coef)
+            target = advantages[t, column] + values[t, column]
+            value_loss, dvalue = value_cell(value, values[t, column], target, vf_clip_coef)
+            for j in range(dims):
+                inverse = exp_cell(-log_std[j])
+                z = (actions[t, column, j] - row[j]) * inverse
+                drow[j] = row_scale * dlogprob * z * inverse
+                dparts[t, j] += row_scale * (dlogprob * (z * z - ONE) - ent_coef)
+            drow[width - 1] = row_scale * vf_coef * dvalue
+            ratios[t, column] = ratio
+            statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
+    for t in range(T):
+        for k in range(SUMS):
+            sums[k] += parts[t, k]
+        for j in range(dims):
+            grad_log_std[j] += dparts[t, j]
+
+
+def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values, ratios, sums,
+             *, heads=None, log_std=None, grad_log_std=None, masks=None, start=0):
+    """Clipped PPO loss of a chunk of M segments, its gradient and its statistics, in one pass.
+
+    outputs, grad (T, M, A + 1): logits or means, then the value; grad is written with d loss/d outputs. The chunk is
+    columns start to start + M of the minibatch's arrays: actions (T, B, heads) int32 or (T, B, A) float32; logprobs,
+    values, advantages as the rollout or the last write-back left them (T, B); weights (B,); valid (T, B) uint8;
+    masks (T, B, A) uint8 or None. settings: LOSS_SETTINGS, float32, `row_scale` = 1/(valid steps in the minibatch).
+    Written: new_values, ratios (T, B). Added to: sums (LOSS_SUMS,) float64, grad_log_std (A,).
+
+        policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),  A' = weight · (A - mean) · scale
+        value:  ½ mean max((v-R)², (V + clip(v-V, ± vf_clip_coef) - R)²),  R = A + V
+        total = policy + vf_coef · value - ent_coef · entropy
+    Raises ValueError or TypeError for a wrong shape or dtype.
+    """
+    T, M, width = outputs.shape
+    B = logprobs.shape[1]
+    name = "ppo_loss"
+    outputs, grad = _array(name, "outputs", outputs, (T, M, width)), _array(name, "grad", grad, (T, M, width))
+    batch = tuple(_array(name, label, tensor, (T, B)) for label, tensor in
+                  (("logprobs", logprobs), ("values", values), ("advantages", advantages)))
+    batch += (_array(name, "weights", weights, (B,)), _array(name, "valid", valid, (T, B), np.uint8),
+              _array(name, "settings", settings, (len(LOSS_SETTINGS),)))
+    written = (_array(name, "new_values", new_values, (T, B)), _array(name, "ratios", ratios, (T, B)),
+               _array(name, "sums", sums, (SUMS,), np.float64))
+    if heads is not None:
+        heads = _array(name, "heads", heads, (actions.shape[2],), np.int64)
+        masks = _NO_MASK.reshape(0, 0, 0) if masks is None else _array(name, "masks", masks, (T, B, width - 1), np.uint8)
+        actions = _array(name, "actions", actions, (T, B, len(heads)), np.int32)
+        _ppo_loss_discrete_cpu(outputs, start, masks, heads, actions, *batch, grad, *written)
+    else:
+        log_std = _array(name, "log_std", log_std, (width - 1,))
+        grad_log_std = _array(name, "grad_log_std", grad_log_std, (width - 1,))
+        actions = _array(name, "actions", actions, (T, B, width - 1))
+        _ppo_loss_continuous_cpu(outputs, start, log_std, actions, *batch, grad, grad_log_std, *written)
+
+
+def loss_statistics(sums):
+    """LOSS_SUMS, added over all chunks of one or more minibatches -> the logged means, as a dict of floats."""
+    mean = {name: float(total) / max(float(sums[-1]), 1.0) for name, total in zip(LOSS_SUMS, sums, strict=True)}
+    returns = max(mean["return_squared"] - mean["return"] ** 2, 0.0)
+    residuals = max(mean["residual_squared"] - mean["residual"] ** 2, 0.0)
+    names = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance")
+    explained = 1.0 - residuals / returns if returns > 0 else math.nan
+    return {**{name: mean[name] for name in names}, "explained_variance": explained}
+
+
+@driver
+def _write_back_cpu(index, new_values, new_ratios, values, ratios):
+    T = new_values.shape[0]
+    for t in prange(T):
+        for m in range(len(index)):
+            values[t, index[m]] = new_values[t, m]
+            ratios[t, index[m]] = new_ratios[t, m]
+
+
+def write_back(index, new_values, new_ratios, values, ratios):
+    """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
+    values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns."""
+    T, N = ratios.shape
+    M = len(index)
+    _write_back_cpu(
+        _array("write_back", "index", index, (M,), np.int64),
+        _array("write_back", "new_values", new_values, (T, M)), _array("write_back", "new_ratios", new_ratios, (T, M)),
+        _array("write_back", "values", values, (T + 1, N)), _array("write_back", "ratios", ratios, (T, N)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Muon: momentum on the flat range, each matrix orthogonalised (Jordan et al. 2024)
+
+NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
+BLOCK = 4096
+
+
+@njit(nogil=True, parallel=True, cache=True, error_model="numpy", fastmath=REDUCTION)
+def _norm_cpu(flat):
+    blocks = (len(flat) + BLOCK - 1) // BLOCK
+    parts = np.zeros(blocks)
+    for b in prange(blocks):
+        part, piece = 0.0, flat[b * BLOCK : (b + 1) * BLOCK]
+        for i in range(len(piece)):
+            part += float(piece[i]) * float(piece[i])
+        parts[b] = part
+    return math.sqrt(parts.sum())
+
+
+@cell
+def nesterov_cell(gradient, momentum_buffer, momentum):
+    """(new buffer, update): m = mu·m + g, u = g + mu·m."""
+    buffer = momentum * momentum_buffer + gradient
+    return buffer, gradient + momentum * buffer
+
+
+@driver
+def _nesterov_cpu(gradients, buffers, updates, scale, momentum):
+    for b in prange((len(gradients) + BLOCK - 1) // BLOCK):
+        g, m, u = gradients[b * BLOCK : (b + 1) * BLOCK], buffers[b * BLOCK : (b + 1) * BLOCK], updates[b * BLOCK : (b + 1) * BLOCK]
+        for i in range(len(g)):
+            m[i], u[i] = nesterov_cell(g[i] * scale, m[i], momentum)
+
+
+@driver
+def _apply_cpu(weights, updates, decay, learning_rate):
+    for b in prange((len(weights) + BLOCK - 1) // BLOCK):
+        w, u = weights[b * BLOCK : (b + 1) * BLOCK], updates[b * BLOCK : (b + 1) * BLOCK]
+        for i in range(len(w)):
+            w[i] = w[i] * decay - learning_rate * u[i]
+
+
+def gradient_norm(flat):
+    """Euclidean norm of a flat float32 range, summed in float64 by fixed blocks in block order."""
+    return _norm_cpu(_array("gradient_norm", "flat", flat, tuple(flat.shape)))
+
+
+class Muon:
+    """Muon (Jordan et al. 2024) over an arena that has adopted its modules.
+
+        optimizer = Muon.register(arena)      # before arena.allocate
+        norm = optimizer.step(learning_rate)  # clips, updates the weights; returns the gradient norm before the clip
+
+    Clip the global norm to `max_grad_norm`; m = mu·m + g, u = g + mu·m; every matrix (further dimensions flattened;
+    transposed when it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
+    Newton-Schulz steps, then scaled by sqrt(max(1, rows/cols)); vectors take u itself;
+    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together.
+    """
+
+    def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5):
+        self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
+        names = [name for name, spec in arena._specs.items() if spec[2] == "weights"]
+        if not names:
+            raise ValueError("kernels.Muon: the arena has adopted no module; call arena.adopt(policy) first.")
+        self._shapes = {}  # (rows, columns) of a wide matrix -> [(update's name, transposed?, scale)]
+        for name in names:
+            shape = arena._specs[name][0]
+            update = "updates/" + name.partition("/")[2]
+            arena.register(update, shape, group="updates")
+            arena.register("momentum/" + name.partition("/")[2], shape, group="momentum")
+            if len(shape) >= 2:
+                rows, columns = shape[0], math.prod(shape[1:])
+                wide = (min(rows, columns), max(rows, columns))
+                self._shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
+        for (rows, columns), members in self._shapes.items():
+            for name, shape in (("x", (rows, columns)), ("y", (rows, columns)), ("s", (rows, rows)), ("p", (rows, rows))):
+                arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape))
+        self._groups = None
+
+    def _bind(self):
+        self._groups = []
+        for (rows, columns), members in self._shapes.items():
+            work = [self.arena[f"muon/{rows}x{columns}/{name}"] for name in "xysp"]
+            matrices = []
+            for update, transposed, scale in members:
+                matrix = self.arena[update].flatten(1)
+                matrices.append((matrix.t() if transposed else matrix, scale))
+            self._groups.append((work, matrices))
+
+    def step(self, learning_rate):
+        """One update of all weights; returns the gradient norm before clipping (NaN if any gradient is NaN)."""
+        if self._groups is None:
+            self._bind()
+        flats = [host(self.arena.flat(group)) for group in ("gradients", "momentum", "updates", "weights")]
+        gradients, momentum, updates, weights = flats
+        norm = _norm_cpu(gradients)
+        scale = min(1.0, self.max_grad_norm / (norm + 1e-6)) if norm == norm else norm
+        _nesterov_cpu(gradients, momentum, updates, f32(scale), f32(self.momentum))
+        for group in self._groups:
+            self._orthogonalise(*group)
+        _apply_cpu(weights, updates, f32(1.0 - learning_rate * self.weight_decay), f32(learning_rate))
+        return norm
+
+    @staticmethod
+    def _orthogonalise(work, matrices):
+        x, y, gram, polynomial = work
+        for i, (matrix, _) in enumerate(matrices):
+            torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=x[i])
+        for a, b, c in NEWTON_SCHULZ:
+            torch.bmm(x, x.mT, out=gram)
+            torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
+            torch.baddbmm(x, polynomial, x, beta=a, out=y)
+            x, y = y, x
+        for i, (matrix, scale) in enumerate(matrices):
+            torch.mul(x[i], scale, out=matrix)
