@@ -1,0 +1,369 @@
+"""Ocean: environments in C, compiled on first use.
+
+    import ocean
+    library = ocean.load("breakout")                       # compiles ocean/breakout/breakout.h, once
+    envs = library.create(num_envs=4096, seed=0, settings={"frameskip": 4})
+    rows = ocean.rows(observations, actions, rewards, terminals, truncations, final_observations, None, None)
+    envs.reset(rows)
+    envs.step(rows)                                        # reads actions, writes all the others
+
+`names()` lists what there is; a path that ends in .h loads a header of your own. How to write one stands in `env.h`;
+copy `squared` (one agent) or `target` (several) to begin.
+
+`Library.step_address` and `Library.reset_address` are C functions `void (char* envs, int64 start, int64 end,
+const int64* rows)` to be called without the GIL, on disjoint ranges of environments, from any thread.
+"""
+
+import ctypes
+import difflib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parent
+# No -ffast-math: a NaN must stay one, and every build of one machine must give the same trajectories.
+FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
+DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+# Lazy binding: the functions of raylib that c_render calls are looked up when it runs, not when the library loads.
+SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Wl,-z,lazy"]
+
+POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+SIGNATURES = {
+    "ocean_step": (None, [POINTER, INT, INT, POINTER]),
+    "ocean_reset": (None, [POINTER, INT, INT, POINTER]),
+    "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, INT, ctypes.c_uint64, POINTER, POINTER]),
+    "ocean_log": (None, [POINTER, INT, INT, POINTER]),
+    "ocean_save": (INT, [POINTER, INT, POINTER]),
+    "ocean_load": (None, [POINTER, INT, POINTER]),
+    "ocean_render": (None, [POINTER, INT]),
+    "ocean_close": (None, [POINTER, INT, INT]),
+    "ocean_describe": (ctypes.c_int, [POINTER, INT]),
+    "ocean_spaces": (ctypes.c_int, [POINTER, INT, POINTER, INT]),
+}
+
+
+def names():
+    """The environments that `load` knows, sorted."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/*.h") if path.stem == path.parent.name)
+
+
+def load(name, debug=False):
+    """The `Library` of an environment: one of `names()`, or the path of a header of your own.
+
+    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour sanitizers; start
+    Python with LD_PRELOAD="$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 to load such a build.
+    """
+    if str(name).endswith(".h"):
+        return _load(Path(name).resolve(), debug)
+    if name not in names():
+        raise ValueError(f"no environment {name!r} in {FOLDER.name}/: {_nearest(name, names())}")
+    return _load(FOLDER / name / f"{name}.h", debug)
+
+
+def rows(observations, actions, rewards, terminals, truncations, final_observations=None, valid=None, masks=None):
+    """The eight addresses that `step` and `reset` want, from arrays whose first axis is all agents (None: absent).
+
+    Keep the arrays alive, and contiguous: only their addresses are taken.
+    """
+    arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid, masks)
+    for array in arrays:
+        if array is not None and not array.flags.c_contiguous:
+            raise ValueError(f"rows must be contiguous, got strides {array.strides} for shape {array.shape}")
+    return np.array([0 if array is None else array.ctypes.data for array in arrays], dtype=np.int64)
+
+
+class Library:
+    """One compiled environment.
+
+    Attributes: name; settings {name: default}; settings_help {name: text}; log_fields; step_address, reset_address.
+    """
+
+    def __init__(self, header, debug=False):
+        self.name = header.stem
+        self.path = build(header, debug)
+        self.functions = _open_lazily(self.path)
+        for function, (result, arguments) in SIGNATURES.items():
+            getattr(self.functions, function).restype = result
+            getattr(self.functions, function).argtypes = arguments
+        described = self._read_json(self.functions.ocean_describe)
+        kinds = {"int": int, "float": float, "bool": bool}
+        for setting, kind, _, _ in described["settings"]:
+            if kind not in kinds:
+                raise TypeError(f"{header}: setting {setting} is a {kind}; it must be an int, a float or a bool")
+        self.settings = {setting: kinds[kind](default) for setting, kind, default, _ in described["settings"]}
+        self.settings_help = {setting: text for setting, _, _, text in described["settings"]}
+        self.log_fields = described["log_fields"]
+        self.struct_size = described["struct_size"]
+        self.observation_dtype = np.dtype(described["observation_dtype"])
+        self.has_valid = bool(described["has_valid"])
+        self.has_action_masks = bool(described["has_action_masks"])
+        self.step_address = ctypes.cast(self.functions.ocean_step, POINTER).value
+        self.reset_address = ctypes.cast(self.functions.ocean_reset, POINTER).value
+
+    def __repr__(self):
+        return f"<ocean environment {self.name}>"
+
+    def create(self, num_envs, seed=0, settings=None, first_env=0):
+        """`num_envs` environments, environment i with the random numbers of stream `first_env + i` of `seed`.
+
+        `settings` is one dict, or a list of one dict an environment. ValueError or TypeError where one is wrong.
+        """
+        return Envs(self, num_envs, seed, settings, first_env)
+
+    def parse_settings(self, settings):
+        """All settings as float64 in the order of the header, from those that differ from the defaults."""
+        values = dict(self.settings)
+        for name, value in (settings or {}).items():
+            if name not in values:
+                raise ValueError(f"{self.name} has no setting {name!r}: {_nearest(name, self.settings)}")
+            values[name] = self._parse(name, value)
+        return np.array(list(values.values()), dtype=np.float64)
+
+    def _parse(self, name, value):
+        wanted = type(self.settings[name])
+        if wanted is float:
+            right = isinstance(value, (int, float, np.integer, np.floating)) and not np.isnan(value)
+        elif wanted is int:
+            right = isinstance(value, (int, np.integer)) and -(2**31) <= value < 2**31
+        else:
+            right = isinstance(value, (bool, np.bool_, int, np.integer)) and value in (0, 1)
+        if not right:
+            kind = {float: "a number", int: "an integer of 32 bits", bool: "true or false"}[wanted]
+            raise TypeError(f"{self.name}: setting {name} must be {kind}, got {value!r} ({type(value).__name__})")
+        return wanted(value)
+
+    def _read_json(self, function, *arguments):
+        size = 1 << 12
+        while True:
+            text = ctypes.create_string_buffer(size)
+            if function(*arguments, ctypes.addressof(text), size) == 0:
+                return json.loads(text.value)
+            size *= 2
+
+
+class Envs:
+    """Environments of one kind in one block of memory, and what they look like from outside.
+
+    Attributes: num_envs; num_agents, of all of them; agent_offsets (num_envs + 1,) int64; memory (uint8) and address;
+    observation_shape, observation_dtype; action_heads, the sizes of discrete actions, or None for continuous ones;
+    action_dims, the columns of an action; action_dtype; single_observation_space, single_action_space; has_valid,
+    has_action_masks. Rows are laid out agent after agent: actions (agents, action_dims), masks
+    (agents, sum of heads), the other small ones (agents,).
+    """
+
+    def __init__(self, library, num_envs, seed, settings, first_env):
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be 1 or more, got {num_envs}")
+        several = isinstance(settings, (list, tuple))
+        if several and len(settings) != num_envs:
+            raise ValueError(f"settings is a list of {len(settings)}, but there are {num_envs} environments")
+        self.library, self.functions = library, library.functions
+        self.num_envs = num_envs
+        self.has_valid, self.has_action_masks = library.has_valid, library.has_action_masks
+        size = num_envs * library.struct_size
+        block = np.zeros(size + 64, dtype=np.uint8)
+        shift = -block.ctypes.data % 64
+        self.memory = block[shift : shift + size]
+        self.address = self.memory.ctypes.data
+        self.agent_offsets = np.zeros(num_envs + 1, dtype=np.int64)
+        self._open = 0  # environments that close() must free
+
+        parsed = [library.parse_settings(one) for one in (settings if several else [settings])]
+        for i, values in enumerate(parsed):
+            last = i + 1 if several else num_envs
+            problem = self.functions.ocean_init(self.address, i, last, first_env, int(seed) % 2**64,
+                                                values.ctypes.data, self.agent_offsets.ctypes.data)  # fmt: skip
+            if problem:
+                where = f" (environment {i})" if several else ""
+                self.close()
+                raise ValueError(f"{library.name}{where}: {problem.decode()}")
+            self._open = last
+        self.num_agents = int(self.agent_offsets[-1])
+        # Saved bytes fit only environments with the same source and the same settings.
+        identity = repr((library.name, library.path.stem, num_envs, [values.tolist() for values in parsed]))
+        self._identity = np.frombuffer(hashlib.sha256(identity.encode()).digest(), dtype=np.uint8)
+
+        spaces = library._read_json(self.functions.ocean_spaces, self.address, 0)
+        for i in range(1, num_envs if several else 1):
+            other = library._read_json(self.functions.ocean_spaces, self.address, i)
+            if other != spaces:
+                self.close()
+                raise ValueError(f"{library.name}: all environments of a vector must have the same spaces, "
+                                 f"but 0 has {spaces} and {i} has {other}")  # fmt: skip
+        self.observation_shape = tuple(spaces["observation_shape"])
+        self.observation_dtype = library.observation_dtype
+        self.action_heads = spaces["action_heads"] or None
+        self.action_dims = len(self.action_heads) if self.action_heads else spaces["action_dims"]
+        self.action_dtype = np.dtype(np.int32 if self.action_heads else np.float32)
+        self.single_observation_space = gymnasium.spaces.Box(
+            self.observation_dtype.type(float(spaces["observation_low"])),
+            self.observation_dtype.type(float(spaces["observation_high"])),
+            self.observation_shape,
+            self.observation_dtype.type,
+        )
+        if not self.action_heads:
+            self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (self.action_dims,), np.float32)
+        elif len(self.action_heads) == 1:
+            self.single_action_space = gymnasium.spaces.Discrete(self.action_heads[0])
+        else:
+            self.single_action_space = gymnasium.spaces.MultiDiscrete(self.action_heads)
+
+    def reset(self, rows, start=0, end=None):
+        """Begins an episode in environments [start, end): observations written, rewards, terminals, truncations 0."""
+        self.functions.ocean_reset(self.address, *self._range(start, end), rows.ctypes.data)
+
+    def step(self, rows, start=0, end=None):
+        """Steps environments [start, end) without the GIL. Actions must lie within their space: C does not check."""
+        self.functions.ocean_step(self.address, *self._range(start, end), rows.ctypes.data)
+
+    def log(self):
+        """Means of the log fields over the episodes finished since the last call, and their number n; or {}."""
+        sums = np.zeros(len(self.library.log_fields))
+        self.functions.ocean_log(self.address, 0, self.num_envs, sums.ctypes.data)
+        fields = dict(zip(self.library.log_fields, sums.tolist(), strict=True))
+        n = fields.pop("n")
+        return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
+
+    def save(self):
+        """The state of all environments as a uint8 array; `load` goes on from there, bit for bit."""
+        sizes = [self.functions.ocean_save(self.address, i, None) for i in range(self.num_envs)]
+        ends = len(self._identity) + np.cumsum(sizes)
+        saved = np.empty(int(ends[-1]), dtype=np.uint8)
+        saved[: len(self._identity)] = self._identity
+        for i, (size, last) in enumerate(zip(sizes, ends.tolist(), strict=True)):
+            self.functions.ocean_save(self.address, i, saved.ctypes.data + last - size)
+        return saved
+
+    def load(self, saved):
+        """Restores what `save` gave, into the same number of environments with the same settings and source."""
+        saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
+        if not np.array_equal(saved[: len(self._identity)], self._identity):
+            raise ValueError(f"this state was not saved from {self.num_envs} environments of {self.library.name} "
+                             "with these settings and this build")  # fmt: skip
+        position = saved.ctypes.data + len(self._identity)
+        for i in range(self.num_envs):
+            self.functions.ocean_load(self.address, i, position)
+            position += self.functions.ocean_save(self.address, i, None)
+
+    def render(self, index=0):
+        """Draws environment `index`, without a display too, and returns the picture: (height, width, 3) uint8, RGB."""
+        if not 0 <= index < self.num_envs:
+            raise IndexError(f"environment {index} of {self.num_envs}")
+        raylib = _raylib()
+        self.functions.ocean_render(self.address, index)
+        image = raylib.LoadImageFromScreen()
+        pixels = np.ctypeslib.as_array(ctypes.cast(image.data, ctypes.POINTER(ctypes.c_uint8)),
+                                       (image.height, image.width, 4))[..., :3].copy()  # fmt: skip
+        raylib.UnloadImage(image)
+        return pixels
+
+    def close(self):
+        """Frees what the environments allocated. They cannot be used afterwards."""
+        self.functions.ocean_close(self.address, 0, self._open)
+        self._open = 0
+
+    def _range(self, start, end):
+        end = self.num_envs if end is None else end
+        if not 0 <= start <= end <= self._open:
+            raise IndexError(f"environments {start} to {end} of {self._open}")
+        return start, end
+
+
+def build(header, debug=False, extra_flags=()):
+    """The path of the shared library of a header, compiled unless the same one was compiled before.
+
+    The file is named by a hash of the sources, the flags and everything the compiler says about itself and this
+    machine's processor. It is written under another name and then moved into place, so that processes which start
+    at once never see half of one. RuntimeError where there is no compiler, or with the compiler's own message.
+    """
+    compiler = next(filter(None, map(shutil.which, filter(None, [os.environ.get("CC"), "gcc", "clang", "cc"]))), None)
+    if compiler is None:
+        raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
+    flags = [*(DEBUG_FLAGS if debug else FLAGS), *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER)]
+    flags.append(f'-DENV_HEADER="{header}"')
+    macros = subprocess.run([compiler, *flags[:3], "-dM", "-E", "-x", "c", os.devnull], capture_output=True, check=True)
+    sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c", *sorted(header.parent.glob("*.[ch]"))]
+    contents = b"\0".join([compiler.encode(), repr(flags).encode(), macros.stdout, *(f.read_bytes() for f in sources)])
+    name = f"{header.stem}-{'debug-' if debug else ''}{hashlib.sha256(contents).hexdigest()[:16]}.so"
+    folder = _cache_folder()
+    if not (folder / name).exists():
+        handle, temporary = tempfile.mkstemp(".so", f"{header.stem}-", folder)
+        os.close(handle)
+        command = [compiler, *flags, str(FOLDER / "binding.c"), "-o", temporary, "-lm"]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            os.remove(temporary)
+            raise RuntimeError(f"{header} does not compile:\n{' '.join(command)}\n{result.stderr}")
+        os.replace(temporary, folder / name)
+    return folder / name
+
+
+def __getattr__(name):
+    """`from ocean import Breakout` is `load("breakout")`."""
+    if name[:1].isupper() and name.lower() in names():
+        return load(name.lower())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _load(header, debug):
+    return Library(header, debug)
+
+
+def _cache_folder():
+    """ocean/.build, or the user's cache folder where the tree is read-only."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ocean"
+    for folder in (FOLDER / ".build", user):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise RuntimeError(f"no place for compiled environments: neither {FOLDER / '.build'} nor {user} can be written")
+
+
+def _nearest(name, known):
+    near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{hint}There are: {', '.join(known) or 'none'}"
+
+
+def _open_lazily(path):
+    """ctypes.CDLL resolves all symbols at once; here those of raylib must stay open until something is drawn."""
+    loader = ctypes.CDLL(None)
+    loader.dlopen.restype, loader.dlopen.argtypes = POINTER, [ctypes.c_char_p, ctypes.c_int]
+    loader.dlerror.restype = ctypes.c_char_p
+    handle = loader.dlopen(os.fsencode(path), os.RTLD_LAZY | os.RTLD_LOCAL)
+    if not handle:
+        raise OSError(f"cannot load {path}: {loader.dlerror().decode()}")
+    return ctypes.CDLL(str(path), handle=handle)
+
+
+class _Image(ctypes.Structure):
+    _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int), ("mipmaps", ctypes.c_int),
+                ("format", ctypes.c_int))  # fmt: skip
+
+
+@functools.cache
+def _raylib():
+    """The raylib_software wheel's C functions, made visible to the environments' libraries."""
+    if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    try:
+        from raylib import _raylib_cffi
+    except ImportError as error:
+        raise ImportError("drawing needs raylib: pip install raylib_software") from error
+    raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_GLOBAL)
+    raylib.LoadImageFromScreen.restype = _Image
+    raylib.UnloadImage.argtypes = [_Image]
+    raylib.UnloadImage.restype = None
+    return raylib

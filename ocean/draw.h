@@ -1,0 +1,53 @@
+/* The part of raylib that c_render uses, and a few shared colours. The functions come from the raylib_software wheel,
+ * which ocean/__init__.py loads when something is drawn for the first time; until then the symbols stay unresolved
+ * (lazy binding), so that training needs no raylib. To use another function of raylib, add its prototype here. */
+#pragma once
+
+typedef struct { unsigned char r, g, b, a; } Color;
+typedef struct { float x, y; } Vector2;
+typedef struct { float x, y, width, height; } Rectangle;
+
+void InitWindow(int width, int height, const char* title);
+_Bool IsWindowReady(void);
+void SetWindowSize(int width, int height);
+void SetWindowTitle(const char* title);
+void SetTraceLogLevel(int level);
+int GetScreenWidth(void);
+int GetScreenHeight(void);
+void BeginDrawing(void);
+void EndDrawing(void);
+void ClearBackground(Color color);
+void DrawText(const char* text, int x, int y, int size, Color color);
+int MeasureText(const char* text, int size);
+void DrawLineEx(Vector2 from, Vector2 to, float thickness, Color color);
+void DrawRectangle(int x, int y, int width, int height, Color color);
+void DrawRectangleRec(Rectangle rectangle, Color color);
+void DrawCircleV(Vector2 centre, float radius, Color color);
+void DrawTriangle(Vector2 a, Vector2 b, Vector2 c, Color color); /* counter-clockwise on the screen */
+
+#define DRAW_BACKGROUND ((Color){12, 20, 28, 255})
+#define DRAW_PANEL ((Color){26, 40, 52, 255})
+#define DRAW_GREY ((Color){130, 146, 160, 255})
+#define DRAW_WHITE ((Color){236, 242, 246, 255})
+#define DRAW_CYAN ((Color){0, 187, 204, 255})
+#define DRAW_GOLD ((Color){250, 190, 60, 255})
+#define DRAW_GREEN ((Color){90, 200, 120, 255})
+#define DRAW_RED ((Color){226, 84, 84, 255})
+
+/* Opens the one window of this process, or gives it the size that this environment wants, and begins a frame. */
+static inline void draw_begin(int width, int height, const char* title) {
+    if (!IsWindowReady()) {
+        SetTraceLogLevel(4); /* warnings and worse */
+        InitWindow(width, height, title);
+    }
+    if (GetScreenWidth() != width || GetScreenHeight() != height) {
+        SetWindowSize(width, height);
+        SetWindowTitle(title);
+    }
+    BeginDrawing();
+    ClearBackground(DRAW_BACKGROUND);
+}
+
+static inline void draw_end(void) {
+    EndDrawing();
+}
