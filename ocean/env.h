@@ -95,6 +95,16 @@ static inline float random_float(uint64_t* rng, float low, float high) {
     return low + (high - low) * ((float)(random_word(rng) >> 40) * 0x1p-24f);
 }
 
+/* Unlike fminf and fmaxf these are one instruction each. */
+static inline float minf(float a, float b) {
+    return a < b ? a : b;
+}
+
+static inline float maxf(float a, float b) {
+    return a > b ? a : b;
+}
+
+/* A NaN becomes low: a broken policy shall not break the environment's own state. */
 static inline float clampf(float x, float low, float high) {
-    return x < low ? low : x > high ? high : x;
+    return minf(maxf(x, low), high);
 }

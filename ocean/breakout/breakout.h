@@ -140,8 +140,8 @@ static inline void overlap(float position, float velocity, float low, float high
         return;
     }
     float at_low = (low - BALL - position) / velocity, at_high = (high - position) / velocity;
-    *enter = fminf(at_low, at_high);
-    *leave = fmaxf(at_low, at_high);
+    *enter = minf(at_low, at_high);
+    *leave = maxf(at_low, at_high);
 }
 
 /* The first brick the ball meets before `next`, among those that its path covers. Of two that it meets at once, it
@@ -149,9 +149,9 @@ static inline void overlap(float position, float velocity, float low, float high
 static void find_brick(const Env* env, Collision* next) {
     float x = env->ball_x, y = env->ball_y, vx = env->ball_vx, vy = env->ball_vy;
     float dx = vx * next->time, dy = vy * next->time;
-    int left = (int)((x + fminf(dx, 0)) / BRICK_WIDTH), right = (int)((x + fmaxf(dx, 0) + BALL) / BRICK_WIDTH);
-    int top = (int)floorf((y + fminf(dy, 0) - WALL_TOP) / BRICK_HEIGHT);
-    int bottom = (int)floorf((y + fmaxf(dy, 0) + BALL - WALL_TOP) / BRICK_HEIGHT);
+    int left = (int)((x + minf(dx, 0)) / BRICK_WIDTH), right = (int)((x + maxf(dx, 0) + BALL) / BRICK_WIDTH);
+    int top = (int)floorf((y + minf(dy, 0) - WALL_TOP) / BRICK_HEIGHT);
+    int bottom = (int)floorf((y + maxf(dy, 0) + BALL - WALL_TOP) / BRICK_HEIGHT);
     left = left < 0 ? 0 : left;
     right = right >= COLUMNS ? COLUMNS - 1 : right;
     top = top < 0 ? 0 : top;
@@ -166,11 +166,11 @@ static void find_brick(const Env* env, Collision* next) {
             if (!(env->bricks[brick / 32] >> brick % 32 & 1)) continue;
             float x_enter, x_leave, brick_x = (float)column * BRICK_WIDTH;
             overlap(x, vx, brick_x, brick_x + BRICK_WIDTH, &x_enter, &x_leave);
-            float enter = fmaxf(x_enter, y_enter), leave = fminf(x_leave, y_leave);
+            float enter = maxf(x_enter, y_enter), leave = minf(x_leave, y_leave);
             /* leave == 0: they touch and part. Rounding may put a contact a hair into the past: it counts as now. */
             if (enter >= leave || leave <= 0) continue;
             bool flat = y_enter >= x_enter;
-            float time = fmaxf(enter, 0);
+            float time = maxf(enter, 0);
             float off = flat ? fabsf(x + vx * time + BALL / 2 - brick_x - BRICK_WIDTH / 2)
                              : fabsf(y + vy * time + BALL / 2 - brick_y - BRICK_HEIGHT / 2);
             if (time < next->time || (time == next->time && next->obstacle == BRICK && off < offset)) {
@@ -190,12 +190,12 @@ static inline Collision find_collision(const Env* env, float time) {
     else if (end_x > WIDTH - BALL) next = (Collision){SIDE, (WIDTH - BALL - x) / vx, 0, false};
 
     float stop = env->missed ? HEIGHT - BALL : PADDLE_Y - BALL;
-    if (end_y >= stop) {
-        float arrival = (stop - y) / vy;
+    if (end_y >= stop && vy > 0) {
+        float arrival = maxf((stop - y) / vy, 0);
         if (arrival <= next.time) next = (Collision){env->missed ? FLOOR : LINE, arrival, 0, false};
     } else if (end_y < WALL_BOTTOM || y < WALL_BOTTOM) {
         if (end_y < 0 && -y / vy < next.time) next = (Collision){BACK, -y / vy, 0, false};
-        if (fmaxf(y, end_y) + BALL > WALL_TOP) find_brick(env, &next);
+        if (maxf(y, end_y) + BALL > WALL_TOP) find_brick(env, &next);
     }
     return next;
 }
@@ -236,7 +236,7 @@ static void strike(Env* env) {
         return;
     }
     env->strikes++;
-    if (env->strikes % 4 == 0) env->speed = fminf(env->speed + SPEED_STEP, env->max_ball_speed);
+    if (env->strikes % 4 == 0) env->speed = minf(env->speed + SPEED_STEP, env->max_ball_speed);
     float offset = env->ball_x + BALL / 2 - (env->paddle_x + env->paddle_now / 2);
     send_ball(env, MAX_ANGLE * clampf(offset / (env->paddle_now / 2), -1, 1), -1);
     if (env->score == WALL_SCORE) fill_wall(env);
@@ -247,7 +247,7 @@ static bool advance(Env* env, float time, float paddle_velocity) {
     while (true) {
         Collision next = find_collision(env, time);
         env->ball_x = clampf(env->ball_x + env->ball_vx * next.time, 0, WIDTH - BALL);
-        env->ball_y = fmaxf(env->ball_y + env->ball_vy * next.time, 0);
+        env->ball_y = maxf(env->ball_y + env->ball_vy * next.time, 0);
         env->paddle_x = clampf(env->paddle_x + paddle_velocity * next.time, 0, WIDTH - env->paddle_now);
         time -= next.time;
         switch (next.obstacle) {

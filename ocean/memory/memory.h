@@ -1,0 +1,83 @@
+/* Memory: a cue is shown on the first step and must be named `length` steps later, when only a bell is left to be
+ * seen. All observations in between are the same, so nothing but the agent's own state can carry the cue across: a
+ * feed-forward policy can only guess and has a perf of 1 / cues.
+ * Observation: the cue, one-hot, on the first step, else zeros; and the bell, 1 on the step whose action is the
+ * answer. Actions before the bell have no effect. Reward: 1 for the right answer, -1 for a wrong one, which both end
+ * the episode. */
+#pragma once
+
+#define OBSERVATION float
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
+#define SETTINGS(X) \
+    X(int, length, 16, "steps from the cue to the answer") \
+    X(int, cues, 2, "different cues")
+#include "env.h"
+#include "draw.h"
+
+enum { MAX_CUES = 64 };
+
+struct Env {
+    ENV_COMMON
+    int cue, tick;
+    int answer; /* of the last episode, and the cue it had: shown by c_render until the next bell */
+    int answered_cue;
+};
+
+static const char* c_init(Env* env) {
+    if (env->length < 1) return "length must be 1 or more";
+    if (env->cues < 2 || env->cues > MAX_CUES) return "cues must lie within 2..64";
+    env->answer = -1;
+    return NULL;
+}
+
+static void c_spaces(const Env* env, Spaces* spaces) {
+    *spaces = (Spaces){
+        .num_agents = 1,
+        .observation_shape = {env->cues + 1},
+        .observation_low = 0,
+        .observation_high = 1,
+        .action_heads = {env->cues},
+    };
+}
+
+static void write_observation(Env* env) {
+    for (int i = 0; i < env->cues; i++)
+        env->observations[i] = env->tick == 0 && i == env->cue;
+    env->observations[env->cues] = env->tick == env->length;
+}
+
+static void c_reset(Env* env) {
+    env->tick = 0;
+    env->cue = random_int(&env->rng, env->cues);
+    write_observation(env);
+}
+
+static void c_step(Env* env) {
+    env->terminals[0] = 0;
+    env->truncations[0] = 0;
+    env->rewards[0] = 0;
+    if (env->tick < env->length) {
+        env->tick++;
+        write_observation(env);
+        return;
+    }
+    env->answer = env->actions[0];
+    env->answered_cue = env->cue;
+    bool right = env->answer == env->cue;
+    env->rewards[0] = right ? 1 : -1;
+    env->terminals[0] = 1;
+    env->log.perf += right;
+    env->log.score += right;
+    env->log.episode_return += env->rewards[0];
+    env->log.episode_length += (float)(env->length + 1);
+    env->log.n += 1;
+    c_reset(env);
+}
+
+static void c_render(Env* env) {
+    (void)env;
+}
+
+static void c_close(Env* env) {
+    (void)env;
+}
