@@ -1,0 +1,106 @@
+"""Environment steps a second on one core, through our Python path and in a plain C loop beside it.
+
+    python tests/bench_env.py [--envs 4096] [--only breakout]
+
+Both step the same environments with the same random actions on one row of buffers, interleaved, the median of 5
+repeats. The C loop (ocean_bench in ocean/binding.c) sets the pointers once and then only calls c_step; ours goes
+through `Envs.step`, which binds the pointers of every environment on every step. The last column has everything rotate
+through the rows of a horizon of 64, as in training, where it no longer stays in the cache. An environment is timed
+only if both ways give the same observations.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import ocean
+
+HORIZON, REPEATS, SECONDS = 64, 5, 0.25
+
+
+def make(library, num_envs, horizon, actions):
+    """Environments, the rows of each of HORIZON steps, and the buffers (observations first) that these point into."""
+    envs = library.create(num_envs)
+    agents = envs.num_agents
+    observations = np.zeros((horizon, agents, *envs.observation_shape), envs.observation_dtype)
+    final_observations = np.zeros_like(observations[0])
+    rewards, terminals, truncations = (np.zeros((horizon, agents), kind) for kind in (np.float32, np.uint8, np.uint8))
+    rows = [
+        ocean.rows(observations[t % horizon], actions[t], rewards[t % horizon], terminals[t % horizon],
+                   truncations[t % horizon], final_observations)
+        for t in range(HORIZON)
+    ]  # fmt: skip
+    envs.reset(rows[0])
+    return envs, rows, (observations, rewards, terminals, truncations, final_observations)
+
+
+def measure(name, num_envs):
+    library = ocean.load(name)
+    plain = ocean.Library(ocean.FOLDER / name / f"{name}.h", extra_flags=["-DOCEAN_BENCH"])
+    bench = plain.functions.ocean_bench
+    bench.restype, bench.argtypes = None, [ocean.POINTER, *[ocean.INT] * 2, ocean.POINTER, *[ocean.INT] * 3]
+
+    probe = library.create(num_envs)
+    rng = np.random.default_rng(0)
+    shape = (HORIZON, probe.num_agents)
+    actions = np.stack([rng.integers(0, n, shape, dtype=np.int32) for n in probe.action_heads], axis=-1)
+    dims = len(probe.action_heads)
+
+    ours, rows, buffers = make(library, num_envs, 1, actions)
+    c_envs, _, c_buffers = make(plain, num_envs, 1, actions)
+    rolling, rolling_rows, rolling_buffers = make(library, num_envs, HORIZON, actions)
+
+    def python_path(envs, rows, steps):
+        addresses = [row.ctypes.data for row in rows]
+        for t in range(steps):
+            envs.step(addresses[t % HORIZON])
+
+    def c_loop(steps):
+        bench(c_envs.address, num_envs, steps, actions.ctypes.data, HORIZON, probe.num_agents * dims, dims)
+
+    python_path(ours, rows, 10 * HORIZON)
+    c_loop(10 * HORIZON)
+    assert np.array_equal(buffers[0], c_buffers[0]), f"{name}: the C loop and Envs.step see different observations"
+
+    start = time.perf_counter()
+    c_loop(HORIZON)
+    steps = HORIZON * max(1, round(SECONDS / (time.perf_counter() - start)))
+    ways = {
+        "c": lambda: c_loop(steps),
+        "python": lambda: python_path(ours, rows, steps),
+        "rolling": lambda: python_path(rolling, rolling_rows, steps),
+    }
+    speeds = {way: [] for way in ways}
+    for _ in range(REPEATS):
+        for way, run in ways.items():
+            start = time.perf_counter()
+            run()
+            speeds[way].append(steps * probe.num_agents / (time.perf_counter() - start))
+    assert np.isfinite(rolling_buffers[0]).all()
+    result = {way: statistics.median(values) for way, values in speeds.items()}
+    return {**result, "ratio": statistics.median(p / c for p, c in zip(speeds["python"], speeds["c"], strict=True))}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", type=int, default=4096)
+    parser.add_argument("--only", help="one environment")
+    arguments = parser.parse_args()
+    results = {}
+    print(f"million agent steps a second on one core, {arguments.envs} environments, median of {REPEATS}")
+    print(f"{'':10s} {'C loop':>8s} {'Python':>8s} {'ratio':>7s} {'64 rows':>8s}")
+    for name in [arguments.only] if arguments.only else ocean.names():
+        result = results[name] = measure(name, arguments.envs)
+        c, python, rolling = (result[way] / 1e6 for way in ("c", "python", "rolling"))
+        print(f"{name:10s} {c:8.1f} {python:8.1f} {result['ratio']:7.3f} {rolling:8.1f}")
+    print(json.dumps({"envs": arguments.envs, "agent_steps_per_second": results}))
+
+
+if __name__ == "__main__":
+    main()
