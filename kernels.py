@@ -168,6 +168,14 @@ def _array(kernel, name, tensor, shape, dtype=np.float32):
 _NO_MASK = np.zeros((0, 0), np.uint8)
 
 
+def _index(kernel, index, start, count, columns):
+    """The columns `index` as a numpy array, all in order where it is None; the range asked for lies within it."""
+    index = np.arange(columns) if index is None else _array(kernel, "index", index, (len(index),), np.int64)
+    if start + count > len(index):
+        raise ValueError(f"kernels.{kernel}: columns {start} to {start + count} of an index of {len(index)}.")
+    return index
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Scalar mathematics
 
@@ -295,12 +303,13 @@ def _sample_continuous_cpu(means, log_std, seed, first_agent, step, deterministi
         for i in range(block * 256, min(n, block * 256 + 256)):
             logprob = ZERO
             for j in range(width - 1):
+                spread = log_std[i, j]
                 a, b, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
                                          u32((step >> u64(32)) << u64(16)) | u32(j), PURPOSE_ACTION, key0, key1)
                 radius = f32(math.sqrt(f32(-2.0) * f32(math.log(ONE - uniform_cell(a)))))
                 noise = ZERO if deterministic else radius * f32(math.cos(TWO_PI * uniform_cell(b)))
-                actions[i, j] = means[i, j] + f32(math.exp(log_std[j])) * noise
-                logprob -= HALF * noise * noise + log_std[j] + LOG_SQRT_2PI
+                actions[i, j] = means[i, j] + f32(math.exp(spread)) * noise
+                logprob -= HALF * noise * noise + spread + LOG_SQRT_2PI
             logprobs[i] = logprob
             values[i] = means[i, width - 1]
 
@@ -310,7 +319,7 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     """Draw one action an agent from the decoder's outputs.
 
     outputs (n, A + 1): A logits (or means), then the value. Discrete: `heads`, int64 (heads,) sizes that add up to A;
-    actions (n, heads) int32; masks (n, A) uint8, 0 forbids. Continuous: `log_std` (A,); actions (n, A) float32, the
+    actions (n, heads) int32; masks (n, A) uint8, 0 forbids. Continuous: `log_std` (A,) or (n, A); actions (n, A) float32, the
     unclipped sample. Written: actions, logprobs (n,) joint over heads or dimensions, values (n,).
 
     Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for any split of the
@@ -327,7 +336,7 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
         masks = _NO_MASK if masks is None else _array("sample", "masks", masks, (n, width - 1), np.uint8)
         _sample_discrete_cpu(outputs, masks, heads, *random, actions, logprobs, values)
     else:
-        log_std = _array("sample", "log_std", log_std, (width - 1,))
+        log_std = np.broadcast_to(host(log_std), (n, width - 1))
         actions = _array("sample", "actions", actions, (n, width - 1))
         _sample_continuous_cpu(outputs, log_std, *random, actions, logprobs, values)
 
@@ -576,43 +585,51 @@ def mingru_step(hgp, x, state, resets, valid, out):
 
 
 @driver
-def _mingru_scan_cpu(hgp, x, states, resets, valid, start, out):
+def _mingru_scan_cpu(hgp, x, states, resets, valid, index, start, out):
     T, M, H = x.shape
     for m in prange(M):
+        column = index[start + m]
+        s = states[0, m].copy()  # a row of its own: reading states[t] while writing states[t + 1] would not vectorise
         for t in range(T):
-            row, xs, old, new, o = hgp[t, m], x[t, m], states[t, m], states[t + 1, m], out[t, m]
+            row, xs, new, o = hgp[t, m], x[t, m], states[t + 1, m], out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-            keep = ZERO if resets[t, start + m] else ONE
-            if valid[t, start + m]:
+            keep = ZERO if resets[t, column] else ONE
+            if valid[t, column]:
                 for j in range(H):
-                    new[j], o[j] = mingru_cell(xs[j], h[j], g[j], p[j], old[j] * keep)
+                    state, y = mingru_cell(xs[j], h[j], g[j], p[j], s[j] * keep)
+                    s[j] = state
+                    new[j] = state
+                    o[j] = y
             else:
                 for j in range(H):
-                    new[j] = old[j] * keep
-                    o[j] = highway_cell(xs[j], p[j], new[j])
+                    s[j] *= keep
+                    new[j] = s[j]
+                    o[j] = highway_cell(xs[j], p[j], s[j])
 
 
-def mingru_scan(hgp, x, states, resets, valid, out, *, start=0):
+def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H); states (T+1, M, H): row 0 is read, the rest written.
-    resets, valid (T, >= start + M) uint8, of which columns start to start + M are meant."""
+    resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order where
+    there is no index) are meant."""
     T, M, H = x.shape
-    flags = (T, resets.shape[1])
+    index = _index("mingru_scan", index, start, M, resets.shape[1])
+    flags = tuple(resets.shape)
     _mingru_scan_cpu(
         _array("mingru_scan", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan", "x", x, (T, M, H)),
         _array("mingru_scan", "states", states, (T + 1, M, H)), _array("mingru_scan", "resets", resets, flags, np.uint8),
-        _array("mingru_scan", "valid", valid, flags, np.uint8), start, _array("mingru_scan", "out", out, (T, M, H)))
+        _array("mingru_scan", "valid", valid, flags, np.uint8), index, start, _array("mingru_scan", "out", out, (T, M, H)))
 
 
 @driver
-def _mingru_scan_grad_cpu(hgp, x, states, resets, valid, start, grad_out):
+def _mingru_scan_grad_cpu(hgp, x, states, resets, valid, index, start, grad_out):
     T, M, H = x.shape
     for m in prange(M):
-        carry = np.zeros(H, np.float32)
+        column, carry = index[start + m], np.zeros(H, np.float32)
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-            keep = ZERO if resets[t, start + m] else ONE
-            if valid[t, start + m]:
+            keep = ZERO if resets[t, column] else ONE
+            if valid[t, column]:
                 for j in range(H):
                     h[j], g[j], p[j], dy[j], ds = mingru_cell_grad(
                         xs[j], h[j], g[j], p[j], s[j] * keep, dy[j], carry[j])
@@ -626,16 +643,17 @@ def _mingru_scan_grad_cpu(hgp, x, states, resets, valid, start, grad_out):
                     dy[j] = dy[j] * (ONE - q)
 
 
-def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, start=0):
+def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, index=None, start=0):
     """Gradients of mingru_scan, in place: hgp (T, M, 3H) becomes d loss/d hgp, grad_out (T, M, H) becomes the
     highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated."""
     T, M, H = x.shape
-    flags = (T, resets.shape[1])
+    index = _index("mingru_scan_grad", index, start, M, resets.shape[1])
+    flags = tuple(resets.shape)
     _mingru_scan_grad_cpu(
         _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan_grad", "x", x, (T, M, H)),
         _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
         _array("mingru_scan_grad", "resets", resets, flags, np.uint8),
-        _array("mingru_scan_grad", "valid", valid, flags, np.uint8), start,
+        _array("mingru_scan_grad", "valid", valid, flags, np.uint8), index, start,
         _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H)))
 
 
@@ -727,7 +745,7 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
 
 
 @driver
-def _ppo_loss_discrete_cpu(outputs, start, masks, heads, actions, logprobs, values, advantages, weights, valid,
+def _ppo_loss_discrete_cpu(outputs, index, start, masks, heads, actions, logprobs, values, advantages, weights, valid,
                            settings, grad, new_values, ratios, sums):
     T, M, width = outputs.shape
     masked = masks.shape[0] > 0
@@ -738,15 +756,15 @@ def _ppo_loss_discrete_cpu(outputs, start, masks, heads, actions, logprobs, valu
         probabilities = np.empty(width, np.float32)
         no_mask = np.zeros(0, np.uint8)
         for m in range(M):
-            column = start + m
+            n, column = index[start + m], start + m
             row, drow = outputs[t, m], grad[t, m]
             value = row[width - 1]
             new_values[t, column] = value
-            if valid[t, column] == 0:
+            if valid[t, n] == 0:
                 drow[:] = ZERO
                 ratios[t, column] = ONE
                 continue
-            mask = masks[t, column] if masked else no_mask
+            mask = masks[t, n] if masked else no_mask
             logprob, entropy, first = ZERO, ZERO, 0
             for head in range(len(heads)):
                 last = first + heads[head]
@@ -766,19 +784,19 @@ def _ppo_loss_discrete_cpu(outputs, start, masks, heads, actions, logprobs, valu
                 for j in range(first, last):
                     allowed = not (masked and mask[j] == 0)
                     drow[j] = probabilities[j] * (row[j] - top - log_total + head_entropy) if allowed else ZERO
-                logprob += row[first + actions[t, column, head]] - top - log_total
+                logprob += row[first + actions[t, n, head]] - top - log_total
                 entropy += head_entropy
                 first = last
-            a = weights[column] * (advantages[t, column] - mean) * scale
-            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, column], a, clip_coef)
-            target = advantages[t, column] + values[t, column]
-            value_loss, dvalue = value_cell(value, values[t, column], target, vf_clip_coef)
+            a = weights[column] * (advantages[t, n] - mean) * scale
+            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, n], a, clip_coef)
+            target = advantages[t, n] + values[t, n]
+            value_loss, dvalue = value_cell(value, values[t, n], target, vf_clip_coef)
             first = 0
             for head in range(len(heads)):
                 last = first + heads[head]
                 for j in range(first, last):
                     drow[j] = row_scale * (ent_coef * drow[j] - dlogprob * probabilities[j])
-                drow[first + actions[t, column, head]] += row_scale * dlogprob
+                drow[first + actions[t, n, head]] += row_scale * dlogprob
                 first = last
             drow[width - 1] = row_scale * vf_coef * dvalue
             ratios[t, column] = ratio
@@ -789,59 +807,56 @@ def _ppo_loss_discrete_cpu(outputs, start, masks, heads, actions, logprobs, valu
 
 
 @driver
-def _ppo_loss_continuous_cpu(outputs, start, log_std, actions, logprobs, values, advantages, weights, valid,
+def _ppo_loss_continuous_cpu(outputs, index, start, log_std, actions, logprobs, values, advantages, weights, valid,
                              settings, grad, grad_log_std, new_values, ratios, sums):
     T, M, width = outputs.shape
-    dims = width - 1
     mean, scale, row_scale, clip_coef, vf_coef, vf_clip_coef, ent_coef = settings
     parts = np.zeros((T, SUMS))
-    dparts = np.zeros((T, dims))
-    entropy = ZERO
-    for j in range(dims):
-        entropy += log_std[j] + HALF + LOG_SQRT_2PI
     for t in prange(T):
         part = parts[t]
         for m in range(M):
-            column = start + m
-            row, drow = outputs[t, m], grad[t, m]
+            n, column = index[start + m], start + m
+            row, drow, spread, dspread = outputs[t, m], grad[t, m], log_std[t, m], grad_log_std[t, m]
             value = row[width - 1]
             new_values[t, column] = value
-            if valid[t, column] == 0:
+            if valid[t, n] == 0:
                 drow[:] = ZERO
+                dspread[:] = ZERO
                 ratios[t, column] = ONE
                 continue
-            logprob = ZERO
-            for j in range(dims):
-                z = (actions[t, column, j] - row[j]) * exp_cell(-log_std[j])
-                logprob -= HALF * z * z + log_std[j] + LOG_SQRT_2PI
-            a = weights[column] * (advantages[t, column] - mean) * scale
-            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, column], a, clip_coef)
-            target = advantages[t, column] + values[t, column]
-            value_loss, dvalue = value_cell(value, values[t, column], target, vf_clip_coef)
-            for j in range(dims):
-                inverse = exp_cell(-log_std[j])
-                z = (actions[t, column, j] - row[j]) * inverse
+            logprob, entropy = ZERO, ZERO
+            for j in range(width - 1):
+                z = (actions[t, n, j] - row[j]) * exp_cell(-spread[j])
+                logprob -= HALF * z * z + spread[j] + LOG_SQRT_2PI
+                entropy += spread[j] + HALF + LOG_SQRT_2PI
+            a = weights[column] * (advantages[t, n] - mean) * scale
+            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, n], a, clip_coef)
+            target = advantages[t, n] + values[t, n]
+            value_loss, dvalue = value_cell(value, values[t, n], target, vf_clip_coef)
+            for j in range(width - 1):
+                inverse = exp_cell(-spread[j])
+                z = (actions[t, n, j] - row[j]) * inverse
                 drow[j] = row_scale * dlogprob * z * inverse
-                dparts[t, j] += row_scale * (dlogprob * (z * z - ONE) - ent_coef)
+                dspread[j] = row_scale * (dlogprob * (z * z - ONE) - ent_coef)
             drow[width - 1] = row_scale * vf_coef * dvalue
             ratios[t, column] = ratio
             statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
     for t in range(T):
         for k in range(SUMS):
             sums[k] += parts[t, k]
-        for j in range(dims):
-            grad_log_std[j] += dparts[t, j]
 
 
 def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values, ratios, sums,
-             *, heads=None, log_std=None, grad_log_std=None, masks=None, start=0):
+             *, heads=None, log_std=None, grad_log_std=None, masks=None, index=None, start=0):
     """Clipped PPO loss of a chunk of M segments, its gradient and its statistics, in one pass.
 
     outputs, grad (T, M, A + 1): logits or means, then the value; grad is written with d loss/d outputs. The chunk is
-    columns start to start + M of the minibatch's arrays: actions (T, B, heads) int32 or (T, B, A) float32; logprobs,
-    values, advantages as the rollout or the last write-back left them (T, B); weights (B,); valid (T, B) uint8;
-    masks (T, B, A) uint8 or None. settings: LOSS_SETTINGS, float32, `row_scale` = 1/(valid steps in the minibatch).
-    Written: new_values, ratios (T, B). Added to: sums (LOSS_SUMS,) float64, grad_log_std (A,).
+    segments start to start + M of a minibatch of B, which are the columns `index` (B,) int64 of the rollout's arrays:
+    actions (T, N, heads) int32 or (T, N, A) float32; logprobs (T, N); values (>= T, N) and advantages (T, N) as the
+    rollout or the last write-back left them; valid (>= T, N) uint8; masks (>= T, N, A) uint8 or None. Of the minibatch:
+    weights (B,); settings (LOSS_SETTINGS), float32, `row_scale` = 1/(valid steps in the minibatch). Written: new_values,
+    ratios (T, B), and for continuous actions, with log_std (A,) or (T, M, A), grad_log_std (T, M, A).
+    Added to: sums (LOSS_SUMS) float64.
 
         policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),  A' = weight · (A - mean) · scale
         value:  ½ mean max((v-R)², (V + clip(v-V, ± vf_clip_coef) - R)²),  R = A + V
@@ -849,25 +864,29 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
     T, M, width = outputs.shape
-    B = logprobs.shape[1]
+    N, B = logprobs.shape[1], len(weights)
     name = "ppo_loss"
     outputs, grad = _array(name, "outputs", outputs, (T, M, width)), _array(name, "grad", grad, (T, M, width))
-    batch = tuple(_array(name, label, tensor, (T, B)) for label, tensor in
-                  (("logprobs", logprobs), ("values", values), ("advantages", advantages)))
-    batch += (_array(name, "weights", weights, (B,)), _array(name, "valid", valid, (T, B), np.uint8),
-              _array(name, "settings", settings, (len(LOSS_SETTINGS),)))
+    rollout = (_array(name, "logprobs", logprobs, (T, N)), _array(name, "values", values, (len(values), N)),
+               _array(name, "advantages", advantages, (T, N)), _array(name, "weights", weights, (B,)),
+               _array(name, "valid", valid, (len(valid), N), np.uint8),
+               _array(name, "settings", settings, (len(LOSS_SETTINGS),)))
     written = (_array(name, "new_values", new_values, (T, B)), _array(name, "ratios", ratios, (T, B)),
                _array(name, "sums", sums, (SUMS,), np.float64))
+    if min(len(values), len(valid)) < T:
+        raise ValueError(f"kernels.ppo_loss: values has {len(values)} rows and valid {len(valid)}, expected {T} or more.")
+    index = _index(name, index, start, M, B)
     if heads is not None:
         heads = _array(name, "heads", heads, (actions.shape[2],), np.int64)
-        masks = _NO_MASK.reshape(0, 0, 0) if masks is None else _array(name, "masks", masks, (T, B, width - 1), np.uint8)
-        actions = _array(name, "actions", actions, (T, B, len(heads)), np.int32)
-        _ppo_loss_discrete_cpu(outputs, start, masks, heads, actions, *batch, grad, *written)
+        masks = _NO_MASK.reshape(0, 0, 0) if masks is None else _array(
+            name, "masks", masks, (len(masks), N, width - 1), np.uint8)
+        actions = _array(name, "actions", actions, (T, N, len(heads)), np.int32)
+        _ppo_loss_discrete_cpu(outputs, index, start, masks, heads, actions, *rollout, grad, *written)
     else:
-        log_std = _array(name, "log_std", log_std, (width - 1,))
-        grad_log_std = _array(name, "grad_log_std", grad_log_std, (width - 1,))
-        actions = _array(name, "actions", actions, (T, B, width - 1))
-        _ppo_loss_continuous_cpu(outputs, start, log_std, actions, *batch, grad, grad_log_std, *written)
+        log_std = np.broadcast_to(host(log_std), (T, M, width - 1))
+        grad_log_std = _array(name, "grad_log_std", grad_log_std, (T, M, width - 1))
+        actions = _array(name, "actions", actions, (T, N, width - 1))
+        _ppo_loss_continuous_cpu(outputs, index, start, log_std, actions, *rollout, grad, grad_log_std, *written)
 
 
 def loss_statistics(sums):
