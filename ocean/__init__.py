@@ -262,11 +262,7 @@ class Envs:
             raise IndexError(f"environment {index} of {self.num_envs}")
         raylib = _raylib()
         self.functions.ocean_render(self.address, index)
-        image = raylib.LoadImageFromScreen()
-        pixels = np.ctypeslib.as_array(ctypes.cast(image.data, ctypes.POINTER(ctypes.c_uint8)),
-                                       (image.height, image.width, 4))[..., :3].copy()  # fmt: skip
-        raylib.UnloadImage(image)
-        return pixels
+        return _read_screen(raylib)
 
     def close(self):
         """Frees what the environments allocated. They cannot be used afterwards."""
@@ -356,9 +352,17 @@ class _Image(ctypes.Structure):
                 ("format", ctypes.c_int))  # fmt: skip
 
 
+class _Color(ctypes.Structure):
+    _fields_ = tuple((channel, ctypes.c_uint8) for channel in "rgba")
+
+
 @functools.cache
 def _raylib():
-    """The raylib_software wheel's C functions, made visible to the environments' libraries."""
+    """The raylib_software wheel's C functions, made visible to the environments' libraries.
+
+    What it reads back from the screen is upside down and BGR in version 6.2, so a small red mark tells which it is:
+    the rows and channels to take stand in `raylib.order`.
+    """
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
@@ -367,6 +371,28 @@ def _raylib():
         raise ImportError("drawing needs raylib: pip install raylib_software") from error
     raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_GLOBAL)
     raylib.LoadImageFromScreen.restype = _Image
-    raylib.UnloadImage.argtypes = [_Image]
-    raylib.UnloadImage.restype = None
+    raylib.UnloadImage.argtypes, raylib.UnloadImage.restype = [_Image], None
+    raylib.DrawRectangle.argtypes, raylib.DrawRectangle.restype = [ctypes.c_int] * 4 + [_Color], None
+    raylib.ClearBackground.argtypes, raylib.ClearBackground.restype = [_Color], None
+
+    raylib.order = (slice(None), slice(0, 3))
+    raylib.SetTraceLogLevel(4)  # warnings and worse
+    raylib.InitWindow(64, 64, b"")
+    raylib.BeginDrawing()
+    raylib.ClearBackground(_Color(0, 0, 0, 255))
+    raylib.DrawRectangle(0, 0, 64, 8, _Color(255, 0, 0, 255))
+    raylib.EndDrawing()
+    mark = _read_screen(raylib)
+    raylib.CloseWindow()
+    upright, rgb = mark[0].any(), mark[..., 0].any()
+    raylib.order = (slice(None, None, 1 if upright else -1), slice(0, 3) if rgb else slice(2, None, -1))
     return raylib
+
+
+def _read_screen(raylib):
+    image = raylib.LoadImageFromScreen()
+    pixels = ctypes.cast(image.data, ctypes.POINTER(ctypes.c_uint8))
+    rows, channels = raylib.order
+    screen = np.ctypeslib.as_array(pixels, (image.height, image.width, 4))[rows, :, channels].copy()
+    raylib.UnloadImage(image)
+    return screen

@@ -9,8 +9,7 @@ typedef struct { float x, y, width, height; } Rectangle;
 
 void InitWindow(int width, int height, const char* title);
 _Bool IsWindowReady(void);
-void SetWindowSize(int width, int height);
-void SetWindowTitle(const char* title);
+void CloseWindow(void);
 void SetTraceLogLevel(int level);
 int GetScreenWidth(void);
 int GetScreenHeight(void);
@@ -34,15 +33,13 @@ void DrawTriangle(Vector2 a, Vector2 b, Vector2 c, Color color); /* counter-cloc
 #define DRAW_GREEN ((Color){90, 200, 120, 255})
 #define DRAW_RED ((Color){226, 84, 84, 255})
 
-/* Opens the one window of this process, or gives it the size that this environment wants, and begins a frame. */
+/* Opens the one window of this process and begins a frame. An environment of another size gets a new window: the
+ * software renderer does not survive SetWindowSize. */
 static inline void draw_begin(int width, int height, const char* title) {
+    if (IsWindowReady() && (GetScreenWidth() != width || GetScreenHeight() != height)) CloseWindow();
     if (!IsWindowReady()) {
         SetTraceLogLevel(4); /* warnings and worse */
         InitWindow(width, height, title);
-    }
-    if (GetScreenWidth() != width || GetScreenHeight() != height) {
-        SetWindowSize(width, height);
-        SetWindowTitle(title);
     }
     BeginDrawing();
     ClearBackground(DRAW_BACKGROUND);

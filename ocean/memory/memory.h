@@ -19,8 +19,7 @@ enum { MAX_CUES = 64 };
 struct Env {
     ENV_COMMON
     int cue, tick;
-    int answer; /* of the last episode, and the cue it had: shown by c_render until the next bell */
-    int answered_cue;
+    int answer, answered_cue; /* of the last episode, for c_render; answer is -1 before the first */
 };
 
 static const char* c_init(Env* env) {
@@ -74,8 +73,24 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
+/* A lamp a cue, the one that is shown lit; below them the time until the bell, and the last answer (green: right). */
 static void c_render(Env* env) {
-    (void)env;
+    enum { WIDTH = 720, HEIGHT = 300, LEFT = 40, BAR = 190 };
+    float lamp = (float)(WIDTH - 2 * LEFT) / (float)env->cues, radius = minf(lamp * 0.36f, 60);
+    draw_begin(WIDTH, HEIGHT, "memory");
+    for (int i = 0; i < env->cues; i++) {
+        bool lit = env->tick == 0 && i == env->cue, answered = env->tick == 0 && i == env->answer;
+        Vector2 centre = {LEFT + lamp * ((float)i + 0.5f), 95};
+        if (answered) DrawCircleV(centre, radius + 8, env->answer == env->answered_cue ? DRAW_GREEN : DRAW_RED);
+        if (answered) DrawCircleV(centre, radius + 3, DRAW_BACKGROUND);
+        DrawCircleV(centre, radius, lit ? DRAW_GOLD : DRAW_PANEL);
+    }
+    int width = (WIDTH - 2 * LEFT) * env->tick / env->length;
+    DrawRectangle(LEFT, BAR, WIDTH - 2 * LEFT, 14, DRAW_PANEL);
+    DrawRectangle(LEFT, BAR, width, 14, DRAW_CYAN);
+    const char* text = env->tick == 0 ? "remember" : env->tick == env->length ? "answer!" : "wait";
+    DrawText(text, (WIDTH - MeasureText(text, 40)) / 2, 230, 40, env->tick == env->length ? DRAW_GOLD : DRAW_GREY);
+    draw_end();
 }
 
 static void c_close(Env* env) {
