@@ -58,9 +58,13 @@ def names():
 def load(name, debug=False):
     """The `Library` of an environment: one of `names()`, or the path of a header of your own.
 
-    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour sanitizers; start
-    Python with LD_PRELOAD="$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 to load such a build.
+    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour sanitizers, which
+    Python must be started with, or this is a RuntimeError that says how.
     """
+    if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
+        raise RuntimeError('a debug build needs the sanitizers before all else; start Python with LD_PRELOAD="'
+                           '$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" '
+                           "ASAN_OPTIONS=detect_leaks=0")  # fmt: skip
     if str(name).endswith(".h"):
         return _load(Path(name).resolve(), debug)
     if name not in names():
@@ -378,10 +382,11 @@ def _raylib():
     raylib.order = (slice(None), slice(0, 3))
     raylib.SetTraceLogLevel(4)  # warnings and worse
     raylib.InitWindow(64, 64, b"")
-    raylib.BeginDrawing()
-    raylib.ClearBackground(_Color(0, 0, 0, 255))
-    raylib.DrawRectangle(0, 0, 64, 8, _Color(255, 0, 0, 255))
-    raylib.EndDrawing()
+    for _ in range(2):  # the first frame of a window is lost to the events of its opening
+        raylib.BeginDrawing()
+        raylib.ClearBackground(_Color(0, 0, 0, 255))
+        raylib.DrawRectangle(0, 0, 64, 8, _Color(255, 0, 0, 255))
+        raylib.EndDrawing()
     mark = _read_screen(raylib)
     raylib.CloseWindow()
     upright, rgb = mark[0].any(), mark[..., 0].any()

@@ -40,6 +40,8 @@ static inline void draw_begin(int width, int height, const char* title) {
     if (!IsWindowReady()) {
         SetTraceLogLevel(4); /* warnings and worse */
         InitWindow(width, height, title);
+        BeginDrawing(); /* the first frame of a window is lost to the events of its opening */
+        EndDrawing();
     }
     BeginDrawing();
     ClearBackground(DRAW_BACKGROUND);
