@@ -1,0 +1,408 @@
+"""The networks: the default MinGRU policy, a feed-forward one, and wrappers that make your own network recurrent.
+
+    policy = Policy(env, hidden_size=64, num_layers=2)          # linear encoder, MinGRU layers, linear decoder: fused
+    policy = Default(env, hidden_size=128)                      # feed-forward
+    policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent
+    python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
+
+`env` is anything with `single_observation_space` and `single_action_space`. To write your own network, copy `Default`
+and edit it. All the trainer asks of an nn.Module is
+
+    forward(observations, state) -> logits, value           over (T, N, ...): T steps of N agents
+    forward_eval(observations, state) -> logits, value      over (N, ...), optional: the rollout's form
+    initial_state(num_agents) -> dict                       optional: recurrent tensors, each (layers, N, size)
+
+where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value` is (..., 1) or (...).
+`state` is a dict: the recurrent tensors (write the new ones into it), "resets" (1 where an observation begins an
+episode: zero the recurrent state before that step), "valid" (0 where an agent is dead: leave its state as it is).
+"""
+
+import math
+from types import SimpleNamespace
+
+import gymnasium
+import torch
+from torch import nn
+
+import kernels
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a policy must produce, and initialisation
+
+
+def action_layout(space):
+    """(heads, dims) of an action space: ([n, ...], 0) for Discrete and MultiDiscrete, (None, dims) for Box.
+
+    Raises TypeError for any other space.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return [int(space.n)], 0
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.reshape(-1)], 0
+    if isinstance(space, gymnasium.spaces.Box):
+        return None, math.prod(space.shape)
+    raise TypeError(f"The action space is {space}; a policy can act in Discrete, MultiDiscrete and Box spaces.")
+
+
+def orthogonal(linear, gain=math.sqrt(2)):
+    """Orthogonal weights (Saxe et al. 2014), zero bias, in place; returns the layer."""
+    nn.init.orthogonal_(linear.weight, gain)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+class Decoder(nn.Linear):
+    """One linear map to logits (or means) and, as its last row, the value; log-std is a parameter of its own."""
+
+    def __init__(self, hidden_size, action_space):
+        self.heads, dims = action_layout(action_space)
+        width = dims or sum(self.heads)
+        super().__init__(hidden_size, width + 1)
+        with torch.no_grad():
+            nn.init.orthogonal_(self.weight[:width], 0.01)  # a near-uniform first policy: Andrychowicz et al. 2021, 3.2
+            nn.init.orthogonal_(self.weight[width:], 1.0)
+            nn.init.zeros_(self.bias)
+        self.log_std = nn.Parameter(torch.zeros(dims)) if dims else None
+
+    def split(self, outputs):
+        """(..., A + 1) -> logits (a tensor, a list a head, or a Normal) and value (..., 1)."""
+        logits, value = outputs[..., :-1], outputs[..., -1:]
+        if self.log_std is not None:
+            return torch.distributions.Normal(logits, self.log_std.exp().expand_as(logits)), value
+        return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
+
+
+def join_outputs(logits, value):
+    """The inverse of Decoder.split, for any policy: (outputs (..., A + 1), log_std (..., A) or None) for the kernels."""
+    log_std = None
+    if isinstance(logits, torch.distributions.Normal):
+        logits, log_std = logits.loc, logits.scale.log()
+    elif isinstance(logits, (list, tuple)):
+        logits = torch.cat(list(logits), dim=-1)
+    return torch.cat([logits, value.reshape(*logits.shape[:-1], 1)], dim=-1), log_std
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# MinGRU: the plain torch form, and the same through the fused kernels
+
+
+def mingru_layer(x, hgp, state, resets, valid):
+    """One MinGRU layer with highway gate in plain torch: x (T, N, H), hgp (T, N, 3H), state (N, H) ->
+    (out (T, N, H), final state). The form for export, torch.compile and gradient checks; see kernels.mingru_cell."""
+    h, g, p = hgp.chunk(3, dim=-1)
+    z, candidate = torch.sigmoid(g), torch.where(h >= 0, h + 0.5, torch.sigmoid(h))
+    keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
+    states = []
+    for t in range(len(x)):
+        state = state * keep[t]
+        state = torch.where(live[t], state + z[t] * (candidate[t] - state), state)
+        states.append(state)
+    return x + torch.sigmoid(p) * (torch.stack(states) - x), state
+
+
+class _FusedScan(torch.autograd.Function):
+    """mingru_layer through the kernels; the initial state gets no gradient (it is the rollout's)."""
+
+    @staticmethod
+    def forward(ctx, x, hgp, state, resets, valid):
+        states = torch.empty(len(x) + 1, *state.shape)
+        states[0] = state
+        out = torch.empty_like(x)
+        hgp, x = hgp.detach().contiguous().clone(), x.detach().contiguous()
+        kernels.mingru_scan(hgp, x, states, resets, valid, out)
+        ctx.save_for_backward(x, hgp, states, resets, valid)
+        return out, states[-1]
+
+    @staticmethod
+    def backward(ctx, grad_out, _):
+        x, hgp, states, resets, valid = ctx.saved_tensors
+        grad, grad_hgp = grad_out.contiguous().clone(), hgp.clone()
+        kernels.mingru_scan_grad(grad_hgp, x, states, resets, valid, grad)
+        return grad, grad_hgp, None, None, None
+
+
+class MinGRU(nn.Module):
+    """A stack of MinGRU layers with highway gates over (T, N, hidden_size); state (layers, N, hidden_size)."""
+
+    def __init__(self, hidden_size, num_layers=1):
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"MinGRU has {num_layers} layers; it needs one at least (--rnn.name none for no recurrence).")
+        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size, bias=False) for _ in range(num_layers))
+        for layer in self.layers:
+            for block in layer.weight.data.chunk(3):
+                nn.init.orthogonal_(block, 1.0)
+
+    def forward(self, x, state, resets, valid):
+        fused = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+        scan = _FusedScan.apply if fused and not torch.onnx.is_in_onnx_export() else mingru_layer
+        states = []
+        for i, layer in enumerate(self.layers):
+            x, final = scan(x, layer(x), state[i], resets, valid)
+            states.append(final)
+        return x, torch.stack(states)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Policies
+
+
+class _Recurrent(nn.Module):
+    """forward_eval and flags that all recurrent policies share."""
+
+    def flags(self, state, T, N, device):
+        zeros = torch.zeros(T, N, dtype=torch.uint8, device=device)
+        resets, valid = state.get("resets"), state.get("valid")
+        return zeros if resets is None else resets.view(T, N), zeros + 1 if valid is None else valid.view(T, N)
+
+    def forward_eval(self, observations, state):
+        """One step of N agents: (N, ...) -> logits and value of (N, ...)."""
+        outputs, log_std = join_outputs(*self(observations.unsqueeze(0), state))
+        return self.split(outputs.squeeze(0), None if log_std is None else log_std.squeeze(0))
+
+    def split(self, outputs, log_std):
+        logits, value = outputs[..., :-1], outputs[..., -1:]
+        if log_std is not None:
+            return torch.distributions.Normal(logits, log_std.exp()), value
+        heads, _ = action_layout(self.action_space)
+        return (logits if len(heads) == 1 else list(logits.split(heads, dim=-1))), value
+
+
+class Policy(_Recurrent):
+    """The default policy: linear encoder, MinGRU layers with highway gates, one linear decoder for logits and value.
+
+    On a CPU the trainer runs it through `Fused`, without autograd; `forward` is the same in torch.
+    """
+
+    def __init__(self, env, hidden_size=128, num_layers=1):
+        super().__init__()
+        self.action_space = env.single_action_space
+        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.encoder = orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size))
+        self.rnn = MinGRU(hidden_size, num_layers)
+        self.decoder = Decoder(hidden_size, env.single_action_space)
+
+    def initial_state(self, num_agents):
+        return {"mingru": torch.zeros(self.num_layers, num_agents, self.hidden_size, device=self.decoder.weight.device)}
+
+    def forward(self, observations, state):
+        T, N = observations.shape[:2]
+        x = self.encoder(observations.reshape(T, N, -1).float())
+        x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
+        return self.decoder.split(self.decoder(x))
+
+
+class Default(nn.Module):
+    """A feed-forward policy for any flat observation; the template for your own: copy it and edit the two methods."""
+
+    def __init__(self, env, hidden_size=128):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.encoder = nn.Sequential(
+            orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size)), nn.ReLU(),
+            orthogonal(nn.Linear(hidden_size, hidden_size)), nn.ReLU())
+        self.decoder = Decoder(hidden_size, env.single_action_space)
+
+    def forward(self, observations, state=None):
+        return self.decode_actions(self.encode_observations(observations.flatten(0, 1)).unflatten(0, observations.shape[:2]))
+
+    def forward_eval(self, observations, state=None):
+        return self.decode_actions(self.encode_observations(observations))
+
+    def encode_observations(self, observations, state=None):
+        """(B, *observation) -> (B, hidden_size)."""
+        return self.encoder(observations.flatten(1).float())
+
+    def decode_actions(self, hidden):
+        """(..., hidden_size) -> logits and value."""
+        return self.decoder.split(self.decoder(hidden))
+
+
+class MinGRUWrapper(_Recurrent):
+    """MinGRU layers between your policy's `encode_observations` and `decode_actions`."""
+
+    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
+        super().__init__()
+        if (input_size or hidden_size) != hidden_size:
+            raise ValueError(f"MinGRU's highway needs input_size = hidden_size, got {input_size} and {hidden_size}.")
+        self.action_space, self.policy = env.single_action_space, policy
+        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.rnn = MinGRU(hidden_size, num_layers)
+
+    def initial_state(self, num_agents):
+        device = next(self.parameters()).device
+        return {"mingru": torch.zeros(self.num_layers, num_agents, self.hidden_size, device=device)}
+
+    def forward(self, observations, state):
+        T, N = observations.shape[:2]
+        x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
+        x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
+        return self.policy.decode_actions(x)
+
+
+class LSTMWrapper(_Recurrent):
+    """An LSTM between your policy's `encode_observations` and `decode_actions`, reset inside a segment where an episode
+    begins and held where an agent is dead."""
+
+    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
+        super().__init__()
+        self.action_space, self.policy = env.single_action_space, policy
+        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.lstm = nn.LSTM(input_size or hidden_size, hidden_size, num_layers)
+        for name, parameter in self.lstm.named_parameters():
+            nn.init.orthogonal_(parameter, 1.0) if "weight" in name else nn.init.zeros_(parameter)
+
+    def initial_state(self, num_agents):
+        shape, device = (self.num_layers, num_agents, self.hidden_size), next(self.parameters()).device
+        return {"lstm_h": torch.zeros(shape, device=device), "lstm_c": torch.zeros(shape, device=device)}
+
+    def forward(self, observations, state):
+        T, N = observations.shape[:2]
+        x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
+        resets, valid = self.flags(state, T, N, x.device)
+        keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
+        # One LSTM call for each stretch without a reset or a dead step; on a GPU, where to look would be a sync, one a step.
+        events = (resets.any(1) | (valid == 0).any(1)).tolist() if x.device.type == "cpu" else [True] * T
+        h, c = state["lstm_h"], state["lstm_c"]
+        outputs, t = [], 0
+        while t < T:
+            stop = t + 1
+            while stop < T and not events[stop] and not (events[t] and not bool(live[t].all())):
+                stop += 1
+            h, c = h * keep[t], c * keep[t]
+            out, (new_h, new_c) = self.lstm(x[t:stop], (h, c))
+            if events[t]:
+                new_h, new_c = torch.where(live[t], new_h, h), torch.where(live[t], new_c, c)
+            h, c = new_h, new_c
+            outputs.append(out)
+            t = stop
+        state["lstm_h"], state["lstm_c"] = h, c
+        return self.policy.decode_actions(torch.cat(outputs))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The default policy without autograd: matrix products and fused kernels in preallocated buffers
+
+
+class Fused:
+    """`Policy` without autograd for up to `rows` agents, `steps` at a time, in buffers that live in the arena; each
+    worker has its own.
+
+        fused = Fused(policy, arena, "worker 0", steps=64, rows=16)     # before arena.allocate
+        fused.bind("gradients")                                         # after
+        chunk = fused.chunk(n)                                          # the buffers, cut to n <= rows segments
+        kernels.gather(observations, index, chunk.observations)         # and chunk.states[i][0], the initial states
+        fused.forward(chunk, resets, valid, index, start)               # -> chunk.outputs
+        fused.backward(chunk, resets, valid, index, start)              # from chunk.grad_outputs, into the gradients
+
+    With steps=0 it holds what `step`, the rollout's form, needs.
+    """
+
+    def __init__(self, policy, arena, name, *, steps, rows):
+        self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
+        inputs, width, H, L = policy.encoder.in_features, policy.decoder.out_features, policy.hidden_size, policy.num_layers
+        T = max(steps, 1)
+        # name -> the shape of its buffer for n segments
+        shapes = {"observations": lambda n: (T, n, inputs), "outputs": lambda n: (T, n, width)}
+        shapes |= {f"hgp{i}": lambda n: (T, n, 3 * H) for i in range(L if steps else 1)}
+        shapes |= {f"x{i}": lambda n: (T, n, H) for i in range(L + 1 if steps else 2)}
+        if steps:
+            shapes |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)}
+            shapes |= {"grad_outputs": lambda n: (T, n, width), "grad_x": lambda n: (T, n, H), "ones": lambda n: (T * n,)}
+            shapes |= {"grad_log_std": lambda n: (T, n, width - 1)}
+        for key, shape in shapes.items():
+            arena.register(f"{name}/{key}", shape(rows))
+        self._shapes, self._chunks = shapes, {}
+
+    def bind(self, gradients="gradients"):
+        """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
+        p = self.policy
+        self.encoder_weight, self.encoder_bias = p.encoder.weight.data, p.encoder.bias.data
+        self.layer_weights = [layer.weight.data for layer in p.rnn.layers]
+        self.decoder_weight, self.decoder_bias = p.decoder.weight.data, p.decoder.bias.data
+        self.gradients = {name: self.arena[f"{gradients}/policy.{name}"] for name, _ in p.named_parameters()}
+        if self.steps:
+            self.arena[f"{self.name}/ones"].fill_(1.0)
+
+    def chunk(self, n):
+        """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""
+        if n not in self._chunks:
+            views = {key: self.arena[f"{self.name}/{key}"].view(-1)[: math.prod(shape(n))].view(shape(n))
+                     for key, shape in self._shapes.items()}
+            layers = len(self.layer_weights)
+            for stack, count in (("hgp", layers), ("x", layers + 1), ("states", layers)):
+                views[stack] = [views[f"{stack}{i}"] for i in range(count) if f"{stack}{i}" in views]
+            # The same memory as (steps · n, width) matrices, for the products.
+            views |= {f"flat_{key}": views[key].flatten(0, 1) for key in ("observations", "outputs", "grad_outputs", "grad_x",
+                                                                          "grad_log_std") if key in views}
+            views |= {f"flat_{stack}": [view.flatten(0, 1) for view in views[stack]] for stack in ("hgp", "x")}
+            self._chunks[n] = SimpleNamespace(**views)
+        return self._chunks[n]
+
+    def step(self, observations, state, resets, valid):
+        """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
+        valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
+        chunk = self.chunk(len(observations))
+        x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
+        observations = observations.view(len(observations), -1)
+        if observations.dtype != torch.float32:
+            observations = chunk.flat_observations.copy_(observations)
+        torch.addmm(self.encoder_bias, observations, self.encoder_weight.t(), out=x)
+        for i, weight in enumerate(self.layer_weights):
+            torch.mm(x, weight.t(), out=hgp)
+            kernels.mingru_step(hgp, x, state[i], resets, valid, y)
+            x, y = y, x
+        return torch.addmm(self.decoder_bias, x, self.decoder_weight.t(), out=chunk.flat_outputs)
+
+    def forward(self, chunk, resets, valid, index, start):
+        """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
+        chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
+        torch.addmm(self.encoder_bias, chunk.flat_observations, self.encoder_weight.t(), out=chunk.flat_x[0])
+        for i, weight in enumerate(self.layer_weights):
+            torch.mm(chunk.flat_x[i], weight.t(), out=chunk.flat_hgp[i])
+            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.x[i + 1], index=index, start=start)
+        torch.addmm(self.decoder_bias, chunk.flat_x[-1], self.decoder_weight.t(), out=chunk.flat_outputs)
+
+    def backward(self, chunk, resets, valid, index, start):
+        """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
+        grad, grad_x, gradients = chunk.flat_grad_outputs, chunk.flat_grad_x, self.gradients
+
+        def add(name, a, b):
+            torch.addmm(gradients[name], a.t(), b, out=gradients[name])
+
+        def add_sum(name, a):
+            torch.addmv(gradients[name], a.t(), chunk.ones, out=gradients[name])
+
+        add("decoder.weight", grad, chunk.flat_x[-1])
+        add_sum("decoder.bias", grad)
+        if self.policy.decoder.log_std is not None:
+            add_sum("decoder.log_std", chunk.flat_grad_log_std)
+        torch.mm(grad, self.decoder_weight, out=grad_x)
+        for i in reversed(range(len(self.layer_weights))):
+            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, index=index, start=start)
+            add(f"rnn.layers.{i}.weight", chunk.flat_hgp[i], chunk.flat_x[i])
+            torch.addmm(grad_x, chunk.flat_hgp[i], self.layer_weights[i], out=grad_x)
+        add("encoder.weight", grad_x, chunk.flat_observations)
+        add_sum("encoder.bias", grad_x)
+
+
+def sample_logits(logits, value, *, seed, step, first_agent=0, masks=None, deterministic=False):
+    """Draw actions from any policy's outputs through kernels.sample: logits as in this file's docstring, over (N, ...).
+
+    Returns actions (N, heads) int32 or (N, dims) float32, joint log-probabilities (N,), values (N,).
+    """
+    outputs, log_std = join_outputs(logits, value)
+    outputs, n = outputs.detach().float().contiguous(), len(outputs)
+    heads = None
+    if log_std is None:
+        sizes = [head.shape[-1] for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
+        heads = torch.tensor(sizes)
+        actions = torch.empty(n, len(sizes), dtype=torch.int32)
+    else:
+        log_std = log_std.detach().float().contiguous()
+        actions = torch.empty(n, log_std.shape[-1])
+    logprobs, values = torch.empty(n), torch.empty(n)
+    kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,
+                   log_std=log_std, masks=masks, deterministic=deterministic)
+    return actions, logprobs, values

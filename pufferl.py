@@ -1,0 +1,1223 @@
+"""PPO that trains in minutes what others train in hours: trainer, configuration, dashboard and command line.
+
+    python pufferl.py train breakout                                    # a solved policy, a checkpoint, a TensorBoard log
+    python pufferl.py train breakout --train.learning-rate 0.01         # any setting; --help lists them all
+    python pufferl.py eval breakout --load-model-path latest            # mean score of 256 fresh episodes
+
+    from pufferl import PuffeRL, load_config, load_env, load_policy      # or from a script
+    args = load_config("breakout")
+    vecenv = load_env("breakout", args)
+    policy = load_policy(args, vecenv, "breakout")
+    trainer = PuffeRL({**args["train"], "env": "breakout"}, vecenv, policy)
+    while trainer.global_step < args["train"]["total_timesteps"]:
+        trainer.evaluate()
+        logs = trainer.train()
+    trainer.close()
+
+One epoch is `evaluate` (a rollout of `horizon` steps of all agents) and `train` (advantages, then minibatches of
+prioritized segments). To change the algorithm, edit `PuffeRL.train`; the formulas are in kernels.py, the networks in
+models.py, the environments' side in vector.py. What to set is in the dataclasses below and in config/*.ini.
+"""
+
+import ast
+import configparser
+import contextlib
+import dataclasses
+import difflib
+import importlib.util
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numba
+import numpy as np
+import psutil
+import torch
+
+import kernels
+import models
+import ocean
+import vector
+
+ROOT = Path(__file__).resolve().parent
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Configuration: a dataclass a section; config/default.ini, config/ENV.ini and the command line change the defaults
+
+
+@dataclass
+class Base:
+    load_model_path: str | None = None
+    """Start from these weights: a model_*.pt file, or "latest" for the newest run of this environment."""
+    resume: str | None = None
+    """Go on with a run, same folder and log: its folder, or "latest"."""
+    logger: Literal["tensorboard", "none"] = "tensorboard"
+    """Where metrics go besides metrics.jsonl in the run's folder."""
+    data_dir: str = "experiments"
+    """Folder of the runs: checkpoints, logs, the resolved configuration."""
+
+
+@dataclass
+class Vec:
+    backend: Literal["native"] = "native"
+    """How environments are stepped: native is C environments in this process."""
+    num_envs: int = 1
+    """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all."""
+    total_agents: int | None = None
+    """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
+    num_buffers: int | None = None
+    """Ranges the environments are cut into (default: so that the work of one stays in a core's cache)."""
+    num_threads: int | None = None
+    """Threads that step environments and run the network (default: the physical cores)."""
+
+
+@dataclass
+class Policy:
+    name: str = "default"
+    """default, feed-forward (the same as default with rnn.name none), or path/to/file.py:Class for your own."""
+    hidden_size: int = 128
+    """Width of the network."""
+
+
+@dataclass
+class Rnn:
+    name: Literal["auto", "mingru", "lstm", "none"] = "auto"
+    """auto is mingru for the default policy and none for any other."""
+    hidden_size: int | None = None
+    """Width of the recurrent layers (default: policy.hidden_size)."""
+    input_size: int | None = None
+    """Width of what the encoder gives to the recurrent layers (default: policy.hidden_size)."""
+    num_layers: int = 1
+    """Recurrent layers."""
+
+
+@dataclass
+class Train:
+    total_timesteps: int = 10_000_000
+    """Environment steps of all agents together; rounded up to whole epochs of agents × horizon steps."""
+    learning_rate: float = 0.015
+    """Step size at the start. Muon's steps have unit scale, so this is about ten times what Adam wants."""
+    anneal_lr: bool = True
+    """Cosine from learning_rate to min_lr_ratio of it (Loshchilov and Hutter 2017)."""
+    min_lr_ratio: float = 0.0
+    """Fraction of learning_rate that is left at the end."""
+    gamma: float = 0.995
+    """Discount."""
+    gae_lambda: float = 0.90
+    """Weight of long against short returns in the advantage (Schulman et al. 2016)."""
+    horizon: int = 64
+    """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
+    minibatch_size: int | None = None
+    """Steps of one update, a multiple of horizon (default: 8,192, or the whole batch where that is smaller)."""
+    max_minibatch_size: int | None = None
+    """Steps that go through a custom network at once; larger minibatches accumulate gradients (default: all)."""
+    replay_ratio: float = 1.0
+    """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
+    clip_coef: float = 0.2
+    """PPO: how far the probability ratio may leave 1."""
+    vf_coef: float = 2.0
+    """Weight of the value loss."""
+    vf_clip_coef: float = 0.2
+    """How far a value may leave its old one in an update; inf for no clipping."""
+    ent_coef: float = 0.001
+    """Weight of the entropy bonus."""
+    anneal_ent_coef: bool = False
+    """Let ent_coef fall to zero linearly over the training."""
+    max_grad_norm: float = 1.5
+    """Global gradient norm above which gradients are scaled down."""
+    optimizer: Literal["muon", "adam"] = "muon"
+    """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's."""
+    momentum: float = 0.95
+    """Muon's Nesterov momentum, and Adam's beta1."""
+    beta2: float = 0.999
+    """Adam's second moment; only with optimizer adam."""
+    eps: float = 1e-8
+    """Adam's denominator; only with optimizer adam."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay: each update scales the weights by 1 - learning rate · weight_decay."""
+    vtrace_rho_clip: float = 1.0
+    """V-trace: upper bound of the importance weight of a temporal difference (Espeholt et al. 2018)."""
+    vtrace_c_clip: float = 1.0
+    """V-trace: upper bound of the weight with which later differences count for earlier steps."""
+    prio_alpha: float = 0.8
+    """How much segments with large advantages are preferred; 0 draws evenly (Schaul et al. 2016)."""
+    prio_beta0: float = 0.2
+    """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
+    reward_clip: float | None = None
+    """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
+    state: Literal["carry", "zero"] = "carry"
+    """Recurrent state at the start of a rollout: carried over from the last one, or zero."""
+    seed: int = 0
+    """Seed of the weights, the environments, the actions and the draws."""
+    device: Literal["auto", "cpu"] = "auto"
+    """Where the network runs."""
+    precision: Literal["float32"] = "float32"
+    """Of the matrix products."""
+    compile: bool = False
+    """torch.compile for a custom network (the default one is fused by hand)."""
+    compile_mode: str = "default"
+    """torch.compile's mode."""
+    checkpoint_interval: int = 200
+    """Epochs between checkpoints; one is always written at the end and on Ctrl-C."""
+    keep: int = 5
+    """Model files that are kept of a run."""
+    log_interval: float = 1.0
+    """Seconds between log entries and dashboard refreshes."""
+
+
+@dataclass
+class Eval:
+    episodes: int = 256
+    """Episodes to play: the first one of each of as many fresh environments, so that short ones are not favoured."""
+    deterministic: bool = False
+    """Take the most likely action in place of drawing one."""
+    max_steps: int = 100_000
+    """Steps after which an episode that does not end is an error."""
+
+
+SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval}
+# Names from other trainers: translated where the meaning is the same, refused with the equivalent where it is not.
+RENAMED = {"num_steps": "horizon", "bptt_horizon": "horizon", "n_epochs": "replay_ratio", "update_epochs": "replay_ratio",
+           "adam_beta1": "momentum", "adam_beta2": "beta2", "adam_eps": "eps"}
+REFUSED = {"batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon",
+           "num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
+           "num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches"}
+
+
+class ConfigError(ValueError):
+    """A setting that does not exist, has the wrong type or cannot work; the message says what to do."""
+
+
+def env_section(name):
+    """The env section of a C environment as a dataclass: num_envs and the settings that its header declares."""
+    library = load_library(name)
+    fields = [("num_envs", int, field(default=1024, metadata={"help": "Environments side by side."}))]
+    fields += [(key, type(value), field(default=value, metadata={"help": library.settings_help.get(key, "")}))
+               for key, value in library.settings.items()]
+    return dataclasses.make_dataclass("Env", fields)
+
+
+def load_library(name):
+    """The compiled environment behind ENV on the command line: a name in ocean/ or the path of a header."""
+    if name.startswith(("gym/", "pettingzoo/")) or ".py:" in name:
+        raise ConfigError(f"{name}: only environments in C can be trained so far. There are: {', '.join(ocean.names())}.")
+    try:
+        return ocean.load(name.removeprefix("puffer_"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def coerce(value, kind, where):
+    """A string from an ini file, or a value from Python, as `kind`; ConfigError naming `where` if it is not one."""
+    options = getattr(kind, "__args__", ())
+    if type(None) in options:
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "")):
+            return None
+        kind = next(option for option in options if option is not type(None))
+        options = getattr(kind, "__args__", ())
+    if options:
+        if value not in options:
+            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(map(str, options))}.")
+        return value
+    try:
+        if kind is str:
+            return str(value)
+        if isinstance(value, str):
+            value = {"true": True, "false": False, "inf": math.inf}.get(value.lower(), value)
+            value = ast.literal_eval(value) if isinstance(value, str) else value
+        if kind is bool and value in (0, 1):
+            return bool(value)
+        if kind is float and not isinstance(value, bool):
+            return float(value)
+        if kind is int and not isinstance(value, bool) and int(value) == value:
+            return int(value)
+    except (ValueError, TypeError, SyntaxError):
+        pass
+    raise ConfigError(f"{where} = {value!r}: must be {'an' if kind is int else 'a'} {kind.__name__}.")
+
+
+def translate(section, key, known, where):
+    """The present name of a setting; ConfigError with the nearest names for one that does not exist."""
+    if key in known:
+        return key
+    if section == "train" and key in RENAMED:
+        return RENAMED[key]
+    if section == "train" and key in REFUSED:
+        raise ConfigError(f"{where}: {REFUSED[key]}.")
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"{where}: there is no such setting.{hint} There are: {', '.join(known)}.")
+
+
+def read_ini(path, schema, values):
+    """Put the settings of an ini file over `values`, {section: {key: value}}; [sweep*] sections go to "sweep" as text."""
+    parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None)
+    try:
+        parser.read_string(path.read_text(), source=str(path))
+    except configparser.Error as error:
+        raise ConfigError(str(error)) from None
+    for section in parser.sections():
+        if section.partition(".")[0] == "sweep":
+            values["sweep"].setdefault(section, {}).update(parser[section])
+            continue
+        if section not in schema:
+            raise ConfigError(f"{path} [{section}]: there is no such section. There are: {', '.join(schema)}, sweep.")
+        types = {f.name: f.type for f in dataclasses.fields(schema[section])}
+        for key, text in parser[section].items():
+            where = f"{path} [{section}] {key}"
+            key = translate(section, key, list(types), where)
+            values[section][key] = coerce(text, types[key], where)
+
+
+def resolve(env_name):
+    """(schema, values) before the command line: the dataclass and the settings of each section."""
+    env_name = env_name.removeprefix("puffer_")
+    schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
+    values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
+    stem = Path(env_name).with_suffix(".ini").name if env_name.endswith(".h") else f"{env_name}.ini"
+    for path in (ROOT / "config" / "default.ini", ROOT / "config" / stem):
+        if path.exists():
+            read_ini(path, schema, values)
+    return schema, values
+
+
+def load_config(env_name, argv=()):
+    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"].
+
+    argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
+    exist or has the wrong type; an option that cannot be parsed prints what is wrong and exits, as on a command line.
+    """
+    schema, values = resolve(env_name)
+    if argv:
+        values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
+    base = values.pop("base")
+    return {"env_name": env_name.removeprefix("puffer_"), **base, **values}
+
+
+def parse_arguments(env_name, schema, values, argv):
+    """`values` with the command line's options over them, through tyro."""
+    import tyro
+
+    sections = []
+    for section, cls in schema.items():
+        if section == "base":
+            continue
+        if section == "env":  # made from the header, so its help has no source to be read from
+            cls = dataclasses.make_dataclass("Env", [
+                (f.name, tyro.conf.arg(help=f.metadata["help"]) and _annotated(f, tyro), f) for f in dataclasses.fields(cls)])
+        sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
+    arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
+    arguments.__doc__ = f"Settings of {env_name}; defaults from pufferl.py and config/."
+    defaults = arguments(**values["base"])
+    translated = []
+    for option in argv:
+        name, equals, value = option.partition("=")
+        if name.startswith("--train."):
+            key = name.removeprefix("--train.").replace("-", "_")
+            if key in RENAMED or key in REFUSED:
+                name = "--train." + translate("train", key, [], name).replace("_", "-")
+        translated.append(name + equals + value)
+    parsed = tyro.cli(arguments, args=translated, default=defaults, prog=f"pufferl.py VERB {env_name}",
+                      config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
+    result = dataclasses.asdict(parsed)
+    return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
+
+
+def _annotated(f, tyro):
+    from typing import Annotated
+
+    return Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])]
+
+
+def load_env(env_name, args):
+    """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
+    library = load_library(env_name)
+    settings, vec = dict(args["env"]), args["vec"]
+    num_envs = settings.pop("num_envs") * vec["num_envs"]
+    if vec["total_agents"] is not None:
+        probe = library.create(1, settings=settings)
+        agents = probe.num_agents
+        probe.close()
+        if vec["total_agents"] < agents or vec["total_agents"] % agents:
+            raise ConfigError(f"vec.total_agents = {vec['total_agents']}: one {library.name} has {agents} agents; "
+                              f"take a multiple of that.")
+        num_envs = vec["total_agents"] // agents
+    if num_envs < 1:
+        raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
+    try:
+        return vector.make(library, num_envs, vec["backend"], num_buffers=vec["num_buffers"],
+                           num_threads=vec["num_threads"], seed=args["train"]["seed"], env_kwargs=settings)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def load_policy(args, vecenv, env_name=""):
+    """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
+    torch.manual_seed(args["train"]["seed"])
+    name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
+    kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name == "default" else "none")
+    recurrent = rnn["hidden_size"] or hidden
+    env = vecenv.driver_env
+    if kind != "none" and rnn["num_layers"] < 1:
+        raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
+    if name == "default" and kind == "mingru":
+        if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
+            raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must equal "
+                              f"policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
+        policy = models.Policy(env, hidden_size=hidden, num_layers=rnn["num_layers"])
+    else:
+        if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
+            raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads it.")
+        cls = models.Default if name in ("default", "feed-forward") else load_class(name)
+        policy = cls(env, hidden_size=hidden)
+        if kind != "none":
+            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
+            policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
+                             input_size=rnn["input_size"] or hidden)
+    if args.get("load_model_path"):
+        path = find_model(args["load_model_path"], args["data_dir"], args["env_name"])
+        try:
+            policy.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+        except RuntimeError as error:
+            raise ConfigError(f"{path} does not fit this network: {error}") from None
+    return policy
+
+
+def load_class(name):
+    """path/to/file.py:Class -> the class."""
+    path, _, attribute = name.partition(".py:")
+    path = Path(path + ".py")
+    if not attribute or not path.exists():
+        raise ConfigError(f"policy.name = {name}: must be default, feed-forward or path/to/file.py:Class of a file that exists.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, attribute):
+        raise ConfigError(f"policy.name = {name}: {path} has no class {attribute}.")
+    return getattr(module, attribute)
+
+
+def find_run(path, data_dir, env_name):
+    """The folder of a run: `path` itself, or for "latest" the environment's newest one that holds a model."""
+    if path != "latest":
+        return Path(path)
+    runs = [p.parent for p in Path(data_dir).glob(f"{Path(env_name).stem}_*/model_*.pt")]
+    if not runs:
+        raise ConfigError(f"latest: there is no run of {env_name} with a model in {Path(data_dir).resolve()}; train one first.")
+    return max(set(runs), key=lambda run: max(p.stat().st_mtime for p in run.glob("model_*.pt")))
+
+
+def find_model(path, data_dir, env_name):
+    """A model file: `path` itself, the newest in the folder `path`, or "latest"."""
+    path = find_run(path, data_dir, env_name)
+    if path.is_dir():
+        path = max(path.glob("model_*.pt"), default=path / "model_*.pt")
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such model file.")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loggers: log(metrics, step), config, artifact, close
+
+
+class NoLogger:
+    """Keeps nothing; the interface of the others."""
+
+    def log(self, metrics, step): ...
+
+    def config(self, settings): ...
+
+    def artifact(self, path): ...
+
+    def close(self): ...
+
+
+class TensorBoardLogger(NoLogger):
+    """TensorBoard event files in `folder`: tensorboard --logdir experiments."""
+
+    def __init__(self, folder):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(folder)
+
+    def log(self, metrics, step):
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def config(self, settings):
+        self.writer.add_text("config", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
+
+    def close(self):
+        self.writer.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The trainer
+
+
+class PuffeRL:
+    """PPO over a vectorized environment and a policy.
+
+    config: the train section as a dict (missing keys take their defaults), "env": the environment's name, optionally
+    "data_dir" and "run_id". vecenv: from vector.make or load_env. policy: any network that models.py's docstring
+    describes; models.Policy runs fused. logger: see NoLogger.
+    Properties: global_step, epoch, total_epochs, sps, uptime, learning_rate (assign to override the schedule).
+    Raises ConfigError before anything starts if the settings cannot work.
+    """
+
+    def __init__(self, config, vecenv, policy, logger=None):
+        self.config = self._check_config(dict(config), vecenv)
+        c = self.config
+        self.vecenv, self.policy, self.logger = vecenv, policy, logger or NoLogger()
+        self.env_name = Path(c["env"]).stem
+        self.horizon, self.num_agents = c["horizon"], vecenv.num_agents
+        self.batch_size = self.horizon * self.num_agents
+        self.segments = c["minibatch_size"] // self.horizon
+        self.total_epochs = -(-c["total_timesteps"] // self.batch_size)
+        self.epoch, self._override_lr = 0, None
+        self._minibatches_owed = 0.0
+        self._started, self._stage_seconds = time.perf_counter(), dict.fromkeys(("environment", "policy", "learn", "other"), 0.0)
+        self._loss_sums, self._grad_norms = np.zeros(kernels.SUMS), []
+        self._environment, self._last_log = {}, None
+        self.losses, self.environment = {}, {}
+        self._console = self._live = None
+        run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid():05d}"
+        self.run_folder = Path(c["data_dir"]) / f"{self.env_name}_{run_id}"
+
+        self.storage = {name: torch.from_numpy(array) if array is not None else None
+                        for name, array in vars(vecenv.allocate(self.horizon)).items()}
+        self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
+        self.fused = type(policy) is models.Policy
+        self._allocate()
+        self._rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in vecenv.ranges]
+        workers = vecenv.num_workers
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="worker") if self.fused else None
+        self._threads = vecenv.num_threads
+        self._forward = self.policy
+        if c["compile"]:
+            if self.fused:
+                raise ConfigError("train.compile: the default network is fused by hand; compile is for your own networks.")
+            self._forward = torch.compile(self.policy, mode=c["compile_mode"])
+
+    @staticmethod
+    def _check_config(config, vecenv):
+        types = {f.name: f.type for f in dataclasses.fields(Train)}
+        extra = {"env", "data_dir", "run_id"}
+        c = dataclasses.asdict(Train()) | {"env": vecenv.name, "data_dir": Base.data_dir}
+        for key, value in config.items():
+            if key in extra:
+                c[key] = value
+            else:
+                name = translate("train", key, list(types), f"train.{key}")
+                c[name] = coerce(value, types[name], f"train.{key}")
+
+        def need(right, key, what):
+            if not right:
+                raise ConfigError(f"train.{key} = {c[key]}: {what}.")
+
+        batch = vecenv.num_agents * c["horizon"]
+        for key in ("total_timesteps", "horizon", "checkpoint_interval", "keep"):
+            need(c[key] >= 1, key, "must be 1 or more")
+        if c["minibatch_size"] is None:
+            c["minibatch_size"] = max(1, min(8192, batch) // c["horizon"]) * c["horizon"]
+        need(c["minibatch_size"] > 0 and c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
+             f"must be a multiple of train.horizon = {c['horizon']}, whole segments are drawn")
+        need(c["minibatch_size"] <= batch, "minibatch_size", f"is more than one epoch's batch, {vecenv.num_agents} agents × "
+             f"horizon {c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)")
+        if c["max_minibatch_size"] is not None:
+            need(c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0, "max_minibatch_size",
+                 f"must be a multiple of train.horizon = {c['horizon']}")
+        for key in ("learning_rate", "replay_ratio", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef", "vf_clip_coef"):
+            need(c[key] > 0, key, "must be above 0")
+        for key in ("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"):
+            need(0 <= c[key] <= 1, key, "must lie within 0 and 1")
+        for key in ("momentum", "beta2"):
+            need(0 <= c[key] < 1, key, "must lie within 0 and 1, without 1")
+        for key in ("prio_alpha", "weight_decay", "vf_coef", "log_interval", "seed"):
+            need(c[key] >= 0, key, "must be 0 or more")
+        return c
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def _allocate(self):
+        """Everything that lives as long as the trainer, in one arena."""
+        T, N, M, c = self.horizon, self.num_agents, self.segments, self.config
+        arena = self.arena = kernels.Arena()
+        arena.adopt(self.policy)
+        self.optimizer = None
+        if c["optimizer"] == "muon":
+            self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"])
+        for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N)), ("ratios", (T, N)),
+                            ("advantages", (T, N)), ("weights", (M,)), ("new_values", (T, M)), ("new_ratios", (T, M)),
+                            ("settings", (len(kernels.LOSS_SETTINGS),))):
+            arena.register(name, shape)
+        for name in ("masses", "cumulative"):
+            arena.register(name, (N,), torch.float64)
+        arena.register("index", (M,), torch.int64)
+        state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
+        for name, tensor in state.items():
+            arena.register(f"state/{name}", tensor.shape)
+            arena.register(f"initial_state/{name}", tensor.shape)
+
+        workers = self.vecenv.num_workers
+        if self.fused:
+            largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
+            bounds = [M * worker // workers for worker in range(workers + 1)]
+            rows = max(1, CHUNK_STEPS // T)
+            self._chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
+                            for first, last in zip(bounds, bounds[1:], strict=False)]
+            self._actors = [models.Fused(self.policy, arena, f"actor {w}", steps=0, rows=largest) for w in range(workers)]
+            self._learners = [models.Fused(self.policy, arena, f"learner {w}", steps=T, rows=min(rows, M)) for w in range(workers)]
+            for w in range(1, workers):  # worker 0 adds into the gradients themselves
+                for name, parameter in self.policy.named_parameters():
+                    arena.register(f"gradients {w}/policy.{name}", parameter.shape, group=f"gradients {w}")
+            arena.register("sums", (workers, kernels.SUMS), torch.float64)
+        else:
+            arena.register("sums", (1, kernels.SUMS), torch.float64)
+
+        arena.allocate("cpu")
+        for name in ("logprobs", "values", "bootstraps", "ratios", "advantages", "weights", "new_values", "new_ratios",
+                     "settings", "masses", "cumulative", "index", "sums"):
+            setattr(self, name, arena[name])
+        self.state = {name: arena[f"state/{name}"] for name in state}
+        self.initial_state = {name: arena[f"initial_state/{name}"] for name in state}
+        if self.fused:
+            for w in range(workers):
+                self._actors[w].bind()
+                self._learners[w].bind("gradients" if w == 0 else f"gradients {w}")
+            self._gradients = [arena.flat("gradients" if w == 0 else f"gradients {w}") for w in range(workers)]
+        if c["optimizer"] == "adam":
+            self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=c["learning_rate"], betas=(c["momentum"], c["beta2"]),
+                                               eps=c["eps"], weight_decay=c["weight_decay"], fused=True)
+        self._scratch = [torch.zeros(N, dtype=torch.uint8), torch.ones(N, dtype=torch.uint8)]
+
+    def _row(self, agents, t):
+        """The views that a worker needs at step t of a buffer, made once: the hot loop slices nothing."""
+        s, last = self.storage, t == self.horizon
+        names = ("observations", "resets", "valid", "action_masks")
+        row = {name: s[name][t, agents] if s[name] is not None else None for name in names}
+        if last:
+            return {**row, "values": self.values[t, agents]}
+        return {**row, "actions": s["actions"][t, agents], "logprobs": self.logprobs[t, agents], "values": self.values[t, agents],
+                "truncations": s["truncations"][t, agents].numpy(), "terminals": s["terminals"][t, agents].numpy()}
+
+    # -- the rollout -----------------------------------------------------------------------------------------------
+
+    def evaluate(self):
+        """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
+        that finished since the last log."""
+        begun = time.perf_counter()
+        self.vecenv.begin()
+        self.bootstraps.zero_()
+        for name, state in self.state.items():
+            if self.config["state"] == "zero":
+                state.zero_()
+            self.initial_state[name].copy_(state)
+        workers = range(self.vecenv.num_workers)
+        if self.fused:
+            with torch_threads(self.vecenv.threads_per_worker):
+                seconds = list(self._pool.map(self._rollout, workers))
+        else:
+            with torch.no_grad(), numba_threads(self._threads):
+                seconds = [self._rollout(worker) for worker in workers]
+        elapsed = time.perf_counter() - begun
+        share = elapsed * sum(seconds) / (elapsed * len(seconds) if self.fused else elapsed)
+        self._stage_seconds["environment"] += share
+        self._stage_seconds["policy"] += elapsed - share
+        self._gather_statistics(self.vecenv.log())
+        return dict(self.environment)
+
+    def _rollout(self, worker):
+        """One worker's share of the rollout; returns the seconds it spent in environments."""
+        vecenv, seconds = self.vecenv, 0.0
+        if self.fused:
+            numba.set_num_threads(vecenv.threads_per_worker)
+        while (ready := vecenv.wait(worker)) is not None:
+            buffer, t = ready
+            agents, row = vecenv.ranges[buffer], self._rows[buffer][t]
+            if t > 0:
+                self._bootstrap(worker, agents, t - 1, self._rows[buffer][t - 1])
+            state = {name: tensor[:, agents] for name, tensor in self.state.items()}
+            if t == self.horizon:  # V of the last row bootstraps; the state is not committed
+                outputs, _ = self._act(worker, row["observations"], {k: v.clone() for k, v in state.items()}, row["resets"], row["valid"])
+                row["values"].copy_(outputs[:, -1])
+                continue
+            outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
+            kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
+                           step=self.epoch * self.horizon + t, first_agent=agents.start, heads=self.heads, log_std=log_std,
+                           masks=row["action_masks"])
+            begun = time.perf_counter()
+            vecenv.advance(buffer)
+            seconds += time.perf_counter() - begun
+        return seconds
+
+    def _act(self, worker, observations, state, resets, valid):
+        """outputs (n, A + 1) and log_std for one step; the tensors in `state` are updated in place."""
+        if self.fused:
+            log_std = self.policy.decoder.log_std
+            return self._actors[worker].step(observations, state["mingru"], resets, valid), None if log_std is None else log_std.data
+        view = {**state, "resets": resets, "valid": valid}
+        if hasattr(self.policy, "forward_eval"):
+            outputs, log_std = models.join_outputs(*self.policy.forward_eval(observations, view))
+        else:
+            outputs, log_std = models.join_outputs(*(self.policy(observations.unsqueeze(0), view)))
+            outputs, log_std = outputs.squeeze(0), None if log_std is None else log_std.squeeze(0)
+        for name, tensor in state.items():
+            tensor.copy_(view[name])
+        return outputs.float().contiguous(), None if log_std is None else log_std.contiguous()
+
+    def _bootstrap(self, worker, agents, t, row):
+        """V of the final observation of the agents that step t truncated, from the state before the reset."""
+        if not row["truncations"].any():
+            return
+        cut = torch.from_numpy(np.flatnonzero(row["truncations"] & ~row["terminals"])) + agents.start
+        state = {name: tensor[:, cut] for name, tensor in self.state.items()}
+        resets, valid = (flags[: len(cut)] for flags in self._scratch)
+        outputs, _ = self._act(worker, self.storage["final_observations"][cut], state, resets, valid)
+        self.bootstraps[t, cut] = outputs[:, -1]
+
+    def _gather_statistics(self, log):
+        """Add a log's means, weighted by their number of episodes, to those since the last log entry."""
+        count = log.get("n", 0)
+        if not count:
+            return
+        before = self._environment.get("n", 0)
+        self._environment = {name: (self._environment.get(name, 0) * before + value * count) / (before + count)
+                             for name, value in log.items() if name != "n"} | {"n": before + count}
+        self.environment = dict(self._environment)
+
+    # -- learning --------------------------------------------------------------------------------------------------
+
+    def train(self):
+        """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of prioritized segments.
+
+        Returns the means over its minibatches: policy_loss, value_loss, entropy, approx_kl, clipfrac,
+        explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs where log_interval has passed.
+        Raises FloatingPointError, weights untouched, where a gradient is not finite.
+        """
+        begun, c, s = time.perf_counter(), self.config, self.storage
+        progress = min(1.0, self.global_step / c["total_timesteps"])
+        learning_rate = self.learning_rate
+        self.settings[3:] = torch.tensor([c["clip_coef"], c["vf_coef"], c["vf_clip_coef"],
+                                          c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)])
+        beta = c["prio_beta0"] + (1 - c["prio_beta0"]) * progress
+        self.ratios.fill_(1.0)
+        self.sums.zero_()
+        self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
+        count = int(self._minibatches_owed + 1e-9)
+        self._minibatches_owed -= count
+        with numba_threads(1 if self.fused else self._threads), torch_threads(self.vecenv.threads_per_worker if self.fused else self._threads):
+            self._renew(None)
+            norms = []
+            for minibatch in range(count):
+                kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=c["seed"], epoch=self.epoch,
+                             minibatch=minibatch, beta=beta)
+                moments = kernels.advantage_moments(self.advantages, s["valid"], self.index)
+                self.settings[:3] = torch.tensor(kernels.normalisation(moments))
+                if self.fused:
+                    list(self._pool.map(self._learn_fused, range(len(self._chunks))))
+                    for other in self._gradients[1:]:
+                        self._gradients[0].add_(other)
+                else:
+                    self._learn_custom()
+                norms.append(self._update(learning_rate))
+                kernels.write_back(self.index, self.new_values, self.new_ratios, self.values, self.ratios)
+                self._renew(self.index)
+        self.epoch += 1
+        sums = self.sums.sum(0).numpy()
+        self._loss_sums += sums
+        self._grad_norms += norms
+        self._stage_seconds["learn"] += time.perf_counter() - begun
+        logs = self._losses(sums, norms) if count else dict(self.losses)
+        self.losses = logs
+        if self.epoch % c["checkpoint_interval"] == 0:
+            self._try_checkpoint()
+        if self._last_log is None or time.perf_counter() - self._last_log[0] >= c["log_interval"] or self.epoch == self.total_epochs:
+            self.mean_and_log()
+        return logs
+
+    def _renew(self, index):
+        """Advantages and priorities of all segments, or of those just learnt from (a segment's depend on no other)."""
+        c, s = self.config, self.storage
+        kernels.advantage(self.values, s["rewards"], s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
+                          self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
+                          c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
+                          index=index)
+        kernels.priorities(self.advantages, s["valid"], self.masses, alpha=c["prio_alpha"], index=index)
+
+    def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
+        s = self.storage
+        kernels.ppo_loss(outputs, s["actions"], self.logprobs, self.values, self.advantages, self.weights, s["valid"], self.settings,
+                         grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std,
+                         grad_log_std=grad_log_std, masks=s["action_masks"], index=self.index, start=start)
+
+    def _learn_fused(self, worker):
+        """One worker's segments of the minibatch, chunk by chunk, so that a chunk's activations stay in cache."""
+        numba.set_num_threads(self.vecenv.threads_per_worker)
+        s, learner, log_std = self.storage, self._learners[worker], self.policy.decoder.log_std
+        self._gradients[worker].zero_()
+        for start, count in self._chunks[worker]:
+            chunk = learner.chunk(count)
+            kernels.gather(s["observations"], self.index, chunk.observations, start=start)
+            for layer, states in enumerate(chunk.states):
+                torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count], out=states[0])
+            flags = s["resets"], s["valid"], self.index, start
+            learner.forward(chunk, *flags)
+            self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[worker],
+                       None if log_std is None else log_std.data, chunk.grad_log_std)
+            learner.backward(chunk, *flags)
+
+    def _learn_custom(self):
+        """The same through a custom network's own forward and autograd."""
+        s, T = self.storage, self.horizon
+        self.arena.flat("gradients").zero_()
+        step = (self.config["max_minibatch_size"] or self.config["minibatch_size"]) // T
+        for start in range(0, self.segments, step):
+            index = self.index[start : start + step]
+            state = {name: tensor[:, index] for name, tensor in self.initial_state.items()}
+            state |= {name: s[name][:T].index_select(1, index) for name in ("resets", "valid")}
+            outputs, log_std = models.join_outputs(*self._forward(s["observations"][:T].index_select(1, index), state))
+            grad, leaves = torch.empty_like(outputs), [outputs]
+            grads = [grad]
+            if log_std is not None:
+                leaves.append(log_std)
+                grads.append(torch.empty_like(log_std))
+            self._loss(outputs.detach().contiguous(), grad, start, self.sums[0],
+                       None if log_std is None else log_std.detach().contiguous(), None if log_std is None else grads[1])
+            torch.autograd.backward(leaves, grads)
+
+    def _update(self, learning_rate):
+        """One optimizer step; returns the gradient norm before the clip."""
+        if isinstance(self.optimizer, kernels.Muon):
+            norm = self.optimizer.step(learning_rate)
+        else:
+            gradients = self.arena.flat("gradients")
+            norm = kernels.gradient_norm(gradients)
+            if math.isfinite(norm):
+                gradients.mul_(min(1.0, self.config["max_grad_norm"] / (norm + 1e-6)))
+                for group in self.optimizer.param_groups:
+                    group["lr"] = learning_rate
+                self.optimizer.step()
+        if not math.isfinite(norm):
+            raise FloatingPointError(self._explain_nan())
+        return norm
+
+    def _explain_nan(self):
+        """What is not finite, looked for in the order of the data flow."""
+        s, T = self.storage, self.horizon
+        causes = (("observations", s["observations"][: T + 1], "the environment writes it; run it with --debug"),
+                  ("rewards", s["rewards"], "the environment writes it; run it with --debug"),
+                  ("weights", self.arena.flat("weights"), "an earlier update broke them; start from the last checkpoint"),
+                  ("logprobs", self.logprobs, "the network's outputs overflow; lower train.learning_rate"),
+                  ("values", self.values, "the network's outputs overflow; lower train.learning_rate"),
+                  ("advantages", self.advantages, "rewards or values overflow; scale the rewards or set train.reward_clip"),
+                  ("gradients", self.arena.flat("gradients"), "the update overflows; lower train.learning_rate"))
+        for name, tensor, cause in causes:
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                return f"epoch {self.epoch}: {name} not finite ({cause}). The weights were left as they were before this update."
+        return f"epoch {self.epoch}: the gradient norm overflows; lower train.learning_rate."
+
+    # -- schedules and numbers -------------------------------------------------------------------------------------
+
+    @property
+    def global_step(self):
+        """Environment steps of all agents so far."""
+        return self.epoch * self.batch_size
+
+    @property
+    def learning_rate(self):
+        if self._override_lr is not None:
+            return self._override_lr
+        c = self.config
+        if not c["anneal_lr"]:
+            return c["learning_rate"]
+        progress = min(1.0, self.global_step / c["total_timesteps"])
+        low = c["min_lr_ratio"]
+        return c["learning_rate"] * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self._override_lr = float(value)
+
+    @property
+    def uptime(self):
+        """Seconds since the trainer was made."""
+        return time.perf_counter() - self._started
+
+    @property
+    def sps(self):
+        """Environment steps a second since the last log entry."""
+        since, step = self._last_log or (self._started, 0)
+        return (self.global_step - step) / max(time.perf_counter() - since, 1e-9)
+
+    def _losses(self, sums, norms):
+        return {**kernels.loss_statistics(sums), "grad_norm": float(np.mean(norms)), "learning_rate": self.learning_rate}
+
+    # -- logs ------------------------------------------------------------------------------------------------------
+
+    def mean_and_log(self):
+        """Log the means since the last entry and return them; nothing new since then returns {} and logs nothing."""
+        if self._last_log is not None and self._last_log[1] == self.global_step:
+            return {}
+        stages = dict(self._stage_seconds)
+        stages["other"] = max(0.0, time.perf_counter() - (self._last_log[0] if self._last_log else self._started) - sum(stages.values()))
+        self.stages, self.last_sps = stages, self.sps
+        metrics = {f"environment/{name}": value for name, value in self._environment.items()}
+        if self._grad_norms:
+            metrics |= {f"losses/{name}": value for name, value in self._losses(self._loss_sums, self._grad_norms).items()}
+        metrics |= {"performance/sps": self.last_sps, "performance/uptime": self.uptime, "performance/epoch": self.epoch}
+        metrics |= {f"performance/seconds_{name}": value for name, value in stages.items()}
+        self.logger.log(metrics, self.global_step)
+        self._last_log = (time.perf_counter(), self.global_step)
+        self._stage_seconds = dict.fromkeys(stages, 0.0)
+        self._loss_sums[:], self._grad_norms, self._environment = 0.0, [], {}
+        if self._record:
+            with contextlib.suppress(OSError), open(self.run_folder / "metrics.jsonl", "a") as file:
+                file.write(json.dumps({"step": self.global_step, **metrics}) + "\n")
+        return metrics
+
+    _record = False
+
+    def record(self, settings):
+        """Make the run's folder, write the resolved configuration there, and metrics.jsonl from now on."""
+        try:
+            self.run_folder.mkdir(parents=True, exist_ok=True)
+            (self.run_folder / "config.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
+        except OSError as error:
+            raise ConfigError(f"cannot write the run's folder {self.run_folder}: {error}. Set --data-dir to one that can be.") from None
+        self._record = True
+        self.logger.config(settings)
+
+    def print_dashboard(self):
+        """Show progress: a live panel on a terminal, one line a call elsewhere."""
+        from rich.console import Console
+
+        if self._console is None:
+            self._console = Console()
+        if not self._console.is_terminal:
+            score = self.environment.get("score", math.nan)
+            self._console.print(f"{progress_bar(self)} steps {self.global_step:,}  sps {getattr(self, 'last_sps', self.sps):,.0f}  "
+                                f"score {score:.3f}  {time_left(self)}", highlight=False, soft_wrap=True)
+            return
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(dashboard(self), refresh=True)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, path=None, metadata=None):
+        """Write the model and the trainer's state to the run's folder, or one complete file to `path`; returns the
+        model's path. Files are written under another name, synced and renamed: none is ever half written."""
+        state = {"model": self.policy.state_dict(), **self._trainer_state(), "metadata": metadata or {}}
+        if path is not None:
+            write_whole(state, Path(path))
+            return str(path)
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        model = self.run_folder / f"model_{self.env_name}_{self.epoch:06d}.pt"
+        write_whole(self.policy.state_dict(), model)
+        write_whole(state, self.run_folder / "trainer_state.pt")
+        for old in sorted(self.run_folder.glob("model_*.pt"))[: -self.config["keep"]]:
+            old.unlink()
+        self.logger.artifact(str(model))
+        return str(model)
+
+    def load_checkpoint(self, path):
+        """Go on from a file that save_checkpoint wrote (or from the trainer_state.pt in a folder). With the same
+        environments, buffers and threads the run continues bit for bit."""
+        path = Path(path) / "trainer_state.pt" if Path(path).is_dir() else Path(path)
+        saved = torch.load(path, weights_only=True)
+        self.policy.load_state_dict(saved["model"])
+        for name, value in saved["tensors"].items():
+            target = self._saved_tensors()[name]
+            if target.shape != value.shape:
+                raise ConfigError(f"{path}: {name} has shape {tuple(value.shape)}, this run wants {tuple(target.shape)}; "
+                                  "resume with the same number of agents and the same network.")
+            target.copy_(value)
+        if saved["adam"] is not None:
+            self.optimizer.load_state_dict(saved["adam"])
+        self.vecenv.load(saved["environments"].numpy())
+        self.epoch, self._minibatches_owed = saved["epoch"], saved["minibatches_owed"]
+        self._override_lr = saved["learning_rate"]
+        self._last_log = (time.perf_counter(), self.global_step)
+
+    def _saved_tensors(self):
+        s = self.storage
+        rows = {name: s[name][-1] for name in ("observations", "resets", "valid", "action_masks") if s[name] is not None}
+        momentum = {"momentum": self.arena.flat("momentum")} if isinstance(self.optimizer, kernels.Muon) else {}
+        return {**rows, **momentum, **{f"state/{name}": tensor for name, tensor in self.state.items()}}
+
+    def _trainer_state(self):
+        return {"tensors": {name: tensor.clone() for name, tensor in self._saved_tensors().items()},
+                "adam": None if isinstance(self.optimizer, kernels.Muon) else self.optimizer.state_dict(),
+                "environments": torch.from_numpy(self.vecenv.save()), "epoch": self.epoch, "global_step": self.global_step,
+                "minibatches_owed": self._minibatches_owed, "learning_rate": self._override_lr,
+                "config": json.dumps(self.config, default=str),
+                "versions": {"torch": torch.__version__, "numba": numba.__version__, "numpy": np.__version__}}
+
+    def _try_checkpoint(self):
+        try:
+            return self.save_checkpoint()
+        except OSError as error:  # a full disk must not end the run; the last checkpoint stays whole
+            print(f"checkpoint at epoch {self.epoch} not written: {error}. Training goes on.", file=sys.stderr)
+            return ""
+
+    def close(self):
+        """Save, log what is left, stop the workers and the environments; returns the model's path."""
+        self.mean_and_log()
+        path = self._try_checkpoint()
+        self.release()
+        return path
+
+    def release(self):
+        """Stop the workers, the dashboard, the logger and the environments, without saving."""
+        if self._live is not None:
+            self._live.stop()
+        if self._pool is not None:
+            self._pool.shutdown()
+        self.logger.close()
+        self.vecenv.close()
+
+
+CHUNK_STEPS = 1024  # steps that one worker takes through the default network at once: what fits a core's cache
+
+
+def write_whole(state, path):
+    """torch.save that never leaves half a file: another name, fsync, rename."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def torch_threads(count):
+    """torch's threads within an operation; workers bring their own parallelism."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def numba_threads(count):
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Dashboard
+
+
+def time_left(trainer):
+    done = trainer.global_step / max(1, trainer.total_epochs * trainer.batch_size)
+    seconds = trainer.uptime * (1 - done) / done if done > 0 else math.inf
+    return f"{duration(trainer.uptime)} gone, {duration(seconds)} left"
+
+
+def duration(seconds):
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
+
+
+def progress_bar(trainer):
+    return f"{100 * trainer.epoch / max(1, trainer.total_epochs):5.1f}%"
+
+
+def dashboard(trainer):
+    """The live panel, as a rich renderable."""
+    from rich.columns import Columns
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    def table(title, rows):
+        grid = Table(title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left", padding=(0, 1))
+        for name, value in rows:
+            grid.add_row(str(name), f"[bold]{value}[/]")
+        return grid
+
+    process = psutil.Process()
+    summary = table("run", [
+        ("environment", trainer.env_name), ("agents", f"{trainer.num_agents:,}"),
+        ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
+        ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"), ("time", time_left(trainer)),
+        ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
+        ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB")])
+    stages = getattr(trainer, "stages", trainer._stage_seconds)
+    total = max(sum(stages.values()), 1e-9)
+    parts = table("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])
+    losses = table("losses", [(name, f"{value:.4g}") for name, value in trainer.losses.items()])
+    environment = table("environment", [(name, f"{value:,.4g}") for name, value in trainer.environment.items()])
+    bar = ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch)
+    grid = Table.grid()
+    grid.add_row(Columns([summary, parts, losses, environment]))
+    grid.add_row(bar)
+    return Panel(grid, title="[bold]PuffeRL[/]", border_style="cyan")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+class Interrupts:
+    """Within it, the first SIGINT or SIGTERM asks for a stop at the epoch's end; the second one leaves at once."""
+
+    def __init__(self):
+        self.requested = False
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _handle(self, number, frame):
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.requested = True
+        print("\nstopping after this epoch, with a checkpoint; once more to leave at once", file=sys.stderr)
+
+    def __exit__(self, *_):
+        for number, handler in getattr(self, "_before", {}).items():
+            signal.signal(number, handler)
+
+
+def train(env_name, args):
+    """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder."""
+    vecenv = load_env(env_name, args)
+    policy = load_policy(args, vecenv, env_name)
+    config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"]}
+    if args["resume"]:
+        folder = find_run(args["resume"], args["data_dir"], args["env_name"])
+        config["run_id"] = folder.name.removeprefix(f"{Path(args['env_name']).stem}_")
+        config["data_dir"] = str(folder.parent)
+    trainer = PuffeRL(config, vecenv, policy)
+    trainer.record(args)
+    if args["resume"]:
+        trainer.load_checkpoint(trainer.run_folder)
+        print(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
+    if args["logger"] == "tensorboard":
+        trainer.logger = TensorBoardLogger(str(trainer.run_folder / "tensorboard"))
+        trainer.logger.config(args)
+    print(f"{trainer.env_name}: {trainer.num_agents:,} agents × horizon {trainer.horizon} = {trainer.batch_size:,} steps an epoch, "
+          f"{trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; run folder {trainer.run_folder}")
+    shown = 0.0
+    try:
+        with Interrupts() as interrupts:
+            while trainer.epoch < trainer.total_epochs and not interrupts.requested:
+                trainer.evaluate()
+                trainer.train()
+                interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
+                if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
+                    trainer.print_dashboard()
+                    shown = time.perf_counter()
+    except BaseException:
+        trainer.release()
+        raise
+    model = trainer.close()
+    print(f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({trainer.global_step / trainer.uptime:,.0f} steps/s)")
+    print(f"checkpoint   {model}")
+    if args["logger"] == "tensorboard":
+        print(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")
+    return trainer
+
+
+def evaluate(env_name, args):
+    """Play the first episode of each of eval.episodes fresh environments; prints and returns {field: (mean, error)}."""
+    episodes = args["eval"]["episodes"]
+    args = {**args, "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1},
+            "env": {**args["env"], "num_envs": episodes}}
+    vecenv = load_env(env_name, args)
+    policy = load_policy(args, vecenv, env_name)
+    if not args["load_model_path"]:
+        print("no --load-model-path: this is an untrained policy")
+    storage = vecenv.allocate(1)
+    state = policy.initial_state(vecenv.num_agents) if hasattr(policy, "initial_state") else {}
+    finished = {}
+    for step in range(args["eval"]["max_steps"]):
+        vecenv.begin()
+        state |= {"resets": torch.from_numpy(storage.resets[0]), "valid": torch.from_numpy(storage.valid[0])}
+        masks = None if storage.action_masks is None else torch.from_numpy(storage.action_masks[0])
+        observations = torch.from_numpy(storage.observations[0])
+        with torch.no_grad():
+            forward_eval = getattr(policy, "forward_eval", None)
+            logits, value = forward_eval(observations, state) if forward_eval else policy(observations.unsqueeze(0), state)
+        actions, _, _ = models.sample_logits(*((logits, value) if forward_eval else models.squeeze_time(logits, value)),
+                                             seed=args["train"]["seed"] + 1, step=step, masks=masks,
+                                             deterministic=args["eval"]["deterministic"])
+        storage.actions[0] = actions.numpy()
+        vecenv.advance(0)
+        for env in vecenv.finished():
+            log = vecenv.envs.log(env, env + 1)
+            if env not in finished and log:
+                finished[env] = log
+        if len(finished) == episodes:
+            break
+    else:
+        raise RuntimeError(f"{episodes - len(finished)} of {episodes} episodes did not end within eval.max_steps = "
+                           f"{args['eval']['max_steps']} steps.")
+    vecenv.close()
+    results = {}
+    for name in next(iter(finished.values())):
+        if name != "n":
+            values = np.array([log[name] for log in finished.values()])
+            results[name] = (float(values.mean()), float(values.std() / math.sqrt(len(values))))
+            print(f"{name:20} mean {values.mean():10.3f} ± {results[name][1]:.3f}   min {values.min():.3f}   max {values.max():.3f}")
+    print(f"{episodes} episodes, {step + 1} steps")
+    return results
+
+
+USAGE = """usage: python pufferl.py {train,eval} ENV [--section.key value ...]
+
+  train ENV    train a policy; Ctrl-C stops it with a checkpoint
+  eval ENV     play episodes with a trained policy: --load-model-path latest
+
+  python pufferl.py train breakout --help    lists every setting with its default
+environments: """
+
+
+def main(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    verbs = {"train": train, "eval": evaluate}
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE + ", ".join(ocean.names()))
+        return
+    if argv[0] not in verbs:
+        sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
+    if len(argv) < 2 or argv[1].startswith("-"):
+        sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
+    try:
+        verbs[argv[0]](argv[1], load_config(argv[1], argv[2:]))
+    except ConfigError as error:
+        sys.exit(f"pufferl.py: {error}")
+
+
+if __name__ == "__main__":
+    main()
