@@ -72,12 +72,14 @@ def load(name, debug=False):
     return _load(FOLDER / name / f"{name}.h", debug)
 
 
-def rows(observations, actions, rewards, terminals, truncations, final_observations=None, valid=None, masks=None):
+def rows(observations, actions, rewards, terminals, truncations, final_observations=None, valid=None,
+         action_masks=None):  # fmt: skip
     """The eight addresses that `step` and `reset` want, from arrays whose first axis is all agents (None: absent).
 
-    Keep the arrays alive, and contiguous: only their addresses are taken.
+    The first five must be there, and valid and action_masks where the environment has them. Keep the arrays alive:
+    only their addresses are taken. ValueError where one is not contiguous.
     """
-    arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid, masks)
+    arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid, action_masks)
     for array in arrays:
         if array is not None and not array.flags.c_contiguous:
             raise ValueError(f"rows must be contiguous, got strides {array.strides} for shape {array.shape}")
@@ -290,9 +292,11 @@ def build(header, debug=False, extra_flags=()):
     compiler = next(filter(None, map(shutil.which, filter(None, [os.environ.get("CC"), "gcc", "clang", "cc"]))), None)
     if compiler is None:
         raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
-    flags = [*(DEBUG_FLAGS if debug else FLAGS), *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER)]
-    flags.append(f'-DENV_HEADER="{header}"')
-    macros = subprocess.run([compiler, *flags[:3], "-dM", "-E", "-x", "c", os.devnull], capture_output=True, check=True)
+    target_flags = DEBUG_FLAGS if debug else FLAGS
+    flags = [*target_flags, *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
+    # Its predefined macros are a compiler's version and every feature of the processor that -march=native found.
+    macros = subprocess.run([compiler, *target_flags, "-dM", "-E", "-x", "c", os.devnull],
+                            capture_output=True, check=True)  # fmt: skip
     sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c", *sorted(header.parent.glob("*.[ch]"))]
     contents = b"\0".join([compiler.encode(), repr(flags).encode(), macros.stdout, *(f.read_bytes() for f in sources)])
     name = f"{header.stem}-{'debug-' if debug else ''}{hashlib.sha256(contents).hexdigest()[:16]}.so"

@@ -59,8 +59,8 @@ typedef struct { LOG(LOG_FIELD) } Log;
     uint8_t* terminals; \
     uint8_t* truncations; \
     OBSERVATION* final_observations; \
-    uint8_t* valid; \
-    uint8_t* action_masks; \
+    uint8_t* valid; /* set with HAS_VALID only */ \
+    uint8_t* action_masks; /* (agents, sum of heads), set with HAS_ACTION_MASKS only */ \
     uint32_t agent_offset; /* agents of the environments before this one */ \
     HEAP \
     uint64_t rng; \

@@ -1,5 +1,6 @@
 """The environments in C: their rules, their determinism, and that they write all of their buffers and nothing else."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -229,6 +230,17 @@ def test_saved_state_continues_bit_for_bit(name, options):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     with pytest.raises(ValueError, match="was not saved from"):
         ocean.load(name).create(2, settings=options).load(saved)
+
+
+def test_addresses_are_those_of_step_and_reset():
+    by_name, by_address = Vector("breakout", 3), Vector("breakout", 3, seed=1)
+    by_address.envs.load(Vector("breakout", 3).envs.save())
+    library, envs = by_name.envs.library, by_address.envs
+    signature = ctypes.CFUNCTYPE(None, ocean.POINTER, ocean.INT, ocean.INT, ocean.POINTER)
+    for address, call in ((library.reset_address, by_name.envs.reset), (library.step_address, by_name.envs.step)):
+        call(by_name.rows)
+        signature(address)(envs.address, 0, 3, by_address.rows.ctypes.data)
+        assert np.array_equal(by_name.observations, by_address.observations)
 
 
 def test_index_errors():

@@ -34,7 +34,7 @@ static const char* c_init(Env* env) {
     if (!(env->masscart > 0 && env->masspole > 0 && env->length > 0))
         return "masscart, masspole and length must be above 0";
     if (!(env->tau > 0 && env->x_threshold > 0.05f)) return "tau must be above 0 and x_threshold above 0.05";
-    if (!(env->theta_threshold > 3 && env->theta_threshold <= 90)) return "theta_threshold must lie within 3..90 degrees";
+    if (!(env->theta_threshold > 3 && env->theta_threshold <= 90)) return "theta_threshold must lie within 3..90";
     env->theta_limit = env->theta_threshold * (float)(M_PI / 180);
     return NULL;
 }
