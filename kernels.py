@@ -18,6 +18,10 @@ uint8. Every constant in a cell is a np.float32: one bare literal would turn a w
 """
 
 import math
+import os
+
+# Between parallel regions OpenMP's threads must sleep: spinning ones take the cores from other workers and processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numba
 import numpy as np

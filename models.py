@@ -387,6 +387,13 @@ class Fused:
         add_sum("encoder.bias", grad_x)
 
 
+def squeeze_time(logits, value):
+    """Logits and value of one step, (1, N, ...), without the time axis."""
+    outputs, log_std = join_outputs(logits, value)
+    logits, value = outputs[0, ..., :-1], outputs[0, ..., -1:]
+    return (logits if log_std is None else torch.distributions.Normal(logits, log_std[0].exp())), value
+
+
 def sample_logits(logits, value, *, seed, step, first_agent=0, masks=None, deterministic=False):
     """Draw actions from any policy's outputs through kernels.sample: logits as in this file's docstring, over (N, ...).
 

@@ -1175,7 +1175,7 @@ def evaluate(env_name, args):
         storage.actions[0] = actions.numpy()
         vecenv.advance(0)
         for env in vecenv.finished():
-            log = vecenv.envs.log(env, env + 1)
+            log = vecenv.log(env)
             if env not in finished and log:
                 finished[env] = log
         if len(finished) == episodes:

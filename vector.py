@@ -271,9 +271,15 @@ class Native(_Vector):
                     agents.start, agents.stop, *self._flags[t])
         self._t[buffer] = t + 1
 
-    def log(self):
-        """Means of the environments' Log fields over the episodes finished since the last call, and their number n."""
-        return self.envs.log()
+    def log(self, env=None):
+        """Means of the environments' Log fields over the episodes finished since the last call, and their number n; of
+        all environments, or of one."""
+        return self.envs.log() if env is None else self.envs.log(env, env + 1)
+
+    def finished(self):
+        """The environments in which an agent's episode ended at the last step."""
+        done = np.flatnonzero(self.storage.resets[-1])
+        return np.unique(np.searchsorted(self.envs.agent_offsets, done, side="right") - 1).tolist()
 
     def save(self):
         """The state of all environments as a uint8 array, for `load`."""

@@ -233,10 +233,11 @@ class Envs:
         """
         self._call(self.functions.ocean_step, rows, start, end)
 
-    def log(self):
-        """Means of the log fields over the episodes finished since the last call, and their number n; or {}."""
+    def log(self, start=0, end=None):
+        """Means of the log fields over the episodes that environments [start, end) finished since the last call, and
+        their number n; or {}."""
         sums = np.zeros(len(self.library.log_fields))
-        self.functions.ocean_log(self.address, 0, self.num_envs, sums.ctypes.data)
+        self.functions.ocean_log(self.address, *self._range(start, end), sums.ctypes.data)
         fields = dict(zip(self.library.log_fields, sums.tolist(), strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
