@@ -1,0 +1,1577 @@
+"""Every kernel against its float64 reference (tests/reference.py): values and every gradient, at awkward sizes, with
+outputs full of NaN before the call; then what the kernels promise besides numbers: errors that name the tensor, NaNs
+that stay visible, the same bits for any split or thread count, vector instructions, no memory kept.
+
+    python -m pytest tests/test_kernels.py -k advantage
+"""
+
+import concurrent.futures
+import copy
+import io
+import itertools
+import math
+import re
+import tracemalloc
+
+import llvmlite.binding
+import numba
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba.core.runtime import _nrt_python, rtsys
+
+import kernels
+
+BOUNDED = settings(max_examples=25, deadline=None, derandomize=True)
+SIZES = [1, 3, 17, 65, 257]
+NAN = math.nan
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def poison(*shape, dtype=torch.float32):
+    """An output before the call: NaN, or a number that no kernel writes."""
+    return torch.full(shape, NAN if dtype.is_floating_point else -77 if dtype != torch.uint8 else 77, dtype=dtype)
+
+
+def flags(rng, probability, *shape):
+    return (torch.rand(shape, generator=rng) < probability).to(torch.uint8)
+
+
+def close(actual, expected, tolerance=1e-5):
+    """|actual - expected| <= tolerance · (1 + |expected|) everywhere; a NaN is never close."""
+    actual, expected = torch.as_tensor(actual).double(), torch.as_tensor(expected).double()
+    assert actual.shape == expected.shape
+    error = (actual - expected).abs() / (1 + expected.abs())
+    assert actual.numel() == 0 or (error <= tolerance).all(), f"error {error.max():.2e} above {tolerance:.0e}"
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8).clone() if tensor.dtype.itemsize > 1 else tensor.clone()
+
+
+@pytest.fixture
+def threads():
+    """set_num_threads, undone at the end."""
+    before = numba.get_num_threads()
+    yield numba.set_num_threads
+    numba.set_num_threads(before)
+
+
+THREAD_COUNTS = sorted({1, min(2, numba.config.NUMBA_NUM_THREADS), numba.config.NUMBA_NUM_THREADS})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arena
+
+
+class Recurrent(torch.nn.Module):
+    """Odd sizes before and after an LSTM, so that alignment and packing have something to get wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = torch.nn.Linear(5, 7)
+        self.lstm = torch.nn.LSTM(7, 6, num_layers=2)
+        self.decoder = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.decoder(self.lstm(torch.tanh(self.encoder(x)))[0])
+
+
+def adopted(module, *others):
+    arena = kernels.Arena()
+    arena.adopt(module)
+    made = [make(arena) for make in others]
+    arena.allocate("cpu")
+    return (arena, *made)
+
+
+def test_arena_views_are_aligned_zero_and_in_one_allocation():
+    arena = kernels.Arena()
+    specs = {"a": ((3, 5), torch.float32), "b": ((7,), torch.uint8), "c": ((2, 0), torch.float32),
+             "d": ((), torch.int64), "e": ((1, 1, 11), torch.float64)}
+    for name, (shape, dtype) in specs.items():
+        arena.register(name, shape, dtype)
+    arena.allocate("cpu")
+    low, high = arena.memory.data_ptr(), arena.memory.data_ptr() + arena.memory.numel()
+    end = low
+    for name, (shape, dtype) in specs.items():
+        view = arena[name]
+        assert view.shape == shape and view.dtype == dtype and view.is_contiguous()
+        assert not view.any()
+        if view.numel():
+            assert view.data_ptr() % arena.ALIGNMENT == 0
+            assert end <= view.data_ptr() and view.data_ptr() + view.numel() * dtype.itemsize <= high
+            end = view.data_ptr() + view.numel() * dtype.itemsize
+            view.fill_(1)
+    assert all((arena[name] == 1).all() for name in specs)  # nobody wrote over anybody
+
+
+def test_arena_groups_are_contiguous_and_flat_is_their_memory():
+    arena = kernels.Arena()
+    for i, group in enumerate(["g", "other", "g", "other", "g"]):  # registered interleaved, laid out side by side
+        arena.register(f"t{i}", (i + 1, 3), group=group)
+    arena.allocate()
+    for group, members in (("g", [0, 2, 4]), ("other", [1, 3])):
+        flat = arena.flat(group)
+        assert flat.ndim == 1 and flat.data_ptr() == arena[f"t{members[0]}"].data_ptr()
+        addresses = [arena[f"t{i}"].data_ptr() for i in members]
+        assert addresses == sorted(addresses)
+        flat.fill_(2)
+        assert all((arena[f"t{i}"] == 2).all() for i in members)
+    assert (arena.flat("g").data_ptr() - arena.flat("other").data_ptr()) != 0
+    arena.flat("g").zero_()
+    assert (arena["t1"] == 2).all() and (arena["t3"] == 2).all()
+
+
+def test_arena_errors():
+    arena = kernels.Arena()
+    arena.register("x", (2,))
+    with pytest.raises(ValueError, match=r"'x'.*taken"):
+        arena.register("x", (2,))
+    with pytest.raises(ValueError, match=r"'y'.*negative"):
+        arena.register("y", (2, -1))
+    with pytest.raises(TypeError, match=r"weight.*float64"):
+        arena.adopt(torch.nn.Linear(2, 2).double())
+    arena.register("bytes", (2,), torch.uint8)  # the same group as x: no flat view of both
+    arena.allocate()
+    with pytest.raises(KeyError):
+        arena.flat("data")
+    with pytest.raises(KeyError):
+        arena["nobody"]
+    with pytest.raises(ValueError, match=r"'late'.*allocate"):
+        arena.register("late", (2,))
+    with pytest.raises(ValueError, match="allocate"):
+        arena.adopt(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="adopt"):
+        kernels.Muon(kernels.Arena())
+
+
+def test_adopt_keeps_values_and_shares_memory():
+    torch.manual_seed(0)
+    module = Recurrent()
+    before = copy.deepcopy(module.state_dict())
+    (arena,) = adopted(module)
+    weights, gradients = arena.flat("weights"), arena.flat("gradients")
+    assert weights.numel() == gradients.numel()
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.data_ptr() == arena[f"weights/policy.{name}"].data_ptr()
+        assert parameter.grad.data_ptr() == arena[f"gradients/policy.{name}"].data_ptr()
+        offset = parameter.data_ptr() - weights.data_ptr()
+        assert offset == parameter.grad.data_ptr() - gradients.data_ptr()  # the same order and gaps
+    addresses = [p.grad.data_ptr() for p in module.parameters()]
+    module(torch.randn(4, 2, 5)).sum().backward()
+    assert addresses == [p.grad.data_ptr() for p in module.parameters()]
+    assert gradients.norm() > 0
+    gradients.zero_()
+    assert not any(p.grad.any() for p in module.parameters())
+    weights.fill_(0.25)
+    assert all((p == 0.25).all() for p in module.parameters())
+
+
+def test_adopted_lstm_is_one_block_and_trains_as_a_free_one():
+    torch.manual_seed(1)
+    free = Recurrent()
+    module = copy.deepcopy(free)
+    adopted(module)
+    for group in (lambda p: p, lambda p: p.grad):
+        block = [group(p) for p in module.lstm._flat_weights]
+        for left, right in itertools.pairwise(block):
+            assert left.data_ptr() + left.numel() * 4 == right.data_ptr()
+        assert block[0].data_ptr() % kernels.Arena.ALIGNMENT == 0, "the block itself starts unaligned"
+    x = torch.randn(9, 4, 5)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (free, module)]
+    for _ in range(3):
+        for m, optimizer in zip((free, module), optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=False)
+            m(x).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(free.parameters(), module.parameters(), strict=True):
+        close(b.detach(), a.detach(), 1e-6)
+
+
+def test_two_modules_under_two_prefixes():
+    arena = kernels.Arena()
+    first, second = torch.nn.Linear(3, 2), torch.nn.LSTM(2, 3)
+    arena.adopt(first, "first")
+    with pytest.raises(ValueError, match="taken"):
+        arena.adopt(torch.nn.Linear(3, 2), "first")
+    arena.adopt(second, "second")
+    arena.allocate()
+    assert first.weight.data_ptr() == arena["weights/first.weight"].data_ptr()
+    assert second.bias_hh_l0.data_ptr() == arena["weights/second.bias_hh_l0"].data_ptr()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The numpy view that is kept on a tensor
+
+
+def test_host_view_does_not_outlive_a_copy():
+    tensor = torch.zeros(5)
+    kernels.gradient_norm(tensor)
+    twin = copy.deepcopy(tensor)
+    twin += 1
+    assert kernels.gradient_norm(twin) == pytest.approx(math.sqrt(5))
+    tensor += 2
+    assert kernels.gradient_norm(tensor) == pytest.approx(2 * math.sqrt(5))
+
+
+def test_host_view_follows_new_data():
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    kernels.gradient_norm(parameter)
+    parameter.data = torch.ones(3)  # what arena.adopt does
+    assert kernels.gradient_norm(parameter) == pytest.approx(math.sqrt(3))
+
+
+def test_tensors_that_kernels_have_seen_can_be_saved():
+    tensor = torch.arange(4.0)
+    kernels.gradient_norm(tensor)
+    file = io.BytesIO()
+    torch.save({"weights": tensor}, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True)["weights"], tensor)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scalar mathematics
+
+
+@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+def exp_probe(x, out):
+    for i in range(len(x)):
+        out[i] = kernels.exp_cell(x[i])
+
+
+@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+def sigmoid_probe(x, out):
+    for i in range(len(x)):
+        out[i] = kernels.sigmoid_cell(x[i])
+
+
+def test_exp_and_sigmoid():
+    x = np.linspace(-87, 88, 1_000_003, dtype=np.float32)
+    out = np.full_like(x, np.nan)
+    exp_probe(x, out)
+    assert (np.abs(out / np.exp(x.astype(np.float64)) - 1)).max() < 2e-7
+    x = np.concatenate([x, np.float32([-1e30, -1e3, -0.0, 0.0, 1e3, 1e30, -np.inf, np.inf])])
+    out = np.full_like(x, np.nan)
+    sigmoid_probe(x, out)
+    with np.errstate(over="ignore"):
+        exact = 1 / (1 + np.exp(-x.astype(np.float64)))
+    assert np.abs(out - exact).max() < 1e-6
+    assert out.min() >= 0 and out.max() <= 1
+
+
+@pytest.mark.parametrize("counter, key, expected", reference.PHILOX_KNOWN_ANSWERS)
+def test_philox_known_answers(counter, key, expected):
+    words = kernels.philox_cell(*(np.uint32(c) for c in counter), *(np.uint32(k) for k in key))
+    assert tuple(int(w) for w in words) == expected
+    assert reference.philox4x32(counter, key) == expected
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sample
+
+
+def draw_actions(outputs, *, heads=None, first_agent=0, step=0, seed=7, **options):
+    """kernels.sample into poisoned outputs: (actions, logprobs, values)."""
+    n, width = outputs.shape
+    if heads is not None:
+        heads = torch.tensor(heads)
+        actions = poison(n, len(heads), dtype=torch.int32)
+    else:
+        actions = poison(n, width - 1)
+    logprobs, values = poison(n), poison(n)
+    kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,
+                   **options)
+    return actions, logprobs, values
+
+
+def some_masks(rng, n, heads):
+    """Random masks with at least one allowed action a head."""
+    masks = flags(rng, 0.6, n, sum(heads))
+    first = 0
+    for size in heads:
+        allowed = torch.randint(size, (n,), generator=rng) + first
+        masks[torch.arange(n), allowed] = 1
+        first += size
+    return masks
+
+
+def expected_word(agent, step, head, seed):
+    counter = (agent, step & 0xFFFFFFFF, (step >> 32) << 16 | head, 1)
+    return reference.philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("n, heads", [(1, [1]), (3, [2]), (17, [5, 3]), (257, [1, 4, 2]), (65, [33])])
+@pytest.mark.parametrize("seed, step, first_agent", [(0, 0, 0), (2**63 + 9, 2**33 + 5, 4_000_000_000)])
+def test_sample_discrete(n, heads, masked, seed, step, first_agent):
+    rng = generator(n)
+    outputs = 2 * torch.randn(n, sum(heads) + 1, generator=rng)
+    masks = some_masks(rng, n, heads) if masked else None
+    if masked:
+        outputs[:, :-1] += 40 * (masks == 0)  # a forbidden action is not to be seen, however likely
+    actions, logprobs, values = draw_actions(outputs, heads=heads, masks=masks, seed=seed, step=step,
+                                             first_agent=first_agent)
+    assert torch.equal(values, outputs[:, -1])
+    logp = reference.log_softmax_heads(outputs[:, :-1].double(), heads, masks)
+    for i in range(n):
+        for head, p in enumerate(logp[i].exp().split(heads)):
+            u = (expected_word(first_agent + i, step, head, seed)[0] >> 8) * 2.0**-24
+            cdf = p.cumsum(0)
+            choice = int((cdf > u * cdf[-1]).nonzero()[0])
+            near = (cdf - u).abs().min() < 1e-6  # float32 may land on the other side of a step
+            assert actions[i, head] == choice or near
+            assert p[actions[i, head]] > 0
+    logprob, _ = reference.discrete_logprob_entropy(outputs[:, :-1].double(), actions, heads, masks)
+    close(logprobs, logprob, 2e-6)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("n, dims", [(1, 1), (3, 2), (257, 3), (65, 17)])
+def test_sample_continuous(n, dims, wide):
+    rng = generator(n)
+    outputs = torch.randn(n, dims + 1, generator=rng)
+    log_std = 0.5 * torch.randn(*((n, dims) if wide else (dims,)), generator=rng)
+    seed, step, first_agent = 2**40 + 3, 2**34 + 1, 123_456
+    actions, logprobs, values = draw_actions(outputs, log_std=log_std, seed=seed, step=step, first_agent=first_agent)
+    assert torch.equal(values, outputs[:, -1])
+    noise = torch.empty(n, dims, dtype=torch.float64)
+    for i in range(n):
+        for j in range(dims):
+            a, b, *_ = expected_word(first_agent + i, step, j, seed)
+            u, v = (a >> 8) * 2.0**-24, (b >> 8) * 2.0**-24
+            noise[i, j] = math.sqrt(-2 * math.log1p(-u)) * math.cos(2 * math.pi * v)
+    close(actions, outputs[:, :-1].double() + log_std.double().exp() * noise, 3e-6)
+    logprob, _ = reference.gaussian_logprob_entropy(outputs[:, :-1].double(), log_std.double(), actions.double())
+    close(logprobs, logprob, 1e-5)
+
+
+def chi_square(counts, probabilities):
+    expected = probabilities * counts.sum()
+    return ((counts - expected) ** 2 / expected)[expected > 0].sum().item()
+
+
+def test_sample_frequencies_heads_and_steps_are_independent():
+    n, heads = 200_000, [3, 4]
+    row = torch.tensor([0.3, -1.0, 1.2, 0.0, 2.0, 5.0, -0.5, 9.0])
+    masks = torch.ones(n, 7, dtype=torch.uint8)
+    masks[:, 5] = 0
+    outputs = row.repeat(n, 1)
+    actions, _, _ = draw_actions(outputs, heads=heads, masks=masks, step=10)
+    later, _, _ = draw_actions(outputs, heads=heads, masks=masks, step=11)
+    other, _, _ = draw_actions(outputs, heads=heads, masks=masks, step=10, seed=8)
+    p0, p1 = (p.exp() for p in reference.log_softmax_heads(row[:-1].double(), heads, masks[0]).split(heads))
+    for left, p_left, right, p_right in ((actions[:, 0], p0, actions[:, 1], p1),  # heads
+                                         (actions[:, 0], p0, later[:, 0], p0),  # steps
+                                         (actions[:-1, 0], p0, actions[1:, 0], p0),  # agents
+                                         (actions[:, 1], p1, other[:, 1], p1)):  # seeds
+        joint = torch.bincount(left.long() * len(p_right) + right, minlength=len(p_left) * len(p_right)).double()
+        p = torch.outer(p_left, p_right).flatten()
+        assert not joint[p == 0].any()
+        freedom = int((p > 0).sum()) - 1
+        assert chi_square(joint, p) < freedom + 5 * math.sqrt(2 * freedom)
+
+
+def test_sample_gaussian_moments():
+    n = 200_000
+    mean, log_std = torch.tensor([0.5, -2.0, 0.0]), torch.tensor([0.0, -1.0, 1.0])
+    outputs = torch.cat([mean, torch.zeros(1)]).repeat(n, 1)
+    noise = [(draw_actions(outputs, log_std=log_std, step=step)[0].double() - mean) / log_std.double().exp()
+             for step in (0, 1)]
+    z = noise[0]
+    assert torch.isfinite(z).all()
+    assert z.mean(0).abs().max() < 5 / math.sqrt(n)
+    assert (z.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / n)
+    assert z.pow(3).mean(0).abs().max() < 5 * math.sqrt(15 / n)
+    assert (z.pow(4).mean(0) - 3).abs().max() < 5 * math.sqrt(96 / n)
+    assert 4 < z.abs().max() < 6.5
+    for a, b in ((z[:, 0], z[:, 1]), (z[:, 1], z[:, 2]), (z[:, 0], noise[1][:, 0]), (z[1:, 0], z[:-1, 0])):
+        assert (a * b).mean().abs() < 5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_sample_is_the_same_for_any_split_and_thread_count(kind, threads):
+    n, rng = 1003, generator(3)
+    outputs = torch.randn(n, 8, generator=rng)
+    options = {"heads": [4, 3]} if kind == "discrete" else {"log_std": torch.randn(7, generator=rng)}
+    masks = some_masks(rng, n, [4, 3]) if kind == "discrete" else None
+    whole = [bits(x) for x in draw_actions(outputs, masks=masks, step=5, **options)]
+    for count in THREAD_COUNTS:
+        threads(count)
+        for cuts in ([0, n], [0, 1, n], [0, 300, 301, 777, n], [*range(0, n, 64), n]):
+            parts = [draw_actions(outputs[a:b], masks=None if masks is None else masks[a:b], step=5, first_agent=a,
+                                  **options) for a, b in itertools.pairwise(cuts)]
+            for expected, pieces in zip(whole, zip(*parts, strict=True), strict=True):
+                assert torch.equal(torch.cat([bits(p) for p in pieces]), expected)
+
+
+def test_sample_deterministic_is_argmax_or_mean():
+    rng, heads = generator(4), [4, 3]
+    outputs = torch.randn(257, 8, generator=rng)
+    masks = some_masks(rng, 257, heads)
+    actions, logprobs, _ = draw_actions(outputs, heads=heads, masks=masks, deterministic=True)
+    logits = outputs[:, :-1].masked_fill(masks == 0, -math.inf)
+    assert torch.equal(actions.long(), torch.stack([x.argmax(-1) for x in logits.split(heads, -1)], -1))
+    close(logprobs, reference.discrete_logprob_entropy(outputs[:, :-1].double(), actions, heads, masks)[0], 2e-6)
+    tie = torch.zeros(1, 4)
+    assert draw_actions(tie, heads=[3], deterministic=True)[0].item() == 0
+    log_std = torch.randn(7, generator=rng)
+    actions, logprobs, _ = draw_actions(outputs, log_std=log_std, deterministic=True)
+    assert torch.equal(actions, outputs[:, :-1])
+    expected = reference.gaussian_logprob_entropy(outputs[:, :-1].double(), log_std.double(), actions.double())[0]
+    close(logprobs, expected, 1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Advantage
+
+
+def rollout(T, N, seed=0, live=0.85):
+    rng = generator(seed)
+    truncations = flags(rng, 0.1, T, N)
+    return {
+        "values": torch.randn(T + 1, N, generator=rng),
+        "rewards": 2 * torch.randn(T, N, generator=rng),
+        "terminals": flags(rng, 0.15, T, N),
+        "truncations": truncations,
+        "bootstraps": torch.randn(T, N, generator=rng) * truncations,
+        "ratios": (0.5 * torch.randn(T, N, generator=rng)).exp(),
+        "valid": flags(rng, live, T + 1, N),
+    }
+
+
+GAE = {"gamma": 0.97, "gae_lambda": 0.9, "rho_clip": 1.3, "c_clip": 0.9}
+
+
+def expected_advantage(data, gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=None):
+    doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
+    return reference.advantage(**doubles, gamma=gamma, lam=gae_lambda, rho_clip=rho_clip, c_clip=c_clip,
+                               reward_clip=reward_clip)
+
+
+@pytest.mark.parametrize("T", [1, 2, 17, 64])
+@pytest.mark.parametrize("N", SIZES)
+def test_advantage(T, N):
+    data = rollout(T, N, seed=N)
+    out = poison(T, N)
+    kernels.advantage(**data, advantages=out, **GAE)
+    close(out, expected_advantage(data, **GAE))
+
+
+@BOUNDED
+@given(T=st.integers(1, 9), N=st.integers(1, 40), seed=st.integers(0, 99), live=st.sampled_from([0.0, 0.5, 1.0]),
+       reward_clip=st.sampled_from([None, 1.0]), rho_clip=st.sampled_from([0.5, 1.0, math.inf]),
+       c_clip=st.sampled_from([0.5, 1.0, math.inf]), gamma=st.sampled_from([0.0, 0.99, 1.0]))
+def test_advantage_any_flags(T, N, seed, live, reward_clip, rho_clip, c_clip, gamma):
+    data = rollout(T, N, seed, live)
+    data["valid"][-1] = seed % 2  # row T of valid is not looked at
+    given_ = {"gamma": gamma, "gae_lambda": 0.95, "rho_clip": rho_clip, "c_clip": c_clip}
+    out = poison(T, N)
+    clip = {} if reward_clip is None else {"reward_clip": reward_clip}
+    kernels.advantage(**data, advantages=out, **given_, **clip)
+    close(out, expected_advantage(data, **given_, **clip))
+
+
+@pytest.mark.parametrize("index", [[0], [2, 2, 2], [0, 1, 1, 5, 66], list(range(67))])
+def test_advantage_of_drawn_segments_equals_the_full_pass(index):
+    data = rollout(13, 67)
+    full, part = poison(13, 67), poison(13, 67)
+    kernels.advantage(**data, advantages=full, **GAE)
+    kernels.advantage(**data, advantages=part, **GAE, index=torch.tensor(index))
+    chosen = torch.zeros(67, dtype=torch.bool)
+    chosen[index] = True
+    close(part[:, chosen], full[:, chosen], 1e-6)
+    assert part[:, ~chosen].isnan().all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Priorities, draw, gather, write back
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("N", SIZES)
+def test_priorities(N, alpha):
+    rng = generator(N)
+    advantages, valid = torch.randn(7, N, generator=rng), flags(rng, 0.8, 8, N)
+    valid[:-1, N // 2] = 0  # a dead segment: valid only in row T, which does not count
+    masses = poison(N, dtype=torch.float64)
+    kernels.priorities(advantages, valid, masses, alpha=alpha)
+    assert masses[N // 2] == 0
+    if N > 1:
+        close(masses / masses.sum(), reference.priorities(advantages.double(), valid, alpha), 1e-12)
+    index = torch.tensor([0, N - 1, N - 1])
+    part = poison(N, dtype=torch.float64)
+    kernels.priorities(advantages, valid, part, alpha=alpha, index=index)
+    assert torch.equal(part[index], masses[index])
+    assert part.isnan().sum() == N - len(index.unique())
+
+
+def draw_segments(masses, M, *, seed=5, epoch=0, minibatch=0, beta=0.6):
+    index, weights = poison(M, dtype=torch.int64), poison(M)
+    kernels.draw(masses, poison(len(masses), dtype=torch.float64), index, weights, seed=seed, epoch=epoch,
+                 minibatch=minibatch, beta=beta)
+    return index, weights
+
+
+@pytest.mark.parametrize("N, M", [(1, 1), (3, 17), (257, 65), (65, 1), (1000, 257)])
+def test_draw(N, M):
+    masses = torch.rand(N, generator=generator(N), dtype=torch.float64) * 7
+    masses[:-1:3] = 0
+    seed, epoch, minibatch = 2**50 + 1, 3, 2
+    index, weights = draw_segments(masses, M, seed=seed, epoch=epoch, minibatch=minibatch)
+    words = [reference.philox4x32((m, epoch, minibatch, 2), (seed & 0xFFFFFFFF, seed >> 32)) for m in range(M)]
+    u = torch.tensor([(w[0] * 2**32 + w[1]) * 2.0**-64 for w in words], dtype=torch.float64)
+    p = masses / masses.sum()
+    assert torch.equal(index, reference.draw(p, u).sort().values)
+    assert (masses[index] > 0).all()
+    close(weights, reference.importance_weights(p, 0.6)[index], 1e-6)
+
+
+def test_draw_frequencies():
+    masses = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.5, 3.0, 0.0], dtype=torch.float64)
+    index, _ = draw_segments(masses, 200_000)
+    counts = torch.bincount(index, minlength=7).double()
+    assert not counts[masses == 0].any()
+    assert chi_square(counts, masses / masses.sum()) < 3 + 5 * math.sqrt(6)
+    assert not torch.equal(index, draw_segments(masses, 200_000, minibatch=1)[0])
+    assert not torch.equal(index, draw_segments(masses, 200_000, epoch=1)[0])
+    assert not torch.equal(index, draw_segments(masses, 200_000, seed=6)[0])
+
+
+@BOUNDED
+@given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 1e300, math.inf, NAN]), min_size=1, max_size=9), st.integers(0, 99))
+def test_draw_stays_in_bounds_whatever_the_masses(masses, seed):
+    index, _ = draw_segments(torch.tensor(masses, dtype=torch.float64), 17, seed=seed)
+    assert index.min() >= 0 and index.max() < len(masses)
+    assert (index.diff() >= 0).all()
+    if sum(masses) < math.inf and any(masses):
+        assert all(masses[i] > 0 for i in index.tolist())
+
+
+@pytest.mark.parametrize("source_dtype, dtype", [
+    (torch.float32, torch.float32), (torch.uint8, torch.uint8), (torch.uint8, torch.float32),
+    (torch.int32, torch.int32)])
+@pytest.mark.parametrize("tail", [(), (1,), (3, 17)])
+def test_gather(tail, source_dtype, dtype):
+    rng = generator()
+    source = (100 * torch.rand(6, 19, *tail, generator=rng)).to(source_dtype)
+    index = torch.randint(19, (11,), generator=rng)
+    out = poison(5, 4, *tail, dtype=dtype)
+    kernels.gather(source, index, out, start=3)
+    assert torch.equal(out, source[:5, index[3:7]].to(dtype))
+
+
+def test_gather_errors():
+    source, index = torch.zeros(4, 6, 2), torch.arange(6)
+    for out, start in ((torch.zeros(5, 3, 2), 0), (torch.zeros(4, 3, 3), 0), (torch.zeros(4, 3, 2), 4)):
+        with pytest.raises(ValueError, match="gather"):
+            kernels.gather(source, index, out, start=start)
+
+
+@pytest.mark.parametrize("N", SIZES)
+def test_write_back(N):
+    rng = generator(N)
+    index = torch.randint(N, (5,), generator=rng).sort().values
+    columns = torch.randn(2, 4, N, generator=rng)[:, :, index]
+    values, ratios = torch.randn(5, N, generator=rng), torch.randn(4, N, generator=rng)
+    expected_values, expected_ratios = values.clone(), ratios.clone()
+    expected_values[:4, index], expected_ratios[:, index] = columns
+    kernels.write_back(index, *(c.contiguous() for c in columns), values, ratios)
+    assert torch.equal(values, expected_values) and torch.equal(ratios, expected_ratios)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# MinGRU
+
+
+def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0):
+    rng = generator(seed)
+    columns = columns or M
+    return {"hgp": 2 * torch.randn(T, M, 3 * H, generator=rng), "x": torch.randn(T, M, H, generator=rng),
+            "states": torch.cat([torch.randn(1, M, H, generator=rng), poison(T, M, H)]),
+            "resets": flags(rng, resets, T + rows, columns), "valid": flags(rng, live, T + rows, columns)}
+
+
+def check_mingru(T, M, H, seed=0, start=0, columns=None, resets=0.2, live=0.8, drawn=False):
+    data = segments(T, M, H, seed, columns, resets, live, rows=seed % 2)
+    rng = generator(seed + 1)
+    out, dy = poison(T, M, H), torch.randn(T, M, H, generator=rng)
+    columns = data["resets"].shape[1]
+    index = torch.randint(columns, (start + M,), generator=rng) if drawn else None
+    where = {"start": start, "index": index}
+    kernels.mingru_scan(**data, out=out, **where)
+    hgp, x = data["hgp"].double().requires_grad_(), data["x"].double().requires_grad_()
+    chosen = (torch.arange(columns) if index is None else index)[start : start + M]
+    resets, valid = (data[name][:T, chosen] for name in ("resets", "valid"))
+    expected, states = reference.mingru_layer(x, hgp, data["states"][0].double(), resets, valid)
+    close(out, expected, 2e-6)
+    close(data["states"][1:], states, 2e-6)
+    expected.backward(dy.double())
+    dhgp, dx = data["hgp"].clone(), dy.clone()
+    kernels.mingru_scan_grad(dhgp, data["x"], data["states"], data["resets"], data["valid"], dx, **where)
+    close(dhgp, hgp.grad, 1e-5)
+    close(dx, x.grad, 1e-5)
+
+
+@pytest.mark.parametrize("T, M, H", [(1, 1, 1), (3, 17, 3), (17, 3, 65), (64, 5, 64), (9, 65, 17), (2, 257, 1),
+                                     (65, 1, 257)])
+def test_mingru_scan_and_every_gradient(T, M, H):
+    check_mingru(T, M, H)
+
+
+@BOUNDED
+@given(T=st.integers(1, 8), M=st.integers(1, 9), H=st.integers(1, 35), start=st.integers(0, 4),
+       extra=st.integers(0, 3), resets=st.sampled_from([0.0, 0.3, 1.0]), live=st.sampled_from([0.0, 0.6, 1.0]),
+       drawn=st.booleans(), seed=st.integers(0, 99))
+def test_mingru_scan_any_flags(T, M, H, start, extra, resets, live, drawn, seed):
+    check_mingru(T, M, H, seed, start, start + M + extra, resets, live, drawn)
+
+
+@pytest.mark.parametrize("T, M, H", [(17, 3, 65), (64, 65, 16), (5, 130, 1)])
+def test_mingru_scan_equals_the_step_by_step_rollout(T, M, H):
+    data = segments(T, M, H)
+    out = poison(T, M, H)
+    kernels.mingru_scan(**data, out=out)
+    state = data["states"][0].clone()
+    for t in range(T):
+        y = poison(M, H)
+        kernels.mingru_step(data["hgp"][t], data["x"][t], state, data["resets"][t], data["valid"][t], y)
+        close(y, out[t], 1e-6)
+        close(state, data["states"][t + 1], 1e-6)
+
+
+@pytest.mark.parametrize("M, H", [(1, 1), (3, 17), (65, 3), (257, 65)])
+def test_mingru_step(M, H):
+    data = segments(1, M, H, seed=M)
+    state, out = data["states"][0].clone(), poison(M, H)
+    expected, states = reference.mingru_layer(
+        data["x"].double(), data["hgp"].double(), state.double(), data["resets"], data["valid"])
+    kernels.mingru_step(data["hgp"][0], data["x"][0], state, data["resets"][0], data["valid"][0], out)
+    close(out, expected[0], 2e-6)
+    close(state, states[0], 2e-6)
+
+
+def test_mingru_extreme_gates_stay_finite():
+    """Gates far in saturation; rounding is that of the largest state, which is about 5e4."""
+    data = segments(4, 3, 5)
+    data["hgp"] *= 1e4
+    out = poison(4, 3, 5)
+    kernels.mingru_scan(**data, out=out)
+    expected, _ = reference.mingru_layer(data["x"].double(), data["hgp"].double(), data["states"][0].double(),
+                                         data["resets"], data["valid"])
+    close(out / 5e4, expected / 5e4, 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PPO loss
+
+
+COEFFICIENTS = {"clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "ent_coef": 0.05}
+
+
+def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None, wide=False):
+    """Inputs of one loss over B segments, which are columns `index` of a rollout of N (all in order if N is None); at
+    least one step is valid. `wide`: the log-std has a row for every step of every segment."""
+    rng = generator(seed)
+    index = None if N is None else torch.randint(N, (B,), generator=rng).sort().values
+    N, columns = N or B, slice(None) if index is None else index
+    width = (sum(heads) if heads else dims) + 1
+    outputs = torch.randn(T, N, width, generator=rng)
+    data = {"values": torch.cat([torch.randn(T, N, generator=rng), poison(1, N)]),  # row T is not looked at
+            "advantages": 2 * torch.randn(T, N, generator=rng) + 0.3, "weights": torch.rand(B, generator=rng) + 0.5,
+            "valid": flags(rng, live, T + 1, N), "index": index}
+    data["valid"][T // 2, N // 2 if index is None else index[B // 2]] = 1
+    if heads:
+        masks = some_masks(rng, (T + 1) * N, heads) if masked else None
+        flat = outputs[..., :-1].reshape(T * N, -1)
+        mask = masks[: T * N] if masked else None
+        logp = reference.log_softmax_heads(flat, heads, mask)
+        actions = torch.stack([torch.multinomial(p.exp(), 1, generator=rng)[:, 0] for p in logp.split(heads, -1)], -1)
+        logprobs, _ = reference.discrete_logprob_entropy(flat.double(), actions, heads, mask)
+        data |= {"heads": torch.tensor(heads), "actions": actions.int().view(T, N, -1)}
+        if masked:
+            data["masks"] = masks.view(T + 1, N, -1)
+            outputs[..., :-1] += 40 * (data["masks"][:T] == 0)
+    else:
+        log_std = 0.4 * torch.randn(*((T, N) if wide else ()), dims, generator=rng)
+        data["actions"] = outputs[..., :-1] + log_std.exp() * torch.randn(T, N, dims, generator=rng)
+        logprobs, _ = reference.gaussian_logprob_entropy(
+            outputs[..., :-1].double(), log_std.double(), data["actions"].double())
+        data["log_std"] = log_std[:, columns].contiguous() if wide else log_std
+    data["logprobs"] = logprobs.view(T, N).float() + spread * torch.randn(T, N, generator=rng)
+    data["outputs"] = outputs[:, columns].contiguous()
+    return data
+
+
+def drawn(data, name):
+    """A rollout array's rows and columns that the loss is about; floats as float64."""
+    array = data[name][: len(data["outputs"])]
+    array = array if data["index"] is None else array[:, data["index"]]
+    return array.double() if array.is_floating_point() else array
+
+
+def expected_loss(data, **coefficients):
+    """(statistics, d loss/d outputs, d loss/d log_std or None) of the reference."""
+    outputs = data["outputs"].double().requires_grad_()
+    log_std = data["log_std"].double().requires_grad_() if "log_std" in data else None
+    on, rows = drawn(data, "valid") != 0, log_std
+    if log_std is not None and log_std.ndim > 1:
+        rows = log_std[on]  # the reference takes one log-std a row as well, once only the valid rows are left
+    loss = reference.ppo_loss(
+        outputs[..., :-1], outputs[..., -1],
+        *(drawn(data, name) for name in ("actions", "logprobs", "values", "advantages")), data["weights"].double(),
+        drawn(data, "valid"), **coefficients, heads=data["heads"].tolist() if "heads" in data else None, log_std=rows,
+        mask=drawn(data, "masks") if "masks" in data else None)
+    loss["loss"].backward()
+    return loss, outputs.grad, None if log_std is None else log_std.grad
+
+
+def loss_settings(data, clip_coef, vf_coef, vf_clip_coef, ent_coef):
+    index = torch.arange(data["valid"].shape[1]) if data["index"] is None else data["index"]
+    moments = kernels.advantage_moments(data["advantages"], data["valid"], index)
+    return torch.tensor([*kernels.normalisation(moments), clip_coef, vf_coef, vf_clip_coef, ent_coef],
+                        dtype=torch.float32)
+
+
+def run_loss(data, settings_, outputs, grad, new_values, ratios, sums, grad_log_std=None, start=0, log_std=None):
+    batch = [data[name] for name in ("actions", "logprobs", "values", "advantages", "weights", "valid")]
+    kernels.ppo_loss(outputs, *batch, settings_, grad, new_values, ratios, sums, heads=data.get("heads"),
+                     log_std=log_std, grad_log_std=grad_log_std, masks=data.get("masks"), index=data["index"],
+                     start=start)
+
+
+def fused_loss(data, chunks=None, **coefficients):
+    """(statistics, grad, grad_log_std or None, ratios, new_values, sums) of the kernel, in chunks of segments."""
+    T, B, width = data["outputs"].shape
+    settings_ = loss_settings(data, **coefficients)
+    new_values, ratios = poison(T, B), poison(T, B)
+    sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
+    continuous = "log_std" in data
+    grads, spreads, start = [], [], 0
+    for M in chunks or [B]:
+        here = slice(start, start + M)
+        grad, grad_log_std = poison(T, M, width), poison(T, M, width - 1) if continuous else None
+        log_std = data.get("log_std")
+        if continuous and log_std.ndim > 1:
+            log_std = log_std[:, here].contiguous()
+        run_loss(data, settings_, data["outputs"][:, here].contiguous(), grad, new_values, ratios, sums, grad_log_std,
+                 start, log_std)
+        grads.append(grad)
+        spreads.append(grad_log_std)
+        start += M
+    spreads = torch.cat(spreads, 1) if continuous else None
+    return kernels.loss_statistics(sums), torch.cat(grads, 1), spreads, ratios, new_values, sums
+
+
+def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
+    coefficients = COEFFICIENTS | coefficients
+    statistics, grad, grad_log_std, ratios, new_values, _ = fused_loss(data, chunks, **coefficients)
+    expected, expected_grad, expected_grad_log_std = expected_loss(data, **coefficients)
+    count = int((drawn(data, "valid") != 0).sum())
+    for name, value in statistics.items():
+        if name == "explained_variance" and count == 1:
+            continue  # there is no variance to explain
+        close(value, expected[name].detach(), tolerance)
+    total = (statistics["policy_loss"] + coefficients["vf_coef"] * statistics["value_loss"]
+             - coefficients["ent_coef"] * statistics["entropy"])
+    close(total, expected["loss"].detach(), tolerance)
+    close(grad * count, expected_grad * count, 2 * tolerance)
+    close(ratios, expected["ratio"], tolerance)
+    assert torch.equal(new_values, data["outputs"][..., -1])
+    if grad_log_std is not None:
+        if data["log_std"].ndim == 1:
+            close(grad_log_std.double().sum((0, 1)), expected_grad_log_std, tolerance)
+        else:
+            close(grad_log_std * count, expected_grad_log_std * count, 2 * tolerance)
+
+
+KINDS = [{"heads": [3]}, {"heads": [1]}, {"heads": [2, 5, 3]}, {"heads": [3], "masked": True},
+         {"heads": [4, 3], "masked": True}, {"dims": 1}, {"dims": 4}, {"dims": 3, "wide": True}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("T, B", [(1, 1), (3, 17), (17, 3), (5, 65), (64, 9)])
+def test_ppo_loss_and_every_gradient(T, B, kind):
+    check_loss(minibatch(T, B, **kind, seed=T))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("T, B, N", [(3, 5, 17), (5, 9, 4), (2, 1, 3)])
+def test_ppo_loss_of_drawn_segments(T, B, N, kind):
+    """The rollout read through `index`, a segment drawn twice counting twice; other columns do not matter."""
+    data = minibatch(T, B, **kind, N=N, seed=B)
+    for name in ("values", "advantages", "logprobs"):
+        unused = torch.ones(N, dtype=torch.bool)
+        unused[data["index"]] = False
+        data[name][:, unused] = NAN
+    check_loss(data)
+    check_loss(data, chunks=[B - B // 2, B // 2] if B > 1 else [1])
+
+
+@BOUNDED
+@given(T=st.integers(1, 6), B=st.integers(1, 8), N=st.sampled_from([None, 5]), kind=st.sampled_from(KINDS),
+       seed=st.integers(0, 999),
+       live=st.sampled_from([0.0, 0.5, 1.0]), clip_coef=st.sampled_from([0.0, 0.1, 0.67]),
+       vf_clip_coef=st.sampled_from([0.05, 10.0]), ent_coef=st.sampled_from([0.0, 0.5]))
+def test_ppo_loss_any_settings(T, B, N, kind, seed, live, clip_coef, vf_clip_coef, ent_coef):
+    check_loss(minibatch(T, B, **kind, N=N, seed=seed, live=live), clip_coef=clip_coef, vf_clip_coef=vf_clip_coef,
+               ent_coef=ent_coef)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_ppo_loss_at_ratio_one(kind):
+    """The first minibatch of an epoch: both sides of each max are equal, and the gradient must not vanish."""
+    check_loss(minibatch(5, 7, **kind, spread=0.0))
+
+
+def test_ppo_loss_clamps_the_log_ratio():
+    data = minibatch(4, 6, heads=[3])
+    data["logprobs"][0] += 30
+    data["logprobs"][1] -= 30
+    statistics, grad, _, ratios, *_ = fused_loss(data, **COEFFICIENTS)
+    expected, expected_grad, _ = expected_loss(data, **COEFFICIENTS)
+    torch.testing.assert_close(ratios.double(), expected["ratio"], rtol=3e-6, atol=0)
+    assert statistics["policy_loss"] == pytest.approx(expected["policy_loss"].item(), rel=1e-5)
+    torch.testing.assert_close(grad.double(), expected_grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [{"heads": [2, 3], "masked": True}, {"dims": 3}], ids=str)
+def test_ppo_loss_in_chunks_equals_the_whole(kind):
+    data = minibatch(9, 17, **kind)
+    whole, pieces = fused_loss(data, **COEFFICIENTS), fused_loss(data, [1, 5, 11], **COEFFICIENTS)
+    for a, b in zip(whole[1:], pieces[1:], strict=True):
+        if a is not None:
+            close(b, a, 1e-6)
+    check_loss(data, chunks=[16, 1])
+
+
+def test_ppo_loss_writes_only_its_chunk():
+    data = minibatch(3, 8, heads=[3])
+    new_values, ratios = poison(3, 8), poison(3, 8)
+    sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
+    run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"][:, 2:5].contiguous(), poison(3, 3, 4),
+             new_values, ratios, sums, start=2)
+    for written in (new_values, ratios):
+        assert written[:, 2:5].isfinite().all()
+        assert written[:, :2].isnan().all() and written[:, 5:].isnan().all()
+    assert sums[-1] == int(data["valid"][:3, 2:5].sum())
+
+
+def test_ppo_loss_sums_are_added_to():
+    data = minibatch(3, 4, dims=2)
+    once = fused_loss(data, **COEFFICIENTS)[-1]
+    sums = once.clone()
+    run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"], poison(3, 4, 3), poison(3, 4), poison(3, 4),
+             sums, poison(3, 4, 2), log_std=data["log_std"])
+    close(sums, 2 * once, 1e-12)
+
+
+def test_explained_variance_of_large_returns():
+    """Returns of 1,000 ± 1 that the value explains to 10%: their squares must not be summed in float32."""
+    data = minibatch(64, 65, heads=[3], live=1.0)
+    data["values"] = 1000 + data["values"]
+    data["advantages"] *= 0.1
+    noise = torch.randn(64, 65, generator=generator(9))
+    data["outputs"][..., -1] = data["values"][:-1] + data["advantages"] + 0.3 * noise
+    statistics = fused_loss(data, **COEFFICIENTS)[0]
+    expected = expected_loss(data, **COEFFICIENTS)[0]
+    close(statistics["explained_variance"], expected["explained_variance"], 1e-3)
+
+
+def test_loss_statistics_of_nothing_and_of_constant_returns():
+    assert kernels.loss_statistics(torch.zeros(kernels.SUMS, dtype=torch.float64))["policy_loss"] == 0
+    data = minibatch(3, 4, heads=[2], live=1.0)
+    data["values"].fill_(0.5)
+    data["advantages"].fill_(0.25)
+    assert math.isnan(fused_loss(data, **COEFFICIENTS)[0]["explained_variance"])
+
+
+@pytest.mark.parametrize("N", SIZES)
+def test_advantage_moments_and_normalisation(N):
+    rng = generator(N)
+    advantages, valid = 3 * torch.randn(9, N, generator=rng) + 100, flags(rng, 0.7, 10, N)
+    valid[0, 0] = 1
+    index = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(N, (11,), generator=rng)])
+    chosen = advantages[:, index].double()[valid[:-1, index] != 0]
+    moments = kernels.advantage_moments(advantages, valid, index)
+    close(moments, torch.stack([torch.tensor(len(chosen)).double(), chosen.sum(), chosen.square().sum()]), 1e-12)
+    mean, scale, row_scale = kernels.normalisation(moments)
+    close(mean, chosen.mean(), 1e-12)
+    assert row_scale == 1 / len(chosen)
+    if chosen.std(correction=0) > 0:
+        close(1 / scale, chosen.std(correction=0), 1e-8)
+    mean, scale, row_scale = kernels.normalisation(np.zeros(3))  # no valid step: finite, and nothing to scale
+    assert math.isfinite(mean) and math.isfinite(scale) and math.isfinite(row_scale)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Muon
+
+
+class Weights(torch.nn.Module):
+    def __init__(self, shapes, seed=0):
+        super().__init__()
+        rng = generator(seed)
+        self.tensors = torch.nn.ParameterList([torch.randn(shape, generator=rng) for shape in shapes])
+
+
+SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4), (192, 64), (65, 118), (1,)]
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
+@pytest.mark.parametrize("momentum, weight_decay", [(0.95, 0.1), (0.0, 0.0)])
+def test_muon(momentum, weight_decay, max_grad_norm):
+    module = Weights(SHAPES)
+    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, momentum, weight_decay, max_grad_norm))
+    expected = [p.detach().double() for p in module.parameters()]
+    momenta, rng = [torch.zeros_like(p) for p in expected], generator(1)
+    for step in range(4):
+        grads = [torch.randn(p.shape, generator=rng) for p in module.parameters()]
+        if step == 1:
+            grads[0].zero_()
+        for p, g in zip(module.parameters(), grads, strict=True):
+            p.grad.copy_(g)
+        before, old = [p.detach().double() for p in module.parameters()], expected
+        norm = optimizer.step(0.02)
+        doubles = [g.double() for g in grads]
+        expected, momenta = reference.muon_step(expected, doubles, momenta, 0.02, momentum, weight_decay,
+                                                torch.tensor(max_grad_norm, dtype=torch.float64))
+        assert norm == pytest.approx(torch.cat([g.flatten() for g in doubles]).norm().item(), rel=1e-6)
+        for p, start, was, now, m, name in zip(module.parameters(), before, old, expected, momenta,
+                                               dict(module.named_parameters()), strict=True):
+            delta, change = p.detach().double() - start, now - was
+            size = max(change.norm().item(), 1e-30)
+            rounding = 2.0**-23 * was.norm().item()  # of the weight that the step is added to
+            assert (delta - change).norm() < 1e-5 * size + rounding
+            close(p.detach(), now, 1e-5)
+            close(arena[f"momentum/policy.{name}"], m, 1e-6)
+
+
+def test_muon_matrix_step_within_1e_5_of_the_reference():
+    """The update alone, from weights of zero, so that no rounding of a weight hides it."""
+    for shape in [(64, 64), (192, 64), (64, 118), (17, 3), (3, 257), (1, 1)]:
+        module = Weights([shape, shape])
+        _, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1e9))
+        for p in module.parameters():
+            p.data.zero_()
+            p.grad.copy_(torch.randn(shape, generator=generator(p.numel())))
+        optimizer.step(1.0)
+        for p in module.parameters():
+            u = p.grad.double()
+            expected = -reference.newton_schulz(u) * math.sqrt(max(1, shape[0] / shape[1]))
+            assert (p.detach() - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero():
+    module = Weights(SHAPES)
+    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1.0))
+    before = arena.flat("weights").clone()
+    assert optimizer.step(0.1) == 0
+    assert torch.equal(arena.flat("weights"), before)
+    arena.flat("weights").zero_()
+    for p in module.parameters():
+        p.grad.fill_(1)
+    optimizer.step(0.1)
+    for group in ("weights", "gradients", "momentum", "updates"):
+        flat, used = arena.flat(group), torch.zeros(arena.flat(group).numel(), dtype=torch.bool)
+        for name in dict(module.named_parameters()):
+            view = arena[f"{group}/policy.{name}"]
+            first = (view.data_ptr() - flat.data_ptr()) // 4
+            used[first : first + view.numel()] = True
+            assert view.any()
+        assert used.sum() == sum(p.numel() for p in module.parameters())
+        assert not flat[~used].any()
+
+
+def test_muon_against_torch(monkeypatch):
+    """torch's takes one (a, b, c), damps its momentum (which the normalisation undoes) and works in bfloat16."""
+    triple = (3.4445, -4.7750, 2.0315)
+    monkeypatch.setattr(kernels, "NEWTON_SCHULZ", (triple,) * 5)
+    shapes = [(64, 118), (192, 64), (40, 64), (17, 17)]
+    module, theirs = Weights(shapes), Weights(shapes)
+    _, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.1, 1e9))
+    other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, momentum=0.9, nesterov=True,
+                             ns_coefficients=triple, ns_steps=5, adjust_lr_fn="original")
+    rng = generator(2)
+    for _ in range(4):
+        starts = [p.detach().clone() for p in module.parameters()]
+        for p, q in zip(module.parameters(), theirs.parameters(), strict=True):
+            q.data.copy_(p.data)
+            p.grad.copy_(torch.randn(p.shape, generator=rng))
+            q.grad = p.grad.clone()
+        optimizer.step(0.02)
+        other.step()
+        for p, q, start in zip(module.parameters(), theirs.parameters(), starts, strict=True):
+            assert (p - q).norm() < 2e-2 * (q - start).norm()
+
+
+def test_muon_steps_an_adopted_lstm():
+    module = Recurrent()
+    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1.0))
+    assert len({arena.flat(g).numel() for g in ("weights", "gradients", "momentum", "updates")}) == 1
+    torch.manual_seed(0)
+    x, losses = torch.randn(9, 4, 5), []
+    for _ in range(20):
+        arena.flat("gradients").zero_()
+        loss = (module(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step(0.02)
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("n", [1, 3, 4095, 4096, 4097, 100_001])
+def test_gradient_norm(n):
+    flat = torch.randn(n, generator=generator(n)) * 1e3
+    assert kernels.gradient_norm(flat) == pytest.approx(flat.double().norm().item(), rel=1e-12)
+
+
+def test_learning_rate_of_one_call_does_not_stick():
+    module = Weights([(3, 3)])
+    _, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.0, 0.0, 1e9))
+    deltas = []
+    for rate in (0.1, 0.0, 0.2):
+        module.tensors[0].grad.copy_(torch.eye(3))
+        before = module.tensors[0].detach().clone()
+        optimizer.step(rate)
+        deltas.append(module.tensors[0].detach() - before)
+    assert not deltas[1].any()
+    close(deltas[2], 2 * deltas[0], 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors that name the tensor
+
+
+def good_calls():
+    """kernel -> (function, tensors by argument name, other arguments): small calls that are right."""
+    T, N, M, H, A = 3, 5, 4, 6, 4
+    f = torch.rand
+    byte = lambda *shape: torch.ones(shape, dtype=torch.uint8)  # noqa: E731
+    double = lambda *shape: torch.rand(shape, dtype=torch.float64)  # noqa: E731
+    index = torch.tensor([0, 1, 1, 3])
+    scan = {"hgp": f(T, M, 3 * H), "x": f(T, M, H), "states": f(T + 1, M, H), "resets": byte(T, M),
+            "valid": byte(T, M)}
+    batch = {"logprobs": f(T, M), "values": f(T, M), "advantages": f(T, M), "weights": f(M), "valid": byte(T, M),
+             "settings": f(7), "grad": f(T, M, A + 1), "new_values": f(T, M), "ratios": f(T, M),
+             "sums": double(kernels.SUMS)}
+    advantage = {"values": f(T + 1, N), "rewards": f(T, N), "terminals": byte(T, N), "truncations": byte(T, N),
+                 "bootstraps": f(T, N), "ratios": f(T, N), "valid": byte(T + 1, N), "advantages": f(T, N)}
+    discount = {"gamma": 0.9, "gae_lambda": 0.9}
+    heads = {"heads": torch.tensor([2, 2])}
+    return {
+        "sample": (kernels.sample, {"outputs": f(N, A + 1), "actions": torch.zeros(N, 2, dtype=torch.int32),
+                                    "logprobs": f(N), "values": f(N), **heads, "masks": byte(N, A)},
+                   {"seed": 1, "step": 0}),
+        "sample continuous": (kernels.sample, {"outputs": f(N, A + 1), "actions": f(N, A), "logprobs": f(N),
+                                               "values": f(N), "log_std": f(A)}, {"seed": 1, "step": 0}),
+        "advantage": (kernels.advantage, advantage, discount),
+        "advantage columns": (kernels.advantage, {**advantage, "index": index}, discount),
+        "priorities": (kernels.priorities, {"advantages": f(T, N), "valid": byte(T + 1, N), "masses": double(N),
+                                            "index": index}, {"alpha": 0.5}),
+        "draw": (kernels.draw, {"masses": double(N), "cumulative": double(N), "index": torch.zeros(M).long(),
+                                "weights": f(M)}, {"seed": 1, "epoch": 0, "minibatch": 0, "beta": 0.5}),
+        "gather": (kernels.gather, {"source": f(T, N, 2), "index": index, "out": f(T, M, 2)}, {}),
+        "write_back": (kernels.write_back, {"index": index, "new_values": f(T, M), "new_ratios": f(T, M),
+                                            "values": f(T + 1, N), "ratios": f(T, N)}, {}),
+        "mingru_step": (kernels.mingru_step, {"hgp": f(M, 3 * H), "x": f(M, H), "state": f(M, H), "resets": byte(M),
+                                              "valid": byte(M), "out": f(M, H)}, {}),
+        "mingru_scan": (kernels.mingru_scan, {**scan, "out": f(T, M, H)}, {}),
+        "mingru_scan_grad": (kernels.mingru_scan_grad, {**scan, "grad_out": f(T, M, H)}, {}),
+        "ppo_loss": (kernels.ppo_loss, {"outputs": f(T, M, A + 1), "actions": torch.zeros(T, M, 2).int(), **batch,
+                                        **heads, "masks": byte(T, M, A)}, {}),
+        "ppo_loss continuous": (kernels.ppo_loss, {"outputs": f(T, M, A + 1), "actions": f(T, M, A), **batch,
+                                                   "log_std": f(A), "grad_log_std": f(T, M, A),
+                                                   "index": torch.tensor([0, 1, 2, 2])}, {}),
+        "advantage_moments": (kernels.advantage_moments, {"advantages": f(T, N), "valid": byte(T + 1, N),
+                                                          "index": index}, {}),
+        "gradient_norm": (kernels.gradient_norm, {"flat": f(9)}, {}),
+    }
+
+
+ARGUMENTS = [(call, name) for call, (_, tensors, _) in good_calls().items() for name in tensors]
+# The tensors whose shape says what T, M, H ... are: another one is then found not to fit.
+LEADING = {"sample": {"outputs"}, "advantage": {"rewards", "index"}, "priorities": {"advantages", "index"},
+           "draw": {"masses", "index"}, "gather": {"source", "index", "out"}, "write_back": {"ratios", "index"},
+           "mingru_step": {"x"}, "mingru_scan": {"x", "resets"}, "mingru_scan_grad": {"x", "resets"},
+           "ppo_loss": {"outputs", "logprobs", "weights"},
+           "advantage_moments": {"advantages", "index"}, "gradient_norm": {"flat"}}
+FREE = {("gather", "index"), ("gather", "source"), ("gradient_norm", "flat"), ("advantage", "index"),
+        ("priorities", "index"), ("advantage_moments", "index")}  # any length will do
+LONGER = {("ppo_loss", "values"), ("ppo_loss", "valid"), ("ppo_loss", "masks"),
+          ("ppo_loss", "index")}  # what lies beyond is not looked at
+
+
+def spacious(tensor):
+    """The same tensor in the middle of a much larger buffer: an overrun that no check stops stays in memory of ours."""
+    memory = torch.zeros(8192 + 64 * tensor.numel(), dtype=tensor.dtype)
+    view = memory[4096 : 4096 + tensor.numel()].view(tensor.shape)
+    return view.copy_(tensor)
+
+
+def call_with(call, name, change):
+    function, tensors, options = good_calls()[call]
+    function(**{**tensors, name: change(tensors[name])}, **options)
+
+
+@pytest.mark.parametrize("call", good_calls())
+def test_good_calls_are_good(call):
+    function, tensors, options = good_calls()[call]
+    function(**tensors, **options)
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["shorter", "longer"])
+@pytest.mark.parametrize("call, name", ARGUMENTS)
+def test_wrong_size_is_refused_by_name(call, name, more):
+    kernel = call.split()[0]
+    if (kernel, name) in FREE or (more and (kernel, name) in LONGER) or (call, name, more) == ("gather", "out", False):
+        pytest.skip("that length is right here")
+    with pytest.raises(ValueError, match=kernel if name in LEADING[kernel] else rf"{kernel}: .*\b{name}\b"):
+        call_with(call, name, lambda x: spacious(torch.cat([x, x[-1:]]) if more else x[:-1]))
+
+
+@pytest.mark.parametrize("call, name", ARGUMENTS)
+def test_wrong_rank_is_refused_by_name(call, name):
+    kernel = call.split()[0]
+    if (kernel, name) in {("gather", "source"), ("gather", "out"), ("gradient_norm", "flat")}:
+        pytest.skip("any trailing shape is right for gather's source and out together")
+    with pytest.raises(ValueError, match=rf"{kernel}\b.*{name}\b" if name not in LEADING[kernel] else kernel):
+        call_with(call, name, lambda x: x[..., None].contiguous())
+
+
+@pytest.mark.parametrize("call, name", ARGUMENTS)
+def test_wrong_dtype_is_refused_by_name(call, name):
+    kernel = call.split()[0]
+    if kernel == "gather" and name != "index":
+        pytest.skip("gather casts")
+    other = {torch.float32: torch.float64, torch.float64: torch.float32, torch.uint8: torch.bool,
+             torch.int32: torch.int64, torch.int64: torch.int32}
+    with pytest.raises(TypeError, match=rf"{kernel}: {name} is "):
+        call_with(call, name, lambda x: x.to(other[x.dtype]))
+
+
+@pytest.mark.parametrize("call, name", ARGUMENTS)
+def test_non_contiguous_is_refused_by_name(call, name):
+    kernel = call.split()[0]
+    with pytest.raises(ValueError, match=rf"{kernel}: {name} is not contiguous"):
+        call_with(call, name, lambda x: torch.stack([x, x], -1)[..., 0])
+
+
+def test_other_devices_are_refused_by_name():
+    with pytest.raises((NotImplementedError, ValueError), match="gradient_norm: flat is on meta"):
+        kernels.gradient_norm(torch.zeros(3, device="meta"))
+
+
+@pytest.mark.parametrize("call", ["mingru_scan", "mingru_scan_grad", "ppo_loss", "ppo_loss continuous"])
+@pytest.mark.parametrize("start", [1, -1])
+def test_chunk_outside_the_minibatch_is_refused(call, start):
+    function, tensors, options = good_calls()[call]
+    with pytest.raises(ValueError, match=call.split()[0]):
+        function(**{k: spacious(v) for k, v in tensors.items()}, **options, start=start)
+
+
+def test_chunk_beyond_the_minibatch_is_refused_though_the_index_is_longer():
+    function, tensors, options = good_calls()["ppo_loss"]
+    with pytest.raises(ValueError, match="ppo_loss"):
+        function(**{k: spacious(v) for k, v in tensors.items()}, **options, index=torch.arange(4).repeat(2), start=4)
+
+
+@pytest.mark.parametrize("call", ["sample", "ppo_loss"])
+def test_heads_that_do_not_add_up_are_refused(call):
+    with pytest.raises(ValueError, match="heads"):
+        call_with(call, "heads", lambda x: torch.tensor([2, 1]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A NaN is never lost
+
+
+def test_nan_exp_sigmoid():
+    for probe in (exp_probe, sigmoid_probe):
+        out = np.zeros(64, np.float32)
+        probe(np.full(64, np.nan, np.float32), out)
+        assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_nan_sample(place, masked):
+    outputs = torch.zeros(3, 4)
+    outputs[1, place] = NAN
+    masks = torch.ones(3, 3, dtype=torch.uint8) if masked else None
+    for deterministic in (False, True):
+        actions, logprobs, _ = draw_actions(outputs, heads=[3], masks=masks, deterministic=deterministic)
+        assert logprobs.isnan().tolist() == [False, True, False]
+        assert actions.min() >= 0 and actions.max() < 3  # the environments must get something legal
+    actions, logprobs, _ = draw_actions(outputs, log_std=torch.zeros(3))
+    assert actions.isnan().any(-1).tolist() == [False, True, False]
+
+
+def test_nan_sample_masked_action_is_never_taken():
+    outputs, masks = torch.zeros(1, 4), torch.tensor([[0, 1, 1]], dtype=torch.uint8)
+    for place in (1, 2):
+        bad = outputs.clone()
+        bad[0, place] = NAN
+        for deterministic in (False, True):
+            assert draw_actions(bad, heads=[3], masks=masks, deterministic=deterministic)[0].item() > 0
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("name", ["values", "rewards", "bootstraps", "ratios"])
+def test_nan_advantage(name, columns):
+    data = rollout(6, 70, live=1.0)
+    data["terminals"].zero_()
+    data["truncations"].zero_()
+    data[name][3, 33] = NAN
+    out = torch.zeros(6, 70)
+    kernels.advantage(**data, advantages=out, **GAE, index=torch.arange(70) if columns else None)
+    assert out[: 4, 33].isnan().all()
+    assert out.isnan().sum() == 4
+    masses = poison(70, dtype=torch.float64)
+    kernels.priorities(out, data["valid"], masses, alpha=0.5)
+    assert masses.isnan().nonzero().tolist() == [[33]]
+
+
+@pytest.mark.parametrize("valid", [0, 1])
+@pytest.mark.parametrize("name", ["h", "g", "p", "x", "state"])
+def test_nan_mingru(name, valid):
+    if not valid and name in ("h", "g"):
+        pytest.skip("an invalid step takes in nothing")
+    T, M, H = 4, 3, 21
+    data = segments(T, M, H, resets=0.0)
+    data["valid"].fill_(valid)
+    place = {"h": 0, "g": H, "p": 2 * H}.get(name, 0) + 5
+    target = {"x": data["x"][2], "state": data["states"][0]}.get(name, data["hgp"][2])
+    target[1, place] = NAN
+    out, dy = poison(T, M, H), torch.ones(T, M, H)
+    kernels.mingru_scan(**data, out=out)
+    assert out[2, 1, 5].isnan() and out[:, [0, 2]].isfinite().all()
+    state, step_out = data["states"][2].clone(), torch.zeros(M, H)
+    kernels.mingru_step(data["hgp"][2], data["x"][2], state, data["resets"][2], data["valid"][2], step_out)
+    assert torch.equal(step_out.isnan(), out[2].isnan()) and torch.equal(state.isnan(), data["states"][3].isnan())
+    kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], dy)
+    assert data["hgp"][2, 1].isnan().any()
+    dy = torch.ones(T, M, H)
+    dy[3, 0, 7] = NAN
+    clean = segments(T, M, H, resets=0.0, live=1.0)
+    kernels.mingru_scan(**clean, out=out)
+    kernels.mingru_scan_grad(clean["hgp"], clean["x"], clean["states"], clean["resets"], clean["valid"], dy)
+    assert clean["hgp"][:, 0, [7, H + 7]].isnan().all() and clean["hgp"][3, 0, 2 * H + 7].isnan()
+
+
+@pytest.mark.parametrize("kind", [{"heads": [3, 2]}, {"heads": [3, 2], "masked": True}, {"dims": 2}], ids=str)
+@pytest.mark.parametrize("name", ["logits", "value", "logprobs", "values", "advantages", "weights"])
+def test_nan_ppo_loss(name, kind):
+    data = minibatch(4, 5, **kind, live=1.0)
+    settings_ = loss_settings(data, **COEFFICIENTS)  # of clean data, so that the NaN has only its own way out
+    if name == "logits":
+        first = 0 if "masks" not in data else int(data["masks"][2, 3].argmax())
+        data["outputs"][2, 3, first] = NAN
+    elif name == "value":
+        data["outputs"][2, 3, -1] = NAN
+    elif name == "weights":
+        data["weights"][3] = NAN
+    else:
+        data[name][2, 3] = NAN
+    grad, new_values, ratios = poison(*data["outputs"].shape), poison(4, 5), poison(4, 5)
+    sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
+    log_std = data.get("log_std")
+    run_loss(data, settings_, data["outputs"], grad, new_values, ratios, sums,
+             None if log_std is None else poison(4, 5, 2), log_std=log_std)
+    assert sums[:2].isnan().any(), "not in the losses"
+    assert grad[2, 3].isnan().any(), "not in the gradient"
+    clean = grad.clone()
+    clean[:, 3] = 0
+    assert clean.isfinite().all()
+
+
+def test_nan_moments_norm_and_muon():
+    advantages = torch.zeros(3, 4)
+    advantages[1, 2] = NAN
+    moments = kernels.advantage_moments(advantages, torch.ones(4, 4, dtype=torch.uint8), torch.arange(4))
+    assert math.isnan(moments[1]) and any(math.isnan(x) for x in kernels.normalisation(moments))
+    flat = torch.zeros(10_000)
+    flat[7_777] = NAN
+    assert math.isnan(kernels.gradient_norm(flat))
+    for value in (NAN, math.inf):
+        module = Weights([(3, 4), (5,)])
+        _, optimizer = adopted(module, lambda a: kernels.Muon(a))
+        module.tensors[0].grad[1, 1] = value
+        assert not math.isfinite(optimizer.step(0.1))
+        assert module.tensors[0].isnan().any()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same bits for any thread count
+
+
+@pytest.mark.parametrize("call", [c for c in good_calls() if c not in ("draw", "gather", "write_back")])
+def test_thread_count_changes_no_bit(call, threads):
+    """Larger than one block of every driver, so that there is something to share out."""
+    T, N, H = 9, 700, 33
+    data = {**rollout(T, N), "advantages": poison(T, N)}
+    loss = {kind: minibatch(T, N, **{kind: size}) for kind, size in (("heads", [3, 2]), ("dims", 3))}
+    flat = torch.randn(50_001, generator=generator())
+
+    def run():
+        if call.startswith("sample"):
+            options = {"heads": [2, 3]} if call == "sample" else {"log_std": torch.zeros(5)}
+            return draw_actions(torch.randn(N, 6, generator=generator(1)), **options)
+        if call.startswith("advantage") and call != "advantage_moments":
+            out = torch.zeros(T, N)
+            index = torch.arange(0, N, 2) if "columns" in call else None
+            kernels.advantage(**{**data, "advantages": out}, **GAE, index=index)
+            return [out]
+        if call == "priorities":
+            masses = poison(N, dtype=torch.float64)
+            kernels.priorities(data["rewards"], data["valid"], masses, alpha=0.3)
+            return [masses]
+        if call.startswith("mingru"):
+            scan = segments(T, N, H)
+            out = poison(T, N, H)
+            kernels.mingru_scan(**scan, out=out)
+            if call == "mingru_scan_grad":
+                dy = out.clone()
+                kernels.mingru_scan_grad(*scan.values(), dy)
+                return [scan["hgp"], dy]
+            if call == "mingru_step":
+                state = scan["states"][0].clone()
+                kernels.mingru_step(scan["hgp"][0], scan["x"][0], state, scan["resets"][0], scan["valid"][0], out[0])
+                return [state, out[0]]
+            return [out, scan["states"]]
+        if call.startswith("ppo_loss"):
+            return [x for x in fused_loss(loss["dims" if "continuous" in call else "heads"], **COEFFICIENTS)[1:]
+                    if x is not None]
+        if call == "advantage_moments":
+            return [torch.from_numpy(kernels.advantage_moments(data["rewards"], data["valid"], torch.arange(N)))]
+        return [torch.tensor([kernels.gradient_norm(flat)])]
+
+    threads(1)
+    expected = [bits(x) for x in run()]
+    for count in THREAD_COUNTS:
+        threads(count)
+        for _ in range(3):
+            assert all(torch.equal(bits(x), e) for x, e in zip(run(), expected, strict=True))
+
+
+def test_kernels_run_from_several_python_threads_at_once():
+    """As the trainer's workers do: each its own arrays, the same code."""
+    jobs = [(segments(17, 9, 33, seed), poison(17, 9, 33)) for seed in range(8)]
+    expected = []
+    for data, out in jobs:
+        kernels.mingru_scan(**data, out=out)
+        expected.append(out.clone())
+        out.fill_(NAN)
+
+    def work(job):
+        numba.set_num_threads(1)  # of this Python thread
+        for _ in range(50):
+            kernels.mingru_scan(**job[0], out=job[1])
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, jobs))
+    assert all(torch.equal(out, e) for (_, out), e in zip(jobs, expected, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the compiler made of it
+
+FEATURES = llvmlite.binding.get_host_cpu_features()
+CONVERSIONS = re.compile(r"\tv?cvt(?:ss2sd|sd2ss|ps2pd|pd2ps)\b.*")
+FUNCTION = re.compile(r"^(\w[\w$.]*):", re.MULTILINE)
+PACKED = re.compile(r"\tv(?:mul|div|add|sub|fn?m(?:add|sub)\d*|rcp14)ps\t.*%[yz]mm")
+needs_avx = pytest.mark.skipif(not FEATURES.get("avx2"), reason="this processor has no AVX2")
+F = numba.float32[::1]
+f4 = numba.float32
+
+
+def assembly_of(compiled):
+    """The machine code without the wrapper for Python callers, which turns Python's double scalars to single."""
+    (text,) = compiled.inspect_asm().values()
+    parts = FUNCTION.split(text)[1:]
+    code = [body for name, body in zip(parts[::2], parts[1::2], strict=True) if "cpython" not in name]
+    assert code
+    return "".join(code)
+
+
+def exp_loop(x, out):
+    for i in range(len(x)):
+        out[i] = kernels.exp_cell(x[i])
+
+
+def sigmoid_loop(x, out):
+    for i in range(len(x)):
+        out[i] = kernels.sigmoid_cell(x[i])
+
+
+def mingru_loop(x, hgp, state, out):
+    n = len(x)
+    h, g, p = hgp[:n], hgp[n : 2 * n], hgp[2 * n :]
+    for i in range(n):
+        s, y = kernels.mingru_cell(x[i], h[i], g[i], p[i], state[i])
+        state[i] = s
+        out[i] = y
+
+
+def mingru_grad_loop(x, hgp, state, dy, carry):
+    n = len(x)
+    h, g, p = hgp[:n], hgp[n : 2 * n], hgp[2 * n :]
+    for i in range(n):
+        h[i], g[i], p[i], dy[i], carry[i] = kernels.mingru_cell_grad(x[i], h[i], g[i], p[i], state[i], dy[i], carry[i])
+
+
+def advantage_loop(values, rewards, done, live, ratios, carry, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
+    n = len(values) // 2
+    value, following = values[:n], values[n:]
+    for i in range(n):
+        a, v = kernels.advantage_cell(value[i], rewards[i], done[i] != 0, kernels.ZERO, ratios[i], live[i] != 0,
+                                      carry[i], following[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+        carry[i] = a
+        following[i] = v
+
+
+def ppo_loop(logprobs, old, advantages, out, ratios, clip_coef):
+    for i in range(len(old)):
+        loss, gradient, ratio, _ = kernels.ppo_cell(logprobs[i], old[i], advantages[i], clip_coef)
+        advantages[i] = loss
+        out[i] = gradient
+        ratios[i] = ratio
+
+
+def value_loop(new, old, target, out, vf_clip_coef):
+    for i in range(len(new)):
+        loss, gradient = kernels.value_cell(new[i], old[i], target[i], vf_clip_coef)
+        target[i] = loss
+        out[i] = gradient
+
+
+def nesterov_loop(gradients, buffers, updates, momentum):
+    for i in range(len(gradients)):
+        buffers[i], updates[i] = kernels.nesterov_cell(gradients[i], buffers[i], momentum)
+
+
+B = numba.uint8[::1]
+LOOPS = {exp_loop: (F, F), sigmoid_loop: (F, F), mingru_loop: (F,) * 4, mingru_grad_loop: (F,) * 5,
+         advantage_loop: (F, F, B, B, F, F, *(f4,) * 5), ppo_loop: (*(F,) * 5, f4), value_loop: (*(F,) * 4, f4),
+         nesterov_loop: (*(F,) * 3, f4)}
+
+
+@needs_avx
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
+def test_cell_is_vectorised_in_single_precision(loop):
+    compiled = numba.njit(LOOPS[loop], error_model="numpy", fastmath=kernels.FASTMATH)(loop)
+    assembly = assembly_of(compiled)
+    assert PACKED.search(assembly), f"{loop.__name__} is scalar"
+    assert not CONVERSIONS.search(assembly), CONVERSIONS.search(assembly)[0]
+
+
+def test_the_conversion_check_sees_a_bare_literal():
+    @numba.njit((F, F), error_model="numpy", fastmath=kernels.FASTMATH)
+    def careless(x, out):
+        for i in range(len(x)):
+            out[i] = x[i] * 0.1
+
+    if llvmlite.binding.get_default_triple().startswith("x86_64"):
+        assert CONVERSIONS.search(assembly_of(careless))
+    else:
+        pytest.skip("the check reads x86-64 assembly")
+
+
+# Packed arithmetic that each hot loop needs at least: the divisions of its sigmoids, or its multiplications.
+DRIVERS = {"_advantage_cpu": "mul", "_mingru_step_cpu": "div", "_mingru_scan_cpu": "div",
+           "_mingru_scan_grad_cpu": "div", "_nesterov_cpu": "mul", "_apply_cpu": "mul"}
+
+
+@needs_avx
+@pytest.mark.parametrize("name", DRIVERS)
+def test_cpu_driver_is_vectorised(name):
+    """The driver as it runs, its parallel loop included; compiled anew, since the cache keeps no assembly."""
+    calls = {"_advantage_cpu": "advantage", "_mingru_step_cpu": "mingru_step", "_mingru_scan_cpu": "mingru_scan",
+             "_mingru_scan_grad_cpu": "mingru_scan_grad"}
+    driver = getattr(kernels, name)
+    if name in calls:
+        function, tensors, options = good_calls()[calls[name]]
+        function(**tensors, **options)
+    else:
+        _, optimizer = adopted(Weights([(3, 4)]), lambda a: kernels.Muon(a))
+        optimizer.step(0.1)
+    again = numba.njit(nogil=True, parallel=True, error_model="numpy", fastmath=kernels.FASTMATH)(driver.py_func)
+    again.compile(driver.signatures[0])
+    assembly = assembly_of(again)
+    wide = re.compile(r"\tv(?:div|rcp14)ps\t.*%[yz]mm" if DRIVERS[name] == "div"
+                      else r"\tv(?:mul|fn?m(?:add|sub)\d*)ps\t.*%[yz]mm")
+    assert wide.search(assembly), f"{name} is scalar"
+    assert not CONVERSIONS.search(assembly), CONVERSIONS.search(assembly)[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Nothing is kept, nothing large is made
+
+
+def held_by_numba():
+    """Blocks that numba's runtime has handed out and not got back."""
+    return rtsys.get_allocation_stats().alloc - rtsys.get_allocation_stats().free
+
+
+@pytest.fixture
+def counting():
+    was_on = _nrt_python.memsys_stats_enabled()
+    _nrt_python.memsys_enable_stats()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    if not was_on:
+        _nrt_python.memsys_disable_stats()
+
+
+def growth(function, repeats=50):
+    """(Python and numpy bytes kept, their peak above the start, numba blocks kept) over the repeats."""
+    for _ in range(3):
+        function()
+    blocks, (before, _) = held_by_numba(), tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    for _ in range(repeats):
+        function()
+    after, peak = tracemalloc.get_traced_memory()
+    return after - before, peak - before, held_by_numba() - blocks
+
+
+def test_the_memory_check_sees_a_leak(counting):
+    kept = []
+    assert growth(lambda: kept.append(np.zeros(1000)))[0] > 50 * 8000
+
+    @numba.njit
+    def make():
+        return np.zeros(1000)
+
+    make()
+    assert growth(lambda: kept.append(make()))[2] >= 50
+
+
+@pytest.mark.parametrize("call", good_calls())
+def test_repeated_calls_keep_no_memory(call, counting):
+    function, tensors, options = good_calls()[call]
+    kept, peak, blocks = growth(lambda: function(**tensors, **options))
+    assert kept < 4096 and peak < 65536 and blocks == 0
+
+
+def test_muon_keeps_no_memory_and_makes_no_large_block(counting):
+    module = Weights([(192, 64), (64, 118), (192, 64), (4, 64), (64,)])
+    arena, optimizer = adopted(module, lambda a: kernels.Muon(a))
+    arena.flat("gradients").fill_(0.01)
+    kept, peak, blocks = growth(lambda: optimizer.step(0.01), 20)
+    assert kept < 4096 and peak < 65536 and blocks == 0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        optimizer.step(0.01)
+        probe = torch.zeros(20_000)  # 80 kB, which the profile must show
+    del probe
+    large = [(event.name, event.cpu_memory_usage) for event in profile.events() if event.self_cpu_memory_usage >= 65536]
+    assert len(large) == 1 and large[0][1] == 80_000, f"blocks made: {large}"
