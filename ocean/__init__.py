@@ -237,7 +237,7 @@ class Envs:
         """Means of the log fields over the episodes that environments [start, end) finished since the last call, and
         their number n; or {}."""
         sums = np.zeros(len(self.library.log_fields))
-        self.functions.ocean_log(self.address, *self._range(start, end), sums.ctypes.data)
+        self._call(self.functions.ocean_log, sums, start, end)
         fields = dict(zip(self.library.log_fields, sums.tolist(), strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
