@@ -1,0 +1,35 @@
+# Two commands for a newcomer: make train, make test. Each sets up .venv by itself; nothing else is needed but
+# Python 3.11 to 3.13 and a C compiler.
+PYTHON ?= python3
+RUN := .venv/bin/python
+
+.PHONY: train test test-slow bench lint clean
+
+train: .venv/ready  ## train Breakout to a solved policy
+	$(RUN) pufferl.py train breakout
+
+test: .venv/ready  ## every fast test
+	$(RUN) -m ruff check .
+	$(RUN) -m pytest -m "not slow and not gpu and not cudasim"
+
+test-slow: .venv/ready  ## learning curves, sanitizers, crash tests
+	$(RUN) -m pytest -m "slow and not gpu"
+
+bench: .venv/ready  ## steps a second beside the floor, kernels beside a copy, environments beside a C loop
+	$(RUN) tests/bench_env.py
+	$(RUN) tests/bench_kernels.py
+	$(RUN) tests/bench_train.py
+
+lint: .venv/ready
+	$(RUN) -m ruff check .
+
+.venv/ready: requirements.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
+	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+clean:
+	rm -rf .venv ocean/.build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
