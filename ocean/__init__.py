@@ -76,8 +76,8 @@ def rows(observations, actions, rewards, terminals, truncations, final_observati
          action_masks=None):  # fmt: skip
     """The eight addresses that `step` and `reset` want, from arrays whose first axis is all agents (None: absent).
 
-    The first five must be there, and valid and action_masks where the environment has them. Keep the arrays alive:
-    only their addresses are taken. ValueError where one is not contiguous.
+    The first five must be there, and valid where the environment has it. Keep the arrays alive: only their addresses
+    are taken. ValueError where one is not contiguous.
     """
     arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid, action_masks)
     for array in arrays:

@@ -52,7 +52,7 @@ static Rows read_rows(const Env* env, const int64_t* rows) {
         .observation_bytes = observation,
         .action_bytes = 4 * (heads ? heads : (size_t)spaces.action_dims),
         .final_bytes = rows[5] ? observation : 0, /* so that an absent row stays NULL for every agent */
-        .mask_bytes = choices,
+        .mask_bytes = rows[7] ? choices : 0,
     };
 }
 
@@ -110,6 +110,7 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
         const double* setting = settings;
 #define SETTING_READ(type, name, value, help) env->name = (type)*setting++;
         SETTINGS(SETTING_READ)
+        (void)setting;
         const char* problem = c_init(env);
         agent_offsets[i + 1] = agent_offsets[i] + (problem ? 0 : spaces_of(env).num_agents);
         if (!problem && agent_offsets[i + 1] > INT32_MAX) problem = "more than 2^31 agents";

@@ -22,6 +22,8 @@ void DrawLineEx(Vector2 from, Vector2 to, float thickness, Color color);
 void DrawRectangle(int x, int y, int width, int height, Color color);
 void DrawRectangleRec(Rectangle rectangle, Color color);
 void DrawCircleV(Vector2 centre, float radius, Color color);
+void DrawCircleLinesV(Vector2 centre, float radius, Color color);
+void DrawRing(Vector2 centre, float inner, float outer, float from, float to, int segments, Color color); /* degrees */
 void DrawTriangle(Vector2 a, Vector2 b, Vector2 c, Color color); /* counter-clockwise on the screen */
 
 #define DRAW_BACKGROUND ((Color){12, 20, 28, 255})
@@ -45,6 +47,30 @@ static inline void draw_begin(int width, int height, const char* title) {
     }
     BeginDrawing();
     ClearBackground(DRAW_BACKGROUND);
+}
+
+static inline void draw_text_centred(const char* text, int x, int y, int size, Color color) {
+    DrawText(text, x - MeasureText(text, size) / 2, y - size / 2, size, color);
+}
+
+/* A triangle whichever way round its corners are given. */
+static inline void draw_triangle(Vector2 a, Vector2 b, Vector2 c, Color color) {
+    if ((b.x - a.x) * (c.y - a.y) - (b.y - a.y) * (c.x - a.x) > 0) DrawTriangle(a, c, b, color);
+    else DrawTriangle(a, b, c, color);
+}
+
+/* Four corners in order, either way round. */
+static inline void draw_quad(Vector2 a, Vector2 b, Vector2 c, Vector2 d, Color color) {
+    draw_triangle(a, b, c, color);
+    draw_triangle(a, c, d, color);
+}
+
+/* A colour on the way from one to another. */
+static inline Color draw_mix(Color from, Color to, float share) {
+    return (Color){(unsigned char)(from.r + share * (float)(to.r - from.r)),
+                   (unsigned char)(from.g + share * (float)(to.g - from.g)),
+                   (unsigned char)(from.b + share * (float)(to.b - from.b)),
+                   (unsigned char)(from.a + share * (float)(to.a - from.a))};
 }
 
 static inline void draw_end(void) {

@@ -23,7 +23,8 @@
  *
  * Optional, by a #define before the include:
  *     HAS_VALID            agents may be dead: c_reset and c_step write valid (1: will act on this observation)
- *     HAS_ACTION_MASKS     c_reset and c_step write action_masks, one byte an action, the heads one after another
+ *     HAS_ACTION_MASKS     c_reset and c_step write action_masks, one byte an action, the heads one after another, if
+ *                          that pointer is set; actions may be illegal all the same, for a random agent sees no mask
  *     HEAP float* map;     pointers to memory that c_init allocates; needs c_save and c_load (see binding.c) */
 #pragma once
 
@@ -93,6 +94,12 @@ static inline int random_int(uint64_t* rng, int n) {
 /* Uniform in [low, high), 24 bits: every value of the unit interval is exact in a float. */
 static inline float random_float(uint64_t* rng, float low, float high) {
     return low + (high - low) * ((float)(random_word(rng) >> 40) * 0x1p-24f);
+}
+
+/* Normal with mean 0 and deviation 1 (Box and Muller 1958). */
+static inline float random_normal(uint64_t* rng) {
+    float radius = sqrtf(-2 * logf(1 - random_float(rng, 0, 1)));
+    return radius * cosf(random_float(rng, 0, (float)(2 * M_PI)));
 }
 
 /* Unlike fminf and fmaxf these are one instruction each. */
