@@ -1,0 +1,78 @@
+/* Stochastic: the best policy is not a choice but a given mixture of two. Nothing is paid until an episode ends; then
+ * the reward is 1 less the squared distance of the share of action 0 among its actions from the wanted `share`, as a
+ * part of the largest distance there can be. A policy without a memory does best with the probability
+ * (share - 1 / 2n) / (1 - 1 / n) of action 0 in n steps, nearly `share`; one that can count may hit it exactly. A
+ * policy that collapses to a single action, or stays at even odds, is wrong either way.
+ * Observation: a constant 1. Actions: 0 or 1. perf is 1 less the distance itself, as a part of the largest. */
+#pragma once
+
+#define OBSERVATION float
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
+#define SETTINGS(X) \
+    X(int, length, 50, "steps of an episode") \
+    X(float, share, 0.75, "wanted share of action 0")
+#include "env.h"
+#include "draw.h"
+
+struct Env {
+    ENV_COMMON
+    int tick, zeros; /* zeros: how often action 0 was taken */
+};
+
+static const char* c_init(Env* env) {
+    if (env->length < 1) return "length must be 1 or more";
+    if (!(env->share > 0 && env->share < 1)) return "share must lie between 0 and 1";
+    return NULL;
+}
+
+static void c_spaces(const Env* env, Spaces* spaces) {
+    (void)env;
+    *spaces = (Spaces){
+        .num_agents = 1,
+        .observation_shape = {1},
+        .observation_low = 0,
+        .observation_high = 1,
+        .action_heads = {2},
+    };
+}
+
+static void c_reset(Env* env) {
+    env->tick = env->zeros = 0;
+    env->observations[0] = 1;
+}
+
+static void c_step(Env* env) {
+    env->tick++;
+    env->zeros += env->actions[0] == 0;
+    bool over = env->tick == env->length;
+    env->rewards[0] = 0;
+    env->terminals[0] = over;
+    env->truncations[0] = 0;
+    env->observations[0] = 1;
+    if (!over) return;
+    float off = fabsf((float)env->zeros / (float)env->length - env->share) / maxf(env->share, 1 - env->share);
+    env->rewards[0] = 1 - off * off;
+    env->log.perf += maxf(1 - off, 0);
+    env->log.score += env->rewards[0];
+    env->log.episode_return += env->rewards[0];
+    env->log.episode_length += (float)env->length;
+    env->log.n += 1;
+    c_reset(env);
+}
+
+/* The bar is the share of action 0 so far; it should end at the mark. */
+static void c_render(Env* env) {
+    enum { WIDTH = 720, HEIGHT = 260, LEFT = 40, BAR = 70 };
+    float wide = WIDTH - 2 * LEFT, share = env->tick ? (float)env->zeros / (float)env->tick : 0;
+    draw_begin(WIDTH, HEIGHT, "stochastic");
+    DrawRectangle(LEFT, BAR, (int)wide, 70, DRAW_PANEL);
+    DrawRectangle(LEFT, BAR, (int)(wide * share), 70, DRAW_CYAN);
+    DrawRectangle(LEFT + (int)(wide * env->share) - 3, BAR - 16, 6, 102, DRAW_GOLD);
+    DrawRectangle(LEFT, 190, (int)wide, 14, DRAW_PANEL);
+    DrawRectangle(LEFT, 190, (int)(wide * (float)env->tick / (float)env->length), 14, DRAW_GREEN);
+    draw_end();
+}
+
+static void c_close(Env* env) {
+    (void)env;
+}
