@@ -1,0 +1,106 @@
+/* Spaces: an observation of three parts and an action of three heads, one for each part. An episode is one step; each
+ * right head gives a third of the reward of 1. Parts or heads that are cut apart in the wrong places cannot be
+ * learnt.
+ *
+ *     observation  part      values             head that it decides
+ *     0 .. 24      image     -1..1              0 (2 choices): is their sum above 0?
+ *     25 .. 29     flags     0 or 1             1 (2 choices): are more than half of them set?
+ *     30           category  0, 1/3, 2/3, 1     2 (4 choices): which one is it? */
+#pragma once
+
+#define OBSERVATION float
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(image) X(flags) X(category)
+#define SETTINGS(X)
+#include "env.h"
+#include "draw.h"
+
+enum { IMAGE = 25, FLAGS = 5, CATEGORIES = 4, OBSERVATIONS = IMAGE + FLAGS + 1, HEADS = 3 };
+
+struct Env {
+    ENV_COMMON
+    float image[IMAGE];
+    int flags, category;
+    int wanted[HEADS];
+    int given[HEADS], right; /* in the last episode, for c_render; right is a bit a head */
+};
+
+static const char* c_init(Env* env) {
+    (void)env;
+    return NULL;
+}
+
+static void c_spaces(const Env* env, Spaces* spaces) {
+    (void)env;
+    *spaces = (Spaces){
+        .num_agents = 1,
+        .observation_shape = {OBSERVATIONS},
+        .observation_low = -1,
+        .observation_high = 1,
+        .action_heads = {2, 2, CATEGORIES},
+    };
+}
+
+static void c_reset(Env* env) {
+    float sum = 0;
+    int set = 0;
+    for (int i = 0; i < IMAGE; i++) {
+        env->observations[i] = env->image[i] = random_float(&env->rng, -1, 1);
+        sum += env->image[i];
+    }
+    env->flags = random_int(&env->rng, 1 << FLAGS);
+    for (int i = 0; i < FLAGS; i++) {
+        env->observations[IMAGE + i] = (float)(env->flags >> i & 1);
+        set += env->flags >> i & 1;
+    }
+    env->category = random_int(&env->rng, CATEGORIES);
+    env->observations[IMAGE + FLAGS] = (float)env->category / (CATEGORIES - 1);
+    env->wanted[0] = sum > 0;
+    env->wanted[1] = set > FLAGS / 2;
+    env->wanted[2] = env->category;
+}
+
+static void c_step(Env* env) {
+    bool image = env->actions[0] == env->wanted[0], flags = env->actions[1] == env->wanted[1];
+    bool category = env->actions[2] == env->wanted[2];
+    float reward = (float)(image + flags + category) / HEADS;
+    for (int i = 0; i < HEADS; i++)
+        env->given[i] = env->actions[i];
+    env->right = image | flags << 1 | category << 2;
+    env->rewards[0] = reward;
+    env->terminals[0] = 1;
+    env->truncations[0] = 0;
+    env->log.perf += reward;
+    env->log.score += reward;
+    env->log.episode_return += reward;
+    env->log.episode_length += 1;
+    env->log.n += 1;
+    env->log.image += image;
+    env->log.flags += flags;
+    env->log.category += category;
+    c_reset(env);
+}
+
+/* The three parts side by side; below each a lamp for the last answer of its head. */
+static void c_render(Env* env) {
+    enum { WIDTH = 760, HEIGHT = 380, CELL = 44, TOP = 40 };
+    draw_begin(WIDTH, HEIGHT, "spaces");
+    for (int i = 0; i < IMAGE; i++) {
+        float value = env->image[i];
+        Color color = draw_mix(DRAW_PANEL, value > 0 ? DRAW_CYAN : DRAW_RED, fabsf(value));
+        DrawRectangle(50 + i % 5 * CELL, TOP + i / 5 * CELL, CELL - 4, CELL - 4, color);
+    }
+    for (int i = 0; i < FLAGS; i++)
+        DrawRectangle(390, TOP + i * CELL, CELL - 4, CELL - 4, env->flags >> i & 1 ? DRAW_GOLD : DRAW_PANEL);
+    for (int i = 0; i < CATEGORIES; i++) {
+        Vector2 centre = {620, TOP + 30 + 52 * (float)i};
+        DrawCircleV(centre, 22, i == env->category ? DRAW_WHITE : DRAW_PANEL);
+    }
+    static const int lamp_x[HEADS] = {158, 410, 620};
+    for (int i = 0; i < HEADS; i++)
+        DrawCircleV((Vector2){(float)lamp_x[i], 320}, 18, env->right >> i & 1 ? DRAW_GREEN : DRAW_RED);
+    draw_end();
+}
+
+static void c_close(Env* env) {
+    (void)env;
+}
