@@ -1,0 +1,1046 @@
+"""Environments as flat arrays: your own in numpy, Gymnasium's and PettingZoo's.
+
+    class Squares(PufferEnv):                                   # a vector of environments of your own, in place
+    env = GymnasiumPufferEnv(gymnasium.make("CartPole-v1"))     # any Gymnasium environment, flat
+    env = PettingZooPufferEnv(env_creator=knights_archers_zombies_v10.parallel_env)
+    env = wrap(anything)                                        # whichever of these fits
+
+    structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple space again, as views
+    fields = nativize_tensor(observations, nativize_dtype(env)) # the same for a policy, as torch views
+
+An observation of any nesting of Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary and Text becomes one flat array:
+the bytes of one structured numpy dtype, `env.obs_dtype`. Where all its leaves have one dtype the flat array has that
+dtype too, otherwise it is uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Box.
+
+vector.py steps all of them through three methods: `views(rows, first)` takes the environment's part of one row of the
+rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything else.
+Episodes restart by themselves; what both return is a list of dicts, one for each episode that ended.
+"""
+
+import math
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Observations: a space as one structured dtype, and as one flat Box
+
+
+def _children(space):
+    """[(field name, key, subspace)] of a Dict or Tuple, None for a leaf."""
+    if isinstance(space, spaces.Tuple):
+        return [(f"f{i}", i, sub) for i, sub in enumerate(space.spaces)]
+    if not isinstance(space, spaces.Dict):
+        return None
+    names = [str(key) for key in space.spaces]
+    if len(set(names)) < len(names) or "" in names:  # numpy's fields need distinct names
+        names = [f"f{i}" for i in range(len(names))]
+    return [(name, key, sub) for name, (key, sub) in zip(names, space.spaces.items(), strict=True)]
+
+
+def _leaf(space):
+    """(dtype, shape, low, high) of a leaf's array."""
+    if isinstance(space, spaces.Box):
+        return space.dtype, space.shape, space.low, space.high
+    if isinstance(space, spaces.Discrete):
+        return np.dtype(space.dtype), (), space.start, space.start + space.n - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.dtype, space.shape, space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.MultiBinary):
+        return space.dtype, space.shape, 0, 1
+    if isinstance(space, spaces.Text):  # code points, ended by zeros
+        return np.dtype(np.int32), (space.max_length,), 0, 0x10FFFF
+    raise TypeError(
+        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary and Text can. "
+        "Take the part out with a wrapper, e.g. gymnasium.wrappers.FilterObservation."
+    )
+
+
+def space_dtype(space):
+    """The numpy dtype that holds one value of `space`: structured for Dict and Tuple (fields f0, f1, ... for a Tuple),
+    with a shape for an array. Fields are aligned, so that torch can view them."""
+    children = _children(space)
+    if children is None:
+        dtype, shape, _, _ = _leaf(space)
+        return np.dtype((dtype, shape))
+    return np.dtype(
+        {"names": [name for name, _, _ in children], "formats": [space_dtype(sub) for _, _, sub in children]},
+        align=True,
+    )
+
+
+def _leaves(space, keys=(), names=()):
+    """[(keys into a value, field names, leaf space)] in order."""
+    children = _children(space)
+    if children is None:
+        return [(keys, names, space)]
+    return [leaf for name, key, sub in children for leaf in _leaves(sub, (*keys, key), (*names, name))]
+
+
+def _encode_text(text, length):
+    points = np.zeros(length, np.int32)
+    points[: len(text)] = [ord(character) for character in text]
+    return points
+
+
+class FlatObservation:
+    """The two forms of an observation space.
+
+    Attributes: space, the structured one; dtype, `obs_dtype`; flat_space, a Box; shape and flat_dtype, of the flat one.
+    Raises TypeError for a space that has none.
+    """
+
+    def __init__(self, space):
+        self.space, self.leaves = space, _leaves(space)
+        self.structured = _children(space) is not None
+        if not self.structured:
+            dtype, shape, low, high = _leaf(space)
+            self.dtype, self.flat_dtype, self.shape = dtype, dtype, shape or (1,)
+            if isinstance(space, spaces.Box) and shape:
+                self.flat_space = space
+            else:
+                self.flat_space = spaces.Box(
+                    np.broadcast_to(low, self.shape).astype(dtype),
+                    np.broadcast_to(high, self.shape).astype(dtype),
+                    self.shape,
+                    dtype.type,
+                )
+            return
+        self.dtype = space_dtype(space)
+        if self.dtype.itemsize == 0:  # nothing in it; an array needs one byte at least to be viewed
+            self.dtype = np.dtype(
+                {
+                    "names": self.dtype.names,
+                    "formats": [self.dtype[n] for n in self.dtype.names],
+                    "offsets": [0] * len(self.dtype.names),
+                    "itemsize": 1,
+                }
+            )
+        leaves = [_leaf(leaf) for _, _, leaf in self.leaves]
+        kinds = {dtype for dtype, _, _, _ in leaves}
+        self.flat_dtype = kinds.pop() if len(kinds) == 1 and self.dtype.itemsize > 1 else np.dtype(np.uint8)
+        self.shape = (self.dtype.itemsize // self.flat_dtype.itemsize,)
+        low, high = np.zeros(self.shape, self.flat_dtype), np.full(self.shape, 255, np.uint8)
+        if len({dtype for dtype, _, _, _ in leaves}) == 1 and self.dtype.itemsize > 1:
+            parts = [
+                [np.broadcast_to(bound, shape).ravel() for bound in (lowest, highest)]
+                for _, shape, lowest, highest in leaves
+            ]
+            low, high = (np.concatenate([part[i] for part in parts]).astype(self.flat_dtype) for i in (0, 1))
+        self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
+
+    def fields(self, flat):
+        """Views (n, *shape) of the leaves of flat observations (n, *flat shape), in the order of `leaves`."""
+        if not self.structured:
+            return [flat.reshape(len(flat), *_leaf(self.space)[1])]
+        records = flat.view(self.dtype)[:, 0]
+        views = []
+        for _, names, _ in self.leaves:
+            view = records
+            for name in names:
+                view = view[name]
+            views.append(view)
+        return views
+
+    def flatten(self, value, out=None):
+        """One observation as a flat array, new or written into `out`."""
+        flat = np.zeros(self.shape, self.flat_dtype) if out is None else out
+        self.write(value, [view[0] if view.ndim > 1 else view[:1].reshape(()) for view in self.fields(flat[None])])
+        return flat
+
+    def write(self, value, views):
+        """Write an observation into the views of its leaves; a batch of observations into those of a batch."""
+        for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
+            part = value
+            for key in keys:
+                part = part[key]
+            view[...] = _encode_text(part, leaf.max_length) if isinstance(leaf, spaces.Text) else part
+
+    def unflatten(self, flat):
+        """The observation that `flatten` made flat: arrays are views of `flat`, Discrete values numpy scalars."""
+        views = iter(self.fields(np.ascontiguousarray(flat)[None]))
+
+        def build(space):
+            children = _children(space)
+            if children is None:
+                value = next(views)[0]
+                if isinstance(space, spaces.Discrete):
+                    return space.dtype.type(value)
+                if isinstance(space, spaces.Text):
+                    return "".join(map(chr, value[value != 0]))
+                return np.asarray(value)
+            parts = [build(sub) for _, _, sub in children]
+            return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
+
+        return build(self.space)
+
+
+def nativize_dtype(env):
+    """The structure of an environment's observations for nativize_tensor, from an environment or its `obs_dtype`:
+    (torch dtype, shape, first byte, bytes) of a leaf, {field: ...} of a structure."""
+    import torch
+
+    def build(dtype, offset):
+        if dtype.names is not None:
+            return {name: build(dtype.fields[name][0], offset + dtype.fields[name][1]) for name in dtype.names}
+        return torch.from_numpy(np.zeros(1, dtype.base)).dtype, dtype.shape, offset, dtype.itemsize
+
+    return build(getattr(env, "obs_dtype", env), 0)
+
+
+def nativize_tensor(observations, native_dtype):
+    """Flat observations (..., flat) as views (..., *shape) in their own dtype: {field: tensor}, nested as the space is
+    (fields f0, f1, ... for a Tuple), or the tensor itself where the space is no Dict or Tuple."""
+    import torch
+
+    if not isinstance(native_dtype, dict):
+        return observations
+    octets, lead = observations.view(torch.uint8), observations.shape[:-1]
+
+    def build(native):
+        if isinstance(native, dict):
+            return {name: build(part) for name, part in native.items()}
+        dtype, shape, offset, size = native
+        if size == 0:
+            return torch.empty(*lead, *shape, dtype=dtype, device=observations.device)
+        part = octets[..., offset : offset + size].view(dtype)
+        return part.unflatten(-1, shape) if shape else part.squeeze(-1)
+
+    return build(native_dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Actions: any nesting as one row of integers, or of floats
+
+
+class FlatAction:
+    """The two forms of an action space: `space`, the environment's, and `flat_space`, a Discrete, MultiDiscrete or Box.
+
+    MultiBinary and boxes of integers become one head a number. Raises TypeError for a space that mixes integers with
+    floats or holds anything else, and ValueError for a box of integers without bounds.
+    """
+
+    def __init__(self, space):
+        self.space = space
+        heads, starts, lows, highs = [], [], [], []
+        self.parts = []  # (leaf, first column, columns)
+        for _, _, leaf in _leaves(space):
+            first = len(heads) + len(lows)
+            if isinstance(leaf, spaces.Discrete):
+                heads.append(int(leaf.n))
+                starts.append(int(leaf.start))
+            elif isinstance(leaf, spaces.MultiDiscrete):
+                heads += leaf.nvec.ravel().tolist()
+                starts += np.broadcast_to(leaf.start, leaf.shape).ravel().tolist()
+            elif isinstance(leaf, spaces.MultiBinary):
+                heads += [2] * math.prod(leaf.shape)
+                starts += [0] * math.prod(leaf.shape)
+            elif isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.integer):
+                sizes = leaf.high.astype(np.int64) - leaf.low.astype(np.int64) + 1
+                if (sizes > 2**16).any() or (sizes < 1).any():
+                    raise ValueError(f"the action space {leaf} has too many values for a discrete head; bound it.")
+                heads += sizes.ravel().tolist()
+                starts += leaf.low.astype(np.int64).ravel().tolist()
+            elif isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating):
+                lows += leaf.low.ravel().tolist()
+                highs += leaf.high.ravel().tolist()
+            else:
+                raise TypeError(
+                    f"the action space holds {leaf}; policies act in Discrete, MultiDiscrete, MultiBinary, "
+                    "Box, and Dict and Tuple of these."
+                )
+            self.parts.append((leaf, first, len(heads) + len(lows) - first))
+        if heads and lows:
+            raise TypeError(f"the action space {space} mixes discrete and continuous parts; policies act in one kind.")
+        if not heads and not lows:
+            raise TypeError(f"the action space {space} is empty; a policy needs something to choose.")
+        self.heads, self.starts = heads, np.array(starts, np.int64)
+        self.columns = len(heads) + len(lows)
+        self.low, self.high = np.array(lows, np.float32), np.array(highs, np.float32)
+        if lows:
+            self.flat_space = spaces.Box(self.low, self.high, (self.columns,), np.float32)
+        else:
+            self.flat_space = spaces.Discrete(heads[0]) if len(heads) == 1 else spaces.MultiDiscrete(heads)
+        self.single = int(starts[0]) if isinstance(space, spaces.Discrete) else None
+
+    def unflatten(self, row):
+        """An action of the environment from a row of integers, or of floats, which are clipped to their bounds."""
+        if self.single is not None:
+            return np.int64(row[0] + self.single)
+        row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
+        parts = iter(self.parts)
+
+        def build(space):
+            children = _children(space)
+            if children is None:
+                leaf, first, count = next(parts)
+                if isinstance(leaf, spaces.Discrete):
+                    return np.int64(row[first])
+                return row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
+            values = [build(sub) for _, _, sub in children]
+            return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
+
+        return build(self.space)
+
+    def flatten(self, action):
+        """The row that `unflatten` turns into this action."""
+        values = []
+        for keys, _, _ in _leaves(self.space):
+            part = action
+            for key in keys:
+                part = part[key]
+            values.append(np.ravel(part))
+        row = np.concatenate(values)
+        return (row - self.starts).astype(np.int32) if self.heads else row.astype(np.float32)
+
+
+def write_mask(target, mask):
+    """Write an action mask (an array, or a tuple or dict of one an action part) into a row of heads' options. A mask
+    that forbids all of it means that the choice does not count: everything is allowed then."""
+    if isinstance(mask, dict):
+        mask = tuple(mask.values())
+    if isinstance(mask, tuple):
+        mask = np.concatenate([np.ravel(part) for part in mask])
+    mask = np.ravel(mask)
+    if mask.shape != target.shape:
+        raise ValueError(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
+    target[:] = mask != 0
+    if not target.any():
+        target[:] = 1
+
+
+def _find_mask(observation, info):
+    """An environment's action mask, by the conventions of Gymnasium (info) and PettingZoo (info or observation)."""
+    if "action_mask" in info:
+        return info["action_mask"]
+    return observation.get("action_mask") if isinstance(observation, dict) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What environments return: the check of the first step, and infos
+
+
+def check_value(space, value, what):
+    """Raise ValueError that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A float64 where a
+    float32 is declared passes, as it can be cast."""
+    children = _children(space)
+    if children is not None:
+        keys = [key for _, key, _ in children]
+        if isinstance(space, spaces.Tuple):
+            if not isinstance(value, tuple | list) or len(value) != len(keys):
+                raise ValueError(f"{what} breaks its space: expected a tuple of {len(keys)}, got {_describe(value)}.")
+        elif not isinstance(value, dict) or set(value) != set(keys):
+            got = f"keys {sorted(map(str, value))}" if isinstance(value, dict) else _describe(value)
+            raise ValueError(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}.")
+        for _, key, sub in children:
+            check_value(sub, value[key], f"{what}[{key!r}]")
+        return
+    if isinstance(space, spaces.Text):
+        if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
+            raise ValueError(f"{what} breaks its space: expected {space}, got {_describe(value)}.")
+        return
+    dtype, shape, low, high = _leaf(space)
+    array = np.asarray(value)
+    if array.shape != shape:
+        raise ValueError(
+            f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; correct the space "
+            "that the environment declares or the array that it returns."
+        )
+    if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
+        raise ValueError(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}.")
+    outside = ~((array >= low) & (array <= high))
+    if outside.any():
+        where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(outside)))
+        got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
+        raise ValueError(
+            f"{what} breaks its space: element {where} is {got}, expected {lowest} to {highest}; correct the "
+            "bounds that the environment declares, or its values."
+        )
+
+
+def _describe(value):
+    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+    return f"{value!r} ({type(value).__name__}{shape})"[:200]
+
+
+def numeric_scalars(info, prefix=""):
+    """{"a/b": float} of the finite numbers in an info and in the dicts within it."""
+    numbers = {}
+    for key, value in info.items():
+        if isinstance(value, dict):
+            numbers |= numeric_scalars(value, f"{prefix}{key}/")
+        elif isinstance(value, bool | int | float | np.number | np.bool_) or (
+            isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+        ):
+            number = float(np.ravel(value)[0])
+            if math.isfinite(number):
+                numbers[f"{prefix}{key}"] = number
+    return numbers
+
+
+def _modern_step(result, what):
+    """What `step` returned as Gymnasium's five; old Gym's four have a "done" and tell truncation in the info."""
+    if len(result) == 5:
+        return result
+    if len(result) != 4:
+        raise ValueError(
+            f"{what}.step returned {len(result)} values; Gymnasium's returns 5: observation, reward, "
+            "terminated, truncated, info (old Gym's 4)."
+        )
+    observation, reward, done, info = result
+    truncated = bool(done and info.get("TimeLimit.truncated", False))
+    return observation, reward, bool(done) and not truncated, truncated, info
+
+
+class OldGym(gymnasium.Env):
+    """An environment of old Gym, or anything with its methods, as a Gymnasium one."""
+
+    def __init__(self, env):
+        self.env = env
+        self.metadata = getattr(env, "metadata", None) or {"render_modes": []}
+        self.render_mode = getattr(env, "render_mode", None)
+        self.observation_space = _modern_space(env.observation_space)
+        self.action_space = _modern_space(env.action_space)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        try:
+            result = self.env.reset(seed=seed)
+        except TypeError:
+            if seed is not None and hasattr(self.env, "seed"):
+                self.env.seed(seed)
+            result = self.env.reset()
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        return result, {}
+
+    def step(self, action):
+        return _modern_step(self.env.step(action), type(self.env).__name__)
+
+    def render(self):
+        return self.env.render()
+
+    def close(self):
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+
+def _modern_space(space):
+    """A space of old Gym as Gymnasium's, by the name of its class."""
+    kind = type(space).__name__
+    if isinstance(space, spaces.Space):
+        return space
+    if kind == "Dict":
+        return spaces.Dict({key: _modern_space(sub) for key, sub in space.spaces.items()})
+    if kind == "Tuple":
+        return spaces.Tuple([_modern_space(sub) for sub in space.spaces])
+    if kind == "Box":
+        return spaces.Box(space.low, space.high, space.shape, space.dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(space.nvec)
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(space.n)
+    raise TypeError(f"{space} ({type(space).__module__}.{kind}) is no space of Gymnasium or Gym.")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Your own environments, many in one object
+
+
+class PufferEnv:
+    """Base class of environments that write their arrays in place; copy this one to begin:
+
+        class Guess(PufferEnv):
+            def __init__(self, num_agents=8, buf=None, seed=0):
+                self.single_observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+                self.single_action_space = gymnasium.spaces.Discrete(2)
+                self.num_agents = num_agents
+                super().__init__(buf)
+                self.rng = np.random.default_rng(seed)
+
+            def reset(self, seed=None):
+                self.observations[:, 0] = self.bits = self.rng.integers(0, 2, self.num_agents)
+                return self.observations, []
+
+            def step(self, actions):
+                self.rewards[:], self.terminals[:] = actions == self.bits, True
+                self.reset()
+                infos = [{"score": self.rewards.mean()}]
+                return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+    `step` resets what has ended by itself. A vectorizer hands over other rows of its arrays before each call, so write
+    all of `self.observations` every step, and keep no view of it. Rewards, terminals and truncations are 0 and masks
+    are True before each step. Infos: a list of dicts whose numbers are averaged and logged; return [] when there are
+    none, and let a key "n" say for how many episodes a dict speaks.
+
+    Arrays: observations (num_agents, *shape), actions (num_agents,) for Discrete, (num_agents, heads) or
+    (num_agents, *shape); rewards, terminals, truncations (num_agents,); masks (num_agents,), False for a dead agent;
+    final_observations like observations: of an agent that you truncate, written before it is reset; action_masks
+    (num_agents, options of all heads), or None unless the class sets `has_action_masks = True`.
+    """
+
+    has_action_masks = False
+    closed = False
+
+    def __init__(self, buf=None):
+        for name in ("single_observation_space", "single_action_space", "num_agents"):
+            if not hasattr(self, name):
+                raise AttributeError(f"{type(self).__name__} must set self.{name} before super().__init__(buf).")
+        if not isinstance(self.single_observation_space, spaces.Box):
+            raise TypeError(
+                f"{type(self).__name__}: single_observation_space is {self.single_observation_space}; a PufferEnv "
+                "writes plain arrays, so it must be a Box."
+            )
+        if not isinstance(self.single_action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.Box):
+            raise TypeError(
+                f"{type(self).__name__}: single_action_space is {self.single_action_space}; it must be a Discrete, "
+                "MultiDiscrete or Box."
+            )
+        if self.num_agents < 1:
+            raise ValueError(f"{type(self).__name__}: num_agents is {self.num_agents}; it must be 1 or more.")
+        self.obs_dtype = self.single_observation_space.dtype
+        self._action = FlatAction(self.single_action_space)
+        self._raw_actions = not self._action.starts.any() and self._action.heads
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_agents)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_agents)
+        if buf is None:
+            buf = new_rows(self)
+        elif isinstance(buf, dict):
+            buf = SimpleNamespace(**buf)
+        self.__dict__.update(self.views(buf, 0))
+
+    def reset(self, seed=None):
+        """Begin all episodes: (observations, infos)."""
+        raise NotImplementedError(f"{type(self).__name__} must define reset(self, seed=None).")
+
+    def step(self, actions):
+        """(observations, rewards, terminals, truncations, infos) after these actions."""
+        raise NotImplementedError(f"{type(self).__name__} must define step(self, actions).")
+
+    def views(self, rows, first):
+        part = slice(first, first + self.num_agents)
+        names = ("observations", "rewards", "terminals", "truncations", "final_observations", "action_masks")
+        views = {name: None if getattr(rows, name, None) is None else getattr(rows, name)[part] for name in names}
+        for name in ("terminals", "truncations"):
+            views[name] = views[name].view(bool)
+        valid = getattr(rows, "valid", getattr(rows, "masks", None))
+        views["masks"] = (np.ones(self.num_agents, np.uint8) if valid is None else valid[part]).view(bool)
+        actions = getattr(rows, "actions", None)
+        if actions is not None:
+            actions = actions[part].reshape(self.num_agents, *self.single_action_space.shape)
+        return {**views, "actions": actions}
+
+    def reset_into(self, view, seed=None):
+        self.__dict__.update(view)
+        return self.reset(seed)[1]
+
+    def step_into(self, view):
+        self.__dict__.update(view)
+        return self.step(self._env_actions(self.actions))[4]
+
+    def _env_actions(self, actions):
+        """Discrete numbers counted from the space's start; floats clipped to its bounds."""
+        if self._raw_actions:
+            return actions
+        if self._action.heads:
+            return actions + self._action.starts.reshape(self.single_action_space.shape)
+        space = self.single_action_space
+        return np.minimum(np.maximum(actions, space.low), space.high)
+
+    def render(self):
+        return None
+
+    def close(self):
+        """Free what the environment holds."""
+
+    @property
+    def driver_env(self):
+        return self
+
+
+def new_rows(env, num_agents=None):
+    """Arrays for `num_agents` agents of an environment, as its `views` takes them."""
+    n = env.num_agents if num_agents is None else num_agents
+    space, action = env.single_observation_space, FlatAction(env.single_action_space)
+    return SimpleNamespace(
+        observations=np.zeros((n, *space.shape), space.dtype),
+        rewards=np.zeros(n, np.float32),
+        actions=np.zeros((n, action.columns), np.int32 if action.heads else np.float32),
+        terminals=np.zeros(n, np.uint8),
+        truncations=np.zeros(n, np.uint8),
+        valid=np.ones(n, np.uint8),
+        final_observations=np.zeros((n, *space.shape), space.dtype),
+        action_masks=np.ones((n, sum(action.heads)), np.uint8) if env.has_action_masks else None,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gymnasium
+
+
+def _create(env, env_creator, env_args, env_kwargs):
+    if (env is None) == (env_creator is None):
+        raise TypeError("give either env, an instance, or env_creator, a class or function that makes one.")
+    return env if env is not None else env_creator(*env_args, **(env_kwargs or {}))
+
+
+class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    """A Gymnasium environment with a flat observation and action space; a Gymnasium environment itself.
+
+    env: an instance; or env_creator with env_args and env_kwargs. Old Gym environments are converted. The info of an
+    episode's last step holds episode_return and episode_length too.
+    Attributes: obs_dtype, so that `observation.view(env.obs_dtype)` has the fields; env_single_observation_space and
+    env_single_action_space, the environment's own spaces.
+    Raises TypeError for spaces that cannot be made flat, and ValueError at the first reset or step whose observation,
+    reward or flags break what the environment declares.
+    """
+
+    num_agents = 1
+
+    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
+        env = _create(env, env_creator, env_args, env_kwargs)
+        gymnasium.utils.RecordConstructorArgs.__init__(self)  # its spec can be made anew from the environment's
+        super().__init__(env if isinstance(env, gymnasium.Env) else OldGym(env))
+        self._observation, self._action = FlatObservation(self.env.observation_space), FlatAction(self.env.action_space)
+        self.env_single_observation_space, self.env_single_action_space = (
+            self.env.observation_space,
+            self.env.action_space,
+        )
+        self.obs_dtype = self._observation.dtype
+        self.observation_space = self.single_observation_space = self._observation.flat_space
+        self.action_space = self.single_action_space = self._action.flat_space
+        self._structured = self._observation.structured or isinstance(self.env.observation_space, spaces.Text)
+        self._flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
+        self._fields = [view[0] if view.ndim > 1 else view.reshape(()) for view in self._observation.fields(self._flat)]
+        self._unchecked = {"reset", "step"}
+        self._episode_return, self._episode_length, self._over = 0.0, 0, True
+        self._mask_needed = None
+
+    @property
+    def has_action_masks(self):
+        """Whether the environment gives action masks; the first question costs one reset."""
+        if self._mask_needed is None:
+            observation, info = self._reset_env(None, None)
+            self._mask_needed = _find_mask(observation, info) is not None
+        return self._mask_needed
+
+    def _reset_env(self, seed, options):
+        # Without options the call is one that old and hand-made environments know too.
+        result = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            result = result, {}  # the observation alone, as old Gym's
+        if self._unchecked:
+            self._check("reset", result[0], 0.0, False, False)
+        self._episode_return, self._episode_length, self._over = 0.0, 0, False
+        return result
+
+    def _step_env(self, row):
+        if self._over:
+            raise RuntimeError(f"{self.env}: step() after the end of an episode; call reset() first.")
+        result = self.env.step(self._action.unflatten(row))
+        observation, reward, terminated, truncated, info = (
+            result if len(result) == 5 else _modern_step(result, self.env)
+        )
+        if self._unchecked:
+            self._check("step", observation, reward, terminated, truncated)
+        self._episode_return += float(reward)
+        self._episode_length += 1
+        if terminated or truncated:
+            self._over = True
+            info = {**info, "episode_return": self._episode_return, "episode_length": self._episode_length}
+        return observation, reward, terminated, truncated, info
+
+    def _check(self, call, observation, reward, terminated, truncated):
+        if call not in self._unchecked:
+            return
+        self._unchecked.discard(call)
+        check_value(
+            self.env_single_observation_space, observation, f"{self.env}: the observation of the first {call}()"
+        )
+        if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
+            raise ValueError(f"{self.env}: the reward of the first step() must be a number, got {_describe(reward)}.")
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_ | int):
+                raise ValueError(f"{self.env}: {name} of the first step() must be a bool, got {_describe(flag)}.")
+
+    def _write(self, target, i, observation):
+        """Row i of `target` becomes the flat observation."""
+        if self._structured:
+            self._observation.write(observation, self._fields)
+            observation = self._flat[0]
+        target[i] = observation
+
+    def _flat_copy(self, observation):
+        flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
+        self._write(flat, 0, observation)
+        return flat[0]
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = self._reset_env(seed, options)
+        return self._flat_copy(observation), info
+
+    def step(self, action):
+        """Gymnasium's five values; the observation is a new flat array."""
+        observation, reward, terminated, truncated, info = self._step_env(np.reshape(action, self._action.columns))
+        return self._flat_copy(observation), float(reward), bool(terminated), bool(truncated), info
+
+    def views(self, rows, first):
+        return rows, first
+
+    def reset_into(self, view, seed=None):
+        rows, i = view
+        observation, info = self._reset_env(seed, None)
+        self._write(rows.observations, i, observation)
+        if rows.action_masks is not None:
+            write_mask(rows.action_masks[i], _find_mask(observation, info))
+        return []
+
+    def step_into(self, view):
+        rows, i = view
+        observation, reward, terminated, truncated, info = self._step_env(rows.actions[i])
+        rows.rewards[i] = reward
+        if terminated or truncated:
+            rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
+            if truncated:
+                self._write(rows.final_observations, i, observation)
+            ended = [numeric_scalars(info)]
+            self.reset_into(view)
+            return ended
+        self._write(rows.observations, i, observation)
+        if rows.action_masks is not None:
+            write_mask(rows.action_masks[i], _find_mask(observation, info))
+        return ()
+
+
+class GymnasiumVectorPufferEnv:
+    """A gymnasium.vector.VectorEnv as one environment of num_envs agents, whatever its autoreset mode.
+
+    NEXT_STEP (after a step that ends an episode comes one whose action is ignored): the agent is dead for that step.
+    SAME_STEP: the final observation comes from the info. DISABLED: ended episodes are reset here.
+    """
+
+    def __init__(self, env, buf=None, seed=0):
+        self.env, self.num_agents = env, env.num_envs
+        self.mode = str(
+            getattr(env.metadata.get("autoreset_mode"), "value", env.metadata.get("autoreset_mode") or "NextStep")
+        )
+        if self.mode not in ("NextStep", "SameStep", "Disabled"):
+            raise ValueError(
+                f"{env}: its autoreset mode is {self.mode}; NextStep, SameStep and Disabled can be handled."
+            )
+        self.env_single_observation_space = env.single_observation_space
+        self._observation, self._action = (
+            FlatObservation(env.single_observation_space),
+            FlatAction(env.single_action_space),
+        )
+        self.obs_dtype = self._observation.dtype
+        self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
+        self._flat = np.zeros((self.num_agents, *self._observation.shape), self._observation.flat_dtype)
+        self._fields = self._observation.fields(self._flat)
+        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, np.int64)
+        self._ending = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
+        self._mask_needed = None
+
+    @property
+    def has_action_masks(self):
+        if self._mask_needed is None:
+            self._mask_needed = "action_mask" in self.env.reset()[1]
+        return self._mask_needed
+
+    def views(self, rows, first):
+        part = slice(first, first + self.num_agents)
+        return SimpleNamespace(**{name: None if array is None else array[part] for name, array in vars(rows).items()})
+
+    def _write(self, view, observations, info):
+        self._observation.write(observations, self._fields)
+        view.observations[:] = self._flat
+        if view.action_masks is not None:
+            for target, mask in zip(view.action_masks, info["action_mask"], strict=True):
+                write_mask(target, mask)
+
+    def reset_into(self, view, seed=None):
+        self._write(view, *self.env.reset(seed=seed))
+        self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
+        return []
+
+    def step_into(self, view):
+        values = [self._action.unflatten(row) for row in view.actions]
+        actions = gymnasium.vector.utils.concatenate(
+            self.env.single_action_space,
+            values,
+            gymnasium.vector.utils.create_empty_array(self.env.single_action_space, self.num_agents),
+        )
+        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        done = terminated | truncated
+        dead, self._ending = self._ending, done if self.mode == "NextStep" else self._ending
+        self._returns += np.where(dead, 0, rewards)
+        self._lengths += ~dead
+        view.rewards[:], view.terminals[:], view.truncations[:] = np.where(dead, 0, rewards), terminated, truncated
+        ended = []
+        if done.any():
+            final = info.get("final_info", info) if self.mode == "SameStep" else info
+            for i in np.flatnonzero(done):
+                part = {
+                    key: value[i]
+                    for key, value in final.items()
+                    if isinstance(value, np.ndarray)
+                    and not key.startswith("_")
+                    and len(value) == self.num_agents
+                    and final.get(f"_{key}", done)[i]
+                }
+                ended.append(
+                    numeric_scalars(part)
+                    | {"episode_return": float(self._returns[i]), "episode_length": int(self._lengths[i])}
+                )
+                if self.mode == "SameStep" and truncated[i]:
+                    self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
+            if self.mode != "SameStep":
+                self._write(view, observations, info)
+                view.final_observations[truncated] = self._flat[truncated]
+            if self.mode == "NextStep":  # what is seen now is the end of the old episode: nothing to act on
+                view.valid[done] = 0
+            if self.mode == "Disabled":
+                observations, info = self.env.reset(options={"reset_mask": done})
+            self._returns[done], self._lengths[done] = 0, 0
+        self._write(view, observations, info)
+        return ended
+
+    def render(self):
+        return self.env.render()
+
+    def close(self):
+        self.env.close()
+
+    @property
+    def driver_env(self):
+        return self
+
+
+def _at(batch, i):
+    """Entry i of a batch, which may be a dict or tuple of batches."""
+    if isinstance(batch, dict):
+        return {key: _at(part, i) for key, part in batch.items()}
+    return tuple(_at(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PettingZoo
+
+
+class PettingZooPufferEnv:
+    """A PettingZoo environment with flat spaces; a PettingZoo parallel environment itself.
+
+    env: an instance, parallel or AEC (which is converted); or env_creator with env_args and env_kwargs. Under a
+    vectorizer each of `possible_agents` has a fixed slot; one that is not alive is masked out. obs_dtype as for
+    GymnasiumPufferEnv.
+    Raises TypeError where agents have different spaces, and as GymnasiumPufferEnv does.
+    """
+
+    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
+        env = _create(env, env_creator, env_args, env_kwargs)
+        self.env = env = _parallel(env)
+        self.possible_agents = list(env.possible_agents)
+        self.agents = list(self.possible_agents)
+        self.metadata, self.render_mode = getattr(env, "metadata", {}), getattr(env, "render_mode", None)
+        first = self.possible_agents[0]
+        expected = env.observation_space(first), env.action_space(first)
+        self.env_single_observation_space, self.env_single_action_space = expected
+        for agent in self.possible_agents:
+            got = env.observation_space(agent), env.action_space(agent)
+            if got != expected:
+                raise TypeError(
+                    f"{env}: {agent} has the spaces {got}, {first} has {expected}; one policy needs one space: pad them "
+                    "with supersuit.pad_observations_v0 and supersuit.pad_action_space_v0."
+                )
+        self._observation = FlatObservation(self.env_single_observation_space)
+        self._action = FlatAction(self.env_single_action_space)
+        self.obs_dtype = self._observation.dtype
+        self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
+        self._slots = {agent: i for i, agent in enumerate(self.possible_agents)}
+        self._unchecked = {"reset", "step"}
+        self._mask_needed = None
+        self._live = []
+
+    @property
+    def num_agents(self):
+        """Agents that are alive, as PettingZoo has it; max_num_agents is the number of slots."""
+        return len(self.agents)
+
+    @property
+    def max_num_agents(self):
+        return len(self.possible_agents)
+
+    @property
+    def unwrapped(self):
+        return self.env.unwrapped
+
+    @property
+    def has_action_masks(self):
+        """Whether the environment gives action masks; the first question costs one reset."""
+        if self._mask_needed is None:
+            observations, infos = self._reset_env(None, None)
+            self._mask_needed = any(
+                _find_mask(ob, infos.get(agent, {})) is not None for agent, ob in observations.items()
+            )
+        return self._mask_needed
+
+    def observation_space(self, agent):
+        return self.single_observation_space
+
+    def action_space(self, agent):
+        """The flat action space; each agent has one, and its random generator, of its own."""
+        if agent not in self.__dict__.setdefault("_action_spaces", {}):
+            self._action_spaces[agent] = FlatAction(self.env_single_action_space).flat_space
+        return self._action_spaces[agent]
+
+    def state(self):
+        return self.env.state()
+
+    def render(self):
+        return self.env.render()
+
+    def close(self):
+        self.env.close()
+
+    def _reset_env(self, seed, options):
+        observations, infos = self.env.reset(seed=seed, options=options)
+        if "reset" in self._unchecked:
+            self._check("reset", observations)
+        self.agents = list(self.env.agents)
+        self._returns = dict.fromkeys(self.agents, 0.0)
+        self._length = 0
+        return observations, infos
+
+    def _step_env(self, actions):
+        result = self.env.step(actions)
+        if "step" in self._unchecked:
+            self._check("step", result[0])
+        self.agents = list(self.env.agents)
+        return result
+
+    def _check(self, call, observations):
+        self._unchecked.discard(call)
+        for agent, observation in observations.items():
+            if agent not in self._slots:
+                raise ValueError(
+                    f"{self.env}: {call}() gives an observation of {agent}, who is not in possible_agents "
+                    f"({', '.join(map(str, self.possible_agents))})."
+                )
+            check_value(
+                self.env_single_observation_space,
+                observation,
+                f"{self.env}: the observation of {agent} of the first {call}()",
+            )
+
+    def reset(self, seed=None, options=None):
+        observations, infos = self._reset_env(seed, options)
+        return {agent: self._observation.flatten(observation) for agent, observation in observations.items()}, infos
+
+    def step(self, actions):
+        """PettingZoo's five dicts; observations are new flat arrays."""
+        observations, *rest = self._step_env(
+            {
+                agent: self._action.unflatten(np.reshape(action, self._action.columns))
+                for agent, action in actions.items()
+            }
+        )
+        return {agent: self._observation.flatten(observation) for agent, observation in observations.items()}, *rest
+
+    def views(self, rows, first):
+        part = slice(first, first + self.max_num_agents)
+        return SimpleNamespace(**{name: None if array is None else array[part] for name, array in vars(rows).items()})
+
+    def _write(self, view, observations, infos, live):
+        """The observations of the live agents into their slots; the others are masked out."""
+        view.valid[:] = 0
+        self._live = [agent for agent in live if agent in observations]
+        for agent in self._live:
+            slot, observation = self._slots[agent], observations[agent]
+            self._observation.flatten(observation, view.observations[slot])
+            view.valid[slot] = 1
+            if view.action_masks is not None:
+                mask = _find_mask(observation, infos.get(agent, {}))
+                if mask is None:
+                    view.action_masks[slot] = 1
+                else:
+                    write_mask(view.action_masks[slot], mask)
+        for slot in np.flatnonzero(view.valid == 0):
+            view.observations[slot] = 0
+            if view.action_masks is not None:
+                view.action_masks[slot] = 1
+
+    def reset_into(self, view, seed=None):
+        observations, infos = self._reset_env(seed, None)
+        self._write(view, observations, infos, self.agents)
+        return []
+
+    def step_into(self, view):
+        slots = self._slots
+        actions = {agent: self._action.unflatten(view.actions[slots[agent]]) for agent in self._live}
+        observations, rewards, terminated, truncated, infos = self._step_env(actions)
+        self._length += 1
+        for agent in self._live:
+            slot, reward = slots[agent], float(rewards.get(agent, 0.0))
+            view.rewards[slot] = reward
+            self._returns[agent] = self._returns.get(agent, 0.0) + reward
+            view.terminals[slot], view.truncations[slot] = terminated.get(agent, False), truncated.get(agent, False)
+            if view.truncations[slot] and agent in observations:
+                self._observation.flatten(observations[agent], view.final_observations[slot])
+        live = [agent for agent in self.agents if not (terminated.get(agent) or truncated.get(agent))]
+        if live:
+            self._write(view, observations, infos, live)
+            return ()
+        numbers = {}
+        for info in infos.values():
+            for name, value in numeric_scalars(info).items():
+                numbers.setdefault(name, []).append(value)
+        ended = {name: float(np.mean(values)) for name, values in numbers.items()}
+        ended |= {"episode_return": float(np.mean(list(self._returns.values()))), "episode_length": self._length}
+        self.reset_into(view)
+        return [ended]
+
+    @property
+    def driver_env(self):
+        return self
+
+
+def _parallel(env):
+    """A PettingZoo environment in its parallel form."""
+    if not hasattr(env, "agent_iter"):
+        return env
+    from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+
+    # In a game of turns everyone acts every step, and only the choice of whose turn it is counts.
+    return (aec_to_parallel if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel)(env)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whatever it is
+
+
+def wrap(env):
+    """An environment as vector.py steps it: PufferEnvs and wrapped ones as they are, Gymnasium's (single, vector, and
+    old Gym's) and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else."""
+    if hasattr(env, "step_into"):
+        return env
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return GymnasiumVectorPufferEnv(env)
+    if isinstance(env, gymnasium.Env):
+        return GymnasiumPufferEnv(env)
+    if hasattr(env, "possible_agents"):
+        return PettingZooPufferEnv(env)
+    if all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
+        return GymnasiumPufferEnv(env)
+    raise TypeError(
+        f"{_describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment (observation_space, "
+        "action_space, reset, step) or a PettingZoo one (possible_agents)."
+    )
+
+
+def slots(env):
+    """The number of agents that an environment has room for."""
+    return getattr(env, "max_num_agents", None) or env.num_agents

@@ -1,0 +1,577 @@
+"""Emulation: flat and back is the identity, wrapped environments pass their libraries' checks, broken ones are named."""
+
+import warnings
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import emulation
+from emulation import (
+    FlatAction,
+    FlatObservation,
+    GymnasiumPufferEnv,
+    GymnasiumVectorPufferEnv,
+    PettingZooPufferEnv,
+    PufferEnv,
+    nativize_dtype,
+    nativize_tensor,
+    new_rows,
+    wrap,
+)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Spaces
+
+BOX_DTYPES = [
+    np.bool_,
+    np.uint8,
+    np.int8,
+    np.uint16,
+    np.int16,
+    np.uint32,
+    np.int32,
+    np.int64,
+    np.float16,
+    np.float32,
+    np.float64,
+]
+
+
+@st.composite
+def boxes(draw):
+    dtype = draw(st.sampled_from(BOX_DTYPES))
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+    low, high = (-np.inf, np.inf) if np.issubdtype(dtype, np.floating) else (0, 1 if dtype == np.bool_ else 100)
+    return spaces.Box(low, high, shape, dtype)
+
+
+leaves = st.one_of(
+    boxes(),
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 100), st.integers(-5, 5)),
+    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=4)),
+    st.builds(spaces.MultiBinary, st.integers(1, 9)),
+    st.builds(lambda n: spaces.Text(n, min_length=0), st.integers(1, 12)),
+)
+keys = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=4)
+nested = st.recursive(
+    leaves,
+    lambda sub: st.one_of(
+        st.dictionaries(keys, sub, max_size=4).map(spaces.Dict), st.lists(sub, max_size=4).map(spaces.Tuple)
+    ),
+    max_leaves=8,
+)
+
+
+def assert_same(space, a, b):
+    if isinstance(space, spaces.Dict):
+        assert list(a) == list(space.spaces) and set(b) == set(space.spaces)
+        for key, sub in space.spaces.items():
+            assert_same(sub, a[key], b[key])
+    elif isinstance(space, spaces.Tuple):
+        assert isinstance(a, tuple) and len(a) == len(b) == len(space.spaces)
+        for sub, x, y in zip(space.spaces, a, b, strict=True):
+            assert_same(sub, x, y)
+    elif isinstance(space, spaces.Text):
+        assert a == b
+    else:
+        assert a.dtype == b.dtype == space.dtype and a.shape == b.shape
+        np.testing.assert_array_equal(a, b)
+
+
+@settings(max_examples=300, deadline=None)
+@given(nested, st.integers(0, 2**31))
+def test_flatten_then_unflatten_is_the_identity(space, seed):
+    layout = FlatObservation(space)
+    space.seed(seed)
+    value = space.sample()
+    flat = layout.flatten(value)
+    assert flat.shape == layout.shape == layout.flat_space.shape and flat.dtype == layout.flat_space.dtype
+    assert layout.flat_space.contains(flat)
+    assert_same(space, layout.unflatten(flat), value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(nested, st.integers(0, 2**31))
+def test_views_in_numpy_and_torch_hold_the_fields(space, seed):
+    layout = FlatObservation(space)
+    space.seed(seed)
+    values = [space.sample() for _ in range(3)]
+    flat = np.stack([layout.flatten(value) for value in values])
+    fields = nativize_tensor(torch.from_numpy(flat.copy()), nativize_dtype(layout.dtype))
+    for i, value in enumerate(values):
+        record = flat[i].view(layout.dtype)
+        for keys, names, leaf in layout.leaves:
+            part, tensor, original = record, fields, value
+            for key, name in zip(keys, names, strict=True):
+                part, tensor, original = part[name], tensor[name], original[key]
+            if isinstance(leaf, spaces.Text):
+                original = emulation._encode_text(original, leaf.max_length)
+            if names:
+                part, tensor = part[0], tensor
+            np.testing.assert_array_equal(np.reshape(part, np.shape(original)), original)
+            np.testing.assert_array_equal(tensor[i].numpy().reshape(np.shape(original)), original)
+
+
+def test_a_huge_box_among_small_ones():
+    space = spaces.Dict({"image": spaces.Box(0, 255, (512, 512, 3), np.uint8), "x": spaces.Box(-1, 1, (), np.float64)})
+    layout = FlatObservation(space)
+    value = space.sample()
+    assert_same(space, layout.unflatten(layout.flatten(value)), value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.recursive(
+        st.one_of(
+            st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)),
+            st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=4)),
+            st.builds(spaces.MultiBinary, st.integers(1, 9)),
+            st.builds(lambda low, n: spaces.Box(low, low + n, (2, 2), np.int16), st.integers(-9, 9), st.integers(0, 9)),
+        ),
+        lambda sub: st.one_of(
+            st.dictionaries(keys, sub, min_size=1, max_size=3).map(spaces.Dict),
+            st.lists(sub, min_size=1, max_size=3).map(spaces.Tuple),
+        ),
+        max_leaves=6,
+    ),
+)
+def test_discrete_actions_there_and_back(seed, space):
+    layout = FlatAction(space)
+    space.seed(seed)
+    action = space.sample()
+    row = layout.flatten(action)
+    assert row.dtype == np.int32 and ((row >= 0) & (row < layout.heads)).all()
+    back = layout.unflatten(row)
+    assert space.contains(back)
+    np.testing.assert_array_equal(layout.flatten(back), row)
+
+
+def test_continuous_actions_are_clipped_where_the_environment_is():
+    space = spaces.Dict({"a": spaces.Box(-2, 1, (2,), np.float32), "b": spaces.Box(0, 5, (), np.float64)})
+    layout = FlatAction(space)
+    action = layout.unflatten(np.array([-9, 0.5, 9], np.float32))
+    assert space.contains(action)
+    np.testing.assert_array_equal(action["a"], np.array([-2, 0.5], np.float32))
+    assert action["b"] == 5 and layout.heads == []
+
+
+@pytest.mark.parametrize(
+    "space, message",
+    [
+        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))}), "mixes discrete and continuous"),
+        (spaces.Box(-(2**40), 2**40, (1,), np.int64), "too many values"),
+        (spaces.Text(3), "policies act in"),
+        (spaces.Dict({}), "empty"),
+    ],
+)
+def test_action_spaces_that_cannot_be(space, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        FlatAction(space)
+
+
+def test_an_observation_space_that_cannot_be():
+    with pytest.raises(TypeError, match="cannot be made flat"):
+        FlatObservation(spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gymnasium
+
+
+class Nested(gymnasium.Env):
+    """Structured observations and actions; rewards 1, truncated after `limit` steps, terminated at `end`."""
+
+    observation_space = spaces.Dict(
+        {
+            "step": spaces.Discrete(100),
+            "grid": spaces.Box(0, 9, (2, 3), np.uint8),
+            "pair": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-5, 5, (2,), np.float32)]),
+        }
+    )
+    action_space = spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])])
+
+    def __init__(self, limit=5, end=None, mask=None):
+        self.limit, self.end, self.mask = limit, end, mask
+
+    def _observe(self):
+        grid = self.np_random.integers(0, 10, (2, 3), np.uint8)
+        return {"step": self.t, "grid": grid, "pair": (np.array([1, 0], np.int8), np.full(2, self.t / 20, np.float32))}
+
+    def _info(self):
+        return {"t": self.t, "nested": {"double": 2.0 * self.t}} | (
+            {} if self.mask is None else {"action_mask": self.mask}
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), self._info()
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.t += 1
+        return self._observe(), 1.0, self.t == self.end, self.t == self.limit, self._info()
+
+
+@pytest.mark.parametrize(
+    "creator",
+    [
+        lambda: gymnasium.make("CartPole-v1"),
+        lambda: gymnasium.make("Pendulum-v1"),
+        lambda: gymnasium.make("Blackjack-v1"),
+        Nested,
+    ],
+)
+def test_a_wrapped_environment_is_a_valid_gymnasium_environment(creator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_env(GymnasiumPufferEnv(env_creator=creator), skip_render_check=True)
+
+
+def test_obs_dtype_views_what_reset_and_step_return():
+    env = GymnasiumPufferEnv(Nested())
+    observation, _ = env.reset(seed=0)
+    for t in range(3):
+        record = observation.view(env.obs_dtype)
+        assert record["step"].item() == t and record["grid"].shape == (1, 2, 3)
+        np.testing.assert_array_equal(record["pair"]["f1"][0], np.full(2, t / 20, np.float32))
+        observation, reward, terminated, truncated, info = env.step([0, 0, 0])
+    assert reward == 1.0 and not terminated and not truncated and info["t"] == 3
+    env = GymnasiumPufferEnv(env_creator=gymnasium.make, env_args=["CartPole-v1"], env_kwargs={"max_episode_steps": 7})
+    observation, _ = env.reset(seed=0)
+    assert observation.view(env.obs_dtype).shape == (4,) and env.spec.max_episode_steps == 7
+
+
+def drive(env, steps, action=0):
+    """Step a wrapped environment as a vectorizer does; a list of copies of its row, with its infos, a step."""
+    env = wrap(env)
+    rows = new_rows(env, emulation.slots(env))
+    view, history = env.views(rows, 0), []
+    env.reset_into(view, 3)
+    for _ in range(steps):
+        for name in ("rewards", "terminals", "truncations"):
+            getattr(rows, name)[:] = 0
+        rows.valid[:] = 1
+        rows.actions[:] = action
+        infos = env.step_into(view)
+        history.append(
+            SimpleNamespace(
+                infos=infos, **{name: None if array is None else array.copy() for name, array in vars(rows).items()}
+            )
+        )
+    return env, history
+
+
+def test_truncated_episodes_keep_their_final_observation_and_restart():
+    env, history = drive(Nested(limit=5), 11)
+    steps = [row.observations.view(env.obs_dtype)["step"].item() for row in history]
+    assert steps == [1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+    assert [row.truncations.item() for row in history] == [0, 0, 0, 0, 1] * 2 + [0]
+    assert not any(row.terminals.item() for row in history)
+    assert history[4].final_observations.view(env.obs_dtype)["step"].item() == 5
+    assert [row.infos for row in history if row.infos] == [
+        [{"t": 5.0, "nested/double": 10.0, "episode_return": 5.0, "episode_length": 5.0}]
+    ] * 2
+
+
+def test_terminated_episodes_are_no_truncations():
+    _, history = drive(Nested(limit=9, end=2), 4)
+    assert [row.terminals.item() for row in history] == [0, 1, 0, 1] and not any(
+        row.truncations.item() for row in history
+    )
+
+
+def test_action_masks_come_from_the_info():
+    mask = (np.array([1, 0, 1], np.int8), (np.array([1, 1], np.int8), np.array([0, 0, 0, 1], np.int8)))
+    with pytest.raises(ValueError, match="entries"):
+        drive(Nested(mask=np.ones(3, np.int8)), 1)
+    env, history = drive(Nested(mask=np.concatenate([mask[0], *mask[1]])), 1)
+    assert env.has_action_masks and history[0].action_masks.tolist() == [[1, 0, 1, 1, 1, 0, 0, 0, 1]]
+    assert not wrap(Nested()).has_action_masks
+    target = np.zeros(4, np.uint8)
+    emulation.write_mask(target, np.zeros(4))
+    assert target.all()
+    emulation.write_mask(target, (np.array([1, 0]), np.array([0, 1])))
+    assert target.tolist() == [1, 0, 0, 1]
+
+
+class Broken(gymnasium.Env):
+    observation_space = spaces.Dict({"a": spaces.Tuple([spaces.Box(0, 1, (2,), np.float32)]), "b": spaces.Discrete(3)})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, value, at="reset"):
+        self.value, self.at = value, at
+
+    def _observe(self, call):
+        return self.value if call == self.at else {"a": (np.zeros(2, np.float32),), "b": 1}
+
+    def reset(self, *, seed=None, options=None):
+        return self._observe("reset"), {}
+
+    def step(self, action):
+        return self._observe("step"), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("at", ["reset", "step"])
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ({"a": (np.zeros(2, np.float32),)}, r"keys \['a', 'b'\], got keys \['a'\]"),
+        ({"a": (np.zeros(3, np.float32),), "b": 0}, r"\['a'\]\[0\].*shape \(2,\), got shape \(3,\)"),
+        ({"a": (np.array([0, 7], np.float32),), "b": 0}, r"\['a'\]\[0\].*element \(1,\) is 7.0, expected 0.0 to 1.0"),
+        ({"a": (np.array([0, np.nan], np.float32),), "b": 0}, r"element \(1,\) is nan"),
+        ({"a": np.zeros(2, np.float32), "b": 0}, "expected a tuple of 1"),
+        ({"a": (np.zeros(2, np.float32),), "b": 3}, r"\['b'\].*is 3, expected 0 to 2"),
+        ({"a": (np.zeros(2, np.complex64),), "b": 0}, "expected dtype float32, got complex64"),
+    ],
+)
+def test_the_first_step_finds_what_breaks_its_space(value, message, at):
+    env = GymnasiumPufferEnv(Broken(value, at))
+    with pytest.raises(ValueError, match=f"first {at}.*{message}"):
+        env.reset()
+        env.step(0)
+
+
+class OldCounter:
+    """Old Gym: reset gives the observation alone, step four values, seed() is a method."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    seeded = None
+
+    def seed(self, seed=None):
+        self.seeded = seed
+
+    def reset(self):
+        self.t = 0
+        return np.zeros(1, np.float32)
+
+    def step(self, action):
+        self.t += 1
+        done = self.t == 4
+        return np.full(1, self.t, np.float32), 1.0, done, {"TimeLimit.truncated": True} if done else {}
+
+
+def test_old_gym_environments_are_converted():
+    old = OldCounter()
+    env, history = drive(old, 5)
+    assert old.seeded == 3 and isinstance(env.env, emulation.OldGym)
+    assert [row.observations.item() for row in history] == [1, 2, 3, 0, 1]
+    assert history[3].truncations.item() == 1 and history[3].terminals.item() == 0
+    assert history[3].final_observations.item() == 4
+
+
+def test_wrap_names_what_it_cannot_take():
+    with pytest.raises(TypeError, match="is no environment"):
+        wrap(3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gymnasium's vector environments, in their three autoreset modes
+
+
+class Timed(gymnasium.Env):
+    """Observation t, reward 1, truncated at 3 and, where told, terminated at 2."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, end=None):
+        self.end = end
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t == self.end, self.t == 3, {"t": self.t}
+
+
+@pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode))
+def test_vector_environments_in_every_autoreset_mode(mode):
+    env = gymnasium.vector.SyncVectorEnv([Timed, lambda: Timed(2)], autoreset_mode=mode)
+    env, history = drive(env, 8)
+    assert isinstance(env, GymnasiumVectorPufferEnv)
+    column = lambda name, agent: [float(getattr(row, name)[agent].item()) for row in history]  # noqa: E731
+    if mode == gymnasium.vector.AutoresetMode.NEXT_STEP:
+        assert column("observations", 0) == [1, 2, 3, 0, 1, 2, 3, 0] and column("observations", 1) == [
+            1,
+            2,
+            0,
+            1,
+            2,
+            0,
+            1,
+            2,
+        ]
+        assert column("truncations", 0) == [0, 0, 1, 0, 0, 0, 1, 0] and column("terminals", 1) == [
+            0,
+            1,
+            0,
+            0,
+            1,
+            0,
+            0,
+            1,
+        ]
+        assert column("valid", 0) == [1, 1, 0, 1, 1, 1, 0, 1] and column("valid", 1) == [1, 0, 1, 1, 0, 1, 1, 0]
+        assert column("rewards", 0) == [1, 1, 1, 0, 1, 1, 1, 0]
+    else:
+        assert column("observations", 0) == [1, 2, 0] * 2 + [1, 2] and column("observations", 1) == [1, 0] * 4
+        assert column("truncations", 0) == [0, 0, 1] * 2 + [0, 0] and column("terminals", 1) == [0, 1] * 4
+        assert all(column("valid", agent) == [1] * 8 for agent in (0, 1))
+    assert history[2].final_observations[0].item() == 3
+    infos = [info for row in history for info in row.infos]
+    assert {"t": 3.0, "episode_return": 3.0, "episode_length": 3} in infos
+    assert {"t": 2.0, "episode_return": 2.0, "episode_length": 2} in infos
+    assert len(infos) == (5 if mode == gymnasium.vector.AutoresetMode.NEXT_STEP else 6)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PettingZoo
+
+
+class Leavers:
+    """Agent i leaves after i + 2 steps, the last one by truncation; observations are the step's number."""
+
+    render_mode = None
+
+    def __init__(self):
+        self.metadata, self.possible_agents = {"name": "leavers"}, ["a", "b", "c"]
+        self._observation_space = spaces.Box(0, 100, (1,), np.float32)
+        self._action_space = spaces.Discrete(4)
+
+    unwrapped = property(lambda self: self)
+    observation_space = lambda self, agent: self._observation_space  # noqa: E731
+    action_space = lambda self, agent: self._action_space  # noqa: E731
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.t = list(self.possible_agents), 0
+        return {a: np.zeros(1, np.float32) for a in self.agents}, {
+            a: {"action_mask": np.array([1, 0, 1, 1])} for a in self.agents
+        }
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self.t += 1
+        acted, gone = self.agents, {a: self.t == i + 2 for i, a in enumerate(self.possible_agents)}
+        self.agents = [a for a in acted if not gone[a]]
+        flags = {a: gone[a] and a != "c" for a in acted}, {a: gone[a] and a == "c" for a in acted}
+        return (
+            {a: np.full(1, self.t, np.float32) for a in acted},
+            dict.fromkeys(acted, 1.0),
+            *flags,
+            {a: {"t": self.t, "action_mask": np.array([1, 0, 1, 1])} for a in acted},
+        )
+
+
+def test_agents_keep_their_slots_and_the_dead_are_masked_out():
+    env, history = drive(Leavers(), 6)
+    assert isinstance(env, PettingZooPufferEnv) and env.has_action_masks
+    assert [row.valid.tolist() for row in history] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]]
+    assert [row.observations[:, 0].tolist() for row in history][:4] == [[1, 1, 1], [0, 2, 2], [0, 0, 3], [0, 0, 0]]
+    assert [row.rewards.tolist() for row in history][:4] == [[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1]]
+    assert [row.terminals.tolist() for row in history][:4] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert history[3].truncations.tolist() == [0, 0, 1] and history[3].final_observations[2].item() == 4
+    assert history[0].action_masks.tolist() == [[1, 0, 1, 1]] * 3
+    assert history[3].infos == [{"t": 4.0, "episode_return": 3.0, "episode_length": 4}]
+
+
+def test_agents_with_different_spaces_are_refused():
+    env = Leavers()
+    env.action_space = lambda agent: spaces.Discrete(ord(agent))
+    with pytest.raises(TypeError, match=r"b has the spaces .* supersuit"):
+        PettingZooPufferEnv(env)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", ["butterfly.knights_archers_zombies_v11", "classic.rps_v2"])
+def test_a_wrapped_environment_is_a_valid_pettingzoo_environment(module):
+    test = pytest.importorskip("pettingzoo.test", reason="needs pettingzoo and pygame (requirements-extras.txt)")
+    import importlib
+
+    module = importlib.import_module(f"pettingzoo.{module}")
+    creator = getattr(module, "parallel_env", None) or module.env
+    test.parallel_api_test(PettingZooPufferEnv(env_creator=creator), num_cycles=50)
+    test.parallel_seed_test(lambda: PettingZooPufferEnv(env_creator=creator), num_cycles=20)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_turn_based_games_are_converted():
+    tictactoe = pytest.importorskip(
+        "pettingzoo.classic.tictactoe_v3", reason="needs pettingzoo (requirements-extras.txt)"
+    )
+    env = wrap(tictactoe.raw_env())
+    rows = new_rows(env, emulation.slots(env))
+    view, rng, ends = env.views(rows, 0), np.random.default_rng(0), []
+    env.reset_into(view, 0)
+    for _ in range(60):
+        rows.actions[:, 0] = [rng.choice(np.flatnonzero(mask)) for mask in rows.action_masks]
+        rows.rewards[:] = 0
+        ends += env.step_into(view)
+        assert rows.valid.tolist() == [1, 1]
+        if rows.rewards.any():
+            assert sorted(rows.rewards.tolist()) == [-1, 1]
+    assert ends and all(5 <= info["episode_length"] <= 9 and info["episode_return"] == 0 for info in ends)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PufferEnv
+
+
+class Guess(PufferEnv):
+    def __init__(self, num_agents=8, buf=None, seed=0):
+        self.single_observation_space = spaces.Box(0, 1, (1,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.num_agents = num_agents
+        super().__init__(buf)
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, seed=None):
+        self.observations[:, 0] = self.bits = self.rng.integers(0, 2, self.num_agents)
+        return self.observations, []
+
+    def step(self, actions):
+        self.rewards[:], self.terminals[:] = actions == self.bits, True
+        self.reset()
+        return self.observations, self.rewards, self.terminals, self.truncations, [{"score": self.rewards.mean()}]
+
+
+def test_a_puffer_env_works_alone_and_in_anothers_memory():
+    env = Guess(4)
+    observations, infos = env.reset()
+    assert observations.shape == (4, 1) and infos == [] and env.action_space.shape == (4,) and env.masks.all()
+    _, rewards, terminals, _, infos = env.step(observations[:, 0])
+    assert rewards.tolist() == [1, 1, 1, 1] and terminals.all() and infos == [{"score": 1.0}]
+    rows = new_rows(env, 10)
+    other = Guess(4, buf=rows)
+    other.reset_into(other.views(rows, 3))
+    other.step_into(other.views(rows, 3))
+    assert rows.terminals.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0] and np.shares_memory(other.rewards, rows.rewards)
+
+
+@pytest.mark.parametrize("name", ["single_observation_space", "single_action_space", "num_agents"])
+def test_a_puffer_env_says_what_it_lacks(name):
+    class Lacking(PufferEnv):
+        def __init__(self):
+            for attribute, value in (
+                ("single_observation_space", spaces.Box(0, 1, (1,))),
+                ("num_agents", 1),
+                ("single_action_space", spaces.Discrete(2)),
+            ):
+                if attribute != name:
+                    setattr(self, attribute, value)
+            super().__init__()
+
+    with pytest.raises(AttributeError, match=f"must set self.{name}"):
+        Lacking()
