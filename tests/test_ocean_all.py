@@ -11,7 +11,9 @@ from test_ocean import VARIANTS, Vector, run_python
 import ocean
 
 # Settings that end episodes soon enough for a short test, and those that change what agents see or do.
-SHORT = {}
+SHORT = {
+    "double_pendulum": {"max_steps": 4},
+}
 MORE = [
     ("bandit", {"arms": 2, "good_arm": 0}),
     ("password", {"length": 2, "password": 1}),
@@ -20,6 +22,15 @@ MORE = [
     ("continuous", {"dims": 16, "max_steps": 5}),
     ("multiagent", {"num_agents": 7}),
     ("masked", {"choices": 3, "length": 4}),
+    ("pendulum", {"continuous": False, "max_steps": 5}),
+    ("acrobot", {"continuous": True}),
+    ("mountaincar", {"scaled": True, "max_steps": 9}),
+    ("mountaincar", {"continuous": True, "max_steps": 500}),
+    ("double_pendulum", {"continuous": False}),
+    ("lander", {"wind": True, "max_steps": 30}),
+    ("lander", {"continuous": True}),
+    ("drone", {"race": True, "num_agents": 1, "max_steps": 20}),
+    ("drone", {"race": True, "rings": 2}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 KNOWN = {name for name, _ in VARIANTS}
