@@ -8,8 +8,10 @@ Read from top to bottom: the arena, scalar mathematics, then the kernels in the 
 (sample, advantage, priorities, gather, MinGRU, loss, Muon). Each kernel stands in three parts:
 
     *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
-    _*_cpu      the CPU driver: numba, no GIL, parallel over blocks, the contiguous axis innermost so that it vectorises
-    the public function: checks shapes and types, hands the arrays to the driver
+    _*_cpu      the CPU driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous
+                axis innermost so that it vectorises
+    the public function: checks shapes and types and hands the arrays to the driver, over as many threads as
+                `with kernels.threads(n)` allows the caller (1 by default: the trainer's workers bring the parallelism)
 
 To change a formula, edit its cell and its reference in tests/reference.py; to add a kernel, copy `advantage`.
 
@@ -18,32 +20,23 @@ uint8. Every constant in a cell is a np.float32: one bare literal would turn a w
 """
 
 import math
-import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
-# Between parallel regions OpenMP's threads must sleep: spinning ones take the cores from other workers and processes.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import numba
 import numpy as np
 import torch
-from numba import njit, prange
-
-numba.config.THREADING_LAYER = "omp"  # the workqueue layer aborts when two Python threads use it at once
-try:
-    from numba.np.ufunc import omppool  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "numba's OpenMP threading layer cannot be loaded; the kernels run from several threads and need it. "
-        "Install the OpenMP runtime (Debian/Ubuntu: apt-get install libgomp1; conda: conda install libgomp)."
-    ) from error
+from numba import njit
 
 # Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
 FASTMATH = {"contract", "nsz", "arcp"}
 REDUCTION = FASTMATH | {"reassoc"}
 cell = njit(inline="always", error_model="numpy")
-driver = njit(nogil=True, parallel=True, cache=True, error_model="numpy", fastmath=FASTMATH)
+driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH)
+reduction_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCTION)
 # Sampling must round in the same way on every target, so that equal logits give equal actions: no contraction.
-exact_driver = njit(nogil=True, parallel=True, cache=True, error_model="numpy")
+exact_driver = njit(nogil=True, cache=True, error_model="numpy")
 
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
@@ -105,11 +98,14 @@ class Arena:
         offset, places, ranges = 0, {}, {}
         for group in dict.fromkeys(spec[2] for spec in self._specs.values()):
             offset = start = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+            within = False  # a packed block, of which only the first tensor is aligned
             for name, (shape, dtype, owner) in self._specs.items():
                 if owner != group:
                     continue
-                if name.partition("/")[2] not in packed:
+                inside = name.partition("/")[2] in packed
+                if not (inside and within):
                     offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+                within = inside
                 places[name] = offset
                 offset += math.prod(shape) * dtype.itemsize
             offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
@@ -140,19 +136,63 @@ class Arena:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Threads: plain ones, each with a range of lanes. Not numba's prange: see docs/LOG.md.
+
+_local = threading.local()
+_pools = {}  # number of threads -> pool
+
+
+@contextmanager
+def threads(count):
+    """Within it, kernels called from this thread split their lanes over `count` threads."""
+    before = getattr(_local, "count", 1)
+    _local.count = count
+    try:
+        yield
+    finally:
+        _local.count = before
+
+
+def run(function, lanes, size, *arguments):
+    """function(first, last, *arguments) over all lanes, in ranges of `size` or more; `function` releases the GIL."""
+    pieces = min(getattr(_local, "count", 1), lanes // size)
+    if pieces <= 1:
+        function(0, lanes, *arguments)
+        return
+    if pieces not in _pools:
+        _pools[pieces] = ThreadPoolExecutor(pieces, thread_name_prefix="kernels")
+    bounds = [lanes * i // pieces for i in range(pieces + 1)]
+    futures = [_pools[pieces].submit(function, first, last, *arguments) for first, last in zip(bounds, bounds[1:], strict=False)]
+    for future in futures:
+        future.result()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Checks: what each public function says when it is handed the wrong thing
 
 _DTYPES = {torch.float32: np.dtype("f4"), torch.int32: np.dtype("i4"), torch.uint8: np.dtype("u1"),
            torch.int64: np.dtype("i8"), torch.float64: np.dtype("f8")}
 
 
+_views = {}  # id of a tensor -> (weak reference to it, its address, its numpy view)
+
+
 def host(tensor):
-    """The numpy view of a CPU tensor, made once and kept on the tensor (0.05 µs in place of 1.5)."""
-    try:
-        return tensor.host_view
-    except AttributeError:
-        tensor.host_view = tensor.detach().numpy()
-        return tensor.host_view
+    """The numpy view of a CPU tensor, made once while the tensor lives and stays where it is (0.3 µs in place of 1.5)."""
+    key = id(tensor)
+    kept = _views.get(key)
+    if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
+        return kept[2]
+    view = tensor.detach().numpy()
+    _views[key] = (weakref.ref(tensor, lambda _: _views.pop(key, None)), tensor.data_ptr(), view)
+    return view
+
+
+def _sizes(kernel, name, tensor, dimensions):
+    """The shape of the tensor that gives a kernel its sizes, or a ValueError for another number of dimensions."""
+    if tensor.dim() != dimensions:
+        raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected {dimensions} dimensions.")
+    return tensor.shape
 
 
 def _array(kernel, name, tensor, shape, dtype=np.float32):
@@ -169,15 +209,39 @@ def _array(kernel, name, tensor, shape, dtype=np.float32):
     return array
 
 
-_NO_MASK = np.zeros((0, 0), np.uint8)
+_NO_MASK, _NO_MASKS = np.zeros((0, 0), np.uint8), np.zeros((0, 0, 0), np.uint8)
 
 
 def _index(kernel, index, start, count, columns):
-    """The columns `index` as a numpy array, all in order where it is None; the range asked for lies within it."""
-    index = np.arange(columns) if index is None else _array(kernel, "index", index, (len(index),), np.int64)
-    if start + count > len(index):
-        raise ValueError(f"kernels.{kernel}: columns {start} to {start + count} of an index of {len(index)}.")
+    """The segments' columns as a numpy array, all in order where `index` is None; the chunk must lie within it."""
+    if index is None:
+        index = np.arange(columns)
+    else:
+        index = _array(kernel, "index", index, (_sizes(kernel, "index", index, 1)[0],), np.int64)
+    if start < 0 or start + count > len(index):
+        raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} of an index of {len(index)}.")
     return index
+
+
+def _rows(kernel, name, tensor, least, shape, dtype=np.float32):
+    """`tensor` as an array of `least` rows or more, each of `shape`."""
+    if len(tensor) < least:
+        raise ValueError(f"kernels.{kernel}: {name} has {len(tensor)} rows, expected {least} or more.")
+    return _array(kernel, name, tensor, (len(tensor), *shape), dtype)
+
+
+def _heads(kernel, heads, count, width):
+    """The sizes of the action heads; they must fill the logits."""
+    heads = _array(kernel, "heads", heads, (count,), np.int64)
+    if heads.sum() != width or (heads < 1).any():
+        raise ValueError(f"kernels.{kernel}: heads {heads.tolist()} do not add up to {width} logits.")
+    return heads
+
+
+def _log_std(kernel, log_std, shape):
+    """log_std (A,), or one a row, as an array of `shape`, without a copy."""
+    own = shape if log_std.dim() > 1 else shape[-1:]
+    return np.broadcast_to(_array(kernel, "log_std", log_std, own), shape)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -186,7 +250,7 @@ def _index(kernel, index, start, count, columns):
 
 @njit(error_model="numpy")
 def power_of_two(shifted):
-    """2^k from k + 1.5·2^23, by moving k's bits into the exponent. Not inlined: prange cannot hold a scalar view."""
+    """2^k from k + 1.5·2^23, by moving k's bits into the exponent."""
     return i32(i32(f32(shifted).view(i32) + i32(127)) << i32(23)).view(f32)
 
 
@@ -256,43 +320,36 @@ def head_max_cell(row, mask, masked, first, last):
 
 
 @exact_driver
-def _sample_discrete_cpu(logits, masks, heads, seed, first_agent, step, deterministic, actions, logprobs, values):
-    n, width = logits.shape
-    masked = masks.shape[0] > 0
+def _sample_discrete_cpu(begin, end, logits, masks, heads, seed, first_agent, step, deterministic, actions, logprobs, values):
+    width = logits.shape[1]
+    masked, no_mask = masks.shape[0] > 0, np.zeros(0, np.uint8)
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
-    for block in prange((n + 255) // 256):
-        no_mask = np.zeros(0, np.uint8)
-        for i in range(block * 256, min(n, block * 256 + 256)):
-            row, mask = logits[i], masks[i] if masked else no_mask
-            logprob, first = ZERO, 0
-            for head in range(len(heads)):
-                last = first + heads[head]
-                top = head_max_cell(row, mask, masked, first, last)
-                total = ZERO
-                for j in range(first, last):
-                    if not (masked and mask[j] == 0):
-                        total += exp_cell(row[j] - top)
-                word, _, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
-                                            u32((step >> u64(32)) << u64(16)) | u32(head), PURPOSE_ACTION, key0, key1)
-                target = uniform_cell(word) * total
-                choice, running = first, ZERO
-                for j in range(first, last):
-                    if masked and mask[j] == 0:
-                        continue
-                    if deterministic:
-                        if row[j] == top:
-                            choice = j
-                            break
-                    else:
-                        choice = j  # rounding may leave target at the very end: then the last allowed action stays
-                        running += exp_cell(row[j] - top)
-                        if running > target:
-                            break
-                actions[i, head] = choice - first
-                logprob += row[choice] - top - f32(math.log(total))
-                first = last
-            logprobs[i] = logprob
-            values[i] = row[width - 1]
+    for i in range(begin, end):
+        row, mask = logits[i], masks[i] if masked else no_mask
+        logprob, first = ZERO, 0
+        for head in range(len(heads)):
+            last = first + heads[head]
+            top = head_max_cell(row, mask, masked, first, last)
+            total = ZERO
+            for j in range(first, last):
+                if not (masked and mask[j] == 0):
+                    total += exp_cell(row[j] - top)
+            word, _, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
+                                        u32((step >> u64(32)) << u64(16)) | u32(head), PURPOSE_ACTION, key0, key1)
+            target = uniform_cell(word) * total
+            choice, running = first, ZERO
+            for j in range(first, last):
+                if masked and mask[j] == 0:
+                    continue
+                choice = j  # the last allowed action stays where rounding, or a NaN, leaves the target beyond all
+                running += exp_cell(row[j] - top)
+                if row[j] == top if deterministic else running > target:
+                    break
+            actions[i, head] = choice - first
+            logprob += row[choice] - top - f32(math.log(total))
+            first = last
+        logprobs[i] = logprob
+        values[i] = row[width - 1]
 
 
 LOG_SQRT_2PI = f32(0.91893853320467274178)
@@ -300,22 +357,21 @@ TWO_PI = f32(6.283185307179586)
 
 
 @exact_driver
-def _sample_continuous_cpu(means, log_std, seed, first_agent, step, deterministic, actions, logprobs, values):
-    n, width = means.shape
+def _sample_continuous_cpu(begin, end, means, log_std, seed, first_agent, step, deterministic, actions, logprobs, values):
+    width = means.shape[1]
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
-    for block in prange((n + 255) // 256):
-        for i in range(block * 256, min(n, block * 256 + 256)):
-            logprob = ZERO
-            for j in range(width - 1):
-                spread = log_std[i, j]
-                a, b, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
-                                         u32((step >> u64(32)) << u64(16)) | u32(j), PURPOSE_ACTION, key0, key1)
-                radius = f32(math.sqrt(f32(-2.0) * f32(math.log(ONE - uniform_cell(a)))))
-                noise = ZERO if deterministic else radius * f32(math.cos(TWO_PI * uniform_cell(b)))
-                actions[i, j] = means[i, j] + f32(math.exp(spread)) * noise
-                logprob -= HALF * noise * noise + spread + LOG_SQRT_2PI
-            logprobs[i] = logprob
-            values[i] = means[i, width - 1]
+    for i in range(begin, end):
+        logprob = ZERO
+        for j in range(width - 1):
+            spread = log_std[i, j]
+            a, b, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
+                                     u32((step >> u64(32)) << u64(16)) | u32(j), PURPOSE_ACTION, key0, key1)
+            radius = f32(math.sqrt(f32(-2.0) * f32(math.log(ONE - uniform_cell(a)))))
+            noise = ZERO if deterministic else radius * f32(math.cos(TWO_PI * uniform_cell(b)))
+            actions[i, j] = means[i, j] + f32(math.exp(spread)) * noise
+            logprob -= HALF * noise * noise + spread + LOG_SQRT_2PI
+        logprobs[i] = logprob
+        values[i] = means[i, width - 1]
 
 
 def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, heads=None, log_std=None, masks=None,
@@ -330,19 +386,19 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     agents over buffers, threads and devices. `deterministic` takes the most likely action instead.
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    n, width = outputs.shape
+    n, width = _sizes("sample", "outputs", outputs, 2)
     outputs = _array("sample", "outputs", outputs, (n, width))
     logprobs, values = _array("sample", "logprobs", logprobs, (n,)), _array("sample", "values", values, (n,))
     random = (u64(seed), u64(first_agent), u64(step), deterministic)
     if heads is not None:
-        heads = _array("sample", "heads", heads, (actions.shape[1],), np.int64)
+        heads = _heads("sample", heads, _sizes("sample", "actions", actions, 2)[1], width - 1)
         actions = _array("sample", "actions", actions, (n, len(heads)), np.int32)
         masks = _NO_MASK if masks is None else _array("sample", "masks", masks, (n, width - 1), np.uint8)
-        _sample_discrete_cpu(outputs, masks, heads, *random, actions, logprobs, values)
+        run(_sample_discrete_cpu, n, 256, outputs, masks, heads, *random, actions, logprobs, values)
     else:
-        log_std = np.broadcast_to(host(log_std), (n, width - 1))
+        log_std = _log_std("sample", log_std, (n, width - 1))
         actions = _array("sample", "actions", actions, (n, width - 1))
-        _sample_continuous_cpu(outputs, log_std, *random, actions, logprobs, values)
+        run(_sample_continuous_cpu, n, 256, outputs, log_std, *random, actions, logprobs, values)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -366,13 +422,11 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
 
 
 @driver
-def _advantage_cpu(values, rewards, terminals, truncations, bootstraps, ratios, valid,
+def _advantage_cpu(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                    gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
-    T, N = rewards.shape
-    size = 256
-    for block in prange((N + size - 1) // size):
-        first = block * size
-        last = min(N, first + size)
+    T, size = len(rewards), 256  # lanes side by side, so that what is carried from step to step stays in registers' reach
+    for first in range(begin, end, size):
+        last = min(end, first + size)
         next_advantage, next_value = np.zeros(last - first, np.float32), values[T, first:last].copy()
         for t in range(T - 1, -1, -1):
             v, r, b, w = values[t, first:last], rewards[t, first:last], bootstraps[t, first:last], ratios[t, first:last]
@@ -387,10 +441,10 @@ def _advantage_cpu(values, rewards, terminals, truncations, bootstraps, ratios, 
 
 
 @driver
-def _advantage_columns_cpu(index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
+def _advantage_columns_cpu(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                            gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
     T = rewards.shape[0]
-    for m in prange(len(index)):
+    for m in range(begin, end):
         n = index[m]
         if m > 0 and index[m - 1] == n:  # a segment drawn twice
             continue
@@ -414,7 +468,7 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip` clamps r alone.
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    T, N = rewards.shape
+    T, N = _sizes("advantage", "rewards", rewards, 2)
     arrays = (
         _array("advantage", "values", values, (T + 1, N)),
         _array("advantage", "rewards", rewards, (T, N)),
@@ -427,9 +481,10 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         _array("advantage", "advantages", advantages, (T, N)),
     )
     if index is None:
-        _advantage_cpu(*arrays)
+        run(_advantage_cpu, N, 256, *arrays)
     else:
-        _advantage_columns_cpu(_array("advantage", "index", index, tuple(index.shape), np.int64), *arrays)
+        index = _index("advantage", index, 0, 0, N)
+        run(_advantage_columns_cpu, len(index), 256, index, *arrays)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -437,19 +492,15 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
 
 
 @driver
-def _priorities_cpu(advantages, valid, alpha, index, everything, masses):
-    T, count = len(advantages), len(masses) if everything else len(index)
-    for m in prange(count):
-        n = np.int64(m) if everything else index[m]
+def _priorities_cpu(begin, end, advantages, valid, alpha, index, masses):
+    for m in range(begin, end):
+        n = index[m]
         total, live = 0.0, False
-        for t in range(T):
+        for t in range(len(advantages)):
             if valid[t, n] != 0:
                 total += abs(advantages[t, n])
                 live = True
         masses[n] = total**alpha + 1e-6 if live else 0.0
-
-
-_NO_INDEX = np.zeros(0, np.int64)
 
 
 def priorities(advantages, valid, masses, *, alpha, index=None):
@@ -458,15 +509,14 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     advantages (T, N), valid (T+1, N) uint8; written: masses (N,) float64, 0 for a segment with no valid step.
     Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
     """
-    T, N = advantages.shape
-    _priorities_cpu(
-        _array("priorities", "advantages", advantages, (T, N)),
-        _array("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha),
-        _NO_INDEX if index is None else _array("priorities", "index", index, tuple(index.shape), np.int64),
-        index is None, _array("priorities", "masses", masses, (N,), np.float64))
+    T, N = _sizes("priorities", "advantages", advantages, 2)
+    index = _index("priorities", index, 0, 0, N)
+    run(_priorities_cpu, len(index), 256, _array("priorities", "advantages", advantages, (T, N)),
+        _array("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
+        _array("priorities", "masses", masses, (N,), np.float64))
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@exact_driver
 def _draw_cpu(masses, seed, epoch, minibatch, beta, cumulative, index, weights):
     N, M = len(masses), len(index)
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
@@ -490,7 +540,7 @@ def draw(masses, cumulative, index, weights, *, seed, epoch, minibatch, beta):
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32. Random words are
     Philox(key=seed, counter=(m, epoch, minibatch, draw)). The index is always within bounds, whatever the masses hold.
     """
-    N, M = len(masses), len(index)
+    N, M = _sizes("draw", "masses", masses, 1)[0], _sizes("draw", "index", index, 1)[0]
     _draw_cpu(_array("draw", "masses", masses, (N,), np.float64), u64(seed), epoch, minibatch, float(beta),
               _array("draw", "cumulative", cumulative, (N,), np.float64),
               _array("draw", "index", index, (M,), np.int64), _array("draw", "weights", weights, (M,)))
@@ -501,9 +551,8 @@ def draw(masses, cumulative, index, weights, *, seed, epoch, minibatch, beta):
 
 
 @driver
-def _gather_cpu(source, index, start, count, out):
-    T = out.shape[0]
-    for t in prange(T):
+def _gather_cpu(begin, end, source, index, start, count, out):
+    for t in range(begin, end):
         for m in range(count):
             row, target = source[t, index[start + m]], out[t, m]
             for j in range(len(row)):
@@ -516,17 +565,13 @@ def gather(source, index, out, *, start=0):
     source (>= T, N, ...), index int64, out (T, M, ...) with the same trailing shape.
     """
     T, M = out.shape[:2]
-    if source.shape[0] < T or source.shape[2:] != out.shape[2:] or start + M > len(index):
-        raise ValueError(f"kernels.gather: source {tuple(source.shape)} and index ({len(index)},) from {start} "
-                         f"cannot fill out {tuple(out.shape)}.")
+    if len(source) < T or source.shape[2:] != out.shape[2:]:
+        raise ValueError(f"kernels.gather: source {tuple(source.shape)} cannot fill out {tuple(out.shape)}.")
+    index = _index("gather", index, start, M, source.shape[1])
     width = math.prod(out.shape[2:])
-    source = _array("gather", "source", source, tuple(source.shape), _numpy_dtype(source))
-    target = _array("gather", "out", out, tuple(out.shape), _numpy_dtype(out))
-    _gather_cpu(source.reshape(*source.shape[:2], width), host(index), start, M, target.reshape(T, M, width))
-
-
-def _numpy_dtype(tensor):
-    return host(tensor).dtype
+    source = _array("gather", "source", source, tuple(source.shape), host(source).dtype)
+    out = _array("gather", "out", out, tuple(out.shape), host(out).dtype)
+    run(_gather_cpu, T, 8, source.reshape(*source.shape[:2], width), index, start, M, out.reshape(T, M, width))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -560,38 +605,37 @@ def mingru_cell_grad(x, h, g, p, state, grad_out, grad_state):
 
 
 @driver
-def _mingru_step_cpu(hgp, x, state, resets, valid, out):
-    M, H = x.shape
-    for block in prange((M + 63) // 64):
-        for m in range(block * 64, min(M, block * 64 + 64)):
-            row, xs, s, o = hgp[m], x[m], state[m], out[m]
-            h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-            keep = ZERO if resets[m] else ONE
-            if valid[m]:
-                for j in range(H):
-                    new, y = mingru_cell(xs[j], h[j], g[j], p[j], s[j] * keep)
-                    s[j] = new
-                    o[j] = y
-            else:
-                for j in range(H):
-                    s[j] *= keep
-                    o[j] = highway_cell(xs[j], p[j], s[j])
+def _mingru_step_cpu(begin, end, hgp, x, state, resets, valid, out):
+    H = x.shape[1]
+    for m in range(begin, end):
+        row, xs, s, o = hgp[m], x[m], state[m], out[m]
+        h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
+        keep = ZERO if resets[m] else ONE
+        if valid[m]:
+            for j in range(H):
+                new, y = mingru_cell(xs[j], h[j], g[j], p[j], s[j] * keep)
+                s[j] = new
+                o[j] = y
+        else:
+            for j in range(H):
+                s[j] *= keep
+                o[j] = highway_cell(xs[j], p[j], s[j])
 
 
 def mingru_step(hgp, x, state, resets, valid, out):
     """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H);
     resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
-    M, H = x.shape
-    _mingru_step_cpu(
+    M, H = _sizes("mingru_step", "x", x, 2)
+    run(_mingru_step_cpu, M, 64,
         _array("mingru_step", "hgp", hgp, (M, 3 * H)), _array("mingru_step", "x", x, (M, H)),
         _array("mingru_step", "state", state, (M, H)), _array("mingru_step", "resets", resets, (M,), np.uint8),
         _array("mingru_step", "valid", valid, (M,), np.uint8), _array("mingru_step", "out", out, (M, H)))
 
 
 @driver
-def _mingru_scan_cpu(hgp, x, states, resets, valid, index, start, out):
-    T, M, H = x.shape
-    for m in prange(M):
+def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, out):
+    T, _, H = x.shape
+    for m in range(begin, end):
         column = index[start + m]
         s = states[0, m].copy()  # a row of its own: reading states[t] while writing states[t + 1] would not vectorise
         for t in range(T):
@@ -615,19 +659,19 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H); states (T+1, M, H): row 0 is read, the rest written.
     resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order where
     there is no index) are meant."""
-    T, M, H = x.shape
-    index = _index("mingru_scan", index, start, M, resets.shape[1])
-    flags = tuple(resets.shape)
-    _mingru_scan_cpu(
+    T, M, H = _sizes("mingru_scan", "x", x, 3)
+    N = _sizes("mingru_scan", "resets", resets, 2)[1]
+    index = _index("mingru_scan", index, start, M, N)
+    run(_mingru_scan_cpu, M, 1,
         _array("mingru_scan", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan", "x", x, (T, M, H)),
-        _array("mingru_scan", "states", states, (T + 1, M, H)), _array("mingru_scan", "resets", resets, flags, np.uint8),
-        _array("mingru_scan", "valid", valid, flags, np.uint8), index, start, _array("mingru_scan", "out", out, (T, M, H)))
+        _array("mingru_scan", "states", states, (T + 1, M, H)), _rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
+        _rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start, _array("mingru_scan", "out", out, (T, M, H)))
 
 
 @driver
-def _mingru_scan_grad_cpu(hgp, x, states, resets, valid, index, start, grad_out):
-    T, M, H = x.shape
-    for m in prange(M):
+def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, start, grad_out):
+    T, _, H = x.shape
+    for m in range(begin, end):
         column, carry = index[start + m], np.zeros(H, np.float32)
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
@@ -650,14 +694,14 @@ def _mingru_scan_grad_cpu(hgp, x, states, resets, valid, index, start, grad_out)
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, index=None, start=0):
     """Gradients of mingru_scan, in place: hgp (T, M, 3H) becomes d loss/d hgp, grad_out (T, M, H) becomes the
     highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated."""
-    T, M, H = x.shape
-    index = _index("mingru_scan_grad", index, start, M, resets.shape[1])
-    flags = tuple(resets.shape)
-    _mingru_scan_grad_cpu(
+    T, M, H = _sizes("mingru_scan_grad", "x", x, 3)
+    N = _sizes("mingru_scan_grad", "resets", resets, 2)[1]
+    index = _index("mingru_scan_grad", index, start, M, N)
+    run(_mingru_scan_grad_cpu, M, 1,
         _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan_grad", "x", x, (T, M, H)),
         _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
-        _array("mingru_scan_grad", "resets", resets, flags, np.uint8),
-        _array("mingru_scan_grad", "valid", valid, flags, np.uint8), index, start,
+        _rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
+        _rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
         _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H)))
 
 
@@ -672,27 +716,25 @@ SUMS = len(LOSS_SUMS)
 
 
 @driver
-def _advantage_moments_cpu(advantages, valid, index):
-    T = advantages.shape[0]
-    parts = np.zeros((T, 3))
-    for t in prange(T):
+def _advantage_moments_cpu(begin, end, advantages, valid, index, parts):
+    for t in range(begin, end):
         for m in range(len(index)):
             if valid[t, index[m]] != 0:
-                a = float(advantages[t, index[m]])
+                a = np.float64(advantages[t, index[m]])
                 parts[t, 0] += 1.0
                 parts[t, 1] += a
                 parts[t, 2] += a * a
-    return parts.sum(axis=0)
 
 
 def advantage_moments(advantages, valid, index):
     """(count, sum, sum of squares) in float64 of the advantages of the drawn segments' valid steps: what the loss needs
     to normalise them, and what the ranks of a parallel run add up first."""
-    T, N = advantages.shape
-    return _advantage_moments_cpu(
-        _array("advantage_moments", "advantages", advantages, (T, N)),
+    T, N = _sizes("advantage_moments", "advantages", advantages, 2)
+    parts = np.zeros((T, 3))
+    run(_advantage_moments_cpu, T, 8, _array("advantage_moments", "advantages", advantages, (T, N)),
         _array("advantage_moments", "valid", valid, (T + 1, N), np.uint8),
-        _array("advantage_moments", "index", index, tuple(index.shape), np.int64))
+        _index("advantage_moments", index, 0, 0, N), parts)
+    return parts.sum(0)
 
 
 def normalisation(moments):
@@ -714,10 +756,10 @@ def ppo_cell(logprob, old_logprob, scaled_advantage, clip_coef):
     clipped = ONE + clip_coef if ratio > ONE + clip_coef else ratio
     clipped = ONE - clip_coef if clipped < ONE - clip_coef else clipped
     plain, other = -scaled_advantage * ratio, -scaled_advantage * clipped
-    inside = raw == logratio
+    outside = raw > f32(20) or raw < f32(-20)
     if other > plain:
         return other, ZERO, ratio, logratio
-    return plain, (plain if inside else ZERO), ratio, logratio
+    return plain, (ZERO if outside else plain), ratio, logratio
 
 
 @cell
@@ -749,13 +791,12 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
 
 
 @driver
-def _ppo_loss_discrete_cpu(outputs, index, start, masks, heads, actions, logprobs, values, advantages, weights, valid,
-                           settings, grad, new_values, ratios, sums):
-    T, M, width = outputs.shape
+def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masks, heads, actions, logprobs, values, advantages, weights, valid,
+                           settings, grad, new_values, ratios, parts):
+    _, M, width = outputs.shape
     masked = masks.shape[0] > 0
     mean, scale, row_scale, clip_coef, vf_coef, vf_clip_coef, ent_coef = settings
-    parts = np.zeros((T, SUMS))
-    for t in prange(T):
+    for t in range(begin, end):
         part = parts[t]
         probabilities = np.empty(width, np.float32)
         no_mask = np.zeros(0, np.uint8)
@@ -765,6 +806,7 @@ def _ppo_loss_discrete_cpu(outputs, index, start, masks, heads, actions, logprob
             value = row[width - 1]
             new_values[t, column] = value
             if valid[t, n] == 0:
+                new_values[t, column] = values[t, n]
                 drow[:] = ZERO
                 ratios[t, column] = ONE
                 continue
@@ -805,18 +847,14 @@ def _ppo_loss_discrete_cpu(outputs, index, start, masks, heads, actions, logprob
             drow[width - 1] = row_scale * vf_coef * dvalue
             ratios[t, column] = ratio
             statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
-    for t in range(T):
-        for k in range(SUMS):
-            sums[k] += parts[t, k]
 
 
 @driver
-def _ppo_loss_continuous_cpu(outputs, index, start, log_std, actions, logprobs, values, advantages, weights, valid,
-                             settings, grad, grad_log_std, new_values, ratios, sums):
-    T, M, width = outputs.shape
+def _ppo_loss_continuous_cpu(begin, end, outputs, index, start, log_std, actions, logprobs, values, advantages, weights, valid,
+                             settings, grad, grad_log_std, new_values, ratios, parts):
+    _, M, width = outputs.shape
     mean, scale, row_scale, clip_coef, vf_coef, vf_clip_coef, ent_coef = settings
-    parts = np.zeros((T, SUMS))
-    for t in prange(T):
+    for t in range(begin, end):
         part = parts[t]
         for m in range(M):
             n, column = index[start + m], start + m
@@ -824,6 +862,7 @@ def _ppo_loss_continuous_cpu(outputs, index, start, log_std, actions, logprobs, 
             value = row[width - 1]
             new_values[t, column] = value
             if valid[t, n] == 0:
+                new_values[t, column] = values[t, n]
                 drow[:] = ZERO
                 dspread[:] = ZERO
                 ratios[t, column] = ONE
@@ -845,9 +884,6 @@ def _ppo_loss_continuous_cpu(outputs, index, start, log_std, actions, logprobs, 
             drow[width - 1] = row_scale * vf_coef * dvalue
             ratios[t, column] = ratio
             statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
-    for t in range(T):
-        for k in range(SUMS):
-            sums[k] += parts[t, k]
 
 
 def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values, ratios, sums,
@@ -867,30 +903,31 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         total = policy + vf_coef · value - ent_coef · entropy
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    T, M, width = outputs.shape
-    N, B = logprobs.shape[1], len(weights)
     name = "ppo_loss"
+    T, M, width = _sizes(name, "outputs", outputs, 3)
+    N, B = _sizes(name, "logprobs", logprobs, 2)[1], _sizes(name, "weights", weights, 1)[0]
+    index = _index(name, index, start, M, N)
+    if start + M > B:
+        raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
     outputs, grad = _array(name, "outputs", outputs, (T, M, width)), _array(name, "grad", grad, (T, M, width))
-    rollout = (_array(name, "logprobs", logprobs, (T, N)), _array(name, "values", values, (len(values), N)),
+    rollout = (_array(name, "logprobs", logprobs, (T, N)), _rows(name, "values", values, T, (N,)),
                _array(name, "advantages", advantages, (T, N)), _array(name, "weights", weights, (B,)),
-               _array(name, "valid", valid, (len(valid), N), np.uint8),
+               _rows(name, "valid", valid, T, (N,), np.uint8),
                _array(name, "settings", settings, (len(LOSS_SETTINGS),)))
-    written = (_array(name, "new_values", new_values, (T, B)), _array(name, "ratios", ratios, (T, B)),
-               _array(name, "sums", sums, (SUMS,), np.float64))
-    if min(len(values), len(valid)) < T:
-        raise ValueError(f"kernels.ppo_loss: values has {len(values)} rows and valid {len(valid)}, expected {T} or more.")
-    index = _index(name, index, start, M, B)
+    sums, parts = _array(name, "sums", sums, (SUMS,), np.float64), np.zeros((T, SUMS))
+    written = (_array(name, "new_values", new_values, (T, B)), _array(name, "ratios", ratios, (T, B)), parts)
     if heads is not None:
-        heads = _array(name, "heads", heads, (actions.shape[2],), np.int64)
-        masks = _NO_MASK.reshape(0, 0, 0) if masks is None else _array(
-            name, "masks", masks, (len(masks), N, width - 1), np.uint8)
+        heads = _heads(name, heads, _sizes(name, "actions", actions, 3)[2], width - 1)
+        masks = _NO_MASKS if masks is None else _rows(name, "masks", masks, T, (N, width - 1), np.uint8)
         actions = _array(name, "actions", actions, (T, N, len(heads)), np.int32)
-        _ppo_loss_discrete_cpu(outputs, index, start, masks, heads, actions, *rollout, grad, *written)
+        run(_ppo_loss_discrete_cpu, T, 4, outputs, index, start, masks, heads, actions, *rollout, grad, *written)
     else:
-        log_std = np.broadcast_to(host(log_std), (T, M, width - 1))
+        log_std = _log_std(name, log_std, (T, M, width - 1))
         grad_log_std = _array(name, "grad_log_std", grad_log_std, (T, M, width - 1))
         actions = _array(name, "actions", actions, (T, N, width - 1))
-        _ppo_loss_continuous_cpu(outputs, index, start, log_std, actions, *rollout, grad, grad_log_std, *written)
+        run(_ppo_loss_continuous_cpu, T, 4, outputs, index, start, log_std, actions, *rollout, grad, grad_log_std,
+            *written)
+    sums += parts.sum(0)
 
 
 def loss_statistics(sums):
@@ -904,9 +941,8 @@ def loss_statistics(sums):
 
 
 @driver
-def _write_back_cpu(index, new_values, new_ratios, values, ratios):
-    T = new_values.shape[0]
-    for t in prange(T):
+def _write_back_cpu(begin, end, index, new_values, new_ratios, values, ratios):
+    for t in range(begin, end):
         for m in range(len(index)):
             values[t, index[m]] = new_values[t, m]
             ratios[t, index[m]] = new_ratios[t, m]
@@ -915,10 +951,11 @@ def _write_back_cpu(index, new_values, new_ratios, values, ratios):
 def write_back(index, new_values, new_ratios, values, ratios):
     """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
     values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns."""
-    T, N = ratios.shape
+    T, N = _sizes("write_back", "ratios", ratios, 2)
+    index = _index("write_back", index, 0, 0, N)
     M = len(index)
-    _write_back_cpu(
-        _array("write_back", "index", index, (M,), np.int64),
+    run(_write_back_cpu, T, 8,
+        index,
         _array("write_back", "new_values", new_values, (T, M)), _array("write_back", "new_ratios", new_ratios, (T, M)),
         _array("write_back", "values", values, (T + 1, N)), _array("write_back", "ratios", ratios, (T, N)))
 
@@ -931,16 +968,13 @@ NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, 
 BLOCK = 4096
 
 
-@njit(nogil=True, parallel=True, cache=True, error_model="numpy", fastmath=REDUCTION)
-def _norm_cpu(flat):
-    blocks = (len(flat) + BLOCK - 1) // BLOCK
-    parts = np.zeros(blocks)
-    for b in prange(blocks):
-        part, piece = 0.0, flat[b * BLOCK : (b + 1) * BLOCK]
+@reduction_driver
+def _squares_cpu(begin, end, flat, parts):
+    for block in range(begin, end):
+        part, piece = 0.0, flat[block * BLOCK : (block + 1) * BLOCK]
         for i in range(len(piece)):
-            part += float(piece[i]) * float(piece[i])
-        parts[b] = part
-    return math.sqrt(parts.sum())
+            part += np.float64(piece[i]) * np.float64(piece[i])
+        parts[block] = part
 
 
 @cell
@@ -951,30 +985,32 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 
 
 @driver
-def _nesterov_cpu(gradients, buffers, updates, scale, momentum):
-    for b in prange((len(gradients) + BLOCK - 1) // BLOCK):
-        g, m, u = gradients[b * BLOCK : (b + 1) * BLOCK], buffers[b * BLOCK : (b + 1) * BLOCK], updates[b * BLOCK : (b + 1) * BLOCK]
-        for i in range(len(g)):
-            m[i], u[i] = nesterov_cell(g[i] * scale, m[i], momentum)
+def _nesterov_cpu(begin, end, gradients, buffers, updates, scale, momentum):
+    g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
+    for i in range(len(g)):
+        buffer, update = nesterov_cell(g[i] * scale, m[i], momentum)
+        m[i] = buffer
+        u[i] = update
 
 
 @driver
-def _apply_cpu(weights, updates, decay, learning_rate):
-    for b in prange((len(weights) + BLOCK - 1) // BLOCK):
-        w, u = weights[b * BLOCK : (b + 1) * BLOCK], updates[b * BLOCK : (b + 1) * BLOCK]
-        for i in range(len(w)):
-            w[i] = w[i] * decay - learning_rate * u[i]
+def _apply_cpu(begin, end, weights, updates, decay, learning_rate):
+    w, u = weights[begin:end], updates[begin:end]
+    for i in range(len(w)):
+        w[i] = w[i] * decay - learning_rate * u[i]
 
 
 def gradient_norm(flat):
     """Euclidean norm of a flat float32 range, summed in float64 by fixed blocks in block order."""
-    return _norm_cpu(_array("gradient_norm", "flat", flat, tuple(flat.shape)))
+    parts = np.zeros(-(-len(flat) // BLOCK))
+    run(_squares_cpu, len(parts), 16, _array("gradient_norm", "flat", flat, tuple(flat.shape)), parts)
+    return math.sqrt(parts.sum())
 
 
 class Muon:
     """Muon (Jordan et al. 2024) over an arena that has adopted its modules.
 
-        optimizer = Muon.register(arena)      # before arena.allocate
+        optimizer = Muon(arena)               # after arena.adopt, before arena.allocate
         norm = optimizer.step(learning_rate)  # clips, updates the weights; returns the gradient norm before the clip
 
     Clip the global norm to `max_grad_norm`; m = mu·m + g, u = g + mu·m; every matrix (further dimensions flattened;
@@ -1014,17 +1050,19 @@ class Muon:
             self._groups.append((work, matrices))
 
     def step(self, learning_rate):
-        """One update of all weights; returns the gradient norm before clipping (NaN if any gradient is NaN)."""
+        """One update of all weights; returns the gradient norm before clipping. Where that is not finite, nothing changes."""
         if self._groups is None:
             self._bind()
         flats = [host(self.arena.flat(group)) for group in ("gradients", "momentum", "updates", "weights")]
         gradients, momentum, updates, weights = flats
-        norm = _norm_cpu(gradients)
-        scale = min(1.0, self.max_grad_norm / (norm + 1e-6)) if norm == norm else norm
-        _nesterov_cpu(gradients, momentum, updates, f32(scale), f32(self.momentum))
+        norm = gradient_norm(self.arena.flat("gradients"))
+        if not math.isfinite(norm):
+            return norm
+        scale = min(1.0, self.max_grad_norm / (norm + 1e-6))
+        run(_nesterov_cpu, len(gradients), 16 * BLOCK, gradients, momentum, updates, f32(scale), f32(self.momentum))
         for group in self._groups:
             self._orthogonalise(*group)
-        _apply_cpu(weights, updates, f32(1.0 - learning_rate * self.weight_decay), f32(learning_rate))
+        run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, f32(1.0 - learning_rate * self.weight_decay), f32(learning_rate))
         return norm
 
     @staticmethod

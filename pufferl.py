@@ -496,13 +496,13 @@ class PuffeRL:
 
         self.storage = {name: torch.from_numpy(array) if array is not None else None
                         for name, array in vars(vecenv.allocate(self.horizon)).items()}
+        self._flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
         self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
         self.fused = type(policy) is models.Policy
         self._allocate()
         self._rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in vecenv.ranges]
         workers = vecenv.num_workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="worker") if self.fused else None
-        self._threads = vecenv.num_threads
         self._forward = self.policy
         if c["compile"]:
             if self.fused:
@@ -568,10 +568,13 @@ class PuffeRL:
         for name, tensor in state.items():
             arena.register(f"state/{name}", tensor.shape)
             arena.register(f"initial_state/{name}", tensor.shape)
-
         workers = self.vecenv.num_workers
+        largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
+        for w in range(workers):
+            for name, tensor in state.items():
+                arena.register(f"scratch {w}/{name}", (len(tensor), largest, *tensor.shape[2:]))
+
         if self.fused:
-            largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
             bounds = [M * worker // workers for worker in range(workers + 1)]
             rows = max(1, CHUNK_STEPS // T)
             self._chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
@@ -591,6 +594,7 @@ class PuffeRL:
             setattr(self, name, arena[name])
         self.state = {name: arena[f"state/{name}"] for name in state}
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in state}
+        self._scratch = [{name: arena[f"scratch {w}/{name}"] for name in state} for w in range(workers)]
         if self.fused:
             for w in range(workers):
                 self._actors[w].bind()
@@ -599,7 +603,7 @@ class PuffeRL:
         if c["optimizer"] == "adam":
             self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=c["learning_rate"], betas=(c["momentum"], c["beta2"]),
                                                eps=c["eps"], weight_decay=c["weight_decay"], fused=True)
-        self._scratch = [torch.zeros(N, dtype=torch.uint8), torch.ones(N, dtype=torch.uint8)]
+        self._flags = torch.zeros(N, dtype=torch.uint8), torch.ones(N, dtype=torch.uint8)
 
     def _row(self, agents, t):
         """The views that a worker needs at step t of a buffer, made once: the hot loop slices nothing."""
@@ -628,20 +632,17 @@ class PuffeRL:
             with torch_threads(self.vecenv.threads_per_worker):
                 seconds = list(self._pool.map(self._rollout, workers))
         else:
-            with torch.no_grad(), numba_threads(self._threads):
+            with torch.no_grad(), kernels.threads(self.vecenv.num_threads):
                 seconds = [self._rollout(worker) for worker in workers]
-        elapsed = time.perf_counter() - begun
-        share = elapsed * sum(seconds) / (elapsed * len(seconds) if self.fused else elapsed)
-        self._stage_seconds["environment"] += share
-        self._stage_seconds["policy"] += elapsed - share
+        stepping = sum(seconds) / (len(seconds) if self.fused else 1)  # fused workers run side by side
+        self._stage_seconds["environment"] += stepping
+        self._stage_seconds["policy"] += time.perf_counter() - begun - stepping
         self._gather_statistics(self.vecenv.log())
         return dict(self.environment)
 
     def _rollout(self, worker):
         """One worker's share of the rollout; returns the seconds it spent in environments."""
         vecenv, seconds = self.vecenv, 0.0
-        if self.fused:
-            numba.set_num_threads(vecenv.threads_per_worker)
         while (ready := vecenv.wait(worker)) is not None:
             buffer, t = ready
             agents, row = vecenv.ranges[buffer], self._rows[buffer][t]
@@ -649,7 +650,8 @@ class PuffeRL:
                 self._bootstrap(worker, agents, t - 1, self._rows[buffer][t - 1])
             state = {name: tensor[:, agents] for name, tensor in self.state.items()}
             if t == self.horizon:  # V of the last row bootstraps; the state is not committed
-                outputs, _ = self._act(worker, row["observations"], {k: v.clone() for k, v in state.items()}, row["resets"], row["valid"])
+                scratch = self._copy_state(worker, state)
+                outputs, _ = self._act(worker, row["observations"], scratch, row["resets"], row["valid"])
                 row["values"].copy_(outputs[:, -1])
                 continue
             outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
@@ -681,10 +683,24 @@ class PuffeRL:
         if not row["truncations"].any():
             return
         cut = torch.from_numpy(np.flatnonzero(row["truncations"] & ~row["terminals"])) + agents.start
-        state = {name: tensor[:, cut] for name, tensor in self.state.items()}
-        resets, valid = (flags[: len(cut)] for flags in self._scratch)
-        outputs, _ = self._act(worker, self.storage["final_observations"][cut], state, resets, valid)
+        final, (resets, valid) = self.storage["final_observations"], (flags[: len(cut)] for flags in self._flags)
+        if self.fused:
+            observations = self._actors[worker].chunk(len(cut)).observations
+            kernels.gather(final.view(1, self.num_agents, -1), cut, observations)
+            observations = observations[0]
+        else:
+            observations = final[cut]
+        outputs, _ = self._act(worker, observations, self._copy_state(worker, self.state, cut), resets, valid)
         self.bootstraps[t, cut] = outputs[:, -1]
+
+    def _copy_state(self, worker, state, index=None):
+        """A copy of the recurrent state of these agents, or of those in `index`, in the worker's scratch memory."""
+        copies = {}
+        for name, tensor in state.items():
+            copies[name] = self._scratch[worker][name][:, : tensor.shape[1] if index is None else len(index)]
+            for source, copy in zip(tensor, copies[name], strict=True):
+                copy.copy_(source) if index is None else torch.index_select(source, 0, index, out=copy)
+        return copies
 
     def _gather_statistics(self, log):
         """Add a log's means, weighted by their number of episodes, to those since the last log entry."""
@@ -716,7 +732,9 @@ class PuffeRL:
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
         self._minibatches_owed -= count
-        with numba_threads(1 if self.fused else self._threads), torch_threads(self.vecenv.threads_per_worker if self.fused else self._threads):
+        # The fused path's workers are single-threaded; a custom network runs in this thread, with all cores in each operation.
+        count_threads = self.vecenv.threads_per_worker if self.fused else self.vecenv.num_threads
+        with kernels.threads(self.vecenv.num_threads), torch_threads(count_threads):
             self._renew(None)
             norms = []
             for minibatch in range(count):
@@ -763,12 +781,11 @@ class PuffeRL:
 
     def _learn_fused(self, worker):
         """One worker's segments of the minibatch, chunk by chunk, so that a chunk's activations stay in cache."""
-        numba.set_num_threads(self.vecenv.threads_per_worker)
         s, learner, log_std = self.storage, self._learners[worker], self.policy.decoder.log_std
         self._gradients[worker].zero_()
         for start, count in self._chunks[worker]:
             chunk = learner.chunk(count)
-            kernels.gather(s["observations"], self.index, chunk.observations, start=start)
+            kernels.gather(self._flat_observations, self.index, chunk.observations, start=start)
             for layer, states in enumerate(chunk.states):
                 torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count], out=states[0])
             flags = s["resets"], s["valid"], self.index, start
@@ -965,7 +982,7 @@ class PuffeRL:
                 "environments": torch.from_numpy(self.vecenv.save()), "epoch": self.epoch, "global_step": self.global_step,
                 "minibatches_owed": self._minibatches_owed, "learning_rate": self._override_lr,
                 "config": json.dumps(self.config, default=str),
-                "versions": {"torch": torch.__version__, "numba": numba.__version__, "numpy": np.__version__}}
+                "versions": {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}}
 
     def _try_checkpoint(self):
         try:
@@ -1016,16 +1033,6 @@ def torch_threads(count):
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def numba_threads(count):
-    before = numba.get_num_threads()
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
-    try:
-        yield
-    finally:
-        numba.set_num_threads(before)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

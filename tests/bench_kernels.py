@@ -313,19 +313,8 @@ def seconds_a_call(case):
     return total / calls
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="numba's and torch's (a rollout or update worker has 1)")
-    parser.add_argument("--repeats", type=int, default=7, help="interleaved; the median counts")
-    parser.add_argument("--only", default="", help="kernels whose name contains this")
-    args = parser.parse_args()
-    if not 1 <= args.threads <= numba.config.NUMBA_NUM_THREADS:
-        parser.error(f"--threads {args.threads}: this machine has {numba.config.NUMBA_NUM_THREADS}")
-    if args.repeats < 1:
-        parser.error("--repeats: at least 1")
-    numba.set_num_threads(args.threads)
-    torch.set_num_threads(args.threads)
-
+def measure(args):
+    """(cases, reasons of those that are wrong, seconds a call of each repeat)."""
     timed, wrong = baselines(), {}
     for name, case in cases():
         if args.only not in name:
@@ -345,6 +334,23 @@ def main():
     for _ in range(args.repeats):
         for name, case in timed.items():
             samples[name].append(seconds_a_call(case))
+    return timed, wrong, samples
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="kernels.threads and torch's (a rollout or update worker has 1)")
+    parser.add_argument("--repeats", type=int, default=7, help="interleaved; the median counts")
+    parser.add_argument("--only", default="", help="kernels whose name contains this")
+    args = parser.parse_args()
+    if args.threads < 1:
+        parser.error("--threads: at least 1")
+    if args.repeats < 1:
+        parser.error("--repeats: at least 1")
+    torch.set_num_threads(args.threads)
+
+    with kernels.threads(args.threads):
+        timed, wrong, samples = measure(args)
     median = {name: statistics.median(values) for name, values in samples.items()}
 
     bandwidth = timed["copy"].moved / median["copy"] / 1e9

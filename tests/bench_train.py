@@ -1,0 +1,148 @@
+"""Trained steps a second, where the time goes, and how far that is from the floor: the matrix products alone.
+
+    python tests/bench_train.py                                    # Breakout, 4,096 agents, hidden 64, 2 layers
+    python tests/bench_train.py --hidden-size 128 --num-layers 1 --total-agents 16384
+
+The floor runs the very products of one epoch, at the shapes, the precision and on the threads that the trainer uses,
+and nothing else. Epochs and floor take turns in one run and the medians count, because on a shared machine an absolute
+time means little by itself; the products' GFLOP/s of the run is printed beside it. The first line of the table is the
+figure to quote: SPS, and SPS / floor. The last line of the output is one JSON object.
+"""
+
+import json
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import pufferl
+
+
+@dataclass
+class Arguments:
+    env: str = "breakout"
+    """A C environment."""
+    total_agents: int = 4096
+    """Agents in all."""
+    hidden_size: int = 64
+    """Width of the network."""
+    num_layers: int = 2
+    """MinGRU layers."""
+    minibatch_size: int = 65536
+    """Steps of one update."""
+    horizon: int = 64
+    """Steps of one rollout."""
+    replay_ratio: float = 1.42
+    """How often a step is learnt from."""
+    num_threads: int | None = None
+    """Workers (default: the physical cores)."""
+    num_buffers: int | None = None
+    """Ranges of environments (default: as in training)."""
+    repeats: int = 5
+    """Interleaved measurements, of which the median counts."""
+    epochs: int = 2
+    """Epochs in one measurement."""
+
+
+def products(trainer):
+    """[(m, k, n, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of the fused default policy."""
+    policy, vecenv, T = trainer.policy, trainer.vecenv, trainer.horizon
+    H, D, A, L = policy.hidden_size, policy.encoder.in_features, policy.decoder.out_features, policy.num_layers
+    shapes = []
+    rows = vecenv.agents_per_batch
+    steps = vecenv.num_buffers * (T + 1)  # row T is evaluated too
+    shapes += [(rows, D, H, steps), (rows, H, 3 * H, steps * L), (rows, H, A, steps)]
+    minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
+    for chunks in trainer._chunks:
+        for _, segments in chunks:
+            rows = segments * T
+            shapes += [(rows, D, H, minibatches), (rows, H, 3 * H, minibatches * L), (rows, H, A, minibatches)]
+            shapes += [(A, rows, H, minibatches), (rows, A, H, minibatches)]
+            shapes += [(3 * H, rows, H, minibatches * L), (rows, 3 * H, H, minibatches * L), (H, rows, D, minibatches)]
+    merged = {}
+    for m, k, n, count in shapes:
+        merged[m, k, n] = merged.get((m, k, n), 0) + count
+    return [(*shape, count) for shape, count in merged.items()]
+
+
+def operands(m, k, n):
+    """(a, b, out) laid out as the trainer has them: activations (rows, width), weights (out, in)."""
+    if k > max(m, n):  # a weight gradient: both factors are activations, the first one transposed
+        return torch.randn(k, m).t(), torch.randn(k, n), torch.empty(m, n)
+    return torch.randn(m, k), torch.randn(n, k).t(), torch.empty(m, n)
+
+
+def floor_seconds(shapes, workers, pool):
+    """Seconds of one epoch's products on all workers at once, each single-threaded; every shape timed for 5 ms."""
+
+    def one(_):
+        total = 0.0
+        for m, k, n, count in shapes:
+            a, b, out = operands(m, k, n)
+            for _ in range(2):
+                torch.mm(a, b, out=out)
+            done, begun = 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - begun) < 0.005:
+                torch.mm(a, b, out=out)
+                done += 1
+            total += elapsed / done * count
+        return total
+
+    with pufferl.torch_threads(1):
+        return sum(pool.map(one, range(workers))) / workers / workers
+
+
+def main():
+    a = tyro.cli(Arguments, description=__doc__)
+    args = pufferl.load_config(a.env)
+    args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads, "num_buffers": a.num_buffers}
+    args["policy"]["hidden_size"], args["rnn"]["num_layers"] = a.hidden_size, a.num_layers
+    args["train"] |= {"minibatch_size": min(a.minibatch_size, a.total_agents * a.horizon), "replay_ratio": a.replay_ratio,
+                      "horizon": a.horizon, "log_interval": 1e9, "total_timesteps": 10**12}
+    vecenv = pufferl.load_env(a.env, args)
+    trainer = pufferl.PuffeRL({**args["train"], "env": a.env}, vecenv, pufferl.load_policy(args, vecenv))
+    shapes = products(trainer)
+    flops = sum(2 * m * k * n * count for m, k, n, count in shapes)
+    for _ in range(2):  # compiles the kernels and touches every page
+        trainer.evaluate()
+        trainer.train()
+    trainer._stage_seconds = dict.fromkeys(trainer._stage_seconds, 0.0)
+    epochs, floors = [], []
+    with ThreadPoolExecutor(vecenv.num_workers) as pool:
+        for _ in range(a.repeats):
+            begun = time.perf_counter()
+            for _ in range(a.epochs):
+                trainer.evaluate()
+                trainer.train()
+            epochs.append((time.perf_counter() - begun) / a.epochs)
+            floors.append(floor_seconds(shapes, vecenv.num_workers, pool))
+    epoch, floor = statistics.median(epochs), statistics.median(floors)
+    ratio = statistics.median(f / e for f, e in zip(floors, epochs, strict=True))
+    stages = {name: seconds / a.repeats / a.epochs for name, seconds in trainer._stage_seconds.items() if seconds}
+    result = {
+        "env": a.env, "agents": trainer.num_agents, "horizon": a.horizon, "hidden_size": a.hidden_size, "num_layers": a.num_layers,
+        "minibatch_size": trainer.config["minibatch_size"], "replay_ratio": a.replay_ratio, "workers": vecenv.num_workers,
+        "buffers": vecenv.num_buffers, "precision": trainer.config["precision"], "sps": trainer.batch_size / epoch,
+        "floor_sps": trainer.batch_size / floor, "ratio": ratio, "gflops_per_worker": flops / floor / vecenv.num_workers / 1e9,
+        "seconds_epoch": epoch, "seconds_floor": floor, "seconds_stage": stages, "mflop_per_step": flops / trainer.batch_size / 1e6}
+    print(f"{a.env}: {trainer.num_agents:,} agents × horizon {a.horizon}, hidden {a.hidden_size} × {a.num_layers}, minibatch "
+          f"{trainer.config['minibatch_size']:,}, replay {a.replay_ratio}, {vecenv.num_workers} workers, {vecenv.num_buffers} buffers")
+    print(f"  {'trained steps a second':28} {result['sps']:12,.0f}")
+    print(f"  {'floor (products alone)':28} {result['floor_sps']:12,.0f}   at {result['gflops_per_worker']:.0f} GFLOP/s a worker, "
+          f"{result['mflop_per_step']:.2f} MFLOP a step")
+    print(f"  {'SPS / floor':28} {ratio:12.2f}   median of {a.repeats} interleaved pairs, {min(f / e for f, e in zip(floors, epochs, strict=True)):.2f} "
+          f"to {max(f / e for f, e in zip(floors, epochs, strict=True)):.2f}")
+    for name, seconds in stages.items():
+        print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / epoch:.0f}%")
+    trainer.release()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The networks: the fused default policy against its torch form, the wrappers, resets and dead steps."""
+
+import math
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import reference
+import torch
+
+import kernels
+import models
+
+DISCRETE = gymnasium.spaces.Discrete(3)
+MULTI = gymnasium.spaces.MultiDiscrete([2, 3])
+BOX = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+
+def environment(action_space=DISCRETE, inputs=5):
+    return SimpleNamespace(single_observation_space=gymnasium.spaces.Box(-9, 9, (inputs,), np.float32),
+                           single_action_space=action_space)
+
+
+def segment(T=11, N=6, inputs=5):
+    """(observations, resets, valid) with resets and dead steps inside."""
+    generator = torch.Generator().manual_seed(1)
+    flags = [(torch.rand(T, N, generator=generator) < p).to(torch.uint8) for p in (0.2, 0.8)]
+    return torch.randn(T, N, inputs, generator=generator), *flags
+
+
+def fused_for(policy, steps, rows):
+    arena = kernels.Arena()
+    arena.adopt(policy)
+    fused = models.Fused(policy, arena, "test", steps=steps, rows=rows)
+    arena.allocate()
+    fused.bind("gradients")
+    return fused
+
+
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_fused_forward_and_backward_equal_autograd(space, layers):
+    torch.manual_seed(0)
+    policy = models.Policy(environment(space), hidden_size=24, num_layers=layers)
+    observations, resets, valid = segment()
+    T, N = resets.shape
+    index, start, count = torch.tensor([4, 0, 0, 5, 2]), 1, 3
+    chosen = index[start : start + count]
+    fused = fused_for(policy, T, rows=4)
+    chunk = fused.chunk(count)
+    initial = torch.randn(layers, N, 24)
+    kernels.gather(observations, index, chunk.observations, start=start)
+    for layer, states in enumerate(chunk.states):
+        states[0] = initial[layer][chosen]
+    fused.forward(chunk, resets, valid, index, start)
+
+    state = {"mingru": initial[:, chosen], "resets": resets[:, chosen], "valid": valid[:, chosen]}
+    outputs, log_std = models.join_outputs(*policy(observations[:, chosen], state))
+    torch.testing.assert_close(chunk.outputs, outputs, atol=1e-6, rtol=1e-5)
+
+    grad = torch.randn_like(outputs)
+    leaves, grads = [outputs], [grad]
+    chunk.grad_outputs.copy_(grad)
+    if log_std is not None:
+        chunk.grad_log_std.normal_()
+        leaves.append(log_std)
+        grads.append(chunk.grad_log_std.clone())
+    expected = torch.autograd.grad(leaves, list(policy.parameters()), grads)
+    fused.backward(chunk, resets, valid, index, start)
+    for (name, parameter), gradient in zip(policy.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_fused_step_equals_the_scan_and_commits_the_state():
+    torch.manual_seed(0)
+    policy = models.Policy(environment(), hidden_size=24, num_layers=2)
+    observations, resets, valid = segment()
+    fused = fused_for(policy, 0, rows=8)
+    initial = torch.randn(2, 6, 24)
+    state = {"mingru": initial.clone(), "resets": resets, "valid": valid}
+    expected, _ = models.join_outputs(*policy(observations, state))
+    running = initial.clone()
+    for t in range(len(observations)):
+        outputs = fused.step(observations[t], running, resets[t], valid[t])
+        torch.testing.assert_close(outputs, expected[t], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(running, state["mingru"], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.float64])
+def test_fused_step_casts_other_observation_types(kind):
+    policy = models.Policy(environment(), hidden_size=8)
+    fused = fused_for(policy, 0, rows=4)
+    observations = torch.randint(0, 3, (4, 5)).to(kind)
+    flags = torch.zeros(4, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8)
+    outputs = fused.step(observations, torch.zeros(1, 4, 8), *flags)
+    expected, _ = models.join_outputs(*policy.forward_eval(observations, policy.initial_state(4)))
+    torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_plain_mingru_layer_equals_the_reference():
+    observations, resets, valid = segment(inputs=7)
+    hgp, state = torch.randn(11, 6, 21), torch.randn(6, 7)
+    out, final = models.mingru_layer(observations, hgp, state, resets, valid)
+    expected, states = reference.mingru_layer(observations.double(), hgp.double(), state.double(), resets, valid)
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(final.double(), states[-1], atol=1e-6, rtol=1e-5)
+
+
+def wrapped(kind, space=DISCRETE):
+    torch.manual_seed(0)
+    env = environment(space)
+    inner = models.Default(env, hidden_size=16)
+    return {"lstm": models.LSTMWrapper, "mingru": models.MinGRUWrapper}[kind](env, inner, hidden_size=16, num_layers=2)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "mingru"])
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
+def test_wrappers_whole_segment_equals_step_by_step(kind, space):
+    policy = wrapped(kind, space)
+    observations, resets, valid = segment()
+    state = policy.initial_state(6)
+    for tensor in state.values():
+        tensor.normal_()
+    whole = {**{k: v.clone() for k, v in state.items()}, "resets": resets, "valid": valid}
+    expected, _ = models.join_outputs(*policy(observations, whole))
+    for t in range(len(observations)):
+        state |= {"resets": resets[t], "valid": valid[t]}
+        outputs, _ = models.join_outputs(*policy.forward_eval(observations[t], state))
+        torch.testing.assert_close(outputs, expected[t], atol=1e-5, rtol=1e-4)
+    for name in policy.initial_state(1):
+        torch.testing.assert_close(state[name], whole[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "mingru"])
+def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
+    policy = wrapped(kind)
+    observations, resets, valid = segment()
+    resets.zero_()
+    valid.fill_(1)
+    resets[5] = 1
+    late, _ = models.join_outputs(*policy(observations, {**policy.initial_state(6), "resets": resets, "valid": valid}))
+    fresh, _ = models.join_outputs(*policy(observations[5:], {**policy.initial_state(6), "resets": resets[5:], "valid": valid[5:]}))
+    torch.testing.assert_close(late[5:], fresh, atol=1e-5, rtol=1e-4)
+
+    resets.zero_()
+    valid[3] = 0
+    state = {**policy.initial_state(6), "resets": resets, "valid": valid}
+    held, _ = models.join_outputs(*policy(observations, state))
+    keep = [t for t in range(len(observations)) if t != 3]
+    without = {**policy.initial_state(6), "resets": resets[keep], "valid": valid[keep]}
+    expected, _ = models.join_outputs(*policy(observations[keep], without))
+    torch.testing.assert_close(held[keep], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_mingru_wrapper_gradients_go_through_the_fused_scan():
+    policy = wrapped("mingru")
+    observations, resets, valid = segment()
+    state = {**policy.initial_state(6), "resets": resets, "valid": valid}
+    x = torch.randn(11, 6, 16, requires_grad=True)
+    out, _ = policy.rnn(x, state["mingru"], resets, valid)
+    plain = x
+    for i, layer in enumerate(policy.rnn.layers):
+        plain, _ = models.mingru_layer(plain, layer(plain), state["mingru"][i], resets, valid)
+    torch.testing.assert_close(out, plain, atol=1e-6, rtol=1e-5)
+    weights = [x, *policy.rnn.parameters()]
+    grad = torch.randn_like(out)
+    for fused, expected in zip(torch.autograd.grad(out, weights, grad), torch.autograd.grad(plain, weights, grad), strict=True):
+        torch.testing.assert_close(fused, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_default_forward_equals_forward_eval():
+    policy = models.Default(environment(), hidden_size=16)
+    observations, _, _ = segment()
+    whole, value = policy(observations)
+    for t in range(len(observations)):
+        logits, v = policy.forward_eval(observations[t])
+        torch.testing.assert_close(logits, whole[t], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(v, value[t], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
+def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
+    policy = models.Default(environment(space), hidden_size=16)
+    observations = torch.randn(500, 5)
+    logits, value = policy.forward_eval(observations)
+    actions, logprobs, values = models.sample_logits(logits, value, seed=1, step=0)
+    torch.testing.assert_close(values, value.squeeze(-1))
+    if space is BOX:
+        expected = logits.log_prob(actions).sum(-1)
+    else:
+        heads = logits if isinstance(logits, list) else [logits]
+        expected = sum(head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0] for i, head in enumerate(heads))
+        sizes = [head.shape[-1] for head in heads]
+        assert abs(logprobs.mean().item() + sum(math.log(n) for n in sizes)) < 0.1
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_unsupported_action_space_is_named():
+    with pytest.raises(TypeError, match="MultiBinary"):
+        models.Policy(environment(gymnasium.spaces.MultiBinary(3)))

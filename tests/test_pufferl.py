@@ -1,0 +1,437 @@
+"""The trainer: one epoch against the float64 reference, determinism, resume, configuration, the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import torch
+
+import kernels
+import models
+import pufferl
+import vector
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_trainer(tmp_path, env="cartpole", policy=None, *, num_envs=24, env_kwargs=None, num_buffers=2, num_threads=2,
+                 hidden_size=16, num_layers=2, seed=3, **train):
+    torch.manual_seed(seed)
+    vecenv = vector.make(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
+    policy = policy(vecenv) if policy else models.Policy(vecenv, hidden_size=hidden_size, num_layers=num_layers)
+    settings = {"horizon": 8, "minibatch_size": 64, "total_timesteps": 10**5, "learning_rate": 0.01, "seed": seed,
+                "log_interval": 0.0, **train}
+    return pufferl.PuffeRL({**settings, "env": env, "data_dir": str(tmp_path)}, vecenv, policy)
+
+
+def parameters_of(policy):
+    """The default policy's weights as the reference wants them."""
+    p = {name: tensor.detach().double().clone() for name, tensor in policy.named_parameters()}
+    params = {"encoder_weight": p["encoder.weight"], "encoder_bias": p["encoder.bias"],
+              "layer_weights": [p[f"rnn.layers.{i}.weight"] for i in range(policy.num_layers)],
+              "decoder_weight": p["decoder.weight"], "decoder_bias": p["decoder.bias"]}
+    return params | ({"log_std": p["decoder.log_std"]} if "decoder.log_std" in p else {})
+
+
+CASES = {
+    "discrete with truncations": {"env": "cartpole", "env_kwargs": {"max_steps": 5}},
+    "continuous": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 9}},
+    "multi-agent, two heads": {"env": "target", "num_envs": 6, "env_kwargs": {"num_agents": 4, "patience": 6}},
+    "bytes": {"env": "squared", "env_kwargs": {"distance": 2}},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_an_epoch_equals_the_float64_reference(tmp_path, case):
+    settings = {"gamma": 0.97, "gae_lambda": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "reward_clip": 0.8, "momentum": 0.9,
+                "weight_decay": 0.1, "max_grad_norm": 0.7, "replay_ratio": 1.5, "vtrace_rho_clip": 1.1, "vtrace_c_clip": 0.9}
+    trainer = make_trainer(tmp_path, **case, **settings)
+    for _ in range(2):  # from the second epoch on, the recurrent state and the momentum are not zero
+        trainer.evaluate()
+        before = parameters_of(trainer.policy)
+        momenta = [trainer.arena[f"momentum/policy.{name}"].double().clone() for name, _ in trainer.policy.named_parameters()]
+        s = {name: None if tensor is None else tensor.clone() for name, tensor in trainer.storage.items()}
+        rollout = {"observations": s["observations"][:-1].flatten(2).double(), "rewards": s["rewards"].double(),
+                   **{name: s[name] for name in ("terminals", "truncations", "valid")}, "resets": s["resets"][:-1],
+                   "actions": s["actions"].double() if trainer.heads is None else s["actions"].long(),
+                   "logprobs": trainer.logprobs.double(), "values": trainer.values.double(),
+                   "bootstraps": trainer.bootstraps.double(), "state": trainer.initial_state["mingru"].double()}
+        draws, draw = [], kernels.draw
+        learning_rate = trainer.learning_rate
+        beta = 0.3 + 0.7 * trainer.global_step / 10**5
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "draw", lambda *a, **k: (draw(*a, **k), draws.append(a[2].tolist())))
+            logs = trainer.train()
+    order = [name for name, _ in trainer.policy.named_parameters()]
+    canonical = ["encoder.weight", "encoder.bias", *[f"rnn.layers.{i}.weight" for i in range(2)], "decoder.weight", "decoder.bias",
+                 *(["decoder.log_std"] if trainer.heads is None else [])]
+    expected = reference.epoch(
+        before, [momenta[order.index(name)] for name in canonical], rollout, draws, gamma=0.97, gae_lambda=0.9, rho_clip=1.1,
+        c_clip=0.9, prio_alpha=0.7, prio_beta=beta, clip_coef=0.2, vf_coef=2.0, vf_clip_coef=0.2, ent_coef=0.001,
+        learning_rate=learning_rate, momentum=0.9, weight_decay=0.1, max_grad_norm=0.7,
+        heads=None if trainer.heads is None else trainer.heads.tolist(), reward_clip=0.8)
+    assert len(draws) >= 3
+    if "max_steps" in case.get("env_kwargs", {}):
+        assert s["truncations"].any() and trainer.bootstraps.abs().sum() > 0
+    after = parameters_of(trainer.policy)
+    for name, tensor in expected["params"].items():
+        for a, b in zip(after[name], tensor, strict=True) if name == "layer_weights" else [(after[name], tensor)]:
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(trainer.ratios.double(), expected["ratios"], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(trainer.advantages.double(), expected["advantages"], atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(trainer.values.double(), expected["values"], atol=1e-4, rtol=1e-3)
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
+        mean = float(np.mean([float(losses[name]) for losses in expected["losses"]]))
+        assert logs[name] == pytest.approx(mean, abs=1e-4), name
+    trainer.release()
+
+
+def test_rollout_stores_what_the_policy_said(tmp_path):
+    trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 5})
+    for _ in range(2):
+        trainer.evaluate()
+    s = trainer.storage
+    state = {"mingru": trainer.initial_state["mingru"].clone(), "resets": s["resets"], "valid": s["valid"]}
+    with torch.no_grad():
+        logits, value = trainer.policy(s["observations"], state)
+    torch.testing.assert_close(trainer.values, value.squeeze(-1), atol=1e-5, rtol=1e-4)
+    logprobs = logits[:-1].log_softmax(-1).gather(-1, s["actions"].long()).squeeze(-1)
+    torch.testing.assert_close(trainer.logprobs, logprobs, atol=1e-5, rtol=1e-4)
+    done = s["terminals"] | s["truncations"]
+    assert torch.equal(s["resets"][1:], done)
+    assert done.any() and not done.all()
+    assert torch.equal(trainer.bootstraps != 0, s["truncations"].bool())
+    trainer.release()
+
+
+def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tmp_path):
+    trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 5}, num_buffers=1, num_threads=1)
+    seen, bootstrap = [], trainer._bootstrap
+
+    def spy(worker, agents, t, row):
+        seen.append((t, trainer.state["mingru"].clone(), trainer.storage["final_observations"].clone()))
+        bootstrap(worker, agents, t, row)
+        assert torch.equal(trainer.state["mingru"], seen[-1][1]), "looking ahead must not commit a state"
+
+    trainer._bootstrap = spy
+    trainer.evaluate()
+    states = {t: (state, final) for t, state, final in seen}  # after step t, before any reset
+    cut = torch.nonzero(trainer.bootstraps).tolist()
+    assert len(cut) > trainer.num_agents / 2
+    for t, agent in cut:
+        state, final = states[t]
+        with torch.no_grad():
+            _, value = trainer.policy.forward_eval(final[agent : agent + 1], {"mingru": state[:, agent : agent + 1]})
+        assert trainer.bootstraps[t, agent].item() == pytest.approx(value.item(), abs=1e-5)
+        assert not torch.equal(final[agent], trainer.storage["observations"][t + 1, agent])
+    trainer.release()
+
+
+@pytest.mark.parametrize("space", ["discrete", "continuous"])
+def test_one_rollout_is_the_same_for_any_number_of_buffers_and_threads(tmp_path, space):
+    results = []
+    for buffers, threads in ((1, 1), (1, 2), (2, 2), (3, 2), (4, 1)):
+        trainer = make_trainer(tmp_path, num_envs=192, num_buffers=buffers, num_threads=threads,
+                               env_kwargs={"continuous": space == "continuous"})
+        trainer.evaluate()
+        results.append([trainer.storage["actions"].clone(), trainer.storage["observations"].clone(), trainer.values.clone()])
+        trainer.release()
+    for actions, observations, values in results[1:]:
+        torch.testing.assert_close(actions, results[0][0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(observations, results[0][1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(values, results[0][2], atol=1e-5, rtol=1e-5)
+
+
+def run_epochs(trainer, epochs):
+    for _ in range(epochs):
+        trainer.evaluate()
+        trainer.train()
+    return {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+def test_a_run_repeats_bit_for_bit_and_resumes_bit_for_bit(tmp_path, optimizer):
+    settings = {"optimizer": optimizer, "env_kwargs": {"max_steps": 30}, "replay_ratio": 1.3}
+    whole = run_epochs(make_trainer(tmp_path, **settings), 6)
+    again = run_epochs(make_trainer(tmp_path, **settings), 6)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    first = make_trainer(tmp_path, **settings)
+    run_epochs(first, 3)
+    first.save_checkpoint(tmp_path / "half.pt")
+    second = make_trainer(tmp_path, **settings)
+    second.load_checkpoint(tmp_path / "half.pt")
+    assert second.epoch == 3 and second.global_step == first.global_step
+    resumed = run_epochs(second, 3)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+class Inline:
+    """A pool that runs everything here: torch's profiler sees one thread's memory."""
+
+    def map(self, function, items):
+        return [function(item) for item in items]
+
+    def shutdown(self): ...
+
+
+def test_nothing_is_allocated_after_the_first_epochs(tmp_path):
+    trainer = make_trainer(tmp_path, "breakout", num_envs=256, horizon=64, minibatch_size=4096, hidden_size=64)
+    trainer._pool = Inline()
+    run_epochs(trainer, 2)
+    tracemalloc.start()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        trainer.evaluate()
+        trainer.train()
+        torch.empty(100_000)  # shows that the profiler sees allocations
+    peak = tracemalloc.get_traced_memory()[1]  # numpy's and Python's
+    tracemalloc.stop()
+    sizes = sorted(event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
+    assert sizes[-1] == 400_000, "the profiler saw no allocation"
+    assert sizes[-2] < 65536
+    assert peak < 10 * 65536  # the profiler's own events are in it
+    trainer.release()
+
+
+class Plain(torch.nn.Module):
+    """A user's own network: forward over (T, N, ...) alone."""
+
+    def __init__(self, env):
+        super().__init__()
+        self.body = torch.nn.Linear(env.single_observation_space.shape[0], 16)
+        self.logits = torch.nn.Linear(16, env.single_action_space.n)
+        self.value = torch.nn.Linear(16, 1)
+
+    def forward(self, observations, state):
+        hidden = torch.tanh(self.body(observations))
+        return self.logits(hidden), self.value(hidden)
+
+
+CUSTOM = {
+    "plain module": Plain,
+    "feed-forward": lambda env: models.Default(env, hidden_size=16),
+    "lstm": lambda env: models.LSTMWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
+    "mingru": lambda env: models.MinGRUWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
+}
+
+
+@pytest.mark.parametrize("policy", CUSTOM.values(), ids=CUSTOM.keys())
+def test_custom_policies_train_and_accumulate_gradients(tmp_path, policy):
+    whole = run_epochs(make_trainer(tmp_path, policy=policy, env_kwargs={"max_steps": 12}), 3)
+    parts = run_epochs(make_trainer(tmp_path, policy=policy, env_kwargs={"max_steps": 12}, max_minibatch_size=16), 3)
+    for name in whole:
+        torch.testing.assert_close(whole[name], parts[name], atol=1e-4, rtol=1e-3)
+
+
+def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
+    """The same network through autograd and through the fused path."""
+
+    class Slow(models.Policy):
+        pass
+
+    fused = run_epochs(make_trainer(tmp_path, env_kwargs={"max_steps": 12}), 3)
+    slow = run_epochs(make_trainer(tmp_path, policy=lambda env: Slow(env, hidden_size=16, num_layers=2), env_kwargs={"max_steps": 12}), 3)
+    for name in fused:
+        torch.testing.assert_close(fused[name], slow[name], atol=2e-4, rtol=1e-3)
+
+
+def test_the_script_of_the_docs_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    from pufferl import PuffeRL, load_config, load_env, load_policy
+
+    name = "puffer_breakout"
+    args = load_config(name)
+    args["vec"]["total_agents"] = None
+    args["vec"]["num_envs"] = 2
+    args["env"]["num_envs"] = 64
+    args["policy"]["hidden_size"] = 32
+    args["rnn"]["input_size"] = 32
+    args["rnn"]["hidden_size"] = 32
+    args["train"]["total_timesteps"] = 20_000
+    args["train"]["learning_rate"] = 0.03
+    vecenv = load_env(name, args)
+    assert vecenv.num_agents == 128
+    policy = load_policy(args, vecenv, name)
+    trainer = PuffeRL({**args["train"], "env": name}, vecenv, policy)
+    steps = 0
+    while trainer.global_step < args["train"]["total_timesteps"]:
+        trainer.evaluate()
+        logs = trainer.train()
+        steps += 1
+    assert steps == trainer.total_epochs == trainer.epoch
+    assert {"policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "explained_variance"} <= set(logs)
+    trainer.print_dashboard()
+    path = trainer.close()
+    assert Path(path).exists() and "breakout" in path
+    assert "100.0%" in capsys.readouterr().out
+
+
+def test_vec_num_envs_times_env_num_envs_overrides_total_agents_on_the_command_line():
+    args = pufferl.load_config("breakout", ["--vec.total-agents", "256", "--train.learning-rate", "0.5", "--env.frameskip", "2"])
+    assert (args["vec"]["total_agents"], args["train"]["learning_rate"], args["env"]["frameskip"]) == (256, 0.5, 2)
+
+
+def test_logging_interval_and_mean_and_log_never_log_twice(tmp_path):
+    class Memory(pufferl.NoLogger):
+        def __init__(self):
+            self.steps = []
+
+        def log(self, metrics, step):
+            self.steps.append(step)
+            assert all(isinstance(value, (int, float)) for value in metrics.values())
+
+    trainer = make_trainer(tmp_path, log_interval=0.0)
+    trainer.logger = Memory()
+    for _ in range(3):
+        trainer.evaluate()
+        trainer.train()
+        trainer.mean_and_log()
+    assert trainer.logger.steps == [192, 384, 576]
+    trainer.release()
+
+
+def test_assigned_learning_rate_overrides_the_schedule(tmp_path):
+    trainer = make_trainer(tmp_path, learning_rate=0.1, min_lr_ratio=0.0, total_timesteps=192 * 4)
+    rates = []
+    for _ in range(2):
+        trainer.evaluate()
+        trainer.train()
+        rates.append(trainer.learning_rate)
+    assert rates[0] == pytest.approx(0.1 * 0.5 * (1 + np.cos(np.pi / 4)))
+    trainer.learning_rate = 0.0
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    after = run_epochs(trainer, 1)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    trainer.release()
+
+
+def test_nan_reward_stops_the_run_and_leaves_the_weights(tmp_path):
+    trainer = make_trainer(tmp_path)
+    run_epochs(trainer, 1)
+    trainer.evaluate()
+    trainer.storage["rewards"][3, 2] = float("nan")
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    with pytest.raises(FloatingPointError, match="rewards"):
+        trainer.train()
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.policy.state_dict().items())
+    trainer.release()
+
+
+BAD = {
+    "multiple of": {"minibatch_size": 60}, "more than one epoch": {"minibatch_size": 6400}, "horizon": {"horizon": 0},
+    "learning_rate": {"learning_rate": 0}, "gamma": {"gamma": 1.5}, "Did you mean learning_rate": {"learning_rat": 0.1},
+    "must be an int": {"horizon": 2.5}, "must be one of": {"optimizer": "sgd"}, "vec.total_agents": {"batch_size": 3},
+    "total_timesteps": {"num_iterations": 3}, "max_minibatch_size": {"max_minibatch_size": 9},
+}
+
+
+@pytest.mark.parametrize(("message", "settings"), BAD.items(), ids=BAD.keys())
+def test_bad_settings_are_named_before_anything_starts(tmp_path, message, settings):
+    with pytest.raises(pufferl.ConfigError, match=message):
+        make_trainer(tmp_path, **settings)
+
+
+def test_old_names_are_translated(tmp_path):
+    trainer = make_trainer(tmp_path, num_steps=4, minibatch_size=32, update_epochs=2, adam_beta1=0.5)
+    assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["momentum"]) == (4, 2.0, 0.5)
+    trainer.release()
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("[train]\nlearning_rat = 1", "Did you mean learning_rate"), ("[trian]\ngamma = 1", r"\[trian\]"),
+    ("[train]\nhorizon = many", "must be an int"), ("[env]\nframe_skip = 3", "frameskip"), ("gamma = 1", "no section headers")])
+def test_ini_errors_name_file_and_key(tmp_path, text, message):
+    schema, values = pufferl.resolve("breakout")
+    path = tmp_path / "bad.ini"
+    path.write_text(text)
+    with pytest.raises(pufferl.ConfigError, match=message) as error:
+        pufferl.read_ini(path, schema, values)
+    assert "bad.ini" in str(error.value)
+
+
+def test_unknown_environment_and_sizes_that_buffers_do_not_divide():
+    with pytest.raises(pufferl.ConfigError, match="breakout"):
+        pufferl.load_config("braekout")
+    args = pufferl.load_config("squared", ["--env.num-envs", "10", "--vec.num-buffers", "3"])
+    with pytest.raises(pufferl.ConfigError, match="1, 2, 5, 10"):
+        pufferl.load_env("squared", args)
+
+
+def run(*arguments, cwd, **kwargs):
+    return subprocess.run([sys.executable, str(ROOT / "pufferl.py"), *arguments], cwd=cwd, capture_output=True, text=True,
+                          timeout=240, **kwargs)
+
+
+def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
+    small = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--train.total-timesteps", "40000"]
+    trained = run("train", "squared", *small, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert "checkpoint" in trained.stdout and "tensorboard" in trained.stdout
+    folder = next((tmp_path / "experiments").glob("squared_*"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 40960 and "losses/entropy" in lines[-1]
+    assert list((folder / "tensorboard").glob("events.*"))
+    assert json.loads((folder / "config.json").read_text())["env"]["num_envs"] == 64
+
+    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "20", cwd=tmp_path)
+    assert played.returncode == 0, played.stderr
+    assert "score" in played.stdout and "20 episodes" in played.stdout
+
+    resumed = run("train", "squared", *small[:-1], "60000", "--resume", "latest", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed" in resumed.stdout and "step 40,960" in resumed.stdout
+    assert len(list((tmp_path / "experiments").iterdir())) == 1
+
+    helped = run("train", "squared", "--help", cwd=tmp_path)
+    assert helped.returncode == 0 and "--train.learning-rate" in helped.stdout and "--env.distance" in helped.stdout
+    wrong = run("train", "squarde", cwd=tmp_path)
+    assert wrong.returncode != 0 and "squared" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_interrupt_saves_a_checkpoint(tmp_path):
+    process = subprocess.Popen([sys.executable, str(ROOT / "pufferl.py"), "train", "squared", "--env.num-envs", "64", "--logger", "none",
+                                "--train.minibatch-size", "1024", "--train.total-timesteps", "1000000000"],
+                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = lambda: list(tmp_path.glob("experiments/*/metrics.jsonl"))  # noqa: E731
+    deadline = time.time() + 120
+    while not metrics() and time.time() < deadline:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "stopping after this epoch" in err and "checkpoint" in out
+    model = next(tmp_path.glob("experiments/*/model_*.pt"))
+    assert torch.load(model, weights_only=True)
+
+
+# -- learning: threshold, seed, and the time it may take on two cores -------------------------------------------------
+
+
+def solve(tmp_path, env, *options, episodes=256):
+    args = pufferl.load_config(env, ["--data-dir", str(tmp_path), "--logger", "none", *options])
+    trainer = pufferl.train(env, args)
+    args["load_model_path"], args["eval"]["episodes"] = str(trainer.run_folder), episodes
+    return pufferl.evaluate(env, args)["score"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("env", "threshold"), [("squared", 0.95), ("cartpole", 475), ("memory", 0.95)])
+def test_environment_is_solved(tmp_path, env, threshold):
+    assert solve(tmp_path, env) >= threshold
+
+
+@pytest.mark.slow
+def test_memory_needs_the_recurrent_state(tmp_path):
+    assert solve(tmp_path, "memory", "--rnn.name", "none") < 0.65
+
+
+@pytest.mark.slow
+def test_breakout_is_solved(tmp_path):
+    assert solve(tmp_path, "breakout") >= 800
