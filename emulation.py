@@ -17,8 +17,25 @@ rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the action
 Episodes restart by themselves; what both return is a list of dicts, one for each episode that ended.
 """
 
+import contextlib
+import difflib
+import faulthandler
+import importlib.util
+import inspect
 import math
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
 from types import SimpleNamespace
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -229,6 +246,8 @@ class FlatAction:
         for _, _, leaf in _leaves(space):
             first = len(heads) + len(lows)
             if isinstance(leaf, spaces.Discrete):
+                if leaf.n > 2**16:
+                    raise ValueError(f"the action space {leaf} has too many values for a discrete head.")
                 heads.append(int(leaf.n))
                 starts.append(int(leaf.start))
             elif isinstance(leaf, spaces.MultiDiscrete):
@@ -263,12 +282,12 @@ class FlatAction:
             self.flat_space = spaces.Box(self.low, self.high, (self.columns,), np.float32)
         else:
             self.flat_space = spaces.Discrete(heads[0]) if len(heads) == 1 else spaces.MultiDiscrete(heads)
-        self.single = int(starts[0]) if isinstance(space, spaces.Discrete) else None
+        self.start = int(space.start) if isinstance(space, spaces.Discrete) else None
 
     def unflatten(self, row):
         """An action of the environment from a row of integers, or of floats, which are clipped to their bounds."""
-        if self.single is not None:
-            return np.int64(row[0] + self.single)
+        if self.start is not None:
+            return np.int64(row[0] + self.start)
         row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
         parts = iter(self.parts)
 
@@ -369,14 +388,18 @@ def numeric_scalars(info, prefix=""):
     """{"a/b": float} of the finite numbers in an info and in the dicts within it."""
     numbers = {}
     for key, value in info.items():
-        if isinstance(value, dict):
+        kind = type(value)
+        if kind is dict:
             numbers |= numeric_scalars(value, f"{prefix}{key}/")
-        elif isinstance(value, bool | int | float | np.number | np.bool_) or (
-            isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
-        ):
-            number = float(np.ravel(value)[0])
-            if math.isfinite(number):
-                numbers[f"{prefix}{key}"] = number
+            continue
+        if kind is not float and kind is not int:
+            if not isinstance(value, int | float | np.number | np.bool_) and (
+                not isinstance(value, np.ndarray) or value.size != 1 or value.dtype.kind not in "biuf"
+            ):
+                continue
+            value = np.ravel(value)[0]
+        if math.isfinite(value):
+            numbers[f"{prefix}{key}" if prefix else key] = float(value)
     return numbers
 
 
@@ -616,6 +639,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._structured = self._observation.structured or isinstance(self.env.observation_space, spaces.Text)
         self._flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
         self._fields = [view[0] if view.ndim > 1 else view.reshape(()) for view in self._observation.fields(self._flat)]
+        self._modern = False
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
         self._mask_needed = None
@@ -638,21 +662,17 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._episode_return, self._episode_length, self._over = 0.0, 0, False
         return result
 
-    def _step_env(self, row):
-        if self._over:
-            raise RuntimeError(f"{self.env}: step() after the end of an episode; call reset() first.")
-        result = self.env.step(self._action.unflatten(row))
-        observation, reward, terminated, truncated, info = (
-            result if len(result) == 5 else _modern_step(result, self.env)
-        )
+    def _inspect(self, result):
+        """What `step` returned, in the modern form, checked the first time."""
+        self._modern = len(result) == 5 and np.ndim(result[1]) == 0
+        result = _modern_step(result, self.env)
         if self._unchecked:
-            self._check("step", observation, reward, terminated, truncated)
-        self._episode_return += float(reward)
-        self._episode_length += 1
-        if terminated or truncated:
-            self._over = True
-            info = {**info, "episode_return": self._episode_return, "episode_length": self._episode_length}
-        return observation, reward, terminated, truncated, info
+            self._check("step", *result[:4])
+        return result
+
+    def _end(self, info):
+        self._over = True
+        return {**info, "episode_return": float(self._episode_return), "episode_length": self._episode_length}
 
     def _check(self, call, observation, reward, terminated, truncated):
         if call not in self._unchecked:
@@ -685,35 +705,50 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     def step(self, action):
         """Gymnasium's five values; the observation is a new flat array."""
-        observation, reward, terminated, truncated, info = self._step_env(np.reshape(action, self._action.columns))
+        if self._over:
+            raise RuntimeError(f"{self.env}: step() after the end of an episode; call reset() first.")
+        result = self._inspect(self.env.step(self._action.unflatten(np.reshape(action, self._action.columns))))
+        observation, reward, terminated, truncated, info = result
+        self._episode_return += reward
+        self._episode_length += 1
+        if terminated or truncated:
+            info = self._end(info)
         return self._flat_copy(observation), float(reward), bool(terminated), bool(truncated), info
 
     def views(self, rows, first):
-        return rows, first
+        return rows.observations, rows.actions, rows.rewards, rows.action_masks, first, rows
 
     def reset_into(self, view, seed=None):
-        rows, i = view
+        observations, _, _, masks, i, _ = view
         observation, info = self._reset_env(seed, None)
-        self._write(rows.observations, i, observation)
-        if rows.action_masks is not None:
-            write_mask(rows.action_masks[i], _find_mask(observation, info))
+        self._write(observations, i, observation)
+        if masks is not None:
+            write_mask(masks[i], _find_mask(observation, info))
         return []
 
     def step_into(self, view):
-        rows, i = view
-        observation, reward, terminated, truncated, info = self._step_env(rows.actions[i])
-        rows.rewards[i] = reward
+        observations, actions, rewards, masks, i, _ = view
+        result = self._inspect(self.env.step(self._action.unflatten(actions[i])))
+        observation, reward, terminated, truncated, info = result
+        rewards[i] = reward
+        self._episode_return += reward
+        self._episode_length += 1
         if terminated or truncated:
-            rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
-            if truncated:
-                self._write(rows.final_observations, i, observation)
-            ended = [numeric_scalars(info)]
-            self.reset_into(view)
-            return ended
-        self._write(rows.observations, i, observation)
-        if rows.action_masks is not None:
-            write_mask(rows.action_masks[i], _find_mask(observation, info))
+            return [self.end_into(view, observation, terminated, truncated, info)]
+        self._write(observations, i, observation)
+        if masks is not None:
+            write_mask(masks[i], _find_mask(observation, info))
         return ()
+
+    def end_into(self, view, observation, terminated, truncated, info):
+        """Write the end of an episode and begin the next one; returns the numbers of its last info."""
+        *_, i, rows = view
+        rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
+        if truncated:
+            self._write(rows.final_observations, i, observation)
+        numbers = numeric_scalars(self._end(info))
+        self.reset_into(view)
+        return numbers
 
 
 class GymnasiumVectorPufferEnv:
@@ -853,8 +888,8 @@ class PettingZooPufferEnv:
             got = env.observation_space(agent), env.action_space(agent)
             if got != expected:
                 raise TypeError(
-                    f"{env}: {agent} has the spaces {got}, {first} has {expected}; one policy needs one space: pad them "
-                    "with supersuit.pad_observations_v0 and supersuit.pad_action_space_v0."
+                    f"{env}: {agent} has the spaces {got}, {first} has {expected}; one policy needs one space: pad "
+                    "them with supersuit.pad_observations_v0 and supersuit.pad_action_space_v0."
                 )
         self._observation = FlatObservation(self.env_single_observation_space)
         self._action = FlatAction(self.env_single_action_space)
@@ -1044,3 +1079,448 @@ def wrap(env):
 def slots(env):
     """The number of agents that an environment has room for."""
     return getattr(env, "max_num_agents", None) or env.num_agents
+
+
+class OceanPufferEnv(PufferEnv):
+    """`num_envs` copies of an environment in C as one PufferEnv, for backends that know nothing of C.
+
+    name: of the environment, or its header's path; settings are the environment's. Copy i draws the random numbers of
+    stream first_env + i of the seed, as the i-th environment of the native backend does.
+    """
+
+    same_seed = True  # its copies have streams of their own, so all of them get one seed
+
+    def __init__(self, name, num_envs=1, first_env=0, seed=0, buf=None, **settings):
+        import ocean
+
+        self._library, self._arguments = ocean.load(name), (num_envs, settings, first_env)
+        self.seed, self._fresh = seed, True
+        self._build(seed)
+        envs = self._envs
+        self.single_observation_space, self.single_action_space = (
+            envs.single_observation_space,
+            envs.single_action_space,
+        )
+        self.num_agents, self.has_action_masks = envs.num_agents, envs.has_action_masks
+        super().__init__(buf)
+
+    def _build(self, seed):
+        num_envs, settings, first_env = self._arguments
+        self._envs = self._library.create(num_envs, seed=seed, settings=settings, first_env=first_env)
+
+    def views(self, rows, first):
+        import ocean
+
+        views = super().views(rows, first)
+        final = self._envs.single_observation_space
+        views["final_observations"] = np.zeros((self.num_agents, *final.shape), final.dtype) \
+            if views["final_observations"] is None else views["final_observations"]  # fmt: skip
+        octets = [views[name].view(np.uint8) for name in ("terminals", "truncations", "masks")]
+        views["_rows"] = ocean.rows(
+            views["observations"], views["actions"], views["rewards"], *octets[:2], views["final_observations"],
+            octets[2] if self._envs.has_valid else None, views["action_masks"])  # fmt: skip
+        return views
+
+    def reset(self, seed=None):
+        if seed is not None and not (self._fresh and seed == self.seed):
+            self._envs.close()
+            self._build(seed)
+            self.seed = seed
+        self._fresh = False
+        self._envs.reset(self._rows)
+        return self.observations, []
+
+    def step(self, actions):
+        if actions is not self.actions:
+            self.actions[:] = actions
+        self._envs.step(self._rows)
+        log = self._envs.log() if (self.terminals | self.truncations).any() else None
+        return self.observations, self.rewards, self.terminals, self.truncations, [log] if log else []
+
+    def _env_actions(self, actions):
+        return actions
+
+    def render(self):
+        return self._envs.render()
+
+    def close(self):
+        self._envs.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Environments by name: gym/ID, pettingzoo/FAMILY/NAME, path/to/file.py:callable
+
+# The package that registers the ids with this beginning; "gym/package:ID" names any other one.
+PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Crafter": "crafter",
+            "MiniHack-": "minihack", "NetHack": "nle", "Vizdoom": "vizdoom.gymnasium_wrapper"}  # fmt: skip
+
+
+def load_creator(name):
+    """The creator behind a name of the three forms, or None for another name. It can be pickled, and has `name` and
+    `settings`, {keyword argument: default} of those that are plain numbers, flags or words."""
+    if name.startswith("gym/"):
+        return GymnasiumCreator(name)
+    if name.startswith("pettingzoo/"):
+        return PettingZooCreator(name)
+    return FileCreator(name) if ".py:" in name else None
+
+
+def _plain_defaults(function):
+    """{parameter: default} of a function's parameters whose default is a number, a flag or a word."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default for p in parameters
+            if isinstance(p.default, bool | int | float | str) and p.name not in ("render_mode", "seed")}  # fmt: skip
+
+
+class GymnasiumCreator:
+    """gym/ID. Atari and MiniGrid get their fields' usual preprocessing: AtariPreprocessing, FrameStackObservation, and
+    ImgObsWrapper. Raises ValueError where there is no such id, ImportError where its package is missing."""
+
+    ATARI: ClassVar = {
+        "frame_skip": 4,
+        "noop_max": 30,
+        "screen_size": 84,
+        "terminal_on_life_loss": False,
+        "frame_stack": 4,
+    }
+
+    def __init__(self, name):
+        self.name, self.id = name, name.removeprefix("gym/")
+
+    def _register(self):
+        package = next((package for start, package in PACKAGES.items() if self.id.startswith(start)), None)
+        if package is None:
+            return
+        try:
+            module = importlib.import_module(package)
+        except ImportError as error:
+            raise ImportError(f"{self.name} needs the package {package.partition('.')[0]} ({error}); "
+                              "docs/environments.md has its install line.") from error  # fmt: skip
+        if package == "ale_py":
+            gymnasium.register_envs(module)
+
+    def _spec(self):
+        self._register()
+        try:
+            return gymnasium.spec(self.id)
+        except gymnasium.error.Error as error:
+            near = difflib.get_close_matches(self.id, list(gymnasium.registry), n=3, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"{self.name}: Gymnasium knows no environment {self.id}.{hint} ({error})") from None
+
+    @property
+    def settings(self):
+        spec = self._spec()
+        entry = spec.entry_point
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = getattr(importlib.import_module(module), attribute)
+        settings = _plain_defaults(entry) | {
+            k: v for k, v in spec.kwargs.items() if isinstance(v, bool | int | float | str)
+        }
+        if spec.max_episode_steps is not None:
+            settings["max_episode_steps"] = spec.max_episode_steps
+        if self.id.startswith("ALE/"):
+            settings = {k: v for k, v in settings.items() if k not in ("obs_type", "frameskip")} | self.ATARI
+        return settings
+
+    def __call__(self, **kwargs):
+        self._spec()
+        if not self.id.startswith("ALE/"):
+            env = gymnasium.make(self.id, disable_env_checker=True, **kwargs)  # the first step is checked here
+            if self.id.startswith(("MiniGrid-", "BabyAI-")):
+                from minigrid.wrappers import ImgObsWrapper
+
+                env = ImgObsWrapper(env)
+            return env
+        atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
+        frames = atari.pop("frame_stack")
+        env = gymnasium.make(self.id, disable_env_checker=True, frameskip=1, **kwargs)  # the preprocessing skips them
+        env = gymnasium.wrappers.AtariPreprocessing(env, **atari)
+        return gymnasium.wrappers.FrameStackObservation(env, frames)
+
+
+class PettingZooCreator:
+    """pettingzoo/FAMILY/NAME: the parallel_env, or where there is none the env, of pettingzoo.FAMILY.NAME (mpe2.NAME
+    for mpe). Raises ValueError and ImportError as GymnasiumCreator does."""
+
+    def __init__(self, name):
+        self.name, self.path = name, name.split("/")[1:]
+        if len(self.path) != 2:
+            raise ValueError(
+                f"{name}: expected pettingzoo/FAMILY/NAME, e.g. pettingzoo/butterfly/knights_archers_zombies_v11."
+            )
+
+    def _module(self):
+        family, name = self.path
+        packages = ["mpe2", "pettingzoo.mpe"] if family == "mpe" else [f"pettingzoo.{family}"]
+        problem = None
+        for package in packages:
+            try:
+                return importlib.import_module(f"{package}.{name}")
+            except ImportError as error:
+                problem = problem or error
+        raise ImportError(f"{self.name}: {problem}; docs/environments.md has the install line of each family.")
+
+    @property
+    def settings(self):
+        return _plain_defaults(getattr(self._module(), "raw_env", None))
+
+    def __call__(self, **kwargs):
+        module = self._module()
+        return (
+            getattr(module, "parallel_env", None)(**kwargs) if hasattr(module, "parallel_env") else module.env(**kwargs)
+        )
+
+
+class FileCreator:
+    """path/to/file.py:callable, a class or function that makes an environment. ValueError where it is not there."""
+
+    def __init__(self, name):
+        path, _, self.attribute = name.rpartition(":")
+        self.path = os.path.abspath(path)
+        self.name = f"{os.path.basename(path).removesuffix('.py')}_{self.attribute}"
+        self._callable()
+
+    def _callable(self):
+        if not os.path.exists(self.path):
+            raise ValueError(f"{self.path}: there is no such file.")
+        module = sys.modules.get(self.name)
+        if module is None:
+            specification = importlib.util.spec_from_file_location(self.name, self.path)
+            module = importlib.util.module_from_spec(specification)
+            sys.modules[self.name] = module
+            try:
+                specification.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[self.name]
+                raise
+        if not callable(getattr(module, self.attribute, None)):
+            names = [key for key, value in vars(module).items() if callable(value) and value.__module__ == self.name]
+            raise ValueError(f"{self.path} has no callable {self.attribute}; it has {', '.join(names) or 'none'}.")
+        return getattr(module, self.attribute)
+
+    @property
+    def settings(self):
+        return {name: value for name, value in _plain_defaults(self._callable()).items() if name != "buf"}
+
+    def __call__(self, **kwargs):
+        return self._callable()(**kwargs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The environments of one process; vector.py's backends decide which process
+
+
+def create(creator, args, kwargs, seed):
+    """One wrapped environment; a creator that has a parameter `seed` gets it."""
+    if not callable(creator):
+        return wrap(creator)
+    try:
+        takes_seed = "seed" in inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # a class written in C
+        takes_seed = False
+    if takes_seed and "seed" not in kwargs:
+        kwargs = {**kwargs, "seed": seed}
+    return wrap(creator(*args, **kwargs))
+
+
+class Envs:
+    """Some environments in this process, in a part of a rollout's arrays.
+
+    creators: (creator, args, kwargs) of each; first_env: the number of the first one in the whole vector, on which
+    seeds depend: environment i gets seed + i.
+    """
+
+    def __init__(self, creators, first_env=0, seed=0):
+        self.first_env, self.envs = first_env, []
+        for i, (creator, args, kwargs) in enumerate(creators):
+            self.envs.append(create(creator, args, kwargs, seed + first_env + i))
+        self.sizes = [slots(env) for env in self.envs]
+
+    def bind(self, arrays, first_agent):
+        """Take one part of {name: array (T or T + 1, N, ...)}, the agents from first_agent on."""
+        part = slice(first_agent, first_agent + sum(self.sizes))
+        self._rows = []
+        for t in range(len(arrays["actions"])):
+            after = {name: arrays[name][t + 1, part] for name in ("observations", "resets", "valid")}
+            now = {name: arrays[name][t, part] for name in ("actions", "rewards", "terminals", "truncations")}
+            masks = arrays.get("action_masks")
+            self._rows.append(SimpleNamespace(**after, **now, final_observations=arrays["final_observations"][part],
+                                              action_masks=None if masks is None else masks[t + 1, part]))  # fmt: skip
+        firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
+        self._views = [
+            [env.views(row, first) for env, first in zip(self.envs, firsts, strict=True)] for row in self._rows
+        ]
+        self._dead = np.zeros(sum(self.sizes), bool)
+        self._quick = False
+
+    def reset(self, seed=None):
+        """Begin new episodes, observations in the last row; returns [(environment, info)]."""
+        row, infos = self._rows[-1], []
+        self._quick = False
+        self._clear(row)
+        for i, (env, view) in enumerate(zip(self.envs, self._views[-1], strict=True), self.first_env):
+            own = seed if seed is None or getattr(env, "same_seed", False) else seed + i
+            infos += [(i, info) for info in env.reset_into(view, own)]
+        row.resets[:] = 1
+        np.equal(row.valid, 0, out=self._dead)
+        return infos
+
+    def step(self, t):
+        """Step all of them with the actions of row t; returns [(environment, info)] of what ended."""
+        row, infos = self._rows[t], []
+        self._clear(row)
+        if self._quick:
+            return self._step_quickly(row, self._views[t])
+        for i, (env, view) in enumerate(zip(self.envs, self._views[t], strict=True), self.first_env):
+            infos += [(i, info) for info in env.step_into(view)]
+        self._prepare_quick()
+        np.bitwise_or(row.terminals, row.truncations, out=row.resets)
+        row.resets[self._dead & (row.valid != 0)] = 1  # alive again
+        np.equal(row.valid, 0, out=self._dead)
+        return infos
+
+    def _prepare_quick(self):
+        """Where all are checked single Gymnasium environments of one kind, what _step_quickly looks up."""
+        first = self.envs[0]
+        self._quick = all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern for env in self.envs)
+        if self._quick:
+            self._steps = [env.env.step for env in self.envs]
+            self._returns = np.array([env._episode_return for env in self.envs], np.float64)
+            self._lengths = np.array([env._episode_length for env in self.envs], np.int64)
+            self._start, self._structured = first._action.start, first._structured
+
+    def _step_quickly(self, row, views):
+        """The same as step_into of each, without its calls and attributes: of a CartPole's 5 us they were a fifth."""
+        if self._start is not None:
+            actions = row.actions[:, 0].astype(np.int64)
+            if self._start:
+                actions += self._start
+        else:
+            actions = [env._action.unflatten(action) for env, action in zip(self.envs, row.actions, strict=True)]
+        observations, masks, rewards, ended = row.observations, row.action_masks, [], []
+        for i, (step, action) in enumerate(zip(self._steps, actions)):  # noqa: B905
+            result = observation, reward, terminated, truncated, info = step(action)
+            rewards.append(reward)
+            if terminated or truncated:
+                ended.append((i, result))
+            elif self._structured:
+                self.envs[i]._write(observations, i, observation)
+            else:
+                observations[i] = observation
+            if masks is not None:
+                write_mask(masks[i], _find_mask(observation, info))
+        row.rewards[:] = rewards
+        row.resets[:] = 0
+        self._returns += row.rewards
+        self._lengths += 1
+        infos = []
+        for i, (observation, _, terminated, truncated, info) in ended:
+            env = self.envs[i]
+            env._episode_return, env._episode_length = self._returns[i], int(self._lengths[i])
+            infos.append((self.first_env + i, env.end_into(views[i], observation, terminated, truncated, info)))
+            self._returns[i] = self._lengths[i] = 0
+            row.resets[i] = 1
+        return infos
+
+    @staticmethod
+    def _clear(row):
+        row.rewards[:] = 0
+        row.terminals[:] = 0
+        row.truncations[:] = 0
+        row.valid[:] = 1
+
+    def render(self, index=0):
+        return self.envs[index].render()
+
+    def close(self):
+        for env in self.envs:
+            env.close()
+
+
+# Messages between vector.py's Multiprocessing and its workers: a kind and a number to them, a kind and bytes from them.
+COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
+STEP, RESET, RENDER, DONE, INFOS, ERROR = range(6)
+
+
+def send_answer(channel, kind, payload=b""):
+    channel.sendall(ANSWER.pack(kind, len(payload)) + payload)
+
+
+def receive(channel, size):
+    """Exactly `size` bytes. Raises EOFError where the other side is gone."""
+    data = b""
+    while len(data) < size:
+        part = channel.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def serve(channel_fd, memory_fd, report_fd):
+    """What a worker process does: step its environments whenever told to, until the other side is gone.
+
+    It lives here and not in vector.py so that a worker imports neither torch nor numba.
+    """
+    import cloudpickle
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    for fd in (channel_fd, memory_fd, report_fd):
+        os.set_inheritable(fd, False)
+    report = os.fdopen(report_fd, "w")
+    faulthandler.enable(report)  # where a crash happened
+    faulthandler.register(signal.SIGUSR1, report)  # where it hangs, when the trainer asks
+    channel = socket.socket(fileno=channel_fd)
+    threading.Thread(target=_leave_with_parent, args=(channel_fd,), daemon=True).start()
+    envs = None
+    try:
+        (size,) = struct.unpack("<Q", receive(channel, 8))
+        setup = pickle.loads(receive(channel, size))
+        sys.path[:] = setup["path"]
+        envs = Envs(cloudpickle.loads(setup["creators"]), setup["first_env"], setup["seed"])
+        if sum(envs.sizes) != setup["agents"]:
+            raise ValueError(f"these {len(envs.sizes)} environments have {sum(envs.sizes)} agents, expected "
+                             f"{setup['agents']}: all environments of a vector need the same number.")  # fmt: skip
+        envs.bind(
+            {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}, setup["first_agent"]
+        )
+        send_answer(channel, DONE)
+        while True:
+            kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
+            if kind == RENDER:
+                send_answer(channel, INFOS, pickle.dumps(envs.render(number)))
+                continue
+            infos = envs.step(number) if kind == STEP else envs.reset(None if number < 0 else number)
+            if infos:
+                send_answer(channel, INFOS, pickle.dumps(infos))
+            else:
+                send_answer(channel, DONE)
+    except (EOFError, ConnectionError):
+        pass
+    except BaseException:
+        with contextlib.suppress(OSError):
+            send_answer(channel, ERROR, traceback.format_exc().encode())
+    finally:
+        if envs is not None:
+            with contextlib.suppress(Exception):
+                envs.close()
+
+
+def _leave_with_parent(channel_fd):
+    """End this process when the other side is gone, even in the middle of a step."""
+    poller = select.poll()
+    poller.register(channel_fd, 0)  # only hang-ups
+    poller.poll()
+    time.sleep(2)  # an idle worker has left by itself
+    os._exit(1)
+
+
+def map_array(fd, shape, dtype, offset):
+    """The array at an offset (a multiple of the page size) of the shared memory behind a file descriptor."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype, math.prod(shape)).reshape(shape)

@@ -18,21 +18,40 @@ A *buffer* is a contiguous range of environments, and of agents. Buffers never t
 own t. A *worker* is a thread that serves its own share of the buffers; a backend where environments step elsewhere
 (processes, Ray) has one worker, and `wait` gives whichever buffer is ready first.
 
-`Native` steps environments in C. To add a backend, give it what `Native` gives: the attributes of `_Vector`, and
-`allocate`, `begin`, `wait`, `advance`, `log`, `close`.
+`Native` steps environments in C; `Serial`, `Multiprocessing` and `Ray` step PufferEnvs, Gymnasium's and PettingZoo's
+(see emulation.py) in this process, in others and on other machines:
+
+    vecenv = vector.make(lambda: gymnasium.make("CartPole-v1"), num_envs=64, backend=Multiprocessing, num_workers=2)
+    vecenv = vector.make("gym/CartPole-v1", num_envs=64, num_workers=4, batch_size=32)
+    vecenv.async_reset(seed=0)              # and then, with the first batch_size environments that are ready,
+    observations, rewards, terminals, truncations, infos, agent_ids, masks = vecenv.recv()
+    vecenv.send(actions)
+
+To add a backend to the last three give it a `_start`, `_send`, `_collect` and `_stop`; to write one from nothing, the
+attributes of `_Vector`, and `allocate`, `begin`, `wait`, `advance`, `log`, `close`.
 """
 
+import contextlib
 import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 
-import numba
+import gymnasium
 import numpy as np
 import psutil
-from llvmlite import ir
-from numba import njit, prange
-from numba.core import types
-from numba.extending import intrinsic
 
+import emulation
+import kernels
 import ocean
 
 
@@ -42,20 +61,103 @@ def physical_cores():
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
-def make(env, num_envs=1, backend=None, *, num_buffers=None, num_threads=None, seed=0, env_kwargs=None):
+def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
+         seed=0, env_args=(), env_kwargs=None, timeout=60.0):  # fmt: skip
     """A vector of `num_envs` environments.
 
-    env: the name of a C environment ("breakout"), the path of a header, or an `ocean.Library`. backend: Native.
-    num_buffers: how many ranges the environments are cut into (default: so that a buffer's work fits a core's cache).
-    num_threads: threads that step and run the policy (default: the physical cores). env_kwargs: the environment's
-    settings, one dict or a list of one dict an environment.
-    Raises ValueError for a number of environments that the buffers do not divide, and names numbers that they do.
+    env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
+    "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or function), or a list of one an
+    environment; or an instance, where num_envs is 1.
+    backend: Native, Serial, Multiprocessing or Ray, or its name in lower case (default: Native for C, otherwise
+    Multiprocessing where num_workers is above 1, otherwise Serial).
+    num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
+    the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
+    env_args: the creator's positional arguments. env_kwargs: its keyword arguments, or the C environment's settings,
+    one dict or a list of one dict an environment. seed: environment i is reset with seed + i. timeout: seconds after
+    which a worker that does not answer is an error.
+    Raises ValueError for numbers that do not divide, and names numbers that do; TypeError for what is no environment.
     """
-    if backend not in (None, Native, "native"):
-        raise NotImplementedError(f"backend {backend!r}: only the native one, for environments in C, exists so far.")
-    if not isinstance(env, (str, ocean.Library)) and not hasattr(env, "__fspath__"):
-        raise TypeError(f"vector.make wants the name of a C environment, got {env!r} ({type(env).__name__}).")
-    return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
+    backends = {"native": Native, "puffer": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray}
+    if isinstance(backend, str):
+        if backend not in backends:
+            raise ValueError(f"there is no backend {backend!r}; there are native, serial, multiprocessing and ray.")
+        backend = backends[backend]
+    python = emulation.load_creator(env) if isinstance(env, str) else None
+    if python is None and (isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")):
+        if backend in (None, Native):
+            num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
+            return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed,
+                          env_kwargs=env_kwargs)  # fmt: skip
+        header = env.header if isinstance(env, ocean.Library) else env
+        creators, name = _ocean_creators(str(header), num_envs, env_kwargs), Path(str(header)).stem
+    else:
+        creators, name = _creators(python or env, num_envs, env_args, env_kwargs)
+        first = creators[0][0]
+        if backend is Native and not (isinstance(first, type) and issubclass(first, emulation.PufferEnv)):
+            raise ValueError(f"backend native steps environments in C and PufferEnv classes; for {name} there are "
+                             "serial, multiprocessing and ray.")
+        backend = Serial if backend is Native else backend
+    if backend is None:
+        backend = Multiprocessing if (num_workers or 1) > 1 else Serial
+    if backend is Serial and (num_workers not in (None, 1) or batch_size not in (None, num_envs)):
+        raise ValueError(f"backend serial steps all environments in this process: num_workers is 1 and batch_size "
+                         f"{num_envs}; for more workers take multiprocessing.")
+    options = {} if backend is Serial else {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
+    return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
+
+
+def _count_copies(num_envs, env_kwargs):
+    """The copies that env_kwargs asks for multiply the vector's: C environments are all in one block anyway."""
+    if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
+        return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items() if k != "num_envs"}
+    return num_envs, env_kwargs
+
+
+def _one_each(values, num_envs, what):
+    if not isinstance(values, (list, tuple)):
+        return [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(f"{what} is a list of {len(values)}, but there are {num_envs} environments.")
+    return list(values)
+
+
+def _creators(env, num_envs, env_args, env_kwargs):
+    """([(creator, args, kwargs)] an environment, name)."""
+    if num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}; it must be 1 or more.")
+    creators = _one_each(env, num_envs, "env")
+    if not callable(creators[0]) and num_envs > 1 and not isinstance(env, (list, tuple)):
+        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); give a class or "
+                         "function that makes one.")
+    kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
+    name = getattr(creators[0], "name", None) or getattr(creators[0], "__name__", type(creators[0]).__name__)
+    return [(creator, tuple(env_args), dict(one or {})) for creator, one in zip(creators, kwargs, strict=True)], name
+
+
+def _ocean_creators(header, num_envs, env_kwargs):
+    creators, first = [], 0
+    for one in _one_each(env_kwargs, num_envs, "env_kwargs"):
+        settings = {"num_envs": 1, **(one or {})}
+        creators.append((emulation.OceanPufferEnv, (header,), {**settings, "first_env": first}))
+        first += settings["num_envs"]
+    return creators
+
+
+def _divide(num_envs, num_workers, batch_size):
+    """(workers, workers a batch), or ValueError with the numbers that divide."""
+    divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
+    if num_workers is None:
+        num_workers = max(n for n in divisors if n <= physical_cores())
+    if num_workers not in divisors:
+        raise ValueError(f"{num_envs} environments cannot be shared by {num_workers} workers; vec.num_workers can be "
+                         f"{', '.join(map(str, divisors[:32]))}.")
+    each = num_envs // num_workers
+    batches = [n for n in divisors if n % each == 0]
+    if (batch_size or num_envs) not in batches:
+        raise ValueError(f"a batch of {batch_size} environments cannot be made of workers with {each} each; with "
+                         f"{num_envs} environments and {num_workers} workers vec.batch_size can be "
+                         f"{', '.join(map(str, batches[:32]))}.")
+    return num_workers, (batch_size or num_envs) // each
 
 
 class _Vector:
@@ -76,6 +178,21 @@ class _Vector:
     @property
     def num_buffers(self):
         return len(self.ranges)
+
+    @property
+    def action_space(self):
+        """Of one batch: agents_per_batch actions."""
+        return self._batch_space("single_action_space")
+
+    @property
+    def observation_space(self):
+        """Of one batch: agents_per_batch observations."""
+        return self._batch_space("single_observation_space")
+
+    def _batch_space(self, name):
+        if name not in self.__dict__.setdefault("_batch_spaces", {}):  # made once: a space has a random generator
+            self._batch_spaces[name] = gymnasium.vector.utils.batch_space(getattr(self, name), self.agents_per_batch)
+        return self._batch_spaces[name]
 
     def _new_storage(self, horizon, zeros):
         """The arrays of a rollout; `zeros(shape, dtype)` makes one."""
@@ -124,18 +241,40 @@ class _Vector:
         if self.storage is None or len(self.storage.actions) != 1:
             raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's longer horizon.")
         storage = self.storage
-        actions = np.asarray(actions).reshape(self.num_agents, -1)
-        if actions.shape != storage.actions[0].shape:
-            raise ValueError(f"actions have {actions.shape[1]} columns, expected {self.action_dims}.")
-        if self.action_heads and not ((actions >= 0) & (actions < np.array(self.action_heads))).all():
-            raise ValueError(f"an action lies outside {self.single_action_space}.")
+        self._check_actions(actions, self.num_agents)
         self.begin()
-        storage.actions[0] = actions
+        storage.actions[0] = np.reshape(actions, storage.actions[0].shape)
         for buffer in range(self.num_buffers):
             self.advance(buffer)
         log = self.log()
         return (storage.observations[1], storage.rewards[0], storage.terminals[0], storage.truncations[0],
                 [log] if log else [])
+
+    def _check_actions(self, actions, agents):
+        actions = np.asarray(actions)
+        if actions.size != agents * self.action_dims or len(actions) != agents:
+            raise ValueError(f"actions have shape {actions.shape}, expected ({agents}, {self.action_dims}): {agents} "
+                             f"agents of {self.single_action_space}.")
+        if self.action_heads:
+            actions = actions.reshape(agents, self.action_dims)
+            if actions.min() < 0 or (actions.max() >= self.action_heads[0] if self.action_dims == 1 else
+                                     (actions >= self.action_heads).any()):  # fmt: skip
+                raise ValueError(f"an action lies outside {self.single_action_space}.")
+
+    def async_reset(self, seed=None):
+        """Begin new episodes; `recv` gives their observations."""
+        observations, infos = self.reset(seed)
+        none = np.zeros(self.num_agents, np.uint8)
+        self._last = observations, none.astype(np.float32), none, none, infos
+
+    def recv(self):
+        """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the batch to act on next;
+        agent_ids are its agents' numbers, masks is False for a dead agent."""
+        return (*self._last, np.arange(self.num_agents), self.storage.valid[-1].view(bool))
+
+    def send(self, actions):
+        """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch, heads or dims)."""
+        self._last = self.step(actions)
 
     def __enter__(self):
         return self
@@ -148,34 +287,10 @@ class _Vector:
 # Native: environments in C, stepped without the GIL
 
 
-@intrinsic
-def _call(typingctx, address, envs, start, end, rows):
-    """Call `void f(char* envs, int64 start, int64 end, const int64* rows)` at an address that is known only at run
-    time; with the address as an argument the compiled caller can be cached on disk."""
-
-    def codegen(context, builder, signature, arguments):
-        word = ir.IntType(64)
-        function = builder.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), [word] * 4).as_pointer())
-        builder.call(function, arguments[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
-
-
-@njit(nogil=True, parallel=True, cache=True)
-def _step_range(pieces, address, envs, start, end, rows, first_agent, last_agent, terminals, truncations, resets):
-    """Step environments [start, end) in parallel pieces; resets[t + 1] = done[t]."""
-    for piece in prange(pieces):
-        i = np.int64(piece)
-        _call(address, envs, start + (end - start) * i // pieces, start + (end - start) * (i + 1) // pieces, rows)
-    for agent in range(first_agent, last_agent):
-        resets[agent] = terminals[agent] | truncations[agent]
-
-
 class Native(_Vector):
     """Environments in C, each range stepped by its worker's thread straight into the rollout's arrays.
 
-    See `make` for the arguments. With fewer buffers than threads each worker steps with several numba threads.
+    See `make` for the arguments. With fewer buffers than threads each worker steps with several threads of its own.
     """
 
     # One buffer's activations should stay in a core's second-level cache: measured best from 512 to 1,024 agents.
@@ -207,7 +322,6 @@ class Native(_Vector):
         for name in ("observation_shape", "observation_dtype", "action_heads", "action_dims", "action_dtype",
                      "has_valid", "has_action_masks", "single_observation_space", "single_action_space"):
             setattr(self, name, getattr(envs, name))
-        self.action_space, self.observation_space = self.single_action_space, self.single_observation_space
 
     def _build(self, seed):
         self.envs = self.library.create(self.num_envs, seed=seed, settings=self.env_kwargs)
@@ -223,13 +337,12 @@ class Native(_Vector):
         """Make the arrays of a rollout of `horizon` steps (see _new_storage) and begin the first episodes."""
         self.storage = storage = self._new_storage(horizon, np.zeros)
         masks = storage.action_masks
-        self._step_rows = [
+        self._tables = [
             ocean.rows(storage.observations[t + 1], storage.actions[t], storage.rewards[t], storage.terminals[t],
                        storage.truncations[t], storage.final_observations,
                        storage.valid[t + 1] if self.has_valid else None, None if masks is None else masks[t + 1])
             for t in range(horizon)]
-        # What a step writes beside the environments' own rows, as arguments made once.
-        self._flags = [(storage.terminals[t], storage.truncations[t], storage.resets[t + 1]) for t in range(horizon)]
+        self._step_rows = [table.ctypes.data for table in self._tables]
         storage.valid[:] = 1
         self.restart()
         self.begin()
@@ -265,11 +378,14 @@ class Native(_Vector):
 
     def advance(self, buffer):
         """Step a buffer's environments with the actions of its row t; blocks, without the GIL."""
-        t = self._t[buffer]
-        agents = self.ranges[buffer]
-        _step_range(numba.get_num_threads(), self.library.step_address, self.envs.address, *self.env_ranges[buffer], self._step_rows[t].ctypes.data,
-                    agents.start, agents.stop, *self._flags[t])
+        t, storage, agents = self._t[buffer], self.storage, self.ranges[buffer]
+        first, last = self.env_ranges[buffer]
+        kernels.run(self._step, last - first, 1, first, self._step_rows[t])
+        np.bitwise_or(storage.terminals[t, agents], storage.truncations[t, agents], out=storage.resets[t + 1, agents])
         self._t[buffer] = t + 1
+
+    def _step(self, start, end, first, rows):
+        self.envs.step(rows, first + start, first + end)
 
     def log(self, env=None):
         """Means of the environments' Log fields over the episodes finished since the last call, and their number n; of
@@ -296,3 +412,500 @@ class Native(_Vector):
         if not self.closed:
             self.closed = True
             self.envs.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Environments in Python
+
+
+class WorkerError(RuntimeError):
+    """A worker raised, died or hung; the message holds its traceback."""
+
+
+class _Emulated(_Vector):
+    """Serial, Multiprocessing and Ray: workers that each step a contiguous share of the environments.
+
+    A buffer is the workers of one batch. Infos are dicts of the episodes that ended, with episode_return,
+    episode_length and the numbers of the environment's last info; `log` averages them.
+    """
+
+    has_valid = True
+    num_workers = threads_per_worker = 1  # threads of this process that act on buffers
+
+    def __init__(self, creators, processes, per_batch, seed, num_threads, name):
+        self.num_envs, self.seed, self.name, self._creators_of_envs = len(creators), seed, name, creators
+        self.num_threads = self.threads_per_worker = num_threads or physical_cores()
+        self._driver = driver = emulation.create(*creators[0], seed)
+        self.single_observation_space = driver.single_observation_space
+        self.single_action_space = driver.single_action_space
+        action = emulation.FlatAction(self.single_action_space)
+        self.observation_shape = self.single_observation_space.shape
+        self.observation_dtype = self.single_observation_space.dtype
+        self.action_heads, self.action_dims = action.heads or None, action.columns
+        self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
+        self.has_action_masks = driver.has_action_masks
+        self.agents_per_env = emulation.slots(driver)
+        self.num_agents = self.num_envs * self.agents_per_env
+        self.num_processes, self.workers_per_batch = processes, per_batch
+        self._envs_each = self.num_envs // processes
+        each = self._agents_each = self.num_agents // processes
+        self.agents_per_batch = per_batch * each
+        self.ranges = [slice(i, i + self.agents_per_batch) for i in range(0, self.num_agents, self.agents_per_batch)]
+        self._busy, self._done, self._ready = {}, deque(), deque()  # busy: worker -> when it was told to step
+        self._pending, self._infos = [0] * len(self.ranges), {}
+        self._public, self._logs, self._batch = False, {}, None
+
+    @property
+    def driver_env(self):
+        """One environment of this process: what policies read spaces and obs_dtype from."""
+        return self._driver
+
+    # How a backend reaches its workers: _start(horizon), _send(worker, kind, number), _collect(), _stop()
+
+    def allocate(self, horizon):
+        """Make the arrays of a rollout of `horizon` steps (see _new_storage) and begin the first episodes."""
+        self._stop()
+        self._busy.clear()
+        self._public = False
+        self._start(horizon)
+        self.restart(self.seed)
+        self.begin()
+        return self.storage
+
+    def restart(self, seed=None):
+        """Begin new episodes in all environments, observations in row T; with a seed, with its random numbers."""
+        self._settle()
+        for worker in range(self.num_processes):
+            self._send(worker, emulation.RESET, -1 if seed is None else seed)
+        self._settle()
+
+    def begin(self):
+        """The last row becomes the first of the next rollout; every buffer stands at t = 0."""
+        self._settle()
+        super().begin()
+        self._ready = deque(range(self.num_buffers))
+
+    def wait(self, worker=0):
+        """(buffer, t) of the next buffer to act on, the first that is ready, or None when all have reached t = T. At
+        t = T a buffer is given once, for the value of the last row."""
+        while not self._ready:
+            if not self._busy:
+                return None
+            self._collect()
+        buffer = self._ready.popleft()
+        return buffer, self._t[buffer]
+
+    def advance(self, buffer):
+        """Have a buffer's environments stepped with the actions of its row t."""
+        workers = range(buffer * self.workers_per_batch, (buffer + 1) * self.workers_per_batch)
+        self._pending[buffer] = len(workers)
+        for worker in workers:
+            self._send(worker, emulation.STEP, self._t[buffer])
+
+    def _settle(self):
+        while self._busy:
+            self._collect()
+
+    def _finish(self, worker, kind, infos):
+        """A worker has answered."""
+        self._busy.pop(worker, None)
+        for env, info in infos:
+            self._add_to_log(env, info)
+        if self._public:
+            self._done.append(worker)
+            self._infos[worker] = [info for _, info in infos]
+        elif kind == emulation.STEP:
+            buffer = worker // self.workers_per_batch
+            self._pending[buffer] -= 1
+            if self._pending[buffer] == 0:
+                self._t[buffer] += 1
+                self._ready.append(buffer)
+
+    def _add_to_log(self, env, info):
+        numbers = emulation.numeric_scalars(info)
+        count = numbers.pop("n", 1.0)
+        if "episode_return" in numbers:
+            numbers.setdefault("score", numbers["episode_return"])
+        sums = self._logs.setdefault(env, {"n": [0.0, 1.0]})
+        sums["n"][0] += count
+        for name, value in numbers.items():
+            entry = sums.setdefault(name, [0.0, 0.0])
+            entry[0] += value * count
+            entry[1] += count
+
+    def log(self, env=None):
+        """Means of the infos' numbers over the episodes finished since the last call, and their number n; of all
+        environments, or of one. {} where none finished."""
+        self._settle() if not self._public else None
+        means = {}
+        for one in list(self._logs) if env is None else [env]:
+            for name, (total, weight) in self._logs.pop(one, {}).items():
+                before = means.get(name, (0.0, 0.0))
+                means[name] = before[0] + total, before[1] + weight
+        return {name: total if name == "n" else total / weight for name, (total, weight) in means.items()}
+
+    def finished(self):
+        """The environments in which an agent's episode ended at the last step."""
+        self._settle()
+        return np.unique(np.flatnonzero(self.storage.resets[-1]) // self.agents_per_env).tolist()
+
+    # The public API: the environments read and write the arrays of a horizon of 1
+
+    def _publish(self):
+        if self.storage is None or (len(self.storage.actions) != 1 and self._public is False):
+            self.allocate(1)
+        self._public = True
+
+    def async_reset(self, seed=None):
+        """Begin new episodes; `recv` gives the observations of the first batch that is ready."""
+        fresh = self.storage is None
+        self._publish()
+        self._settle()
+        self._done.clear()
+        self._batch = None
+        for worker in range(self.num_processes):
+            self._send(worker, emulation.RESET, (self.seed if fresh else -1) if seed is None else seed)
+
+    def recv(self):
+        """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first batch_size environments
+        that are ready; agent_ids are their agents' numbers, masks is False for a dead agent. Arrays are views that
+        stay as they are until these environments step again, copies where these are no contiguous range.
+        Raises RuntimeError where nothing was sent before, and WorkerError."""
+        if self._batch is not None or not self._public:
+            raise RuntimeError("recv() comes after async_reset() or send().")
+        while len(self._done) < self.workers_per_batch:
+            self._collect()
+        self._batch = workers = sorted(self._done.popleft() for _ in range(self.workers_per_batch))
+        each, first = self._agents_each, workers[0]
+        if workers[-1] - first == len(workers) - 1:
+            agents = slice(first * each, (first + len(workers)) * each)
+            agent_ids = np.arange(agents.start, agents.stop)
+        else:
+            agents = agent_ids = np.concatenate([np.arange(worker * each, (worker + 1) * each) for worker in workers])
+        s = self.storage
+        infos = [info for worker in workers for info in self._infos.pop(worker)]
+        return (s.observations[1, agents], s.rewards[0, agents], s.terminals[0, agents].view(bool),
+                s.truncations[0, agents].view(bool), infos, agent_ids, s.valid[1, agents].view(bool))
+
+    def send(self, actions):
+        """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch, heads or dims).
+        Raises RuntimeError without one, ValueError for another shape or actions outside their space."""
+        if self._batch is None:
+            raise RuntimeError("send() comes after recv().")
+        self._check_actions(actions, self.agents_per_batch)
+        actions = np.reshape(actions, (len(self._batch), self._agents_each, self.action_dims))
+        each, workers, self._batch = self._agents_each, self._batch, None
+        for worker, part in zip(workers, actions, strict=True):
+            self.storage.actions[0, worker * each : (worker + 1) * each] = part
+            self._send(worker, emulation.STEP, 0)
+
+    def reset(self, seed=None):
+        """Begin new episodes: (observations (N, *obs), infos). The first one has the vector's own seed, and later ones
+        without a seed go on with the random numbers of the one before."""
+        self.async_reset(seed)
+        return self.storage.observations[1], self._everything()
+
+    def step(self, actions):
+        """As _Vector.step; infos are those of the episodes that ended."""
+        if not self._public:
+            raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's longer horizon.")
+        self._check_actions(actions, self.num_agents)
+        s = self.storage
+        s.actions[0] = np.reshape(actions, s.actions[0].shape)
+        for worker in range(self.num_processes):
+            self._send(worker, emulation.STEP, 0)
+        infos = self._everything()
+        return s.observations[1], s.rewards[0], s.terminals[0].view(bool), s.truncations[0].view(bool), infos
+
+    def _everything(self):
+        self._settle()
+        infos = [info for worker in range(self.num_processes) for info in self._infos.pop(worker, [])]
+        self._done.clear()
+        return infos
+
+    # State
+
+    def save(self):
+        """Nothing: environments in Python cannot be saved, so `load` begins new episodes."""
+        return np.zeros(0, np.uint8)
+
+    def load(self, saved):
+        """Begin new episodes; see save."""
+        self.restart()
+
+    def close(self):
+        """End the workers and close all environments."""
+        if not self.closed:
+            self.closed = True
+            self._stop()
+            self._driver.close()
+
+    def __del__(self):
+        if "_driver" in self.__dict__:
+            with contextlib.suppress(Exception):
+                self.close()
+
+
+class Serial(_Emulated):
+    """Environments in Python, one after the other in this process; see `make`."""
+
+    _envs = None
+
+    def __init__(self, creators, *, seed=0, num_threads=None, name="serial"):
+        super().__init__(creators, 1, 1, seed, num_threads, name)
+
+    def _start(self, horizon):
+        self.storage = self._new_storage(horizon, np.zeros)
+        if self._envs is None:
+            self._envs = emulation.Envs([(self._driver, (), {}), *self._creators_of_envs[1:]], seed=self.seed)
+            if len(set(self._envs.sizes)) > 1:
+                raise ValueError(f"environments have {self._envs.sizes} agents; all of a vector need the same number.")
+        self._envs.bind(vars(self.storage), 0)
+
+    def _send(self, worker, kind, number):
+        envs = self._envs
+        infos = envs.step(number) if kind == emulation.STEP else envs.reset(None if number < 0 else number)
+        self._finish(worker, kind, infos)
+
+    def _stop(self):
+        if self.closed and self._envs is not None:
+            for env in self._envs.envs[1:]:  # the first one is the driver
+                env.close()
+
+    def render(self, index=0):
+        """Environment `index` as its own render gives it."""
+        return self._envs.render(index)
+
+
+class _SharedMemory:
+    """Arrays that other processes map. The memory has no name, so nothing is left of it when the processes end."""
+
+    def __init__(self):
+        if hasattr(os, "memfd_create"):
+            self.file = os.fdopen(os.memfd_create("rollout"), "w+b")
+        else:
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.layouts = []
+
+    def zeros(self, shape, dtype):
+        offset, page = self.file.seek(0, os.SEEK_END), 1 << 16  # of any system
+        size = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        self.file.truncate(offset + -(-size // page) * page)
+        self.layouts.append((tuple(shape), np.dtype(dtype), offset))
+        return emulation.map_array(self.file.fileno(), *self.layouts[-1])
+
+
+class Multiprocessing(_Emulated):
+    """Environments in Python in processes of their own, which write into the arrays that the policy reads; see `make`.
+
+    A worker is a new interpreter, not a fork: nothing of this process's threads or devices goes with it, and scripts
+    need no `if __name__ == "__main__"`. Each talks through a socket on which both sides sleep; whichever side dies,
+    the other one hears of it at once.
+    """
+
+    def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name="multiprocessing",
+                 timeout=60.0):  # fmt: skip
+        processes, per_batch = _divide(len(creators), num_workers, batch_size)
+        self.timeout, self._workers = timeout, []
+        super().__init__(creators, processes, per_batch, seed, num_threads, name)
+
+    def _start(self, horizon):
+        import cloudpickle
+
+        memory = _SharedMemory()
+        self.storage = self._new_storage(horizon, memory.zeros)
+        names = [name for name, array in vars(self.storage).items() if array is not None]
+        layouts, self._poller = dict(zip(names, memory.layouts, strict=True)), select.poll()
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import emulation; emulation.serve(*map(int, sys.argv[2:]))"
+        # A worker's own threads would only take the cores from the other workers.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+        for worker in range(self.num_processes):
+            first = worker * self._envs_each
+            ours, theirs = socket.socketpair()
+            report = tempfile.TemporaryFile()  # noqa: SIM115
+            fds = theirs.fileno(), memory.file.fileno(), report.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(Path(emulation.__file__).parent), *map(str, fds)], pass_fds=fds,
+                stdin=subprocess.DEVNULL, start_new_session=True, env=environment)  # fmt: skip
+            theirs.close()
+            self._workers.append((process, ours, report))
+            self._poller.register(ours, select.POLLIN)
+            setup = pickle.dumps({
+                "path": sys.path, "arrays": layouts, "first_env": first, "first_agent": worker * self._agents_each,
+                "agents": self._agents_each, "seed": self.seed,
+                "creators": cloudpickle.dumps(self._creators_of_envs[first : first + self._envs_each])})  # fmt: skip
+            self._busy[worker] = (time.monotonic(), None)
+            with contextlib.suppress(OSError):  # one that has died is found by _collect
+                ours.sendall(struct.pack("<Q", len(setup)) + setup)
+        self._numbers = {ours.fileno(): worker for worker, (_, ours, _) in enumerate(self._workers)}
+        self._settle()
+
+    def _send(self, worker, kind, number):
+        self._busy[worker] = (time.monotonic(), kind)
+        with contextlib.suppress(OSError):
+            self._workers[worker][1].sendall(emulation.COMMAND.pack(kind, number))
+
+    def _collect(self):
+        """Take the answers that are there, or sleep until there is one. Raises WorkerError."""
+        ready = self._poller.poll(500)
+        for fd, _ in ready:
+            self._take(self._numbers[fd])
+        if not ready:
+            for worker, (since, command) in list(self._busy.items()):
+                allowed = self.timeout if command is not None else max(self.timeout, 120.0)  # packages load slowly
+                if time.monotonic() - since > allowed:
+                    self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)", ask=True)
+
+    def _take(self, worker):
+        channel = self._workers[worker][1]
+        try:
+            kind, size = emulation.ANSWER.unpack(emulation.receive(channel, emulation.ANSWER.size))
+            payload = emulation.receive(channel, size)
+        except (EOFError, OSError):
+            self._fail(worker, "died")
+        if kind == emulation.ERROR:
+            self._fail(worker, "raised", payload.decode())
+        command = self._busy.get(worker, (0, None))[1]
+        if command == emulation.RENDER:
+            self._busy.pop(worker)
+            self._picture = pickle.loads(payload)
+        else:
+            self._finish(worker, command, pickle.loads(payload) if payload else ())
+
+    def _fail(self, worker, what, text="", ask=False):
+        """End all workers and raise WorkerError with what is known of one."""
+        process, _, report = self._workers[worker]
+        if ask:  # faulthandler writes where each of its threads stands
+            with contextlib.suppress(OSError):
+                process.send_signal(signal.SIGUSR1)
+            time.sleep(0.3)
+        elif not text:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(2)
+                what += f" by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
+        report.seek(0)
+        text = text or report.read().decode(errors="replace")
+        first = worker * self._envs_each
+        last = first + self._envs_each - 1
+        which = f"environment {first}" if first == last else f"environments {first} to {last}"
+        self.close()
+        raise WorkerError(f"worker {worker} ({which} of {self.name}) {what}.\n{text}".rstrip())
+
+    def _stop(self):
+        workers, self._workers = self._workers, []
+        self._busy.clear()
+        for _, channel, _ in workers:
+            channel.close()  # which ends a worker that is idle
+        deadline = time.monotonic() + 1.0
+        for process, _, report in workers:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            report.close()
+
+    def render(self, index=0):
+        """Environment `index` as its own render gives it."""
+        self._settle()
+        worker = index // self._envs_each
+        self._send(worker, emulation.RENDER, index % self._envs_each)
+        while worker in self._busy:
+            self._collect()
+        return self._picture
+
+
+class Ray(_Emulated):
+    """Environments in Python in Ray actors, on this machine or others; see `make`. Their results are copied here."""
+
+    def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name="ray",
+                 timeout=60.0):  # fmt: skip
+        processes, per_batch = _divide(len(creators), num_workers, batch_size)
+        self.timeout, self._actors, self._references = timeout, [], {}
+        super().__init__(creators, processes, per_batch, seed, num_threads, name)
+
+    def _start(self, horizon):
+        try:
+            import ray
+        except ImportError:
+            raise ImportError("backend ray needs the package ray: pip install ray") from None
+        self._ray = ray
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False)
+        self.storage = self._new_storage(horizon, np.zeros)
+        actor = ray.remote(_RayEnvs)
+        layout = {name: (array.shape[2 if name != "final_observations" else 1 :], array.dtype)
+                  for name, array in vars(self.storage).items() if array is not None}  # fmt: skip
+        for worker in range(self.num_processes):
+            first = worker * self._envs_each
+            self._actors.append(actor.remote(self._creators_of_envs[first : first + self._envs_each], first, self.seed,
+                                             self._agents_each, layout, sys.path))  # fmt: skip
+
+    def _send(self, worker, kind, number):
+        actor = self._actors[worker]
+        if kind == emulation.STEP:
+            part = slice(worker * self._agents_each, (worker + 1) * self._agents_each)
+            reference = actor.step.remote(self.storage.actions[number, part])
+        else:
+            reference = actor.reset.remote(None if number < 0 else number)
+        self._busy[worker] = (time.monotonic(), kind)
+        self._references[reference] = worker, kind, number
+
+    def _collect(self):
+        ray = self._ray
+        ready, _ = ray.wait(list(self._references), timeout=0.5)
+        for reference in ready:
+            worker, kind, t = self._references.pop(reference)
+            try:
+                infos, arrays = ray.get(reference)
+            except Exception as error:  # the environment's own, or that its machine is gone
+                self.close()
+                raise WorkerError(f"worker {worker} of {self.name} failed.\n{error}") from error
+            s, part = self.storage, slice(worker * self._agents_each, (worker + 1) * self._agents_each)
+            after, now = (t + 1, t) if kind == emulation.STEP else (-1, -1)
+            for name, array in arrays.items():
+                if name == "final_observations":
+                    s.final_observations[part] = array
+                else:
+                    row = now if name in ("rewards", "terminals", "truncations") else after
+                    getattr(s, name)[row, part] = array
+            self._finish(worker, kind, infos)
+        if not ready:
+            for worker, (since, _) in self._busy.items():
+                if time.monotonic() - since > self.timeout:
+                    self.close()
+                    raise WorkerError(f"worker {worker} of {self.name} has not answered for {self.timeout:.0f} s "
+                                      "(vec.timeout).")
+
+    def _stop(self):
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
+        self._actors, self._references = [], {}
+        self._busy.clear()
+
+
+class _RayEnvs:
+    """The environments of one Ray actor, with arrays of a horizon of 1."""
+
+    def __init__(self, creators, first_env, seed, agents, layout, path):
+        sys.path[:] = path
+        self.envs = emulation.Envs(creators, first_env, seed)
+        rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
+        self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
+                       for name, (shape, dtype) in layout.items()}  # fmt: skip
+        self.envs.bind(self.arrays, 0)
+
+    def reset(self, seed):
+        return self.envs.reset(seed), self._results()
+
+    def step(self, actions):
+        self.arrays["actions"][0] = actions
+        return self.envs.step(0), self._results()
+
+    def _results(self):
+        kept = "actions", "final_observations"
+        results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
+        if self.arrays["truncations"].any():
+            results["final_observations"] = self.arrays["final_observations"]
+        return results

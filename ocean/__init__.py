@@ -93,7 +93,7 @@ class Library:
     """
 
     def __init__(self, header, debug=False, extra_flags=()):
-        self.name = header.stem
+        self.name, self.header = header.stem, header
         self.path = build(header, debug, extra_flags)
         self.functions = _open_lazily(self.path)
         for function, (result, arguments) in SIGNATURES.items():

@@ -1,4 +1,4 @@
-"""Emulation: flat and back is the identity, wrapped environments pass their libraries' checks, broken ones are named."""
+"""Emulation: flat and back is the identity, wrapped environments pass their libraries' checks."""
 
 import warnings
 from types import SimpleNamespace

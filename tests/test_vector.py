@@ -1,0 +1,393 @@
+"""Backends for environments in Python: the same numbers from each; nothing left running when something breaks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+
+import emulation
+import ocean
+import vector
+from vector import Multiprocessing, Native, Ray, Serial, WorkerError
+
+ROOT = Path(__file__).resolve().parent.parent
+# Workers get this file's classes by value, so that they need not import what the tests import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Squared(emulation.PufferEnv):
+    """A numpy squared: find the corner square of a 5 × 5 board; one episode is at most 8 steps."""
+
+    def __init__(self, num_agents=4, buf=None, seed=0):
+        self.single_observation_space = spaces.Box(0, 1, (50,), np.float32)
+        self.single_action_space = spaces.Discrete(4)
+        self.num_agents = num_agents
+        super().__init__(buf)
+
+    def reset(self, seed=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self._begin(np.arange(self.num_agents))
+        self._observe()
+        return self.observations, []
+
+    def _begin(self, agents):
+        if not hasattr(self, "place"):
+            self.place, self.goal = np.zeros((2, self.num_agents, 2), int)
+            self.age = np.zeros(self.num_agents, int)
+        self.place[agents] = 2
+        self.goal[agents] = self.rng.choice([0, 4], (len(agents), 2))
+        self.age[agents] = 0
+
+    def _observe(self):
+        self.observations[:] = 0
+        agents = np.arange(self.num_agents)
+        self.observations[agents, self.place[:, 0] * 5 + self.place[:, 1]] = 1
+        self.observations[agents, 25 + self.goal[:, 0] * 5 + self.goal[:, 1]] = 1
+
+    def step(self, actions):
+        self.place += np.array([[0, 1], [0, -1], [1, 0], [-1, 0]])[actions]
+        np.clip(self.place, 0, 4, out=self.place)
+        self.age += 1
+        found = (self.place == self.goal).all(1)
+        self.rewards[:], self.terminals[:] = found, found
+        self.truncations[:] = (self.age == 8) & ~found
+        ended = np.flatnonzero(found | (self.age == 8))
+        self._observe()
+        self.final_observations[:] = self.observations
+        self._begin(ended)
+        self._observe()
+        infos = [{"perf": float(found[ended].mean()), "n": len(ended)}] if len(ended) else []
+        return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+
+class Walk(gymnasium.Env):
+    """A random walk in a Dict space; trouble of a chosen kind at step 3 of environment `victim`."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float64), "t": spaces.Discrete(50)})
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, trouble=None, limit=6):
+        self.trouble, self.limit = trouble, limit
+
+    def _observe(self):
+        return {"x": self.x.copy(), "t": self.t}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.t = self.np_random.normal(size=2), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        self.x += (action - 1) + 0.1 * self.np_random.normal(size=2)
+        if self.trouble and self.t == 3:
+            if self.trouble == "raise":
+                raise ArithmeticError("the walker fell")
+            if self.trouble == "hang":
+                time.sleep(1000)
+            if self.trouble == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.trouble == "segfault":
+                import ctypes
+
+                ctypes.string_at(0)
+            if self.trouble == "shape":
+                self.x = np.zeros(3)
+            if self.trouble == "interrupt":
+                raise KeyboardInterrupt
+        return self._observe(), float(self.x[0]), bool(self.x[1] > 4), self.t == self.limit, {"height": self.x[1]}
+
+
+def rollout(vecenv, steps=20):
+    """Everything that a vector gives to fixed actions."""
+    rng = np.random.default_rng(1)
+    with vecenv:
+        observations, infos = vecenv.reset(seed=7)
+        history = [(observations.copy(), infos)]
+        for _ in range(steps):
+            actions = rng.integers(0, vecenv.action_heads[0], vecenv.num_agents)
+            *arrays, infos = vecenv.step(actions)
+            history.append((*(array.copy() for array in arrays), vecenv.storage.final_observations.copy(), infos))
+        return history, vecenv.log()
+
+
+def assert_same(a, b):
+    for x, y in zip(a[0], b[0], strict=True):
+        for p, q in zip(x[:-1], y[:-1], strict=True):
+            np.testing.assert_array_equal(p, q)
+        assert x[-1] == y[-1]
+    assert a[1].keys() == b[1].keys() and a[1]["n"] > 0
+    for name, value in a[1].items():
+        assert value == pytest.approx(b[1][name])
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No test leaves a process or a file in shared memory."""
+
+    def shared():
+        return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+    def children():
+        return {p.pid for p in psutil.Process().children(recursive=True) if "emulation.serve" in " ".join(p.cmdline())}
+
+    before = shared(), children()
+    yield
+    assert (shared(), children()) == before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "creator, kwargs",
+    [
+        (Walk, {"limit": 5}),
+        (Squared, {"num_agents": 3}),
+        (emulation.load_creator("gym/CartPole-v1"), {"max_episode_steps": 12}),
+    ],
+)
+def test_every_backend_gives_the_same(creator, kwargs):
+    make = lambda backend, **options: vector.make(creator, 4, backend, env_kwargs=kwargs, **options)  # noqa: E731
+    serial = rollout(make(Serial))
+    assert_same(serial, rollout(make("multiprocessing", num_workers=2)))
+    assert_same(serial, rollout(make(Multiprocessing, num_workers=4, batch_size=2)))
+    with make(Multiprocessing, num_workers=1) as vecenv:
+        assert vecenv.num_agents == 4 * kwargs.get("num_agents", 1) and vecenv.agents_per_batch == vecenv.num_agents
+        assert vecenv.driver_env.single_action_space == vecenv.single_action_space
+
+
+def test_an_instance_and_a_class_under_native():
+    with vector.make(Squared(num_agents=2)) as vecenv:
+        assert vecenv.reset()[0].shape == (2, 50)
+    with vector.make(Squared, backend=Native, env_kwargs={"num_agents": 2}) as vecenv:
+        assert isinstance(vecenv, Serial) and vecenv.num_agents == 2
+
+
+def test_the_first_environments_that_are_ready_come_first():
+    class Sleeper(gymnasium.Env):
+        observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
+
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            time.sleep(self.seconds)
+            return np.full(1, action, np.float32), 0.0, False, False, {}
+
+    delays = [{"seconds": s} for s in (0.0, 0.3, 0.0, 0.3)]
+    with vector.make(Sleeper, 4, Multiprocessing, num_workers=4, batch_size=2, env_kwargs=delays) as vecenv:
+        vecenv.async_reset(seed=0)
+        seen, stepped = [], set()
+        for _ in range(8):
+            observations, rewards, terminals, truncations, infos, agents, masks = vecenv.recv()
+            seen.append(agents.tolist())
+            assert masks.all() and rewards.shape == terminals.shape == truncations.shape == (2,) and infos == []
+            assert observations.tolist() == [[agent in stepped] for agent in agents]
+            stepped.update(agents.tolist())
+            vecenv.send(np.ones(2, int))
+        assert seen.count([0, 2]) >= 3 and stepped == {0, 1, 2, 3}
+
+
+def test_send_and_recv_must_alternate():
+    with vector.make(Walk, 2) as vecenv:
+        for call in (vecenv.recv, lambda: vecenv.send(np.zeros(2)), lambda: vecenv.step(np.zeros(2))):
+            with pytest.raises(RuntimeError, match=r"comes after|needs reset"):
+                call()
+        vecenv.async_reset()
+        vecenv.recv()
+        with pytest.raises(ValueError, match="expected"):
+            vecenv.send(np.zeros(3, int))
+        with pytest.raises(ValueError, match="outside"):
+            vecenv.send(np.full(2, 3))
+
+
+def test_the_trainers_protocol_rotates_rows():
+    T = 5
+    actions = np.random.default_rng(0).integers(0, 3, (3 * T, 4))
+    histories = []
+    for options in ({"backend": "serial"}, {"backend": "multiprocessing", "num_workers": 2, "batch_size": 2}):
+        with vector.make(Walk, 4, env_kwargs={"limit": 4}, seed=3, **options) as vecenv:
+            storage, rows = vecenv.allocate(T), []
+            for epoch in range(3):
+                last = storage.observations[-1].copy()
+                vecenv.begin()
+                np.testing.assert_array_equal(storage.observations[0], last)
+                given = 0
+                while (ready := vecenv.wait()) is not None:
+                    buffer, t = ready
+                    given += t == T
+                    if t < T:
+                        storage.actions[t, vecenv.ranges[buffer], 0] = actions[epoch * T + t, vecenv.ranges[buffer]]
+                        vecenv.advance(buffer)
+                assert given == vecenv.num_buffers
+                np.testing.assert_array_equal(storage.resets[1:], storage.terminals | storage.truncations)
+                rows.append({name: array.copy() for name, array in vars(storage).items() if array is not None})
+            histories.append((rows, vecenv.log()))
+    (rows, log), (others, other) = histories
+    assert log["episode_length"] == 4 and log["score"] == log["episode_return"] and log["n"] == 12 == other["n"]
+    for a, b in zip(rows, others, strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_logs_of_one_environment_and_the_rest():
+    with vector.make(Walk, 3, env_kwargs=[{"limit": 2}, {"limit": 3}, {"limit": 4}]) as vecenv:
+        vecenv.reset(seed=0)
+        for _ in range(4):
+            vecenv.step(np.ones(3, int))
+        assert vecenv.finished() == [0, 2]
+        assert vecenv.log(0)["episode_length"] == 2 and vecenv.log(0) == {}
+        assert vecenv.log()["n"] == 2 and vecenv.log() == {}
+
+
+def test_c_environments_are_the_same_in_processes():
+    native, rng = vector.make("cartpole", 6, num_threads=1, seed=5), np.random.default_rng(0)
+    others = [
+        vector.make(ocean.Cartpole, 3, Serial, seed=5, env_kwargs={"num_envs": 2}),
+        vector.make("cartpole", 3, Multiprocessing, num_workers=3, seed=5, env_kwargs={"num_envs": 2}),
+    ]
+    expected = native.reset(seed=5)[0]
+    for other in others:
+        np.testing.assert_array_equal(other.reset()[0], expected)
+    for _ in range(60):
+        actions = rng.integers(0, 2, 6)
+        observations, rewards, terminals, _, _ = native.step(actions)
+        for other in others:
+            result = other.step(actions)
+            np.testing.assert_array_equal(result[0], observations)
+            np.testing.assert_array_equal(result[1], rewards)
+            np.testing.assert_array_equal(result[2], terminals)
+    for vecenv in (native, *others):
+        vecenv.close()
+    with vector.make(ocean.Breakout, backend=Native, env_kwargs={"num_envs": 8, "frameskip": 2}) as vecenv:
+        assert isinstance(vecenv, Native) and vecenv.num_agents == 8
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_envs": 6, "num_workers": 4}, "vec.num_workers can be 1, 2, 3, 6"),
+        ({"num_envs": 8, "num_workers": 4, "batch_size": 3}, "vec.batch_size can be 2, 4, 8"),
+        ({"backend": "serial", "num_envs": 4, "num_workers": 2}, "take multiprocessing"),
+        ({"backend": "threads"}, "there are native, serial"),
+        ({"backend": "native"}, "serial, multiprocessing and ray"),
+        ({"num_envs": 2, "env_kwargs": [{}]}, "list of 1"),
+        ({"num_envs": 0}, "must be 1 or more"),
+    ],
+)
+def test_impossible_combinations_name_the_possible_ones(options, message):
+    with pytest.raises(ValueError, match=message):
+        vector.make(Walk, **{"backend": "multiprocessing", **options})
+
+
+@pytest.mark.parametrize(
+    "name, error, message",
+    [
+        ("gym/CartPol-v1", ValueError, "Did you mean CartPole-v1"),
+        ("pettingzoo/knights", ValueError, "expected pettingzoo/FAMILY/NAME"),
+        ("pettingzoo/butterfly/nothing_v0", ImportError, "install line"),
+        (f"{__file__}:Nothing", ValueError, "it has .*Walk"),
+        ("nowhere.py:Nothing", ValueError, "no such file"),
+    ],
+)
+def test_names_that_do_not_exist(name, error, message):
+    with pytest.raises(error, match=message):
+        vector.make(name)
+
+
+def test_environments_by_name():
+    settings = emulation.load_creator("gym/CartPole-v1").settings
+    assert settings == {"sutton_barto_reward": False, "max_episode_steps": 500}
+    assert emulation.load_creator(f"{__file__}:Walk").settings == {"limit": 6}
+    with vector.make(f"{__file__}:Walk", 2, Multiprocessing, num_workers=2, env_kwargs={"limit": 2}) as vecenv:
+        vecenv.reset(seed=0)
+        assert vecenv.step([1, 1])[0].view(vecenv.driver_env.obs_dtype)["t"].tolist() == [[1], [1]]
+        assert vecenv.step([1, 1])[3].all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What breaks
+
+
+@pytest.mark.parametrize(
+    "trouble, message",
+    [
+        ("raise", r"(?s)worker 1 \(environments 2 to 3 of Walk\) raised.*in step.*ArithmeticError: the walker fell"),
+        ("kill", r"worker 1 .* died by signal 9 \(SIGKILL\)"),
+        ("segfault", r"(?s)worker 1 .* died by signal 11 \(SIGSEGV\).*in step"),
+        ("hang", r"(?s)worker 1 .* has not answered for 1 s.*in step"),
+        ("shape", r"(?s)worker 1 .* raised.*could not broadcast"),
+        ("interrupt", r"(?s)worker 1 .* raised.*KeyboardInterrupt"),
+    ],
+)
+def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
+    kwargs = [{}, {}, {}, {"trouble": trouble}]
+    vecenv = vector.make(Walk, 4, Multiprocessing, num_workers=2, env_kwargs=kwargs, timeout=1)
+    vecenv.reset(seed=0)
+    begun = time.perf_counter()
+    with pytest.raises(WorkerError, match=message):
+        for _ in range(4):
+            vecenv.step(np.ones(4, int))
+    assert time.perf_counter() - begun < 5
+
+
+def test_an_environment_that_cannot_be_made_in_the_worker():
+    def creator(number=0):
+        if number:
+            raise OSError("no display")
+        return Walk()
+
+    with pytest.raises(WorkerError, match=r"(?s)worker 1 .*OSError: no display"):
+        vector.make(creator, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"number": 1}]).reset()
+
+
+@pytest.mark.parametrize("how", ["forgotten", "exception", "SIGINT", "SIGKILL"])
+def test_workers_end_with_their_parent(how):
+    script = f"""
+import os, sys, time
+import numpy as np, vector
+from tests.test_vector import Walk
+vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
+vecenv.reset()
+print(*[process.pid for process, *_ in vecenv._workers], flush=True)
+{"raise SystemExit(1)" if how == "exception" else "time.sleep(60)" if how.startswith("SIG") else ""}
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    if how.startswith("SIG"):
+        parent.send_signal(getattr(signal, how))
+    parent.wait(10)
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < deadline, "workers live on"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same():
+    ray = pytest.importorskip("ray", reason="needs ray (requirements-extras.txt)")
+    serial = rollout(vector.make(Walk, 4, Serial))
+    try:
+        assert_same(serial, rollout(vector.make(Walk, 4, Ray, num_workers=2)))
+        with pytest.raises(WorkerError, match="the walker fell"):
+            rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=[{}, {"trouble": "raise"}]))
+    finally:
+        ray.shutdown()
