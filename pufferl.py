@@ -24,6 +24,7 @@ import configparser
 import contextlib
 import dataclasses
 import difflib
+import fnmatch
 import importlib.util
 import json
 import math
@@ -42,6 +43,7 @@ import numpy as np
 import psutil
 import torch
 
+import emulation
 import kernels
 import models
 import ocean
@@ -68,10 +70,17 @@ class Base:
 
 @dataclass
 class Vec:
-    backend: Literal["native"] = "native"
-    """How environments are stepped: native is C environments in this process."""
+    backend: Literal["auto", "native", "serial", "multiprocessing", "ray"] = "auto"
+    """native: environments in C; for others serial (one after the other in this process), multiprocessing or ray. auto is
+    native where it can be and multiprocessing elsewhere."""
     num_envs: int = 1
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all."""
+    num_workers: int | None = None
+    """Processes or Ray actors that step environments in Python (default: the physical cores, made to divide)."""
+    batch_size: int | None = None
+    """Environments whose workers the policy waits for before it acts on them (default: all)."""
+    timeout: float = 60.0
+    """Seconds after which a process that does not answer is an error."""
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
     num_buffers: int | None = None
@@ -197,8 +206,40 @@ class ConfigError(ValueError):
     """A setting that does not exist, has the wrong type or cannot work; the message says what to do."""
 
 
+def find_config(env_name):
+    """(environment, ini file) of a name on the command line. An ini file may say which environments it is for,
+    `[base] env_name = gym/CartPole-v1 gym/CartPole-*`: its own name then stands for the first of them."""
+    name = env_name.removeprefix("puffer_")
+    own = ROOT / "config" / (Path(name).with_suffix(".ini").name if name.endswith(".h") else f"{name}.ini")
+    for path in sorted((ROOT / "config").glob("*.ini")):
+        parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=False)
+        parser.read(path)
+        names = parser.get("base", "env_name", fallback="").split()
+        if names and (path == own or any(fnmatch.fnmatchcase(name, pattern) for pattern in names)):
+            return (names[0] if path == own else name), path
+    return name, own
+
+
+def load_creator(name):
+    """The creator of an environment in Python, gym/ID, pettingzoo/FAMILY/NAME or file.py:callable; None for one in C."""
+    try:
+        return emulation.load_creator(name)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from None
+
+
 def env_section(name):
-    """The env section of a C environment as a dataclass: num_envs and the settings that its header declares."""
+    """The env section as a dataclass: num_envs and the settings that a C environment's header declares, or the keyword
+    arguments with a plain default of one in Python."""
+    creator = load_creator(name)
+    if creator is not None:
+        try:
+            settings = creator.settings
+        except (ValueError, ImportError) as error:
+            raise ConfigError(str(error)) from None
+        fields = [(key, type(value), field(default=value, metadata={"help": f"As {name} has it."}))
+                  for key, value in {"num_envs": 1, **settings}.items()]
+        return dataclasses.make_dataclass("Env", fields)
     library = load_library(name)
     fields = [("num_envs", int, field(default=1024, metadata={"help": "Environments side by side."}))]
     fields += [(key, type(value), field(default=value, metadata={"help": library.settings_help.get(key, "")}))
@@ -208,8 +249,6 @@ def env_section(name):
 
 def load_library(name):
     """The compiled environment behind ENV on the command line: a name in ocean/ or the path of a header."""
-    if name.startswith(("gym/", "pettingzoo/")) or ".py:" in name:
-        raise ConfigError(f"{name}: only environments in C can be trained so far. There are: {', '.join(ocean.names())}.")
     try:
         return ocean.load(name.removeprefix("puffer_"))
     except ValueError as error:
@@ -273,6 +312,8 @@ def read_ini(path, schema, values):
             raise ConfigError(f"{path} [{section}]: there is no such section. There are: {', '.join(schema)}, sweep.")
         types = {f.name: f.type for f in dataclasses.fields(schema[section])}
         for key, text in parser[section].items():
+            if (section, key) == ("base", "env_name"):
+                continue  # see find_config
             where = f"{path} [{section}] {key}"
             key = translate(section, key, list(types), where)
             values[section][key] = coerce(text, types[key], where)
@@ -280,11 +321,12 @@ def read_ini(path, schema, values):
 
 def resolve(env_name):
     """(schema, values) before the command line: the dataclass and the settings of each section."""
-    env_name = env_name.removeprefix("puffer_")
+    env_name, own = find_config(env_name)
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
-    stem = Path(env_name).with_suffix(".ini").name if env_name.endswith(".h") else f"{env_name}.ini"
-    for path in (ROOT / "config" / "default.ini", ROOT / "config" / stem):
+    if load_creator(env_name) is not None:
+        values["vec"]["num_envs"] = 64  # in Python they are many times slower than in C, so fewer are worth their while
+    for path in (ROOT / "config" / "default.ini", own):
         if path.exists():
             read_ini(path, schema, values)
     return schema, values
@@ -300,7 +342,7 @@ def load_config(env_name, argv=()):
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
     base = values.pop("base")
-    return {"env_name": env_name.removeprefix("puffer_"), **base, **values}
+    return {"env_name": find_config(env_name)[0], **base, **values}
 
 
 def parse_arguments(env_name, schema, values, argv):
@@ -340,8 +382,13 @@ def _annotated(f, tyro):
 
 def load_env(env_name, args):
     """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
+    env_name, settings, vec = find_config(env_name)[0], dict(args["env"]), args["vec"]
+    creator = load_creator(env_name)
+    if creator is not None:
+        return load_python_env(creator, args)
     library = load_library(env_name)
-    settings, vec = dict(args["env"]), args["vec"]
+    if vec["backend"] not in ("auto", "native"):
+        return make_vector(library, vec["num_envs"], vec["backend"], args, settings)
     num_envs = settings.pop("num_envs") * vec["num_envs"]
     if vec["total_agents"] is not None:
         probe = library.create(1, settings=settings)
@@ -353,10 +400,37 @@ def load_env(env_name, args):
         num_envs = vec["total_agents"] // agents
     if num_envs < 1:
         raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
+    return make_vector(library, num_envs, "native", args, settings)
+
+
+def load_python_env(creator, args):
+    """load_env for environments in Python."""
+    settings, vec = dict(args["env"]), args["vec"]
+    copies = settings["num_envs"] if "num_envs" in creator.settings else settings.pop("num_envs")
+    num_envs = vec["num_envs"] * (1 if "num_envs" in settings else copies)
+    if vec["total_agents"] is not None:
+        probe = emulation.create(creator, (), settings, 0)
+        agents = emulation.slots(probe)
+        probe.close()
+        if vec["total_agents"] < agents or vec["total_agents"] % agents:
+            raise ConfigError(f"vec.total_agents = {vec['total_agents']}: one {creator.name} has {agents} agents; "
+                              "take a multiple of that.")
+        num_envs = vec["total_agents"] // agents
+    backend = vec["backend"]
+    if backend == "auto":
+        alone = min(num_envs, vec["num_workers"] or vector.physical_cores()) == 1
+        backend = "serial" if alone else "multiprocessing"
+    return make_vector(creator, num_envs, backend, args, settings)
+
+
+def make_vector(env, num_envs, backend, args, settings):
+    """vector.make with the vec section's settings; ConfigError for what cannot work."""
+    vec = args["vec"]
     try:
-        return vector.make(library, num_envs, vec["backend"], num_buffers=vec["num_buffers"],
-                           num_threads=vec["num_threads"], seed=args["train"]["seed"], env_kwargs=settings)
-    except (ValueError, TypeError) as error:
+        return vector.make(env, num_envs, backend, num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
+                           num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
+                           seed=args["train"]["seed"], env_kwargs=settings)
+    except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(str(error)) from None
 
 
@@ -683,6 +757,8 @@ class PuffeRL:
         if not row["truncations"].any():
             return
         cut = torch.from_numpy(np.flatnonzero(row["truncations"] & ~row["terminals"])) + agents.start
+        if len(cut) == 0:  # terminal as well: nothing follows
+            return
         final, (resets, valid) = self.storage["final_observations"], (flags[: len(cut)] for flags in self._flags)
         if self.fused:
             observations = self._actors[worker].chunk(len(cut)).observations
@@ -1159,7 +1235,7 @@ def train(env_name, args):
 def evaluate(env_name, args):
     """Play the first episode of each of eval.episodes fresh environments; prints and returns {field: (mean, error)}."""
     episodes = args["eval"]["episodes"]
-    args = {**args, "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1},
+    args = {**args, "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "batch_size": None},
             "env": {**args["env"], "num_envs": episodes}}
     vecenv = load_env(env_name, args)
     policy = load_policy(args, vecenv, env_name)

@@ -430,11 +430,11 @@ class _Emulated(_Vector):
     """
 
     has_valid = True
-    num_workers = threads_per_worker = 1  # threads of this process that act on buffers
+    threads_per_worker = 1
 
     def __init__(self, creators, processes, per_batch, seed, num_threads, name):
         self.num_envs, self.seed, self.name, self._creators_of_envs = len(creators), seed, name, creators
-        self.num_threads = self.threads_per_worker = num_threads or physical_cores()
+        self.num_threads = self.num_workers = num_threads or physical_cores()  # the first one acts, all of them learn
         self._driver = driver = emulation.create(*creators[0], seed)
         self.single_observation_space = driver.single_observation_space
         self.single_action_space = driver.single_action_space
@@ -488,6 +488,8 @@ class _Emulated(_Vector):
     def wait(self, worker=0):
         """(buffer, t) of the next buffer to act on, the first that is ready, or None when all have reached t = T. At
         t = T a buffer is given once, for the value of the last row."""
+        if worker > 0:
+            return None
         while not self._ready:
             if not self._busy:
                 return None
