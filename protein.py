@@ -155,7 +155,7 @@ class Setting:
         low, high = self._stretch(self.min), self._stretch(self.max)
         at = low + unit * (high - low)
         value = {"log_normal": math.exp, "logit_normal": special.expit}.get(self.distribution, float)(at)
-        value = min(self.max, max(self.min, float(value)))
+        value = min(float(self.max), max(float(self.min), float(value)))
         return round(value) if self.integer else value
 
 
@@ -792,6 +792,7 @@ class Ledger:
                 if not self._lost(path, claim):
                     continue
                 mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
+                os.utime(path)  # until the new claim stands, age alone tells whether who took it lives
                 os.rename(path, mine)
             except (OSError, ValueError, KeyError):
                 continue  # somebody else was faster
@@ -814,10 +815,9 @@ class Ledger:
                 os.utime(self.trials / f"{claim['trial']:05d}.running")
 
     def _lost(self, path, claim):
-        if claim["host"] is None:
-            return True
-        if claim["host"] == self.owner["host"]:
-            return claim["token"] != self.token and not is_alive(claim["pid"], claim["born"])
+        waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
+        if path.suffix == ".running" and (waits or ours):
+            return waits or (claim["token"] != self.token and not is_alive(claim["pid"], claim["born"]))
         probe = self.trials / f".clock-{self.token}"  # the age by the clock that stamps the files, not by ours
         probe.touch()
         age = probe.stat().st_mtime - path.stat().st_mtime
