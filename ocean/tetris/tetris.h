@@ -1,0 +1,396 @@
+/* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag, turn and kick by the
+ * Super Rotation System, fall faster on each level (ten lines a level, (0.8 - 0.007 (level - 1))^(level - 1) seconds a
+ * row) and lock half a second after they came to rest; moving or turning begins that half second anew, up to 15 times
+ * for a piece. One piece can be held, once for each that falls; the next five are shown.
+ *
+ *     points, times the level         1 line: 100, 2: 300, 3: 500, 4: 800, and half as much again for four lines right
+ *                                     after four lines; 50 for each clearing piece in a row after the first
+ *     points                          1 for a row of soft drop, 2 for a row of hard drop
+ *
+ * T-spins pay as what they clear. The reward is 1, 3, 5 or 8 for lines, not times the level, and reward_over when a
+ * piece finds no place, which ends the episode; so does the last line. perf is the lines as a share of `lines`.
+ *
+ *     observation, bytes 0 or 1; H rows of 10 cells, from the top
+ *     0 ..         what lies
+ *     10 H ..      the falling piece
+ *     20 H ..      which one falls (7: I O T S Z J L), is held (7, none: all 0), comes next (5 x 7)
+ *     20 H + 49    1 where holding is possible
+ *     20 H + 50    1 where the piece rests
+ *
+ * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks` of 1/60 s. */
+#pragma once
+
+#define OBSERVATION uint8_t
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(lines) X(tetrises)
+#define SETTINGS(X) \
+    X(int, height, 20, "rows of the field; two more are above it") \
+    X(int, lines, 150, "that end the game") \
+    X(int, ticks, 3, "of 1/60 s between two steps") \
+    X(int, first_level, 1, "level of the first ten lines") \
+    X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
+    X(float, lock_delay, 0.5, "seconds that a piece rests before it locks") \
+    X(float, reward_over, -1.0, "for the end by a piece without a place")
+#include "env.h"
+#include "draw.h"
+
+enum { WIDTH = 10, HIDDEN = 2, MAX_HEIGHT = 40, PIECES = 7, PREVIEWS = 5, RESETS = 15, FULL = (1 << WIDTH) - 1 };
+enum { NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS };
+enum { I, O, T, S, Z, J, L };
+
+/* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each, row after row of 4,
+ * the upper left one lowest. */
+static const uint16_t shapes[PIECES] = {0x00F0, 0x0033, 0x0072, 0x0036, 0x0063, 0x0071, 0x0074};
+static const int boxes[PIECES] = {4, 2, 3, 3, 3, 3, 3};
+/* Kicks for a turn to the right from each orientation, x to the right, y up; a turn back takes them negated. */
+static const int8_t kicks[4][5][2] = {{{0, 0}, {-1, 0}, {-1, 1}, {0, -2}, {-1, -2}},
+                                      {{0, 0}, {1, 0}, {1, -1}, {0, 2}, {1, 2}},
+                                      {{0, 0}, {1, 0}, {1, 1}, {0, -2}, {1, -2}},
+                                      {{0, 0}, {-1, 0}, {-1, -1}, {0, 2}, {-1, 2}}};
+static const int8_t long_kicks[4][5][2] = {{{0, 0}, {-2, 0}, {1, 0}, {-2, -1}, {1, 2}},
+                                           {{0, 0}, {-1, 0}, {2, 0}, {-1, 2}, {2, -1}},
+                                           {{0, 0}, {2, 0}, {-1, 0}, {2, 1}, {-1, -2}},
+                                           {{0, 0}, {1, 0}, {-2, 0}, {1, -2}, {-2, 1}}};
+static const int line_points[5] = {0, 100, 300, 500, 800};
+
+struct Env {
+    ENV_COMMON
+    uint16_t rows[MAX_HEIGHT + HIDDEN];         /* from the top, bit c: column c is filled */
+    uint8_t kinds[MAX_HEIGHT + HIDDEN][WIDTH];  /* of what lies, for c_render */
+    uint8_t cells[PIECES][4][4];                /* each piece's rows, for each orientation */
+    uint8_t queue[2 * PIECES];                  /* pieces to come; at least seven */
+    int queued;
+    int piece, turned, x, y; /* the falling one: its box's left column and upper row */
+    int held; /* -1: none */
+    bool can_hold;
+    float fall;   /* rows that it has yet to fall, below 1 */
+    float speed;  /* rows a step */
+    int rested, resets; /* ticks at rest; how often that began anew */
+    int level, cleared, combo, points, tetrises, tick;
+    bool after_tetris;
+    float total;
+};
+
+static const char* c_init(Env* env) {
+    if (env->height < 4 || env->height > MAX_HEIGHT) return "height must lie within 4..40";
+    if (env->lines < 1) return "lines must be 1 or more";
+    if (env->ticks < 1 || env->ticks > 60) return "ticks must lie within 1..60";
+    if (env->first_level < 1 || env->first_level > 20) return "first_level must lie within 1..20";
+    if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
+    if (!(env->lock_delay >= 0 && env->lock_delay <= 60)) return "lock_delay must lie within 0..60";
+    for (int piece = 0; piece < PIECES; piece++) {
+        int box = boxes[piece];
+        for (int y = 0; y < 4; y++)
+            env->cells[piece][0][y] = shapes[piece] >> 4 * y & 15;
+        for (int turn = 1; turn < 4; turn++) /* a turn to the right takes (x, y) to (box - 1 - y, x) */
+            for (int y = 0; y < box; y++)
+                for (int x = 0; x < box; x++)
+                    if (env->cells[piece][turn - 1][y] >> x & 1) env->cells[piece][turn][x] |= 1 << (box - 1 - y);
+    }
+    return NULL;
+}
+
+static int observation_size(const Env* env) {
+    return 2 * WIDTH * env->height + (2 + PREVIEWS) * PIECES + 2;
+}
+
+static void c_spaces(const Env* env, Spaces* spaces) {
+    *spaces = (Spaces){
+        .num_agents = 1,
+        .observation_shape = {observation_size(env)},
+        .observation_low = 0,
+        .observation_high = 1,
+        .action_heads = {ACTIONS},
+    };
+}
+
+/* The bits of one row of the falling piece's box, in the field's columns. Only bits inside the field are set. */
+static inline unsigned piece_row(const Env* env, int turned, int row, int x) {
+    unsigned bits = env->cells[env->piece][turned][row];
+    return x >= 0 ? bits << x : bits >> -x;
+}
+
+/* Whether the piece has a place there: inside the field and over nothing that lies. */
+static bool fits(const Env* env, int turned, int x, int y) {
+    for (int row = 0; row < 4; row++) {
+        unsigned bits = env->cells[env->piece][turned][row];
+        if (!bits) continue;
+        int at = y + row;
+        if (at < 0 || at >= env->height + HIDDEN) return false;
+        if (x < 0 && bits & ((1u << -x) - 1)) return false;
+        unsigned there = x >= 0 ? bits << x : bits >> -x;
+        if (there & ~(unsigned)FULL || there & env->rows[at]) return false;
+    }
+    return true;
+}
+
+static void write_observation(const Env* env, uint8_t* observation) {
+    uint8_t *lies = observation, *falls = observation + WIDTH * env->height, *rest = falls + WIDTH * env->height;
+    for (int row = 0; row < env->height; row++) {
+        unsigned bits = env->rows[row + HIDDEN];
+        for (int column = 0; column < WIDTH; column++)
+            lies[row * WIDTH + column] = bits >> column & 1;
+    }
+    memset(falls, 0, (size_t)(WIDTH * env->height + (2 + PREVIEWS) * PIECES));
+    for (int row = 0; row < 4; row++) {
+        int at = env->y + row - HIDDEN;
+        if (at < 0 || at >= env->height) continue;
+        unsigned bits = piece_row(env, env->turned, row, env->x);
+        for (int column = 0; column < WIDTH; column++)
+            falls[at * WIDTH + column] = bits >> column & 1;
+    }
+    rest[env->piece] = 1;
+    if (env->held >= 0) rest[PIECES + env->held] = 1;
+    for (int i = 0; i < PREVIEWS; i++)
+        rest[(2 + i) * PIECES + env->queue[i]] = 1;
+    rest[(2 + PREVIEWS) * PIECES] = env->can_hold;
+    rest[(2 + PREVIEWS) * PIECES + 1] = !fits(env, env->turned, env->x, env->y + 1);
+}
+
+static void fill_queue(Env* env) {
+    while (env->queued <= PIECES) {
+        uint8_t* bag = env->queue + env->queued;
+        for (int i = 0; i < PIECES; i++) {
+            int k = random_int(&env->rng, i + 1);
+            bag[i] = bag[k];
+            bag[k] = (uint8_t)i;
+        }
+        env->queued += PIECES;
+    }
+}
+
+/* Puts a piece above the field, in the middle; false where it has no place there. */
+static bool place(Env* env, int piece) {
+    env->piece = piece;
+    env->turned = 0;
+    env->x = piece == O ? 4 : 3;
+    env->y = piece == I ? 0 : HIDDEN - 2;
+    env->fall = 0;
+    env->rested = env->resets = 0;
+    return fits(env, 0, env->x, env->y);
+}
+
+static bool place_next(Env* env) {
+    int piece = env->queue[0];
+    memmove(env->queue, env->queue + 1, (size_t)--env->queued);
+    if (env->queued < PIECES) fill_queue(env);
+    return place(env, piece);
+}
+
+static void set_level(Env* env) {
+    env->level = env->first_level + env->cleared / 10;
+    float above = (float)((env->level < 20 ? env->level : 20) - 1);
+    env->speed = (float)env->ticks / 60 / powf(0.8f - 0.007f * above, above);
+}
+
+static void c_reset(Env* env) {
+    memset(env->rows, 0, sizeof(env->rows));
+    memset(env->kinds, 0, sizeof(env->kinds));
+    env->queued = 0;
+    env->held = -1;
+    env->can_hold = true;
+    env->cleared = env->points = env->tetrises = env->tick = 0;
+    env->combo = -1;
+    env->after_tetris = false;
+    env->total = 0;
+    fill_queue(env);
+    set_level(env);
+    place_next(env);
+    write_observation(env, env->observations);
+}
+
+static bool shift(Env* env, int x, int y) {
+    if (!fits(env, env->turned, env->x + x, env->y + y)) return false;
+    env->x += x;
+    env->y += y;
+    return true;
+}
+
+static bool turn(Env* env, int direction) {
+    int to = (env->turned + direction) & 3, from = direction > 0 ? env->turned : to;
+    if (env->piece == O) return false;
+    for (int i = 0; i < 5; i++) {
+        const int8_t* kick = env->piece == I ? long_kicks[from][i] : kicks[from][i];
+        int x = env->x + direction * kick[0], y = env->y - direction * kick[1];
+        if (!fits(env, to, x, y)) continue;
+        env->turned = to;
+        env->x = x;
+        env->y = y;
+        return true;
+    }
+    return false;
+}
+
+/* Lays the piece down, clears lines and counts; returns the lines. */
+static int lock_piece(Env* env) {
+    int count = 0, bottom = env->height + HIDDEN - 1;
+    for (int row = 0; row < 4; row++) {
+        unsigned bits = piece_row(env, env->turned, row, env->x);
+        if (!bits) continue;
+        env->rows[env->y + row] |= (uint16_t)bits;
+        for (int column = 0; column < WIDTH; column++)
+            if (bits >> column & 1) env->kinds[env->y + row][column] = (uint8_t)env->piece;
+        count += env->rows[env->y + row] == FULL;
+    }
+    if (count) {
+        int to = bottom;
+        for (int row = bottom; row >= 0; row--) {
+            if (env->rows[row] == FULL) continue;
+            env->rows[to] = env->rows[row];
+            memcpy(env->kinds[to], env->kinds[row], WIDTH);
+            to--;
+        }
+        for (; to >= 0; to--)
+            env->rows[to] = 0;
+    }
+    env->combo = count ? env->combo + 1 : -1;
+    if (!count) return 0;
+    int points = line_points[count];
+    if (count == 4 && env->after_tetris) points += points / 2;
+    env->after_tetris = count == 4;
+    env->points += (points + 50 * env->combo) * env->level;
+    env->tetrises += count == 4;
+    env->cleared += count;
+    set_level(env);
+    return count;
+}
+
+/* The piece falls by itself and locks if it has rested long enough; returns whether it did. */
+static bool fall(Env* env) {
+    env->fall += env->speed;
+    while (env->fall > 0.9999f) { /* sixty times a sixtieth is a row */
+        env->fall -= 1;
+        if (shift(env, 0, 1)) env->rested = 0;
+        else env->fall = 0;
+    }
+    if (fits(env, env->turned, env->x, env->y + 1)) return false;
+    env->rested += env->ticks;
+    return (float)env->rested >= env->lock_delay * 60;
+}
+
+static void c_step(Env* env) {
+    bool moved = false, locks = false, over = false;
+    switch (env->actions[0]) {
+        case LEFT: moved = shift(env, -1, 0); break;
+        case RIGHT: moved = shift(env, 1, 0); break;
+        case TURN_RIGHT: moved = turn(env, 1); break;
+        case TURN_LEFT: moved = turn(env, -1); break;
+        case SOFT:
+            if (shift(env, 0, 1)) {
+                env->points++;
+                env->fall = 0;
+                env->rested = 0;
+            }
+            break;
+        case HARD:
+            while (shift(env, 0, 1))
+                env->points += 2;
+            locks = true;
+            break;
+        case HOLD:
+            if (!env->can_hold) break;
+            int held = env->held;
+            env->held = env->piece;
+            over = held < 0 ? !place_next(env) : !place(env, held);
+            env->can_hold = false;
+            break;
+    }
+    if (moved && env->resets < RESETS && env->rested) {
+        env->resets++;
+        env->rested = 0;
+    }
+    if (!locks && !over) locks = fall(env);
+    int count = 0;
+    if (locks) {
+        count = lock_piece(env);
+        env->can_hold = true;
+        over = env->cleared < env->lines && !place_next(env);
+    }
+    env->tick++;
+    bool won = env->cleared >= env->lines, late = !over && !won && env->max_steps && env->tick >= env->max_steps;
+    env->rewards[0] = (float)line_points[count] / 100 + (over ? env->reward_over : 0);
+    env->terminals[0] = over || won;
+    env->truncations[0] = late;
+    env->total += env->rewards[0];
+    if (!over && !won && !late) {
+        write_observation(env, env->observations);
+        return;
+    }
+    if (late && env->final_observations) write_observation(env, env->final_observations);
+    env->log.perf += minf((float)env->cleared / (float)env->lines, 1);
+    env->log.score += (float)env->points;
+    env->log.episode_return += env->total;
+    env->log.episode_length += (float)env->tick;
+    env->log.lines += (float)env->cleared;
+    env->log.tetrises += (float)env->tetrises;
+    env->log.n += 1;
+    c_reset(env);
+}
+
+static const Color piece_colors[PIECES] = {{0, 187, 204, 255}, {250, 190, 60, 255}, {170, 110, 230, 255},
+                                           {90, 200, 120, 255}, {226, 84, 84, 255}, {80, 120, 230, 255},
+                                           {238, 138, 60, 255}};
+
+static void draw_cell(int x, int y, int side, Color color) {
+    DrawRectangle(x + 1, y + 1, side - 2, side - 2, color);
+    DrawRectangle(x + 1, y + 1, side - 2, side / 6, draw_mix(color, DRAW_WHITE, 0.35f));
+}
+
+static void draw_small(const Env* env, int piece, int x, int y) {
+    enum { SIDE = 20 };
+    for (int row = 0; row < 4; row++)
+        for (int column = 0; column < 4; column++)
+            if (env->cells[piece][0][row] >> column & 1)
+                draw_cell(x + column * SIDE, y + row * SIDE, SIDE, piece_colors[piece]);
+}
+
+static void c_render(Env* env) {
+    int side = env->height <= 20 ? 36 : 720 / env->height, left = 150, top = 20, rows = env->height;
+    int ghost = env->y;
+    while (fits(env, env->turned, env->x, ghost + 1))
+        ghost++;
+    draw_begin(left * 2 + WIDTH * side, rows * side + 2 * top, "tetris");
+    DrawRectangle(left - 3, top - 3, WIDTH * side + 6, rows * side + 6, DRAW_GREY);
+    DrawRectangle(left, top, WIDTH * side, rows * side, DRAW_BACKGROUND);
+    for (int row = 0; row < rows; row++) {
+        for (int column = 0; column < WIDTH; column++) {
+            int x = left + column * side, y = top + row * side;
+            if (env->rows[row + HIDDEN] >> column & 1)
+                draw_cell(x, y, side, piece_colors[env->kinds[row + HIDDEN][column]]);
+            else
+                DrawRectangle(x + 1, y + 1, side - 2, side - 2, (Color){18, 28, 38, 255});
+        }
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (int row = 0; row < 4; row++) {
+            int at = (pass ? env->y : ghost) + row - HIDDEN;
+            unsigned bits = piece_row(env, env->turned, row, env->x);
+            for (int column = 0; at >= 0 && column < WIDTH; column++) {
+                int x = left + column * side, y = top + at * side;
+                Color color = piece_colors[env->piece];
+                if (!(bits >> column & 1)) continue;
+                if (pass) draw_cell(x, y, side, color);
+                else DrawRectangle(x + 1, y + 1, side - 2, side - 2, draw_mix(color, DRAW_PANEL, 0.7f));
+            }
+        }
+    }
+    char text[32];
+    DrawText("hold", 20, top, 24, DRAW_GREY);
+    if (env->held >= 0) draw_small(env, env->held, 30, top + 40);
+    snprintf(text, sizeof(text), "%d", env->points);
+    DrawText("points", 20, top + 170, 24, DRAW_GREY);
+    DrawText(text, 20, top + 200, 30, DRAW_WHITE);
+    snprintf(text, sizeof(text), "%d", env->cleared);
+    DrawText("lines", 20, top + 260, 24, DRAW_GREY);
+    DrawText(text, 20, top + 290, 30, DRAW_WHITE);
+    snprintf(text, sizeof(text), "%d", env->level);
+    DrawText("level", 20, top + 350, 24, DRAW_GREY);
+    DrawText(text, 20, top + 380, 30, DRAW_WHITE);
+    DrawText("next", left + WIDTH * side + 24, top, 24, DRAW_GREY);
+    for (int i = 0; i < PREVIEWS; i++)
+        draw_small(env, env->queue[i], left + WIDTH * side + 30, top + 40 + 80 * i);
+    draw_end();
+}
+
+static void c_close(Env* env) {
+    (void)env;
+}
