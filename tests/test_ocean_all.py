@@ -12,6 +12,8 @@ import ocean
 
 # Settings that end episodes soon enough for a short test, and those that change what agents see or do.
 SHORT = {
+    "freeway": {"seconds": 20.0},
+    "enduro": {"day": 20.0, "first_day": 1},
     "double_pendulum": {"max_steps": 4},
 }
 MORE = [
@@ -31,6 +33,16 @@ MORE = [
     ("lander", {"continuous": True}),
     ("drone", {"race": True, "num_agents": 1, "max_steps": 20}),
     ("drone", {"race": True, "rings": 2}),
+    ("pong", {"continuous": True, "max_score": 1, "max_steps": 20}),
+    ("snake", {"num_agents": 3, "width": 5, "height": 4, "vision": 2, "num_food": 3, "max_length": 3}),
+    ("snake", {"num_agents": 20, "width": 10, "height": 8, "num_food": 9, "corpses": False, "patience": 30}),
+    ("freeway", {"seconds": 5.0, "level": 7, "hard": True, "frameskip": 1}),
+    ("freeway", {"seconds": 9.0, "level": 2}),
+    ("enduro", {"day": 2.0, "first_day": 1, "later_days": 1, "days": 1}),
+    ("asteroids", {"first_rocks": 11, "saucer_seconds": 1.0, "max_steps": 20, "ships": 2}),
+    ("tetris", {"height": 4, "lines": 1, "max_steps": 20}),
+    ("tetris", {"first_level": 20}),
+    ("g2048", {"max_steps": 50}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 KNOWN = {name for name, _ in VARIANTS}
