@@ -582,7 +582,7 @@ class Protein(Random):
     EI(score; front(t)); its mean over t would be the expected gain in hypervolume. One target at a time does as well
     (tests/bench_protein.py) and leaves the bounds alone more, as cheap and dear trials get their turns. Uncertainty
     counts in both factors. The preference multiplies the gain with a weight that fades as trials come in (πBO, Hvarfner
-    et al. 2022), and so does the predicted probability of success.
+    et al. 2022), and so does the squared probability of success.
     """
 
     CANDIDATES, ROUNDS = 1024, 3
@@ -673,7 +673,7 @@ class Protein(Random):
         self._parents = units[front_of(score, log_costs)]
         anywhere = self.predict(self.space.snap(self.space.warp(self._spread(64))))[2]
         high = min(math.log(self.max_suggestion_cost), max(log_costs.max(), np.quantile(anywhere, 0.9)))
-        low = min(log_costs.min(), np.quantile(anywhere, 0.1), high - 0.1)
+        low = min(log_costs.min(), np.quantile(anywhere, 0.1), high)
         target = self.rng.uniform(low, high)
         return target, max(score[log_costs <= target], default=np.quantile(score, 0.1))
 
@@ -684,7 +684,8 @@ class Protein(Random):
         z = (score - reached) / score_sd
         improvement = score_sd * (z * special.ndtr(z) + np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
         affordable = special.ndtr((target - cost) / cost_sd)
-        gain = np.log(np.maximum(improvement / self.score_scale[1] * affordable * success, 1e-300))
+        # success counts twice: where all fails, the score is extrapolated, and mostly too well
+        gain = np.log(np.maximum(improvement / self.score_scale[1] * affordable * success**2, 1e-300))
         gain += self.num_trials / 10 / max(1, len(self.observations)) * self.space.log_preference(units)
         excess = cost - math.log(self.max_suggestion_cost)
         return np.where(excess > 0, -1e4 - excess, gain)
