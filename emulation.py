@@ -662,17 +662,18 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._episode_return, self._episode_length, self._over = 0.0, 0, False
         return result
 
-    def _inspect(self, result):
-        """What `step` returned, in the modern form, checked the first time."""
+    def _step_env(self, row):
+        result = self.env.step(self._action.unflatten(row))
         self._modern = len(result) == 5 and np.ndim(result[1]) == 0
-        result = _modern_step(result, self.env)
+        observation, reward, terminated, truncated, info = result = _modern_step(result, self.env)
         if self._unchecked:
             self._check("step", *result[:4])
-        return result
-
-    def _end(self, info):
-        self._over = True
-        return {**info, "episode_return": float(self._episode_return), "episode_length": self._episode_length}
+        self._episode_return += float(reward)
+        self._episode_length += 1
+        if terminated or truncated:
+            self._over = True
+            info = {**info, "episode_return": self._episode_return, "episode_length": self._episode_length}
+        return observation, reward, terminated, truncated, info
 
     def _check(self, call, observation, reward, terminated, truncated):
         if call not in self._unchecked:
@@ -707,12 +708,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         """Gymnasium's five values; the observation is a new flat array."""
         if self._over:
             raise RuntimeError(f"{self.env}: step() after the end of an episode; call reset() first.")
-        result = self._inspect(self.env.step(self._action.unflatten(np.reshape(action, self._action.columns))))
-        observation, reward, terminated, truncated, info = result
-        self._episode_return += reward
-        self._episode_length += 1
-        if terminated or truncated:
-            info = self._end(info)
+        action = np.reshape(action, self._action.columns)
+        observation, reward, terminated, truncated, info = self._step_env(action)
         return self._flat_copy(observation), float(reward), bool(terminated), bool(truncated), info
 
     def views(self, rows, first):
@@ -727,28 +724,19 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         return []
 
     def step_into(self, view):
-        observations, actions, rewards, masks, i, _ = view
-        result = self._inspect(self.env.step(self._action.unflatten(actions[i])))
-        observation, reward, terminated, truncated, info = result
+        observations, actions, rewards, masks, i, rows = view
+        observation, reward, terminated, truncated, info = self._step_env(actions[i])
         rewards[i] = reward
-        self._episode_return += reward
-        self._episode_length += 1
         if terminated or truncated:
-            return [self.end_into(view, observation, terminated, truncated, info)]
+            rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
+            if truncated:
+                self._write(rows.final_observations, i, observation)
+            self.reset_into(view)
+            return [numeric_scalars(info)]
         self._write(observations, i, observation)
         if masks is not None:
             write_mask(masks[i], _find_mask(observation, info))
         return ()
-
-    def end_into(self, view, observation, terminated, truncated, info):
-        """Write the end of an episode and begin the next one; returns the numbers of its last info."""
-        *_, i, rows = view
-        rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
-        if truncated:
-            self._write(rows.final_observations, i, observation)
-        numbers = numeric_scalars(self._end(info))
-        self.reset_into(view)
-        return numbers
 
 
 class GymnasiumVectorPufferEnv:
@@ -1373,9 +1361,9 @@ class Envs:
     def step(self, t):
         """Step all of them with the actions of row t; returns [(environment, info)] of what ended."""
         row, infos = self._rows[t], []
-        self._clear(row)
         if self._quick:
             return self._step_quickly(row, self._views[t])
+        self._clear(row)
         for i, (env, view) in enumerate(zip(self.envs, self._views[t], strict=True), self.first_env):
             infos += [(i, info) for info in env.step_into(view)]
         self._prepare_quick()
@@ -1389,7 +1377,9 @@ class Envs:
         first = self.envs[0]
         self._quick = all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern for env in self.envs)
         if self._quick:
-            self._steps = [env.env.step for env in self.envs]
+            for row in self._rows:
+                row.valid[:] = 1
+            self._steps, self._resets = [env.env.step for env in self.envs], [env.env.reset for env in self.envs]
             self._returns = np.array([env._episode_return for env in self.envs], np.float64)
             self._lengths = np.array([env._episode_length for env in self.envs], np.int64)
             self._start, self._structured = first._action.start, first._structured
@@ -1415,16 +1405,25 @@ class Envs:
             if masks is not None:
                 write_mask(masks[i], _find_mask(observation, info))
         row.rewards[:] = rewards
+        row.terminals[:] = 0
+        row.truncations[:] = 0
         row.resets[:] = 0
         self._returns += row.rewards
         self._lengths += 1
         infos = []
         for i, (observation, _, terminated, truncated, info) in ended:
             env = self.envs[i]
-            env._episode_return, env._episode_length = self._returns[i], int(self._lengths[i])
-            infos.append((self.first_env + i, env.end_into(views[i], observation, terminated, truncated, info)))
+            row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated), bool(truncated), 1
+            if truncated:
+                env._write(row.final_observations, i, observation)
+            numbers = numeric_scalars(info) if info else {}
+            numbers["episode_return"], numbers["episode_length"] = self._returns.item(i), self._lengths.item(i)
+            infos.append((self.first_env + i, numbers))
             self._returns[i] = self._lengths[i] = 0
-            row.resets[i] = 1
+            observation, info = self._resets[i]()
+            env._write(observations, i, observation)
+            if masks is not None:
+                write_mask(masks[i], _find_mask(observation, info))
         return infos
 
     @staticmethod

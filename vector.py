@@ -258,7 +258,7 @@ class _Vector:
         if self.action_heads:
             actions = actions.reshape(agents, self.action_dims)
             if actions.min() < 0 or (actions.max() >= self.action_heads[0] if self.action_dims == 1 else
-                                     (actions >= self.action_heads).any()):  # fmt: skip
+                                     (actions >= np.array(self.action_heads)).any()):  # fmt: skip
                 raise ValueError(f"an action lies outside {self.single_action_space}.")
 
     def async_reset(self, seed=None):
@@ -526,14 +526,17 @@ class _Emulated(_Vector):
     def _add_to_log(self, env, info):
         numbers = emulation.numeric_scalars(info)
         count = numbers.pop("n", 1.0)
-        if "episode_return" in numbers:
-            numbers.setdefault("score", numbers["episode_return"])
-        sums = self._logs.setdefault(env, {"n": [0.0, 1.0]})
+        sums = self._logs.get(env)
+        if sums is None:
+            sums = self._logs[env] = {"n": [0.0, 1.0]}
         sums["n"][0] += count
         for name, value in numbers.items():
-            entry = sums.setdefault(name, [0.0, 0.0])
-            entry[0] += value * count
-            entry[1] += count
+            entry = sums.get(name)
+            if entry is None:
+                sums[name] = [value * count, count]
+            else:
+                entry[0] += value * count
+                entry[1] += count
 
     def log(self, env=None):
         """Means of the infos' numbers over the episodes finished since the last call, and their number n; of all
@@ -544,7 +547,10 @@ class _Emulated(_Vector):
             for name, (total, weight) in self._logs.pop(one, {}).items():
                 before = means.get(name, (0.0, 0.0))
                 means[name] = before[0] + total, before[1] + weight
-        return {name: total if name == "n" else total / weight for name, (total, weight) in means.items()}
+        means = {name: total if name == "n" else total / weight for name, (total, weight) in means.items()}
+        if "episode_return" in means:
+            means.setdefault("score", means["episode_return"])
+        return means
 
     def finished(self):
         """The environments in which an agent's episode ended at the last step."""
@@ -556,7 +562,8 @@ class _Emulated(_Vector):
     def _publish(self):
         if self.storage is None or (len(self.storage.actions) != 1 and self._public is False):
             self.allocate(1)
-        self._public = True
+        s, self._public = self.storage, True
+        self._results = s.observations[1], s.rewards[0], s.terminals[0].view(bool), s.truncations[0].view(bool)
 
     def async_reset(self, seed=None):
         """Begin new episodes; `recv` gives the observations of the first batch that is ready."""
@@ -584,10 +591,8 @@ class _Emulated(_Vector):
             agent_ids = np.arange(agents.start, agents.stop)
         else:
             agents = agent_ids = np.concatenate([np.arange(worker * each, (worker + 1) * each) for worker in workers])
-        s = self.storage
         infos = [info for worker in workers for info in self._infos.pop(worker)]
-        return (s.observations[1, agents], s.rewards[0, agents], s.terminals[0, agents].view(bool),
-                s.truncations[0, agents].view(bool), infos, agent_ids, s.valid[1, agents].view(bool))
+        return (*(array[agents] for array in self._results), infos, agent_ids, self.storage.valid[1, agents].view(bool))
 
     def send(self, actions):
         """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch, heads or dims).
@@ -617,7 +622,7 @@ class _Emulated(_Vector):
         for worker in range(self.num_processes):
             self._send(worker, emulation.STEP, 0)
         infos = self._everything()
-        return s.observations[1], s.rewards[0], s.terminals[0].view(bool), s.truncations[0].view(bool), infos
+        return (*self._results, infos)
 
     def _everything(self):
         self._settle()
@@ -668,6 +673,16 @@ class Serial(_Emulated):
         envs = self._envs
         infos = envs.step(number) if kind == emulation.STEP else envs.reset(None if number < 0 else number)
         self._finish(worker, kind, infos)
+
+    def step(self, actions):
+        if not self._public:
+            return super().step(actions)
+        self._check_actions(actions, self.num_agents)
+        self.storage.actions[0] = np.reshape(actions, (self.num_agents, self.action_dims))
+        infos = self._envs.step(0)
+        for env, info in infos:
+            self._add_to_log(env, info)
+        return (*self._results, [info for _, info in infos])
 
     def _stop(self):
         if self.closed and self._envs is not None:
