@@ -708,17 +708,19 @@ class PuffeRL:
         else:
             with torch.no_grad(), kernels.threads(self.vecenv.num_threads):
                 seconds = [self._rollout(worker) for worker in workers]
-        stepping = sum(seconds) / (len(seconds) if self.fused else 1)  # fused workers run side by side
+        # Fused workers run side by side; where environments are elsewhere only the first one has something to do.
+        stepping = sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.fused else 1)
         self._stage_seconds["environment"] += stepping
         self._stage_seconds["policy"] += time.perf_counter() - begun - stepping
         self._gather_statistics(self.vecenv.log())
         return dict(self.environment)
 
     def _rollout(self, worker):
-        """One worker's share of the rollout; returns the seconds it spent in environments."""
-        vecenv, seconds = self.vecenv, 0.0
+        """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
+        vecenv, seconds, begun = self.vecenv, 0.0, time.perf_counter()
         while (ready := vecenv.wait(worker)) is not None:
             buffer, t = ready
+            seconds += time.perf_counter() - begun
             agents, row = vecenv.ranges[buffer], self._rows[buffer][t]
             if t > 0:
                 self._bootstrap(worker, agents, t - 1, self._rows[buffer][t - 1])
@@ -727,6 +729,7 @@ class PuffeRL:
                 scratch = self._copy_state(worker, state)
                 outputs, _ = self._act(worker, row["observations"], scratch, row["resets"], row["valid"])
                 row["values"].copy_(outputs[:, -1])
+                begun = time.perf_counter()
                 continue
             outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
             kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
@@ -734,7 +737,6 @@ class PuffeRL:
                            masks=row["action_masks"])
             begun = time.perf_counter()
             vecenv.advance(buffer)
-            seconds += time.perf_counter() - begun
         return seconds
 
     def _act(self, worker, observations, state, resets, valid):
@@ -1235,7 +1237,8 @@ def train(env_name, args):
 def evaluate(env_name, args):
     """Play the first episode of each of eval.episodes fresh environments; prints and returns {field: (mean, error)}."""
     episodes = args["eval"]["episodes"]
-    args = {**args, "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "batch_size": None},
+    args = {**args, "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
+                             "batch_size": None},
             "env": {**args["env"], "num_envs": episodes}}
     vecenv = load_env(env_name, args)
     policy = load_policy(args, vecenv, env_name)
@@ -1277,10 +1280,11 @@ def evaluate(env_name, args):
     return results
 
 
-USAGE = """usage: python pufferl.py {train,eval} ENV [--section.key value ...]
+USAGE = """usage: python pufferl.py {train,eval,sweep} ENV [--section.key value ...]
 
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest
+  sweep ENV    search hyper-parameters; the same as python protein.py ENV
 
   python pufferl.py train breakout --help    lists every setting with its default
 environments: """
@@ -1292,6 +1296,10 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE + ", ".join(ocean.names()))
         return
+    if argv[0] == "sweep":
+        import protein
+
+        return protein.main(argv[1:])
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):
