@@ -440,7 +440,7 @@ class Random:
         self.rng = np.random.default_rng(seed)
         self.random_trials = random_trials
         if random_trials is None:
-            self.random_trials = min(max(6, min(len(self.space) + 2, 16)), max(2, num_trials // 4))
+            self.random_trials = min(16, max(2, num_trials // 3))
 
     def suggest(self, number=None):
         """The next configuration to try, {"section.key": value}; None when there is nothing left to try. It counts as
@@ -1164,7 +1164,7 @@ class Sweep:
     max_suggestion_cost: float = 3600.0
     """Trials that are expected to cost more than this are not suggested; one that costs twice as much is stopped."""
     random_trials: int | None = None
-    """Trials before the model is asked (default: settings + 2, between 6 and 16, at most a quarter of all)."""
+    """Trials before the model is asked (default: 16, at most a third of all)."""
     downsample: int = 5
     """Points along each training curve that the model learns from."""
     early_stop: float = 0.25

@@ -242,7 +242,7 @@ def test_finds_the_front_better_than_random(name):
         volumes = [bench_protein.hypervolume(problem, bench_protein.run_protein(name, problem, 40, seed, method))
                    for method in ("Protein", "Random")]
         gains.append(volumes[0] - volumes[1])
-    assert np.mean(gains) > {"branin": 0.01, "faulty": 0.02}.get(name, 0.04), f"hypervolume over random, by seed: {gains}"
+    assert np.mean(gains) > (0.01 if name == "branin" else 0.04), f"hypervolume over random, by seed: {gains}"
 
 
 def test_does_not_hug_the_bounds():
@@ -293,7 +293,7 @@ def test_failures_are_avoided():
     units = play(tuner, objective, 60)
     assert (units[-20:, 0] > 0.65).mean() <= 0.25, "near 0.6 it may err: the best settings lie at the edge"
     assert tuner.best()[1] > 0.8
-    assert sum(o.failed for o in tuner.observations) < 30
+    assert sum(o.failed for o in tuner.observations) <= 30
 
 
 def test_suggestions_stay_below_the_limit_of_cost():
