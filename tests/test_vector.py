@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+import torch
 from gymnasium import spaces
 
 import emulation
@@ -391,3 +392,93 @@ def test_ray_gives_the_same():
             rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=[{}, {"trouble": "raise"}]))
     finally:
         ray.shutdown()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Under the trainer
+
+
+class Constant(gymnasium.Env):
+    """Reward 1 at every step of 5; the end is a truncation or a termination."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, terminates=False):
+        self.terminates = terminates
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        end = self.t == 5
+        return np.ones(1, np.float32), 1.0, end and self.terminates, end and not self.terminates, {"t": self.t}
+
+
+def converged_values(vecenv, tmp_path, epochs=150):
+    """V of the steps that count, after training with gamma 0.9 on Constant."""
+    import models
+    import pufferl
+
+    config = {"total_timesteps": epochs * vecenv.num_agents * 20, "horizon": 20, "gamma": 0.9, "gae_lambda": 0.95,
+              "vf_clip_coef": float("inf"), "learning_rate": 0.01, "replay_ratio": 4.0,
+              "data_dir": str(tmp_path)}  # fmt: skip
+    torch.manual_seed(0)
+    trainer = pufferl.PuffeRL(config, vecenv, models.Policy(vecenv.driver_env, hidden_size=16))
+    for _ in range(epochs):
+        trainer.evaluate()
+        trainer.train()
+    trainer.release()
+    storage = {name: tensor.numpy() for name, tensor in trainer.storage.items() if tensor is not None}
+    return trainer.values[:-1].numpy(), storage, trainer.environment
+
+
+def test_truncated_values_are_those_of_an_endless_episode(tmp_path):
+    values, _, log = converged_values(vector.make(Constant, 16), tmp_path)
+    np.testing.assert_allclose(values, 10.0, atol=0.5)
+    assert log == {"t": 5, "episode_return": 5, "episode_length": 5, "score": 5, "n": log["n"]}
+
+
+def test_terminated_values_are_those_of_the_rest_of_the_episode(tmp_path):
+    vecenv = vector.make(Constant, 16, Multiprocessing, num_workers=2, batch_size=8, env_kwargs={"terminates": True})
+    values, _, _ = converged_values(vecenv, tmp_path)
+    rest = (1 - 0.9 ** np.arange(5, 0, -1)) / (1 - 0.9)
+    np.testing.assert_allclose(values, np.tile(rest, 4)[:, None].repeat(16, 1), atol=0.5)
+
+
+def test_dead_steps_of_next_step_autoreset_count_for_nothing(tmp_path):
+    mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+    vecenv = vector.make(lambda: gymnasium.vector.SyncVectorEnv([Constant] * 16, autoreset_mode=mode))
+    values, storage, _ = converged_values(vecenv, tmp_path)
+    valid = storage["valid"][:-1].astype(bool)
+    assert 0 < (~valid).sum() < valid.sum() and storage["rewards"][~valid].sum() == 0
+    assert (storage["valid"][1:][storage["truncations"] != 0] == 0).all()
+    np.testing.assert_allclose(values[valid], 10.0, atol=0.5)
+
+
+def test_the_command_line_takes_python_environments(tmp_path):
+    import pufferl
+
+    (tmp_path / "my_env.py").write_text(
+        "import gymnasium\n\n\n"
+        "def make_env(limit=9):\n    return gymnasium.make('Acrobot-v1', max_episode_steps=limit)\n"
+    )
+    name = f"{tmp_path}/my_env.py:make_env"
+    options = ["--train.total-timesteps", "512", "--train.horizon", "16", "--vec.num-envs", "4", "--vec.num-workers",
+               "2", "--env.limit", "7", "--policy.hidden-size", "16", "--logger", "none",
+               "--data-dir", str(tmp_path)]  # fmt: skip
+    trainer = pufferl.train(name, pufferl.load_config(name, options))
+    assert trainer.global_step == 512 and trainer.environment["episode_length"] == 7
+    resumed = pufferl.train(
+        name, pufferl.load_config(name, [*options, "--train.total-timesteps", "1024", "--resume", "latest"])
+    )
+    assert resumed.global_step == 1024 and resumed.run_folder == trainer.run_folder
+    results = pufferl.evaluate(
+        name, pufferl.load_config(name, [*options, "--load-model-path", "latest", "--eval.episodes", "3"])
+    )
+    assert results["score"][0] == -7
+    with pytest.raises(pufferl.ConfigError, match=r"vec.num_workers can be 1, 2, 4"):
+        pufferl.load_env(name, pufferl.load_config(name, [*options, "--vec.num-workers", "3"]))
+    with pytest.raises(pufferl.ConfigError, match="Did you mean CartPole-v1"):
+        pufferl.load_config("gym/CartPol-v1")
