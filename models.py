@@ -180,6 +180,9 @@ class Policy(_Recurrent):
         self.action_space = env.single_action_space
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.encoder = orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size))
+        # On an observation of zeros the gates see the bias alone: were it zero too, every channel would halve its state
+        # at each blank step, and nothing could learn to remember (docs/LOG.md: memory, breakout).
+        nn.init.normal_(self.encoder.bias)
         self.rnn = MinGRU(hidden_size, num_layers)
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
