@@ -585,7 +585,7 @@ class Protein(Random):
     et al. 2022), and so does the squared probability of success.
     """
 
-    CANDIDATES, ROUNDS = 1024, 3
+    CANDIDATES, ROUNDS, IDLE = 1024, 3, 0.7
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -703,7 +703,20 @@ class Protein(Random):
             keep = np.argsort(-best_gain)[:24]
             best_units, best_gain = best_units[keep], best_gain[keep]
             units = self._breed(best_units, count // 3, 0.15 / 2**round_)
-        return best_units[0]
+        return self._leave_idle_bounds(best_units[0])
+
+    def _leave_idle_bounds(self, unit):
+        """Settings that do not matter drift to a bound, where the models know least. One that lies within 3% of it gets
+        another value, if by that neither score nor cost gets worse by IDLE standard deviations of what is expected."""
+        for k in self.rng.permutation(len(unit)):
+            if min(unit[k], 1 - unit[k]) < 0.03 and not self.space.settings[k].levels:
+                both = np.array([unit, unit])
+                both[1, k] = self.rng.uniform(0.03, 0.97)
+                score, score_sd, cost, cost_sd, success = self.predict(both)
+                worse = max((score[0] - score[1]) / score_sd[1], (cost[1] - cost[0]) / cost_sd[1])
+                if worse < self.IDLE and success[1] > 0.9 * success[0]:
+                    unit = both[1]
+        return unit
 
 
 # ---------------------------------------------------------------------------------------------------------------------

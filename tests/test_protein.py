@@ -4,6 +4,8 @@ the ledger under several owners and kills, sweeps with a stand-in trainer (and r
 import json
 import math
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -769,3 +771,82 @@ def test_tsne_keeps_clusters_apart():
     spot = report.tsne(np.eye(5)[label] * 3 + 0.1 * rng.standard_normal((60, 5)))
     distance = np.linalg.norm(spot[:, None] - spot[None], axis=-1) + 1e9 * np.eye(60)
     assert (label[distance.argmin(1)] == label).all()
+
+
+@pytest.mark.slow
+def test_report_in_a_browser(swept, tmp_path):
+    """The page in a headless Chromium: what it shows is the ledger."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium; apt-get install chromium")
+    pytest.importorskip("plotly", reason="the page is made with it; pip install plotly")
+    import report
+
+    page = report.write_report(swept.folder)
+    probe = """<pre id="probe"></pre><script>window.addEventListener("load", () => setTimeout(() => {
+      const plot = document.querySelector(".js-plotly-plot"), trace = plot.data[0];
+      Plotly.Fx.hover(plot, [{curveNumber: 0, pointNumber: 4}]);
+      const values = axis => Array.from(plot.calcdata[0], point => plot._fullLayout[axis].d2c ? point[axis[0]] : null);
+      setTimeout(() => document.getElementById("probe").textContent = JSON.stringify({
+        trials: Array.from(trace.customdata), drawn: plot.querySelectorAll(".points path").length,
+        x: values("xaxis"), y: values("yaxis"), hover: plot.querySelector(".hoverlayer").textContent,
+        rows: document.querySelectorAll("tbody tr").length}), 500);
+    }, 1000));</script></body>"""
+    page.write_text(page.read_text().replace("</body>", probe))
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
+                 "--virtual-time-budget=20000", "--window-size=1250,4600", page.as_uri()]  # fmt: skip
+    text = subprocess.run([browser, *arguments], capture_output=True, text=True, timeout=120).stdout
+    shown = json.loads(re.search(r'<pre id="probe">(.*?)</pre>', text).group(1))
+    good = [r for r in swept.results().values() if r["status"] != "failed"]
+    assert shown["trials"] == [r["trial"] for r in good] and shown["drawn"] >= len(good) and shown["rows"] == 12
+    np.testing.assert_allclose(shown["x"], [r["cost"] for r in good])
+    np.testing.assert_allclose(shown["y"], [r["score"] for r in good])
+    assert f"trial {good[4]['trial']} (done)" in shown["hover"]
+
+
+# -- real clusters and real training (slow) ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
+    """Trials spread over both nodes; those of a node that goes down are run again; each counts once."""
+    pytest.importorskip("ray", reason="the cluster; pip install ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("FAKE_SECONDS", "3")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        second = cluster.add_node(num_cpus=2)
+        cluster.wait_for_nodes()
+        trials = tmp_path / "sweep_squared" / "trials"
+
+        def lose_a_node():
+            wait_for(lambda: len(list(trials.glob("*.json"))) >= 2, 120)
+            cluster.remove_node(second, allow_graceful=False)
+
+        thread = threading.Thread(target=lose_a_node)
+        thread.start()
+        ledger, _ = sweep(tmp_path, 12, ray=cluster.address, early_stop=0, workers=4)
+        thread.join()
+    finally:
+        cluster.shutdown()
+    results = ledger.results()
+    assert list(results) == list(range(12)) and {r["status"] for r in results.values()} == {"done"}
+    assert max(r["attempts"] for r in results.values()) >= 2, "the lost node was running trials"
+    assert not ledger.claims() and all(len(r["curve"]) == 5 for r in results.values())
+
+
+@pytest.mark.slow
+def test_a_real_sweep_on_squared(tmp_path):
+    """Through the command line, with the real trainer: scores come from training, and the best trial has learnt."""
+    command = [sys.executable, str(protein.ROOT / "protein.py"), "squared", "--data-dir", str(tmp_path),
+               "--sweep.num-trials", "4", "--train.total-timesteps", "1500000", "--vec.total-agents", "512",
+               "--vec.num-threads", "1", "--train.learning-rate", "0.02", "--sweep.train.horizon.max", "64"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "train.learning_rate is given, so it is not searched" in done.stdout
+    results = Ledger(tmp_path / "sweep_squared").results()
+    assert len(results) == 4
+    assert max(r["score"] for r in results.values() if r["status"] == "done") > -0.5, "it begins at -0.98"
+    assert (tmp_path / "sweep_squared" / "report.html").exists()
+    assert list((tmp_path / "sweep_squared" / "tensorboard").glob("00000/events*"))
