@@ -1,0 +1,192 @@
+/* Connect Four: players in turn drop a stone into one of seven columns of six; four in a line, along a row, a column or
+ * a diagonal, win. A full board is a draw. The opponent searches `depth` moves ahead (alpha-beta) and takes one of the
+ * best moves at random: with depth 1 it wins where it can, with 2 it also stops a line of the agent's, and so on;
+ * with 0 it plays at random. Who begins is drawn.
+ * The reward is 1 for a win, -1 for a loss, 0 for a draw. A stone for a full column loses at once: the action mask says
+ * which columns are free. perf is 1 for a win, a half for a draw.
+ * Observation: two planes of 6 x 7 bytes, own stones and the opponent's, the upper row first. Actions: the column. */
+#pragma once
+
+#define OBSERVATION uint8_t
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(draws)
+#define SETTINGS(X) X(int, depth, 3, "moves that the opponent looks ahead, 0..12")
+#define HAS_ACTION_MASKS
+#include "env.h"
+#include "draw.h"
+
+/* A board is a set of bits, seven a column from the bottom up; the seventh is always empty, so that no line wraps. */
+enum { COLUMNS = 7, ROWS = 6, TALL = ROWS + 1, CELLS = ROWS * COLUMNS, WIN = 100 };
+typedef uint64_t Stones;
+#define BOTTOM 0x0000040810204081u /* the lowest cell of each column: bits 0, 7, 14 .. 42 */
+#define BOARD (BOTTOM * 63)
+
+struct Env {
+    ENV_COMMON
+    Stones own, other;
+    int last; /* bit of the opponent's last stone, for c_render; -1 before it */
+    int tick;
+};
+
+static const char* c_init(Env* env) {
+    if (env->depth < 0 || env->depth > 12) return "depth must lie within 0..12";
+    return NULL;
+}
+
+static void c_spaces(const Env* env, Spaces* spaces) {
+    (void)env;
+    *spaces = (Spaces){
+        .num_agents = 1,
+        .observation_shape = {2, ROWS, COLUMNS},
+        .observation_low = 0,
+        .observation_high = 1,
+        .action_heads = {COLUMNS},
+    };
+}
+
+/* The cells, one a column that is not full, where the next stone would come to lie. */
+static inline Stones next_cells(Stones all) {
+    return (all + BOTTOM) & BOARD;
+}
+
+static inline Stones column_cells(int column) {
+    return (Stones)63 << column * TALL;
+}
+
+/* Cells that would make a line of four with three of these stones, empty or not. */
+static Stones line_cells(Stones s) {
+    Stones found = s << 1 & s << 2 & s << 3; /* upwards in a column */
+    static const int steps[] = {TALL, TALL - 1, TALL + 1};
+    for (int i = 0; i < 3; i++) {
+        int d = steps[i];
+        Stones up = s << d & s << 2 * d, down = s >> d & s >> 2 * d; /* two neighbours to one side */
+        found |= up & (s << 3 * d | s >> d);
+        found |= down & (s >> 3 * d | s << d);
+    }
+    return found & BOARD;
+}
+
+/* Columns from the middle outwards: the better moves first. */
+static const int order[COLUMNS] = {3, 2, 4, 1, 5, 0, 6};
+
+/* The value for who is to move, with `depth` moves to look ahead: WIN + moves left for a win, sooner is more. */
+static int search(Stones own, Stones other, int depth, int alpha, int beta) {
+    Stones all = own | other, free = next_cells(all);
+    if (!free || depth == 0) return 0;
+    if (line_cells(own) & free) return WIN + depth;
+    if (depth == 1) return 0;
+    Stones must = line_cells(other) & free; /* where the other one would win next */
+    if (must) {
+        if (must & (must - 1)) return depth >= 2 ? -(WIN + depth - 1) : 0; /* two at once cannot be stopped */
+        return -search(other, own | must, depth - 1, -beta, -alpha);
+    }
+    for (int i = 0; i < COLUMNS && alpha < beta; i++) {
+        Stones stone = free & column_cells(order[i]);
+        if (!stone) continue;
+        int value = -search(other, own | stone, depth - 1, -beta, -alpha);
+        if (value > alpha) alpha = value;
+    }
+    return alpha;
+}
+
+/* A random one of the best moves. Its window is open by one below the best, so that equal values are told apart. */
+static Stones choose(Env* env) {
+    Stones free = next_cells(env->own | env->other), best = 0;
+    int value = -2 * WIN, count = 0;
+    Stones wins = env->depth ? line_cells(env->other) & free : 0;
+    for (int i = 0; i < COLUMNS; i++) {
+        Stones stone = free & column_cells(order[i]);
+        if (!stone) continue;
+        int now = 0;
+        if (wins) now = stone & wins ? WIN : 0;
+        else if (env->depth > 1) now = -search(env->own, env->other | stone, env->depth - 1, -2 * WIN, 1 - value);
+        if (now > value) count = 0;
+        if (now >= value && random_int(&env->rng, ++count) == 0) best = stone;
+        if (now > value) value = now;
+    }
+    return best;
+}
+
+static void write_observation(Env* env) {
+    Stones free = next_cells(env->own | env->other);
+    for (int row = 0; row < ROWS; row++) {
+        for (int column = 0; column < COLUMNS; column++) {
+            int bit = column * TALL + ROWS - 1 - row;
+            env->observations[row * COLUMNS + column] = env->own >> bit & 1;
+            env->observations[CELLS + row * COLUMNS + column] = env->other >> bit & 1;
+        }
+    }
+    for (int column = 0; env->action_masks && column < COLUMNS; column++)
+        env->action_masks[column] = (free & column_cells(column)) != 0;
+}
+
+static void move_other(Env* env) {
+    Stones stone = choose(env);
+    env->other |= stone;
+    env->last = __builtin_ctzll(stone);
+}
+
+static void c_reset(Env* env) {
+    env->own = env->other = 0;
+    env->last = -1;
+    env->tick = 0;
+    if (random_int(&env->rng, 2)) move_other(env);
+    write_observation(env);
+}
+
+static void end_episode(Env* env, float reward) {
+    env->rewards[0] = reward;
+    env->terminals[0] = 1;
+    env->log.perf += (reward + 1) / 2;
+    env->log.score += reward;
+    env->log.episode_return += reward;
+    env->log.episode_length += (float)env->tick;
+    env->log.draws += reward == 0;
+    env->log.n += 1;
+    c_reset(env);
+}
+
+static void c_step(Env* env) {
+    Stones free = next_cells(env->own | env->other), stone = free & column_cells(env->actions[0]);
+    env->rewards[0] = 0;
+    env->terminals[0] = 0;
+    env->truncations[0] = 0;
+    env->tick++;
+    bool wins = (stone & line_cells(env->own)) != 0;
+    env->own |= stone;
+    if (!stone || wins) {
+        end_episode(env, wins ? 1 : -1);
+        return;
+    }
+    free = next_cells(env->own | env->other);
+    if (!free) {
+        end_episode(env, 0);
+        return;
+    }
+    Stones lines = line_cells(env->other);
+    move_other(env);
+    bool loses = (lines >> env->last & 1) != 0;
+    if (loses || !next_cells(env->own | env->other)) end_episode(env, loses ? -1 : 0);
+    else write_observation(env);
+}
+
+static void c_render(Env* env) {
+    enum { CELL = 100, EDGE = 20 };
+    draw_begin(COLUMNS * CELL + 2 * EDGE, ROWS * CELL + 2 * EDGE, "connect4");
+    DrawRectangle(EDGE / 2, EDGE / 2, COLUMNS * CELL + EDGE, ROWS * CELL + EDGE, (Color){34, 66, 120, 255});
+    for (int column = 0; column < COLUMNS; column++) {
+        for (int row = 0; row < ROWS; row++) {
+            int bit = column * TALL + row;
+            Vector2 centre = {EDGE + CELL * ((float)column + 0.5f), EDGE + CELL * ((float)(ROWS - 1 - row) + 0.5f)};
+            bool own = env->own >> bit & 1, other = env->other >> bit & 1;
+            Color color = own ? DRAW_CYAN : other ? DRAW_GOLD : DRAW_BACKGROUND;
+            DrawCircleV(centre, CELL * 0.41f, color);
+            if (own || other) DrawCircleV(centre, CELL * 0.31f, draw_mix(color, DRAW_BACKGROUND, 0.15f));
+            if (bit == env->last) DrawCircleV(centre, CELL * 0.08f, DRAW_BACKGROUND);
+        }
+    }
+    draw_end();
+}
+
+static void c_close(Env* env) {
+    (void)env;
+}
