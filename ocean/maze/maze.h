@@ -1,0 +1,217 @@
+/* Maze: find the way out of a maze that is another one in each episode, seeing no more than what is near. Rooms of a
+ * square of size x size are joined by a random walk that goes on from the newest room with a wall to an unseen one
+ * (depth first): there is exactly one way between any two; `loops` then opens that share of the walls that are left.
+ * The agent starts in a random room and the goal lies in another, at least half of the size away. Each step it moves a
+ * cell, that is half a way to the next room, unless there is a wall. The goal pays 1 and ends the episode; after
+ * max_steps it is truncated; every step costs reward_step.
+ *
+ *     observation: planes of (2 vision + 1)^2 cells around the agent, 1 where there is
+ *     0   a wall (also all that is outside)
+ *     1   the goal
+ *     2   with `trail`, a cell where the agent was in this episode
+ *
+ * Actions: up, down, left, right. perf is the share of mazes solved; score that of the shortest way in the steps
+ * taken, 0 where the goal was not reached. */
+#pragma once
+
+#define OBSERVATION uint8_t
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
+#define SETTINGS(X) \
+    X(int, size, 8, "rooms on a side, 2..64") \
+    X(int, vision, 3, "cells that the agent sees in each direction") \
+    X(bool, trail, true, "the agent sees where it was") \
+    X(int, max_steps, 0, "steps after which an episode is truncated; 0: 4 for each room") \
+    X(float, loops, 0.0, "share of inner walls that are opened besides") \
+    X(float, reward_step, 0.0, "of every step")
+#define HEAP uint8_t* cells; uint16_t* queue; /* the maze with a border of walls, and a list of as many cells */
+#include "env.h"
+#include "draw.h"
+
+enum { MAX_SIZE = 64, MAX_VISION = 16, WALL = 1, GOAL = 2, TRAIL = 4, SEEN = 8 };
+
+struct Env {
+    ENV_COMMON
+    int border, stride, limit; /* cells before the first room, and of a row with them; limit: of steps */
+    int at, goal, way; /* way: steps of the shortest way from the start */
+    int tick;
+};
+
+static const char* c_init(Env* env) {
+    if (env->size < 2 || env->size > MAX_SIZE) return "size must lie within 2..64";
+    if (env->vision < 1 || env->vision > MAX_VISION) return "vision must lie within 1..16";
+    if (env->max_steps < 0) return "max_steps must be 0 (4 for each room) or more";
+    if (!(env->loops >= 0 && env->loops <= 1)) return "loops must lie within 0..1";
+    env->border = env->vision < 2 ? 2 : env->vision; /* two cells beyond any room are inside the array */
+    env->stride = 2 * env->size - 1 + 2 * env->border;
+    env->limit = env->max_steps ? env->max_steps : 4 * env->size * env->size;
+    size_t cells = (size_t)env->stride * (size_t)env->stride;
+    env->cells = calloc(cells, 1);
+    env->queue = calloc(cells, sizeof(uint16_t));
+    if (!env->cells || !env->queue) return "no memory for the maze";
+    return NULL;
+}
+
+static int side_of(const Env* env) {
+    return 2 * env->vision + 1;
+}
+
+static void c_spaces(const Env* env, Spaces* spaces) {
+    *spaces = (Spaces){
+        .num_agents = 1,
+        .observation_shape = {env->trail ? 3 : 2, side_of(env), side_of(env)},
+        .observation_low = 0,
+        .observation_high = 1,
+        .action_heads = {4},
+    };
+}
+
+static void write_observation(const Env* env, uint8_t* observation) {
+    int side = side_of(env), plane = side * side;
+    const uint8_t* cells = env->cells + env->at - env->vision * env->stride - env->vision;
+    for (int row = 0; row < side; row++, cells += env->stride, observation += side) {
+        for (int column = 0; column < side; column++) {
+            observation[column] = (cells[column] & WALL) != 0;
+            observation[plane + column] = (cells[column] & GOAL) != 0;
+        }
+        for (int column = 0; env->trail && column < side; column++)
+            observation[2 * plane + column] = (cells[column] & TRAIL) != 0;
+    }
+}
+
+static int room(const Env* env, int row, int column) {
+    return (2 * row + env->border) * env->stride + 2 * column + env->border;
+}
+
+/* Rooms stand at every second cell; the walls between them fall on the way of the walk. */
+static void dig(Env* env) {
+    const int steps[4] = {-env->stride, env->stride, -1, 1};
+    memset(env->cells, WALL, (size_t)env->stride * (size_t)env->stride);
+    for (int row = 0; row < env->size; row++)
+        for (int column = 0; column < env->size; column++)
+            env->cells[room(env, row, column)] = SEEN; /* here: not yet reached */
+    int at = room(env, random_int(&env->rng, env->size), random_int(&env->rng, env->size)), waiting = 0;
+    env->cells[at] = 0;
+    env->queue[waiting++] = (uint16_t)at;
+    while (waiting) {
+        at = env->queue[waiting - 1];
+        int open[4], count = 0;
+        for (int k = 0; k < 4; k++)
+            if (env->cells[at + steps[k]] & WALL && env->cells[at + 2 * steps[k]] == SEEN) open[count++] = steps[k];
+        if (count == 0) {
+            waiting--;
+            continue;
+        }
+        int step = open[random_int(&env->rng, count)];
+        env->cells[at + step] = env->cells[at + 2 * step] = 0;
+        env->queue[waiting++] = (uint16_t)(at + 2 * step);
+    }
+    for (int row = 0; env->loops > 0 && row < env->size; row++) {
+        for (int column = 0; column < env->size; column++) {
+            int here = room(env, row, column);
+            if (column + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops) env->cells[here + 1] = 0;
+            if (row + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops) env->cells[here + env->stride] = 0;
+        }
+    }
+}
+
+/* Steps of the shortest way from the start to the goal, breadth first; the marks are taken away again. */
+static int shortest(Env* env) {
+    const int steps[4] = {-env->stride, env->stride, -1, 1};
+    int first = 0, last = 0, way = 0, found = -1;
+    env->queue[last++] = (uint16_t)env->at;
+    env->cells[env->at] |= SEEN;
+    while (first < last && found < 0) {
+        int end = last;
+        for (; first < end && found < 0; first++) {
+            int at = env->queue[first];
+            if (at == env->goal) found = way;
+            for (int k = 0; k < 4; k++) {
+                int next = at + steps[k];
+                if (env->cells[next] & (WALL | SEEN)) continue;
+                env->cells[next] |= SEEN;
+                env->queue[last++] = (uint16_t)next;
+            }
+        }
+        way++;
+    }
+    for (int i = 0; i < last; i++)
+        env->cells[env->queue[i]] &= ~SEEN;
+    return found;
+}
+
+static void c_reset(Env* env) {
+    dig(env);
+    env->tick = 0;
+    int row = random_int(&env->rng, env->size), column = random_int(&env->rng, env->size);
+    int to_row, to_column, apart;
+    do { /* some corner is always far enough away */
+        to_row = random_int(&env->rng, env->size);
+        to_column = random_int(&env->rng, env->size);
+        apart = abs(to_row - row) + abs(to_column - column);
+    } while (apart < (env->size + 1) / 2);
+    env->at = room(env, row, column);
+    env->goal = room(env, to_row, to_column);
+    env->cells[env->goal] |= GOAL;
+    env->way = shortest(env);
+    env->cells[env->at] |= TRAIL;
+    write_observation(env, env->observations);
+}
+
+static void c_step(Env* env) {
+    const int steps[4] = {-env->stride, env->stride, -1, 1};
+    int next = env->at + steps[env->actions[0]];
+    if (!(env->cells[next] & WALL)) env->at = next;
+    env->cells[env->at] |= TRAIL;
+    env->tick++;
+    bool there = env->at == env->goal, late = !there && env->tick >= env->limit;
+    env->rewards[0] = (float)there + env->reward_step;
+    env->terminals[0] = there;
+    env->truncations[0] = late;
+    if (!there && !late) {
+        write_observation(env, env->observations);
+        return;
+    }
+    if (late && env->final_observations) write_observation(env, env->final_observations);
+    env->log.perf += there;
+    env->log.score += there ? (float)env->way / (float)env->tick : 0;
+    env->log.episode_return += (float)there + (float)env->tick * env->reward_step;
+    env->log.episode_length += (float)env->tick;
+    env->log.n += 1;
+    c_reset(env);
+}
+
+static int64_t c_save(Env* env, char* out) {
+    size_t cells = (size_t)env->stride * (size_t)env->stride; /* the queue is used within c_reset only */
+    if (out) memcpy(out, env->cells, cells);
+    return (int64_t)cells;
+}
+
+static void c_load(Env* env, const char* in) {
+    memcpy(env->cells, in, (size_t)env->stride * (size_t)env->stride);
+}
+
+/* What the agent sees is lit; the rest of the maze is dim. */
+static void c_render(Env* env) {
+    int cells = 2 * env->size + 1, side = 760 / cells > 1 ? 760 / cells : 1, border = env->border - 1;
+    int row = env->at / env->stride - border, column = env->at % env->stride - border;
+    draw_begin(cells * side, cells * side, "maze");
+    for (int y = 0; y < cells; y++) {
+        for (int x = 0; x < cells; x++) {
+            int cell = env->cells[(y + border) * env->stride + x + border];
+            bool lit = abs(y - row) <= env->vision && abs(x - column) <= env->vision;
+            Color color = cell & WALL ? (lit ? (Color){92, 118, 138, 255} : (Color){44, 60, 74, 255})
+                                      : (lit ? DRAW_PANEL : DRAW_BACKGROUND);
+            if (cell & TRAIL && !(cell & WALL)) color = draw_mix(color, DRAW_CYAN, 0.25f);
+            DrawRectangle(x * side, y * side, side, side, color);
+            Vector2 centre = {((float)x + 0.5f) * (float)side, ((float)y + 0.5f) * (float)side};
+            if (cell & GOAL) DrawCircleV(centre, (float)side * 0.42f, DRAW_GOLD);
+            if (y == row && x == column) DrawCircleV(centre, (float)side * 0.42f, DRAW_CYAN);
+        }
+    }
+    draw_end();
+}
+
+static void c_close(Env* env) {
+    free(env->cells);
+    free(env->queue);
+}
