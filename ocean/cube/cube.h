@@ -1,0 +1,185 @@
+/* Cube: Rubik's cube, 3 x 3 x 3 or 2 x 2 x 2. An episode begins with scramble_min to scramble_max random quarter turns
+ * of a solved cube (none takes back the one before) and ends, with a reward of 1, when every side shows one colour,
+ * whichever way the cube is held. After max_steps it is truncated.
+ * Observation: one-hot colours of all stickers, (stickers, 6) bytes: sides in the order up, right, front, down, left,
+ * back. Actions: quarter turns of the sides in that order, clockwise and then counter-clockwise each.
+ * perf is the share of cubes solved; scramble is the mean length of the scrambles. */
+#pragma once
+
+#define OBSERVATION uint8_t
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(scramble)
+#define SETTINGS(X) \
+    X(int, size, 3, "stickers on an edge, 2 or 3") \
+    X(int, scramble_min, 1, "quarter turns of the shortest scramble") \
+    X(int, scramble_max, 8, "quarter turns of the longest scramble") \
+    X(int, max_steps, 0, "steps after which an episode is truncated; 0: 2 for each turn of the longest scramble") \
+    X(float, reward_step, 0.0, "of every step")
+#include "env.h"
+#include "draw.h"
+
+enum { SIDES = 6, TURNS = 2 * SIDES, MAX_STICKERS = 54 };
+typedef struct { int x, y, z; } Axis; /* x to the right, y up, z to the front */
+static const Axis normals[SIDES] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}, {0, -1, 0}, {-1, 0, 0}, {0, 0, -1}};
+/* Of each side as it is looked at from outside: where the columns and where the rows go. */
+static const Axis columns[SIDES] = {{1, 0, 0}, {0, 0, -1}, {1, 0, 0}, {1, 0, 0}, {0, 0, 1}, {-1, 0, 0}};
+static const Axis rows[SIDES] = {{0, 0, 1}, {0, -1, 0}, {0, -1, 0}, {0, 0, -1}, {0, -1, 0}, {0, -1, 0}};
+
+struct Env {
+    ENV_COMMON
+    int stickers, limit;
+    uint8_t from[TURNS][MAX_STICKERS]; /* where each sticker's colour comes from in a turn */
+    uint8_t colors[MAX_STICKERS];
+    int scrambled, tick;
+};
+
+static Axis add(Axis a, Axis b, int times) {
+    return (Axis){a.x + times * b.x, a.y + times * b.y, a.z + times * b.z};
+}
+
+static int dot(Axis a, Axis b) {
+    return a.x * b.x + a.y * b.y + a.z * b.z;
+}
+
+/* A quarter turn about an axis, clockwise as seen from its tip: v -> (v . n) n - n x v. */
+static Axis quarter(Axis v, Axis n) {
+    Axis cross = {n.y * v.z - n.z * v.y, n.z * v.x - n.x * v.z, n.x * v.y - n.y * v.x};
+    return add((Axis){-cross.x, -cross.y, -cross.z}, n, dot(v, n));
+}
+
+/* Where a sticker is, in half cells from the cube's middle: its side's plane is `size` away. */
+static Axis place_of(const Env* env, int sticker) {
+    int area = env->size * env->size, side = sticker / area, row = sticker % area / env->size;
+    int column = sticker % env->size;
+    Axis at = add((Axis){0, 0, 0}, normals[side], env->size);
+    return add(add(at, columns[side], 2 * column + 1 - env->size), rows[side], 2 * row + 1 - env->size);
+}
+
+static int sticker_at(const Env* env, Axis place) {
+    for (int i = 0; i < env->stickers; i++) {
+        Axis at = place_of(env, i);
+        if (at.x == place.x && at.y == place.y && at.z == place.z) return i;
+    }
+    return -1;
+}
+
+/* The turns follow from geometry: a sticker of the turned layer goes to the place that it is turned to. */
+static const char* c_init(Env* env) {
+    if (env->size != 2 && env->size != 3) return "size must be 2 or 3";
+    if (env->scramble_min < 1 || env->scramble_max < env->scramble_min || env->scramble_max > 1000)
+        return "1 <= scramble_min <= scramble_max <= 1000 must hold";
+    if (env->max_steps < 0) return "max_steps must be 0 (2 for each turn) or more";
+    env->stickers = SIDES * env->size * env->size;
+    env->limit = env->max_steps ? env->max_steps : 2 * env->scramble_max;
+    for (int side = 0; side < SIDES; side++) {
+        for (int i = 0; i < env->stickers; i++) {
+            Axis at = place_of(env, i);
+            int to = dot(at, normals[side]) >= env->size - 1 ? sticker_at(env, quarter(at, normals[side])) : i;
+            env->from[2 * side][to] = (uint8_t)i;
+            env->from[2 * side + 1][i] = (uint8_t)to;
+        }
+    }
+    return NULL;
+}
+
+static void c_spaces(const Env* env, Spaces* spaces) {
+    *spaces = (Spaces){
+        .num_agents = 1,
+        .observation_shape = {env->stickers, SIDES},
+        .observation_low = 0,
+        .observation_high = 1,
+        .action_heads = {TURNS},
+    };
+}
+
+static void write_observation(const Env* env, uint8_t* observation) {
+    memset(observation, 0, (size_t)(env->stickers * SIDES));
+    for (int i = 0; i < env->stickers; i++)
+        observation[i * SIDES + env->colors[i]] = 1;
+}
+
+static void turn(Env* env, int action) {
+    uint8_t before[MAX_STICKERS];
+    memcpy(before, env->colors, sizeof(before));
+    for (int i = 0; i < env->stickers; i++)
+        env->colors[i] = before[env->from[action][i]];
+}
+
+static bool is_solved(const Env* env) {
+    int area = env->size * env->size;
+    for (int i = 0; i < env->stickers; i++)
+        if (env->colors[i] != env->colors[i / area * area]) return false;
+    return true;
+}
+
+static void c_reset(Env* env) {
+    int area = env->size * env->size;
+    env->tick = 0;
+    env->scrambled = env->scramble_min + random_int(&env->rng, env->scramble_max - env->scramble_min + 1);
+    do { /* a scramble may come back to where it began */
+        for (int i = 0; i < env->stickers; i++)
+            env->colors[i] = (uint8_t)(i / area);
+        int last = -1;
+        for (int k = 0; k < env->scrambled; k++) {
+            int action = random_int(&env->rng, last < 0 ? TURNS : TURNS - 1);
+            if (last >= 0 && action >= (last ^ 1)) action++; /* all but the last one's inverse */
+            turn(env, action);
+            last = action;
+        }
+    } while (is_solved(env));
+    write_observation(env, env->observations);
+}
+
+static void c_step(Env* env) {
+    turn(env, env->actions[0]);
+    env->tick++;
+    bool solved = is_solved(env), late = !solved && env->tick >= env->limit;
+    env->rewards[0] = (float)solved + env->reward_step;
+    env->terminals[0] = solved;
+    env->truncations[0] = late;
+    if (!solved && !late) {
+        write_observation(env, env->observations);
+        return;
+    }
+    if (late && env->final_observations) write_observation(env, env->final_observations);
+    env->log.perf += solved;
+    env->log.score += solved;
+    env->log.episode_return += (float)solved + (float)env->tick * env->reward_step;
+    env->log.episode_length += (float)env->tick;
+    env->log.scramble += (float)env->scrambled;
+    env->log.n += 1;
+    c_reset(env);
+}
+
+/* Looked at from in front, above and the right; the second view shows the cube's other three sides. */
+static Vector2 project(float x, float y, float z, float middle) {
+    return (Vector2){middle + (x - z) * 92, 250 + (x + z) * 53 - y * 106};
+}
+
+static void c_render(Env* env) {
+    static const Color paints[SIDES] = {{236, 242, 246, 255}, {226, 84, 84, 255},  {90, 200, 120, 255},
+                                        {250, 200, 60, 255},  {238, 126, 50, 255}, {60, 120, 226, 255}};
+    int area = env->size * env->size;
+    float size = (float)env->size;
+    draw_begin(860, 500, "cube");
+    for (int i = 0; i < env->stickers; i++) {
+        int side = i / area;
+        bool hidden = side >= 3;
+        Axis at = place_of(env, i), c = columns[side], r = rows[side];
+        Vector2 corner[4];
+        for (int k = 0; k < 4; k++) {
+            float u = k == 1 || k == 2 ? 0.9f : -0.9f, v = k >= 2 ? 0.9f : -0.9f, flip = hidden ? -1 : 1;
+            float x = ((float)at.x + u * (float)c.x + v * (float)r.x) / size * flip;
+            float y = ((float)at.y + u * (float)c.y + v * (float)r.y) / size * flip;
+            float z = ((float)at.z + u * (float)c.z + v * (float)r.z) / size * flip;
+            corner[k] = project(x, y, z, hidden ? 640 : 220);
+        }
+        draw_quad(corner[0], corner[1], corner[2], corner[3], paints[env->colors[i]]);
+    }
+    draw_text_centred("up  front  right", 220, 485, 20, DRAW_GREY);
+    draw_text_centred("down  back  left", 640, 485, 20, DRAW_GREY);
+    draw_end();
+}
+
+static void c_close(Env* env) {
+    (void)env;
+}
