@@ -43,6 +43,15 @@ MORE = [
     ("tetris", {"height": 4, "lines": 1, "max_steps": 20}),
     ("tetris", {"first_level": 20}),
     ("g2048", {"max_steps": 50}),
+    ("connect4", {"depth": 0}),
+    ("connect4", {"depth": 6}),
+    ("go", {"size": 5, "komi": 0.5}),
+    ("go", {"size": 9, "skill": 0.0, "max_moves": 60}),
+    ("minesweeper", {"width": 4, "height": 2, "mines": 2, "max_steps": 2}),
+    ("minesweeper", {"width": 30, "height": 16, "mines": 99, "max_steps": 8}),
+    ("maze", {"size": 2, "vision": 1, "trail": False}),
+    ("maze", {"size": 9, "loops": 0.3, "max_steps": 60}),
+    ("cube", {"size": 2, "max_steps": 3}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 KNOWN = {name for name, _ in VARIANTS}
