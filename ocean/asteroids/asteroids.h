@@ -1,10 +1,10 @@
 /* Asteroids: a ship among drifting rocks, in a field of 1024 x 768 whose edges are joined. A shot breaks a large rock
  * (20 points) into two of middle size (50), and one of these into two small ones (100). When all are gone the next
- * wave comes: 4 large rocks at first, two more each time, up to 11. Now and then a saucer crosses and shoots: the large
- * one (200 points) anywhere, the small one (1000), which comes from 10,000 points on, at the ship. What touches the
- * ship costs it and breaks; three are there, and one more every 10,000 points. A new ship appears in the middle
- * after respawn_seconds, as soon as that is clear. Hyperspace puts the ship at a random place, one time in six into pieces. The last ship's loss
- * ends the episode.
+ * wave comes: 4 large rocks at first, two more each time, up to 11. Now and then a saucer crosses and shoots: the
+ * large one (200 points) anywhere, the small one (1000), which comes from 10,000 points on, at the ship. What touches
+ * the ship costs it and breaks; three are there, and one more every 10,000 points. A new ship appears in the middle
+ * after respawn_seconds, as soon as that is clear. Hyperspace puts the ship at a random place, one time in six into
+ * pieces. The last ship's loss ends the episode.
  * The reward is the points over reward_points and reward_loss for a ship lost; score is the points, perf the points
  * as a share of 10,000, cut at 1.
  *
