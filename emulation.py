@@ -673,6 +673,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         if terminated or truncated:
             self._over = True
             info = {**info, "episode_return": self._episode_return, "episode_length": self._episode_length}
+            if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
+                info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
         return observation, reward, terminated, truncated, info
 
     def _check(self, call, observation, reward, terminated, truncated):
@@ -1165,7 +1167,9 @@ def _plain_defaults(function):
 
 class GymnasiumCreator:
     """gym/ID. Atari and MiniGrid get their fields' usual preprocessing: AtariPreprocessing, FrameStackObservation, and
-    ImgObsWrapper. Raises ValueError where there is no such id, ImportError where its package is missing."""
+    ImgObsWrapper. reward_scale multiplies the rewards that are learnt from; logs keep the true return. Raises
+    ValueError where there is no such id, ImportError where its package is missing.
+    """
 
     ATARI: ClassVar = {
         "frame_skip": 4,
@@ -1211,12 +1215,20 @@ class GymnasiumCreator:
         }
         if spec.max_episode_steps is not None:
             settings["max_episode_steps"] = spec.max_episode_steps
+        settings["reward_scale"] = 1.0
         if self.id.startswith("ALE/"):
             settings = {k: v for k, v in settings.items() if k not in ("obs_type", "frameskip")} | self.ATARI
         return settings
 
-    def __call__(self, **kwargs):
+    def __call__(self, reward_scale=1.0, **kwargs):
         self._spec()
+        env = self._make(kwargs)
+        if reward_scale != 1:
+            env = gymnasium.wrappers.RecordEpisodeStatistics(env, buffer_length=1)  # the return that is logged
+            env = gymnasium.wrappers.TransformReward(env, lambda reward: reward_scale * reward)
+        return env
+
+    def _make(self, kwargs):
         if not self.id.startswith("ALE/"):
             env = gymnasium.make(self.id, disable_env_checker=True, **kwargs)  # the first step is checked here
             if self.id.startswith(("MiniGrid-", "BabyAI-")):
@@ -1417,7 +1429,8 @@ class Envs:
             if truncated:
                 env._write(row.final_observations, i, observation)
             numbers = numeric_scalars(info) if info else {}
-            numbers["episode_return"], numbers["episode_length"] = self._returns.item(i), self._lengths.item(i)
+            numbers["episode_return"] = numbers.get("episode/r", self._returns.item(i))
+            numbers["episode_length"] = self._lengths.item(i)
             infos.append((self.first_env + i, numbers))
             self._returns[i] = self._lengths[i] = 0
             observation, info = self._resets[i]()

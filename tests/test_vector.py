@@ -312,7 +312,14 @@ def test_names_that_do_not_exist(name, error, message):
 
 def test_environments_by_name():
     settings = emulation.load_creator("gym/CartPole-v1").settings
-    assert settings == {"sutton_barto_reward": False, "max_episode_steps": 500}
+    assert settings == {"sutton_barto_reward": False, "max_episode_steps": 500, "reward_scale": 1.0}
+    for backend in ("serial", "multiprocessing"):
+        with vector.make(
+            "gym/CartPole-v1", 2, backend, env_kwargs={"reward_scale": 0.5, "max_episode_steps": 3}
+        ) as vecenv:
+            vecenv.reset(seed=0)
+            rewards = [vecenv.step([1, 0])[1].tolist() for _ in range(6)]
+            assert rewards == [[0.5, 0.5]] * 6 and vecenv.log()["score"] == 3
     assert emulation.load_creator(f"{__file__}:Walk").settings == {"limit": 6}
     with vector.make(f"{__file__}:Walk", 2, Multiprocessing, num_workers=2, env_kwargs={"limit": 2}) as vecenv:
         vecenv.reset(seed=0)
