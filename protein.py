@@ -22,6 +22,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -138,6 +139,8 @@ class Setting:
     def to_unit(self, value):
         """A value's coordinate; the middle of its cell where values are discrete."""
         if self.values:
+            if value not in self.values:
+                self._refuse(f"{value!r} is not one of {list(self.values)}")
             return (self.values.index(value) + 0.5) / len(self.values)
         low, high, at = self._stretch(self.min), self._stretch(self.max), self._stretch(value)
         if self.levels:
@@ -431,6 +434,10 @@ class Random:
             raise SpaceError(f"goal = {goal!r}: must be maximize or minimize.")
         self.env_name, self.num_trials, self.metric, self.goal, self.seed = env_name, num_trials, metric, goal, seed
         self.max_suggestion_cost = max_suggestion_cost or math.inf
+        known = [field.name for field in dataclasses.fields(Sweep)] + ["fixed"]
+        for key in settings:
+            if key not in known:
+                raise SpaceError(f"{key}: there is no such setting of a sweep. There are: {', '.join(known)}.")
         self.extra = settings
         self.search_space = searched_settings(env_name, search_space)
         self.space = Space(self.search_space)
@@ -815,7 +822,8 @@ class Ledger:
                 continue
             kill_orphan(claim)
             given_back = claim["host"] is None
-            ours = {key: value for key, value in claim.items() if key not in ("trial", "token", "child", *self.owner)}
+            gone = ("trial", "token", "child", "at", *self.owner)
+            ours = {key: value for key, value in claim.items() if key not in gone}
             ours["attempts"] += not given_back
             claim = self.claim(claim["trial"], **ours)
             mine.unlink()
@@ -1023,6 +1031,8 @@ def watch(process, folder, job, stop):
             continue
         checked = now
         curve = curve_of(folder, job)
+        if len(curve.step):
+            job.get("at", {}).update(progress=curve.step[-1] / job["total"], score=curve.score[-1])
         if (len(curve.cost) and curve.cost[-1] > job["limit"]) or hopeless(curve, job["total"], job["rule"]):
             end(process)
             return "stopped"
@@ -1073,7 +1083,8 @@ class LocalPool:
 
     def __init__(self, workers, gpus=0):
         self.slots = workers * max(1, gpus)
-        self.gpus = gpus
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
         self.stop = threading.Event()
         self.threads = ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
         self.running = {}  # future -> (claim, GPU or None)
@@ -1082,8 +1093,8 @@ class LocalPool:
         gpu = None
         if self.gpus:
             used = [taken for _, taken in self.running.values()]
-            gpu = min(range(self.gpus), key=used.count)
-            job = {**job, "env": {**job["env"], "CUDA_VISIBLE_DEVICES": str(gpu)}}
+            gpu = min(self.gpus, key=used.count)
+            job = {**job, "env": {**job["env"], "CUDA_VISIBLE_DEVICES": gpu}}
         self.running[self.threads.submit(run_trial, job, self.stop, started)] = claim, gpu
 
     @property
@@ -1272,8 +1283,12 @@ def run_sweep(env_name, tuner, settings=None, options=(), quiet=False):
     """
     pufferl = import_pufferl()
     if settings is None:
-        fixed = tuner.extra.pop("fixed", {})
-        settings, options = Sweep(**tuner.extra), as_options(flatten(fixed))
+        extra = dict(tuner.extra)
+        fixed = extra.pop("fixed", {})
+        nested = {f"{section}.{key}": value for section, keys in fixed.items() if isinstance(keys, dict)
+                  for key, value in keys.items()}
+        options = as_options(nested | {key: value for key, value in fixed.items() if not isinstance(value, dict)})
+        settings = Sweep(**extra)
         settings.num_trials, settings.metric, settings.goal = tuner.num_trials, tuner.metric, tuner.goal
         settings.max_suggestion_cost = tuner.max_suggestion_cost
     config = pufferl.load_config(env_name, list(options))
@@ -1289,7 +1304,14 @@ def run_sweep(env_name, tuner, settings=None, options=(), quiet=False):
         fixed += ["--vec.num-threads", str(max(1, cores // pool.slots))]
     logger = make_logger(settings.logger, folder)
     server = import_report().serve(folder, settings.web) if settings.web else None
-    known, beaten, say = set(), 0.0, (lambda text: None) if quiet else print
+    known, beaten = set(), 0.0
+    status = StatusLine(sys.stdout.isatty() and not quiet)
+
+    def say(text):
+        if not quiet:
+            status.clear()
+            print(text, flush=True)
+
     say(f"sweep {folder}: {len(tuner.space)} settings ({', '.join(tuner.space.names)}), {len(ledger.results())} of "
         f"{settings.num_trials} trials done, {pool.slots} at a time")
     if server:
@@ -1329,9 +1351,9 @@ def run_sweep(env_name, tuner, settings=None, options=(), quiet=False):
                "rule": stopping_rule(tuner, settings)}
 
         def started(child):
-            claim["child"] = child
-            ledger.update(claim)
+            ledger.update({**claim, "child": child})
 
+        claim["at"] = job["at"] = {}
         pool.submit(claim, job, started)
 
     def settle(claim, outcome):
@@ -1368,11 +1390,13 @@ def run_sweep(env_name, tuner, settings=None, options=(), quiet=False):
                     break
                 for claim, outcome in pool.finished(0.5):
                     settle(claim, outcome)
+                status.show(pool.claims)
                 if time.monotonic() - beaten > Ledger.LEASE / 6:
                     ledger.beat(pool.claims)
                     beaten = time.monotonic()
                 refuse_if_all_fail(ledger)
     finally:
+        status.clear()
         for claim, outcome in pool.close():
             settle(claim, outcome if outcome["status"] != "lost" else {"status": "interrupted"})
         logger(None)
@@ -1381,6 +1405,24 @@ def run_sweep(env_name, tuner, settings=None, options=(), quiet=False):
     learn()
     conclude(folder, tuner, settings, say, interrupts.requested)
     return ledger
+
+
+class StatusLine:
+    """What runs now, on the last line of a terminal."""
+
+    def __init__(self, wanted):
+        self.wanted, self.began = wanted, time.monotonic()
+
+    def show(self, claims):
+        if self.wanted:
+            at = [(c["trial"], c["at"].get("progress", 0), c["at"].get("score", math.nan)) for c in claims]
+            line = f"{time.monotonic() - self.began:.0f} s, running: "
+            line += ", ".join(f"{trial} {100 * progress:.0f}% score {score:.4g}" for trial, progress, score in at)
+            print("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+
+    def clear(self):
+        if self.wanted:
+            print("\r\x1b[K", end="", flush=True)
 
 
 def begin(ledger, env_name, tuner, settings, options, config):

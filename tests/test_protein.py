@@ -98,7 +98,8 @@ def test_present_values_are_the_means_and_whole_numbers_stay_whole():
         "train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e8},
         "env.distance": {"distribution": "int_uniform", "min": 2, "max": 9}, "train.gamma": {**UNIT, "mean": 0.3},
         "train.vf_coef": {"distribution": "uniform", "min": 5, "max": 9}})  # fmt: skip
-    assert space["train.total_timesteps"]["mean"] == 10_000_000 and space["train.total_timesteps"]["integer"]
+    present = protein.import_pufferl().load_config("squared")["train"]["total_timesteps"]
+    assert space["train.total_timesteps"]["mean"] == present and space["train.total_timesteps"]["integer"]
     assert space["env.distance"]["mean"] == 5 and space["train.gamma"]["mean"] == 0.3
     assert "mean" not in space["train.vf_coef"], "the present value lies outside: no preference"
     assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
@@ -593,7 +594,7 @@ def test_a_metric_that_is_never_logged_stops_the_sweep(tmp_path, fake):
 
 
 def test_hopeless_trials_are_stopped(tmp_path, fake, monkeypatch):
-    monkeypatch.setenv("FAKE_SECONDS", "6")
+    monkeypatch.setenv("FAKE_SECONDS", "4")
     ledger = Ledger(tmp_path / "x")
     rule = {"front": [(0.1, 0.5)], "floor": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
     job = {"trainer": str(FAKE), "folder": str(ledger.folder / "runs" / "0"), "env": {}, "total": 1000, "downsample": 5,
@@ -603,6 +604,38 @@ def test_hopeless_trials_are_stopped(tmp_path, fake, monkeypatch):
     assert outcome["status"] == "stopped" and 0.25 < outcome["curve"][-1][0] < 0.9
     outcome = protein.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
     assert outcome["status"] == "stopped" and 0.4 < outcome["cost"] < 0.9
+
+
+def test_optimize_in_python_trains(tmp_path, fake):
+    tuner = Protein("squared", FAKE_SPACE, num_trials=4, workers=2, logger="none", early_stop=0,
+                    fixed={"data_dir": str(tmp_path), "train": {"gamma": 0.9}})
+    best = tuner.optimize()
+    results = Ledger(tmp_path / "sweep_squared").results()
+    assert len(results) == 4 and best == max(results.values(), key=lambda r: r["score"])["settings"]
+    run = next((tmp_path / "sweep_squared" / "runs" / "00000").glob("*/config.json"))
+    assert json.loads(run.read_text())["options"]["--train.gamma"] == "0.9"
+    with pytest.raises(SpaceError, match="wrokers"):
+        Protein("squared", FAKE_SPACE, wrokers=2)
+
+
+def test_trials_are_spread_over_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    seen, release = [], threading.Event()
+
+    def run_trial(job, stop, started):
+        seen.append(job["env"]["CUDA_VISIBLE_DEVICES"])
+        release.wait(10)
+        return {"status": "done"}
+
+    monkeypatch.setattr(protein, "run_trial", run_trial)
+    pool = protein.LocalPool(workers=2, gpus=2)
+    assert pool.slots == 4
+    for trial in range(4):
+        pool.submit({"trial": trial}, {"env": {}}, None)
+    wait_for(lambda: len(seen) == 4, 10)
+    assert sorted(seen) == ["3", "3", "5", "5"]
+    release.set()
+    assert len(pool.close()) == 4
 
 
 def start_sweep(folder, trials, workers=2, seconds=1.0):
@@ -664,6 +697,7 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
     assert {p.suffix for p in trials.iterdir()} == {".json"}
 
 
+@pytest.mark.slow
 def test_two_sweeps_share_a_folder(tmp_path):
     processes = [start_sweep(tmp_path, 8, workers=1, seconds=0.3) for _ in range(2)]
     outputs = [process.communicate(timeout=90)[0] for process in processes]
