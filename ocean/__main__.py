@@ -1,0 +1,425 @@
+"""Play, watch, picture or check an environment, without any training code.
+
+    python -m ocean                                  # what there is
+    python -m ocean breakout                         # a window: arrow keys play, without a key table an agent at random
+    python -m ocean breakout --random --set frameskip=2 balls=0
+    python -m ocean breakout --png breakout.png --steps 200      # no window: the picture after some random steps
+    python -m ocean path/to/own.h --check            # a million steps under sanitizers, looking for the usual bugs
+
+In the window: F12 saves a picture, ctrl+F12 starts and stops a GIF, R begins anew, escape ends. The first agent is the
+player; all others act at random. `--debug` builds with sanitizers.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import ocean
+
+# Raylib's numbers of the keys that are used.
+KEYS = {"SPACE": 32, "ESCAPE": 256, "RIGHT": 262, "LEFT": 263, "DOWN": 264, "UP": 265, "F12": 301, "SHIFT": 340,
+        "CONTROL": 341, **{letter: ord(letter) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"}}  # fmt: skip
+ARROWS = {"UP": 0, "DOWN": 1, "LEFT": 2, "RIGHT": 3}
+# For each head the action of a key; 0 where none is pressed.
+PLAY = {
+    "breakout": [{"LEFT": 1, "RIGHT": 2}],
+    "cartpole": [{"RIGHT": 1}],
+    "target": [{"LEFT": 0, "RIGHT": 8, None: 4}, {"UP": 4, None: 1}],
+    "acrobot": [{"LEFT": 0, "RIGHT": 2, None: 1}],
+    "mountaincar": [{"LEFT": 0, "RIGHT": 2, None: 1}],
+    "lander": [{"LEFT": 1, "UP": 2, "RIGHT": 3}],
+    "pong": [{"UP": 1, "DOWN": 2}],
+    "freeway": [{"UP": 1, "DOWN": 2}],
+    "enduro": [{"LEFT": 1, "RIGHT": 2}, {"UP": 1, "DOWN": 2}],
+    "asteroids": [{"LEFT": 1, "RIGHT": 2}, {"UP": 1, "DOWN": 2}, {"SPACE": 1}],
+    "tetris": [{"LEFT": 1, "RIGHT": 2, "UP": 3, "Z": 4, "DOWN": 5, "SPACE": 6, "C": 7}],
+    "snake": [ARROWS],
+}
+# In continuous control a key sets one number of the action.
+PLAY_CONTINUOUS = {"LEFT": (-1, -1.0), "RIGHT": (-1, 1.0), "UP": (0, 1.0), "DOWN": (0, -1.0)}
+# Here time stands still until a key is pressed.
+TURNS = {
+    "squared": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
+    "g2048": [ARROWS],
+    "maze": [ARROWS],
+    "cube": [{key: i for i, key in enumerate("UJRFDCILKOBN")}],
+    "connect4": [{str(i + 1): i for i in range(7)}],
+    **{name: [{str(i): i for i in range(10)}] for name in ("bandit", "password", "memory", "stochastic", "masked")},
+}
+CLICKS = {"go": "size", "minesweeper": "width"}  # the setting that tells the columns of the board
+FPS = {"breakout": 15, "pong": 15, "freeway": 15, "enduro": 15, "asteroids": 15, "tetris": 20, "snake": 8,
+       "acrobot": 10, "pendulum": 20, "double_pendulum": 20, "lander": 50, "cartpole": 25, "drone": 50}  # fmt: skip
+GUARD = 64  # bytes around each buffer of a check that must stay as they are
+
+
+class Agents:
+    """Environments, one row of buffers for them, and random actions: of legal ones where there is a mask."""
+
+    def __init__(self, library, num_envs, settings, seed=0, first_env=0):
+        self.envs = envs = library.create(num_envs, seed=seed, settings=settings, first_env=first_env)
+        self.blocks, agents = [], envs.num_agents
+        self.observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
+        self.final_observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
+        self.actions = self._buffer((agents, envs.action_dims), envs.action_dtype)
+        self.rewards = self._buffer((agents,), np.float32)
+        self.terminals, self.truncations = (self._buffer((agents,), np.uint8) for _ in range(2))
+        self.valid = self._buffer((agents,), np.uint8) if envs.has_valid else None
+        self.masks = self._buffer((agents, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
+        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations,
+                               self.final_observations, self.valid, self.masks)  # fmt: skip
+        envs.reset(self.rows)
+
+    def _buffer(self, shape, dtype):
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        block = np.full(size + 2 * GUARD, 0xA5, np.uint8)
+        self.blocks.append(block)
+        block[GUARD : GUARD + size] = 0
+        return block[GUARD : GUARD + size].view(dtype).reshape(shape)
+
+    def act(self, rng):
+        """Random actions; with a mask nine of ten are legal."""
+        if not self.envs.action_heads:
+            self.actions[:] = rng.uniform(-1.2, 1.2, self.actions.shape)
+            return
+        first = 0
+        for i, n in enumerate(self.envs.action_heads):
+            self.actions[:, i] = rng.integers(0, n, len(self.actions))
+            if self.masks is not None:
+                mask = self.masks[:, first : first + n]
+                legal = np.where(mask, rng.random(mask.shape), -1).argmax(axis=1)
+                self.actions[:, i] = np.where(rng.random(len(mask)) < 0.9, legal, self.actions[:, i])
+            first += n
+
+    def outputs(self):
+        named = {"observations": self.observations, "rewards": self.rewards, "terminals": self.terminals,
+                 "truncations": self.truncations, "valid": self.valid, "action_masks": self.masks}  # fmt: skip
+        return {name: array for name, array in named.items() if array is not None}
+
+    def guards_are_whole(self):
+        return all((block[:GUARD] == 0xA5).all() and (block[-GUARD:] == 0xA5).all() for block in self.blocks)
+
+
+# Checking
+
+
+def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
+    """Steps an environment at random and returns (problems, notes), each a list of sentences.
+
+    Two copies run side by side: one as a vector, one as single environments, stepped from the last to the first, on
+    buffers with other garbage. What differs between them was not written or came from elsewhere than the generator.
+    """
+    rng, problems, notes = np.random.default_rng(seed), {}, []
+    whole = Agents(library, num_envs, settings, seed)
+    single = [Agents(library, 1, settings, seed, first_env=i) for i in range(num_envs)]
+    other = Agents(library, num_envs, settings, seed + 1)
+    space, agents = whole.envs.single_observation_space, whole.envs.num_agents
+    low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
+    ended, rewarded, together, same_seed = np.zeros(agents, int), 0, True, True
+    begun_low, begun_high = low.copy(), high.copy()  # of the first observations after an episode
+
+    def problem(key, text):
+        problems.setdefault(key, text)
+
+    rounds = max(200, steps // agents)
+    for t in range(1, rounds + 1):
+        whole.act(rng)
+        other.actions[:] = whole.actions
+        other.envs.step(other.rows)
+        compare = t <= 3000 or t % 16 == 0  # the copies always step; looking costs most of the time
+        for array in (*whole.outputs().values(), whole.final_observations):
+            array.view(np.uint8)[...] = 0xFF
+        whole.envs.step(whole.rows)
+        offset = agents
+        for twin in reversed(single):
+            n = twin.envs.num_agents
+            offset -= n
+            twin.actions[:] = whole.actions[offset : offset + n]
+            for array in (*twin.outputs().values(), twin.final_observations):
+                array.view(np.uint8)[...] = 0x7F
+            twin.envs.step(twin.rows)
+            if not compare:
+                continue
+            for name, array in twin.outputs().items():
+                mine = whole.outputs()[name][offset : offset + n]
+                if np.array_equal(mine, array, equal_nan=array.dtype.kind == "f"):
+                    continue
+                differ = np.argwhere(mine.view(np.uint8) != array.view(np.uint8))
+                kept = mine.view(np.uint8)[tuple(differ[0])] == 0xFF and array.view(np.uint8)[tuple(differ[0])] == 0x7F
+                where = f"{name} of agent {differ[0][0]}, from byte {differ[0][-1]}" if mine.ndim > 1 else name
+                if kept:
+                    problem("unwritten", f"step {t}: c_step does not write {where}. Rows move on every step, so that "
+                                         "all of an output is written on each one, also where nothing changed.")
+                else:
+                    problem("differs", f"step {t}: {where} differs between two environments of one seed. Something "
+                                       "else than the struct and its generator is used: a static variable, rand(), "
+                                       "the time, another environment, or memory that c_reset leaves as it is.")
+        if not compare:
+            continue
+        seen = whole.observations
+        outside = ~((seen >= space.low) & (seen <= space.high))
+        if outside.any() and "unwritten" not in problems:
+            at = np.argwhere(outside)[0]
+            problem("range", f"step {t}: observation {at[1:].tolist()} of agent {at[0]} is {seen[tuple(at)]}, outside "
+                             f"{space.low.min()} .. {space.high.max()}. Correct c_spaces, or scale and cut it.")
+        if not np.isfinite(whole.rewards).all():
+            problem("reward", f"step {t}: a reward is {whole.rewards[~np.isfinite(whole.rewards)][0]}.")
+        for name in ("terminals", "truncations"):
+            if (whole.outputs()[name] > 1).any() and "unwritten" not in problems:
+                problem(name, f"step {t}: {name} holds {whole.outputs()[name].max()}; it must be 0 or 1.")
+        cut = whole.truncations == 1
+        finals = whole.final_observations.reshape(agents, -1).view(np.uint8)
+        if cut.any() and (finals[cut] == 0xFF).all(axis=1).any():
+            problem("final", f"step {t}: an agent is truncated, but its final observation is not written. The trainer "
+                             "values what would have come next by it: write it before the reset.")
+        if (finals[~cut] != 0xFF).any():
+            problem("final", f"step {t}: a final observation is written for an agent that is not truncated.")
+        if whole.masks is not None:
+            first = 0
+            for n in whole.envs.action_heads:
+                if not whole.masks[:, first : first + n].any(axis=1).all():
+                    problem("mask", f"step {t}: an agent has no legal action.")
+                first += n
+        low, high = np.minimum(low, seen.min(axis=0)), np.maximum(high, seen.max(axis=0))
+        done = (whole.terminals | whole.truncations) == 1
+        ended += done
+        if done.any():
+            begun_low, begun_high = (np.minimum(begun_low, seen[done].min(axis=0)),
+                                     np.maximum(begun_high, seen[done].max(axis=0)))  # fmt: skip
+        together &= done.all() or not done.any()
+        same_seed &= np.array_equal(seen, other.observations) and np.array_equal(whole.rewards, other.rewards)
+        rewarded += np.count_nonzero(whole.rewards)
+        if problems:
+            break
+    if not (whole.guards_are_whole() and all(twin.guards_are_whole() for twin in single)):
+        problem("guard", "c_step or c_reset writes outside its own part of a buffer.")
+    if not problems:
+        log = whole.envs.log()
+        if not ended.any():
+            problem("end", f"no episode ended in {rounds:,} steps: terminals and truncations are always 0. Is there a "
+                           "limit of steps?")
+        elif not log:
+            problem("log", "episodes end, but log.n stays 0: add the statistics to env->log where an episode ends.")
+        elif not 0 <= log["perf"] <= 1:
+            problem("perf", f"log.perf is {log['perf']:.3g} in the mean; it must lie within 0..1.")
+        saved, first = whole.envs.save(), []
+        for trial in range(2):
+            replay = np.random.default_rng(1)
+            whole.envs.load(saved)
+            for k in range(50):
+                for n, dim in zip(whole.envs.action_heads or [], range(99), strict=False):
+                    whole.actions[:, dim] = replay.integers(0, n, agents)
+                whole.envs.step(whole.rows)
+                if trial == 0:
+                    first.append(whole.observations.copy())
+                elif not np.array_equal(first[k], whole.observations):
+                    problem("save", "after save and load it goes on otherwise: state lives outside the struct, or "
+                                    "c_save and c_load leave something out.")
+        if rewarded == 0:
+            notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
+        constant = np.flatnonzero((low == high).ravel())
+        if len(constant):
+            shown = ", ".join(map(str, constant[:12])) + (" ..." if len(constant) > 12 else "")
+            notes.append(f"{len(constant)} of {low.size} elements of the observation never change (number {shown}): "
+                         "are they stale, or of no use?")
+        finite = np.isfinite(high) & np.isfinite(low)
+        largest = max(np.abs(high[finite]).max(initial=0), np.abs(low[finite]).max(initial=0))
+        if largest > 20:
+            notes.append(f"observations reach {largest:.4g}; networks learn best from numbers of about 1.")
+        if ended.sum() > 10 and agents == num_envs:
+            fresh = Agents(library, 1024, settings, seed + 2)
+            reach = 0.25 * (high.astype(float) - low)  # both may be unsigned
+            unlike = (begun_high > fresh.observations.max(axis=0) + reach) & (reach > 0)
+            unlike |= (begun_low < fresh.observations.min(axis=0) - reach) & (reach > 0)
+            if unlike.any():
+                shown = ", ".join(map(str, np.flatnonzero(unlike.ravel())[:12]))
+                notes.append(f"after an episode the first observation is unlike those of new environments (number "
+                             f"{shown}): does c_reset begin everything anew?")
+            fresh.envs.close()
+        if num_envs > 1 and ended.any() and together and ended.max() > 3:
+            notes.append("all episodes end on the same steps, so that batches hold one phase of an episode only: "
+                         "stagger their starts, where their length is fixed.")
+        if same_seed:
+            notes.append("another seed changes nothing: does the environment use its generator?")
+        if largest > 0 and not np.any(low < high):
+            notes.append("the observation is the same at all times.")
+    for one in (whole, other, *single):
+        one.envs.close()
+    return list(problems.values()), notes
+
+
+def run_check(library, settings, steps):
+    start = time.perf_counter()
+    problems, notes = check(library, settings, steps)
+    for text in problems:
+        print(f"{library.name}: PROBLEM: {text}")
+    for text in notes:
+        print(f"{library.name}: look at this: {text}")
+    if not problems:
+        print(f"{library.name}: no problem found ({time.perf_counter() - start:.0f} s)")
+    return 1 if problems else 0
+
+
+def restart_with_sanitizers():
+    """Starts this same command anew with the sanitizers loaded first, which is the only way to have them in Python."""
+    compiler = os.environ.get("CC") or "gcc"
+    found = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+             for name in ("libasan.so", "libubsan.so")]  # fmt: skip
+    if not all(os.path.isabs(path) for path in found):
+        print("no sanitizers found beside the compiler: checking without them", file=sys.stderr)
+        return False
+    environment = {**os.environ, "LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0",
+                   "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}  # fmt: skip
+    os.execve(sys.executable, [sys.executable, "-m", "ocean", *sys.argv[1:]], environment)
+
+
+# Playing
+
+
+def save_png(path, picture):
+    from PIL import Image
+
+    Image.fromarray(picture).save(path)
+    print(f"saved {path}")
+
+
+def keyed_action(agents, name, is_down, columns, mouse):
+    """The player's action by the keys that are down, or None where a game by turns waits for one."""
+    envs, action = agents.envs, np.zeros(agents.envs.action_dims)
+    if not envs.action_heads:
+        for key, (dim, value) in PLAY_CONTINUOUS.items():
+            if is_down(key):
+                action[dim] = value
+        return action
+    if columns and mouse is not None:
+        return np.array([mouse])
+    if columns:
+        return np.array([envs.action_heads[0] - 1]) if name == "go" and is_down("P") else None
+    pressed = False
+    for i, keys in enumerate(TURNS.get(name) or PLAY[name]):
+        action[i] = keys.get(None, 0)
+        for key, value in keys.items():
+            if key and is_down(key) and value < envs.action_heads[i]:
+                action[i], pressed = value, True
+    return action if pressed or name not in TURNS else None
+
+
+def play(library, settings, at_random, seed):
+    name, raylib = library.name, ocean._raylib()
+    agents, rng = Agents(library, 1, settings, seed), np.random.default_rng(seed)
+    keyed = not agents.envs.action_heads or name in PLAY or name in TURNS or name in CLICKS
+    at_random |= not keyed
+    turns = (name in TURNS or name in CLICKS) and not at_random
+    columns = {**library.settings, **settings}.get(CLICKS[name]) if name in CLICKS else None
+    frames, recording, score, action = [], False, 0.0, None
+    raylib.GetMouseX.restype = raylib.GetMouseY.restype = ctypes.c_int
+    raylib.SetExitKey(KEYS["ESCAPE"])
+    picture = agents.envs.render()
+    if at_random:
+        print("an agent at random" + ("" if keyed else f"; {name} has no keys"))
+    while not raylib.WindowShouldClose() & 0xFF:
+        start = time.perf_counter()
+        mouse = None
+        if columns and raylib.IsMouseButtonPressed(0) & 0xFF:
+            side = picture.shape[1] // columns
+            mouse = raylib.GetMouseY() // side * columns + raylib.GetMouseX() // side
+        held = raylib.IsKeyPressed if turns else raylib.IsKeyDown
+        agents.act(rng)
+        if not at_random:
+            action = keyed_action(agents, name, lambda key, held=held: held(KEYS[key]) & 0xFF, columns, mouse)
+            if action is not None:
+                agents.actions[0] = action
+        if at_random or action is not None:
+            agents.envs.step(agents.rows)
+            score += float(agents.rewards[0])
+            if agents.terminals[0] or agents.truncations[0]:
+                print(f"episode over, return {score:g}")
+                score = 0.0
+        if raylib.IsKeyPressed(KEYS["R"]) & 0xFF and name != "cube":
+            agents.envs.reset(agents.rows)
+        picture = agents.envs.render()
+        if recording:
+            frames.append(picture)
+        if raylib.IsKeyPressed(KEYS["F12"]) & 0xFF:
+            stamp = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}"
+            if not raylib.IsKeyDown(KEYS["CONTROL"]) & 0xFF:
+                save_png(f"{stamp}.png", picture)
+            elif not recording:
+                recording = True
+            else:
+                save_gif(f"{stamp}.gif", frames, FPS.get(name, 30))
+                frames, recording = [], False
+        rate = 10 if at_random and name in TURNS else FPS.get(name, 30)
+        time.sleep(max(0.0, 1 / rate - (time.perf_counter() - start)))
+    raylib.CloseWindow()
+
+
+def save_gif(path, frames, fps):
+    from PIL import Image
+
+    images = [Image.fromarray(frame) for frame in frames]
+    if images:
+        images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0)
+        print(f"saved {path}")
+
+
+def parse_setting(library, text):
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise SystemExit(f"--set wants name=value, got {text!r}; {library.name} has: {', '.join(library.settings)}")
+    return key, json.loads(value.lower() if re.fullmatch("(?i)true|false", value) else value)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m ocean", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("name", nargs="?", help="an environment, or the path of a header of your own")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings that are not the default")
+    parser.add_argument("--random", action="store_true", help="watch an agent at random")
+    parser.add_argument("--check", action="store_true", help="look for the usual bugs, then end with status 0 or 1")
+    parser.add_argument("--png", metavar="FILE", help="save the picture after some random steps, without a window")
+    parser.add_argument("--gif", metavar="FILE", help="the same for all of these steps")
+    parser.add_argument("--steps", type=int, help="of --png and --gif (100), agent steps of --check (1,000,000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--debug", action="store_true", help="build with address and undefined-behaviour sanitizers")
+    parser.add_argument("--fast", action="store_true", help="with --check: without the sanitizers")
+    arguments = parser.parse_args()
+    if arguments.name is None:
+        print("\n".join(ocean.names()))
+        return 0
+    debug = arguments.debug or (arguments.check and not arguments.fast)
+    if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
+        debug = restart_with_sanitizers()
+    try:
+        library = ocean.load(arguments.name, debug=debug)
+        settings = dict(parse_setting(library, text) for text in arguments.set)
+        library.parse_settings(settings)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise SystemExit(str(error)) from None
+    if arguments.check:
+        return run_check(library, settings, arguments.steps or 1_000_000)
+    if arguments.png or arguments.gif:
+        os.environ["SDL_VIDEODRIVER"] = "dummy"
+        agents, rng, frames = Agents(library, 1, settings, arguments.seed), np.random.default_rng(arguments.seed), []
+        for _ in range(100 if arguments.steps is None else arguments.steps):
+            agents.act(rng)
+            agents.envs.step(agents.rows)
+            if arguments.gif:
+                frames.append(agents.envs.render())
+        if arguments.gif:
+            save_gif(arguments.gif, frames, FPS.get(library.name, 30))
+        if arguments.png:
+            save_png(arguments.png, agents.envs.render())
+        return 0
+    play(library, settings, arguments.random, arguments.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""`python -m ocean`: the check finds planted bugs and none where there are none; pictures without a window."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ocean
+import ocean.__main__ as cli
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A sound environment: a walk of 4 numbers that ends at random, or is cut after 50 steps.
+SOUND = """
+#define OBSERVATION float
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
+#define SETTINGS(X)
+#define HAS_ACTION_MASKS
+#include "env.h"
+struct Env { ENV_COMMON int tick; float at[4]; };
+static const char* c_init(Env* env) { (void)env; return NULL; }
+static void c_spaces(const Env* env, Spaces* spaces) {
+    (void)env;
+    *spaces = (Spaces){.num_agents = 1, .observation_shape = {4}, .observation_low = -1, .observation_high = 1,
+                       .action_heads = {4}};
+}
+static void write_observation(Env* env, float* observation) {
+    for (int i = 0; i < 4; i++) observation[i] = env->at[i];
+    if (env->action_masks) for (int i = 0; i < 4; i++) env->action_masks[i] = 1;
+}
+static void c_reset(Env* env) {
+    env->tick = 0;
+    for (int i = 0; i < 4; i++) env->at[i] = random_float(&env->rng, -0.1f, 0.1f);
+    write_observation(env, env->observations);
+}
+static void c_step(Env* env) {
+    env->rewards[0] = 0; env->terminals[0] = env->truncations[0] = 0;
+    env->at[env->actions[0]] = clampf(env->at[env->actions[0]] + 0.1f, -1, 1);
+    env->tick++;
+    bool over = random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50;
+    env->rewards[0] = over;
+    if (!over && !late) { write_observation(env, env->observations); return; }
+    env->terminals[0] = over; env->truncations[0] = late;
+    if (late && env->final_observations) write_observation(env, env->final_observations);
+    env->log.perf += 0.5f; env->log.n += 1;
+    c_reset(env);
+}
+static void c_render(Env* env) { (void)env; }
+static void c_close(Env* env) { (void)env; }
+"""
+PLANTED = {  # what is replaced, by what, and a part of the sentence that must come
+    "stale": ("observation[i] = env->at[i];", "if (i) observation[i] = env->at[i];", "does not write observations"),
+    "unwritten reward": ("env->rewards[0] = 0; env->terminals[0]", "env->terminals[0]", "does not write rewards"),
+    "range": ("+ 0.1f, -1, 1)", "+ 0.1f, -2, 2)", "outside -1.0 .. 1.0"),
+    "nan": ("env->rewards[0] = over;", "env->rewards[0] = over ? NAN : 0;", "a reward is nan"),
+    "rand": ("random_int(&env->rng, 20) == 0", "rand() % 20 == 0", "one seed"),
+    "static": ("env->tick++;", "static int t; env->tick++; env->at[0] = (float)(t++ % 100) / 100;", "one seed"),
+    "no end": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50", "false, late = false",
+               "no episode ended"),
+    "no log": ("env->log.n += 1;", "", "log.n stays 0"),
+    "perf": ("env->log.perf += 0.5f;", "env->log.perf += 5;", "log.perf is 5"),
+    "final": ("if (late && env->final_observations)", "if (false)", "final observation is not written"),
+    "final too often": ("if (late && env->final_observations)", "if (env->final_observations)", "not truncated"),
+    "flag": ("env->terminals[0] = over;", "env->terminals[0] = 2 * over;", "must be 0 or 1"),
+    "mask": ("env->action_masks[i] = 1;", "env->action_masks[i] = 0;", "no legal action"),
+    "outside": ("write_observation(env, env->observations); return;",
+                "write_observation(env, env->observations); env->rewards[1] = 1; return;", "outside its own part"),
+    "no reset": ("for (int i = 0; i < 4; i++) env->at[i] = random_float(&env->rng, -0.1f, 0.1f);",
+                 "env->at[0] = random_float(&env->rng, 0, 1) * 0;", "begin everything anew"),
+    "constant": ("observation[i] = env->at[i];", "observation[i] = i == 2 ? 0.5f : env->at[i];", "number 2"),
+    "no reward": ("env->rewards[0] = over;", "", "no reward but 0"),
+    "unscaled": (".observation_low = -1, .observation_high = 1", ".observation_low = -1e6, .observation_high = 1e6",
+                 "observations reach 1e+05"),
+    "in step": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50",
+                "env->tick == 20, late = false", "stagger"),
+    "seedless": ("random_float(&env->rng, -0.1f, 0.1f)", "0", "another seed"),
+}  # fmt: skip
+
+
+def run(tmp_path, source):
+    header = tmp_path / "planted.h"
+    header.write_text(source)
+    return cli.check(ocean.load(str(header)), {}, steps=20_000)
+
+
+def test_a_sound_environment_is_clean(tmp_path):
+    assert run(tmp_path, SOUND) == ([], [])
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_found(tmp_path, bug):
+    old, new, sentence = PLANTED[bug]
+    assert old in SOUND
+    source = SOUND.replace(old, new)
+    if bug == "unwritten reward":
+        source = source.replace("env->rewards[0] = over;", "if (over) env->rewards[0] = 1;")
+    if bug == "unscaled":
+        source = source.replace("observation[i] = env->at[i];", "observation[i] = 1e5f * env->at[i];")
+    if bug == "seedless":
+        source = source.replace("random_int(&env->rng, 20) == 0", "env->tick == 20 + env->actions[0]")
+    problems, notes = run(tmp_path, source)
+    assert any(sentence in text for text in problems + notes), problems + notes
+
+
+@pytest.mark.parametrize("name", ["squared", "breakout", "masked", "lander", "tetris", "snake"])
+def test_check_is_clean(name):
+    problems, _ = cli.check(ocean.load(name), {}, steps=12_000)
+    assert [text for text in problems if "no episode ended" not in text] == []
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, "-m", "ocean", *arguments], cwd=ROOT, capture_output=True, text=True,
+                          timeout=300)  # fmt: skip
+
+
+def test_command_line(tmp_path):
+    assert command().stdout.split() == ocean.names()
+    result = command("sqared")
+    assert result.returncode != 0 and "did you mean squared" in result.stderr
+    result = command("squared", "--set", "distanc=3", "--png", "x.png")
+    assert result.returncode != 0 and "did you mean distance" in result.stderr
+    pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
+    from PIL import Image
+
+    picture = tmp_path / "squared.png"
+    assert command("squared", "--set", "distance=3", "--png", str(picture), "--steps", "2").returncode == 0
+    assert Image.open(picture).size == (714, 714)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ocean.names())
+def test_check_under_sanitizers(name):
+    result = command(name, "--check", "--steps", "50000")
+    assert result.returncode == 0 and "no problem found" in result.stdout, result.stdout + result.stderr
