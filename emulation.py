@@ -1454,6 +1454,34 @@ class Envs:
             env.close()
 
 
+class RemoteEnvs:
+    """The environments of a Ray actor, with arrays of a horizon of 1. creators: pickled, as in serve."""
+
+    def __init__(self, creators, first_env, seed, agents, layout, path):
+        import cloudpickle
+
+        sys.path[:] = path
+        self.envs = Envs(cloudpickle.loads(creators), first_env, seed)
+        rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
+        self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
+                       for name, (shape, dtype) in layout.items()}  # fmt: skip
+        self.envs.bind(self.arrays, 0)
+
+    def reset(self, seed):
+        return self.envs.reset(seed), self._results()
+
+    def step(self, actions):
+        self.arrays["actions"][0] = actions
+        return self.envs.step(0), self._results()
+
+    def _results(self):
+        kept = "actions", "final_observations"
+        results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
+        if self.arrays["truncations"].any():
+            results["final_observations"] = self.arrays["final_observations"]
+        return results
+
+
 # Messages between vector.py's Multiprocessing and its workers: a kind and a number to them, a kind and bytes from them.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, DONE, INFOS, ERROR = range(6)

@@ -842,6 +842,8 @@ class Ray(_Emulated):
         super().__init__(creators, processes, per_batch, seed, num_threads, name)
 
     def _start(self, horizon):
+        import cloudpickle
+
         try:
             import ray
         except ImportError:
@@ -850,13 +852,13 @@ class Ray(_Emulated):
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
         self.storage = self._new_storage(horizon, np.zeros)
-        actor = ray.remote(_RayEnvs)
+        actor = ray.remote(emulation.RemoteEnvs)
         layout = {name: (array.shape[2 if name != "final_observations" else 1 :], array.dtype)
                   for name, array in vars(self.storage).items() if array is not None}  # fmt: skip
         for worker in range(self.num_processes):
             first = worker * self._envs_each
-            self._actors.append(actor.remote(self._creators_of_envs[first : first + self._envs_each], first, self.seed,
-                                             self._agents_each, layout, sys.path))  # fmt: skip
+            creators = cloudpickle.dumps(self._creators_of_envs[first : first + self._envs_each])
+            self._actors.append(actor.remote(creators, first, self.seed, self._agents_each, layout, sys.path))
 
     def _send(self, worker, kind, number):
         actor = self._actors[worker]
@@ -900,29 +902,3 @@ class Ray(_Emulated):
                 self._ray.kill(actor)
         self._actors, self._references = [], {}
         self._busy.clear()
-
-
-class _RayEnvs:
-    """The environments of one Ray actor, with arrays of a horizon of 1."""
-
-    def __init__(self, creators, first_env, seed, agents, layout, path):
-        sys.path[:] = path
-        self.envs = emulation.Envs(creators, first_env, seed)
-        rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
-        self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
-                       for name, (shape, dtype) in layout.items()}  # fmt: skip
-        self.envs.bind(self.arrays, 0)
-
-    def reset(self, seed):
-        return self.envs.reset(seed), self._results()
-
-    def step(self, actions):
-        self.arrays["actions"][0] = actions
-        return self.envs.step(0), self._results()
-
-    def _results(self):
-        kept = "actions", "final_observations"
-        results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
-        if self.arrays["truncations"].any():
-            results["final_observations"] = self.arrays["final_observations"]
-        return results
