@@ -158,7 +158,7 @@ class Setting:
         low, high = self._stretch(self.min), self._stretch(self.max)
         at = low + unit * (high - low)
         value = {"log_normal": math.exp, "logit_normal": special.expit}.get(self.distribution, float)(at)
-        value = min(float(self.max), max(float(self.min), float(value)))
+        value = min(float(self.max), max(float(self.min), float(f"{value:.6g}")))  # 0.015, not 0.01499999999999998
         return round(value) if self.integer else value
 
 
