@@ -10,6 +10,7 @@
 #define SETTINGS(X) \
     X(bool, continuous, true, "a torque in -1..1 of max_torque instead of one of five") \
     X(int, max_steps, 200, "steps after which the episode is truncated") \
+    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 10.0, "m/s^2") \
     X(float, mass, 1.0, "kg") \
     X(float, length, 1.0, "m") \
@@ -81,7 +82,7 @@ static void c_step(Env* env) {
     env->tick++;
     env->total -= cost;
     bool late = env->tick >= env->max_steps;
-    env->rewards[0] = -cost;
+    env->rewards[0] = -cost * env->reward_scale;
     env->terminals[0] = 0;
     env->truncations[0] = late;
     if (!late) {
