@@ -11,6 +11,7 @@
 #define SETTINGS(X) \
     X(bool, continuous, false, "a torque in -1..1 instead of -1, 0 or 1") \
     X(int, max_steps, 500, "steps after which the episode is truncated") \
+    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 9.8, "m/s^2") \
     X(float, length_1, 1.0, "of the first link, m") \
     X(float, mass_1, 1.0, "of the first link, kg") \
@@ -113,7 +114,7 @@ static void c_step(Env* env) {
     env->tick++;
 
     bool there = -cosf(s.at[0]) - cosf(s.at[0] + s.at[1]) > 1, late = !there && env->tick >= env->max_steps;
-    env->rewards[0] = there ? 0 : -1;
+    env->rewards[0] = there ? 0 : -env->reward_scale;
     env->terminals[0] = there;
     env->truncations[0] = late;
     if (!there && !late) {
