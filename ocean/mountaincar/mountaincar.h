@@ -17,6 +17,7 @@
     X(int, max_steps, 0, "steps after which the episode is truncated; 0: 200 or, with continuous, 999") \
     X(float, power, 0.0, "of the engine; 0: 0.001 or, with continuous, 0.0015") \
     X(float, goal, 0.0, "position of the flag; 0: 0.5 or, with continuous, 0.45") \
+    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 0.0025, "of the slope") \
     X(float, max_speed, 0.07, "at which the velocity is cut")
 #include "env.h"
@@ -76,7 +77,7 @@ static void c_step(Env* env) {
     env->tick++;
     bool there = env->position >= env->goal && env->velocity >= 0, late = !there && env->tick >= env->max_steps;
     float reward = env->continuous ? (there ? 100.0f : 0.0f) - 0.1f * env->force * env->force : -1;
-    env->rewards[0] = reward;
+    env->rewards[0] = reward * env->reward_scale;
     env->terminals[0] = there;
     env->truncations[0] = late;
     env->total += reward;
