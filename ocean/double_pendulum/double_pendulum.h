@@ -19,6 +19,7 @@
     X(bool, continuous, true, "a force in -1..1 of force_mag instead of one of five") \
     X(int, max_steps, 1000, "steps after which the episode is truncated") \
     X(int, substeps, 2, "Runge-Kutta steps between two steps") \
+    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 9.81, "m/s^2") \
     X(float, mass_cart, 10.47, "kg") \
     X(float, mass_pole, 4.2, "of each pole, kg") \
@@ -135,7 +136,7 @@ static void c_step(Env* env) {
     y = clampf(y, -2 * l, 2 * l);
     x = clampf(x, -env->track - 2 * l, env->track + 2 * l);
     float reward = (fell ? 0.0f : 10.0f) - 0.01f * x * x - (y - 2) * (y - 2) - 1e-3f * w1 * w1 - 5e-3f * w2 * w2;
-    env->rewards[0] = reward;
+    env->rewards[0] = reward * env->reward_scale;
     env->terminals[0] = fell;
     env->truncations[0] = late;
     env->total += reward;
