@@ -25,6 +25,7 @@
     X(bool, continuous, false, "two throttles in -1..1 instead of none, left, main, right") \
     X(bool, wind, false, "wind and turbulence") \
     X(int, max_steps, 1000, "steps after which the episode is truncated") \
+    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 10.0, "m/s^2") \
     X(float, main_engine, 17.5, "acceleration by the main engine, m/s^2") \
     X(float, side_engine, 2.4, "acceleration by a side engine, m/s^2") \
@@ -224,7 +225,7 @@ static void c_step(Env* env) {
     env->shaping = shape(env);
     float reward = env->shaping - before - 0.3f * env->main - 0.03f * fabsf(env->side);
     if (over) reward = landed ? 100 : -100;
-    env->rewards[0] = reward;
+    env->rewards[0] = reward * env->reward_scale;
     env->terminals[0] = over;
     env->truncations[0] = late;
     env->total += reward;
