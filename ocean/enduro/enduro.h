@@ -4,8 +4,8 @@
  * one back to half of that one's speed, and who is overtaken loses a car that was won. The day brings snow (half the
  * grip), dusk, night (only near cars are seen, by their tail lights), fog (nearer still) and dawn.
  * The reward is 1 for a car overtaken and -1 for one that comes back, as counted; cars beyond the day's number do not
- * count. Traffic is a ring of cars at one speed, each in one of three lanes that it draws whenever it comes round;
- * those from behind give way.
+ * count; reward_speed may be added. Traffic is a ring of cars at one speed, each in one of three lanes that it draws
+ * whenever it comes round; those from behind give way.
  *
  *     observation
  *     0        across the road, -1..1
@@ -36,7 +36,8 @@
     X(float, brake, 30.0, "m/s^2") \
     X(float, coast, 3.0, "deceleration without gas, m/s^2") \
     X(float, steering, 1.4, "across half of the road at full speed, 1/s") \
-    X(float, bend_force, 0.9, "outwards in the sharpest bend at full speed, half roads a second")
+    X(float, bend_force, 0.9, "outwards in the sharpest bend at full speed, half roads a second") \
+    X(float, reward_speed, 0.0, "for a second at full speed, a share of it below: random play overtakes nobody")
 #include "env.h"
 #include "draw.h"
 
@@ -63,6 +64,7 @@ struct Env {
     Car cars[CARS]; /* a ring: from `nearest`, each further ahead than the one before */
     int nearest;
     float time; /* of the day, seconds */
+    float sum;  /* rewards of the episode */
     int left, days_done, passed, crashes, tick, total; /* left: cars of the day; total: cars of all days */
     int steer, pedal; /* shown by c_render */
 };
@@ -168,7 +170,7 @@ static float draw_bend(Env* env) {
 }
 
 static void c_reset(Env* env) {
-    env->x = env->speed = env->along = env->time = 0;
+    env->x = env->speed = env->along = env->time = env->sum = 0;
     for (int i = 0; i < BENDS; i++)
         env->bends[i] = i < 2 ? 0 : draw_bend(env);
     env->bend = env->nearest = 0;
@@ -263,7 +265,8 @@ static void c_step(Env* env) {
     if (env->left < 0) env->left = 0;
     if (env->left > most) env->left = most;
     env->passed += before - env->left;
-    env->rewards[0] = (float)(before - env->left);
+    env->rewards[0] = (float)(before - env->left) + env->reward_speed * env->tau * env->speed / env->max_speed;
+    env->sum += env->rewards[0];
     env->time += env->tau;
     env->tick++;
     bool over = false;
@@ -281,7 +284,7 @@ static void c_step(Env* env) {
     }
     env->log.perf += (float)env->passed / (float)env->total;
     env->log.score += (float)env->passed;
-    env->log.episode_return += (float)env->passed;
+    env->log.episode_return += env->sum;
     env->log.episode_length += (float)env->tick;
     env->log.days += (float)env->days_done;
     env->log.crashes += (float)env->crashes;
