@@ -1,7 +1,8 @@
 /* Freeway: a chicken crosses ten lanes of traffic, over and over, for two minutes and sixteen seconds. Each time it
- * reaches the other side it scores 1, which is the reward, and begins again below. A car that hits it carries it a
- * lane back or, with `hard`, all the way, and it cannot move for a moment. The five lower lanes drive to the right,
- * the five upper ones to the left. The end of the time is a rule of the game, hence a termination.
+ * reaches the other side it scores 1, which is the reward (reward_lane may be added), and begins again below. A car
+ * that hits it carries it a lane back or, with `hard`, all the way, and it cannot move for a moment. The five lower
+ * lanes drive to the right, the five upper ones to the left. The end of the time is a rule of the game, hence a
+ * termination.
  *
  *     level   traffic                                                       4 .. 7: the same, but each lane changes
  *     0       one car a lane                                                its speed whenever its first car comes
@@ -28,7 +29,8 @@
     X(bool, hard, false, "a hit carries back all the way") \
     X(float, seconds, 136.0, "of an episode") \
     X(float, chicken_speed, 3.6, "lanes a second") \
-    X(float, stun, 0.5, "seconds after a hit in which the chicken cannot move")
+    X(float, stun, 0.5, "seconds after a hit in which the chicken cannot move") \
+    X(float, reward_lane, 0.0, "for a lane upwards, and against one downwards: random play never arrives")
 #include "env.h"
 #include "draw.h"
 
@@ -47,7 +49,7 @@ struct Env {
     float factor, reach; /* of the level's speeds; how near a car's middle hits */
     float at[LANES];    /* the middle of each lane's first car, 0..1 */
     float speed[LANES]; /* widths a tick, below 0 to the left */
-    float y;
+    float y, sum; /* sum: rewards of the episode */
     int stunned; /* ticks left */
     int tick, ticks; /* so far, and of an episode */
     int steps, score, hits;
@@ -107,7 +109,7 @@ static void c_reset(Env* env) {
         env->at[lane] = random_float(&env->rng, 0, 1);
         draw_speed(env, lane);
     }
-    env->y = 0;
+    env->y = env->sum = 0;
     env->stunned = env->tick = env->steps = env->score = env->hits = 0;
     write_observation(env, env->observations);
 }
@@ -142,6 +144,7 @@ static bool tick(Env* env, float push) {
 static void c_step(Env* env) {
     float push = (float)((env->actions[0] == 1) - (env->actions[0] == 2));
     int arrived = 0;
+    float before = env->y;
     bool over = false;
     for (int i = 0; i < env->frameskip && !over; i++) {
         arrived += tick(env, push);
@@ -149,7 +152,8 @@ static void c_step(Env* env) {
     }
     env->steps++;
     env->score += arrived;
-    env->rewards[0] = (float)arrived;
+    env->rewards[0] = (float)arrived + env->reward_lane * (env->y - before + GOAL * (float)arrived);
+    env->sum += env->rewards[0];
     env->terminals[0] = over;
     env->truncations[0] = 0;
     if (!over) {
@@ -159,7 +163,7 @@ static void c_step(Env* env) {
     float most = maxf((float)env->ticks / 60 * env->chicken_speed / GOAL, 1);
     env->log.perf += minf((float)env->score / most, 1);
     env->log.score += (float)env->score;
-    env->log.episode_return += (float)env->score;
+    env->log.episode_return += env->sum;
     env->log.episode_length += (float)env->steps;
     env->log.hits += (float)env->hits;
     env->log.n += 1;
