@@ -24,6 +24,7 @@ import gymnasium
 import torch
 from torch import nn
 
+import emulation
 import kernels
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -220,6 +221,86 @@ class Default(nn.Module):
     def decode_actions(self, hidden):
         """(..., hidden_size) -> logits and value."""
         return self.decoder.split(self.decoder(hidden))
+
+
+class Encoded(nn.Module):
+    """A feed-forward policy for what a linear map reads badly: images go through convolutions, Discrete and
+    MultiDiscrete values become one-hot, and the fields of a Dict or Tuple are encoded each and put side by side.
+
+    env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have it.
+    """
+
+    def __init__(self, env, hidden_size=128):
+        super().__init__()
+        space = getattr(env, "env_single_observation_space", env.single_observation_space)
+        flat = emulation.FlatObservation(space)
+        self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
+        self.leaves = [(names, leaf) for _, names, leaf in flat.leaves]
+        self.parts = nn.ModuleList(
+            _image_encoder(leaf) if _is_image(leaf) else nn.Identity() for _, leaf in self.leaves)  # fmt: skip
+        with torch.no_grad():  # an observation that lies in the space, for the width of its features
+            width = self._features(torch.from_numpy(flat.flatten(space.sample())[None])).shape[1]
+        self.encoder = nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), nn.ReLU())
+        self.decoder = Decoder(hidden_size, env.single_action_space)
+
+    def _features(self, observations):
+        fields, features = emulation.nativize_tensor(observations, self.native), []
+        for (names, leaf), part in zip(self.leaves, self.parts, strict=True):
+            value = fields
+            for name in names:
+                value = value[name]
+            if isinstance(leaf, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+                sizes = [leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete) else leaf.nvec.ravel().tolist()
+                start = torch.as_tensor(leaf.start, device=value.device).reshape(-1)
+                columns = (value.reshape(len(value), -1).long() - start).unbind(1)
+                features += [nn.functional.one_hot(column.clamp(0, int(n) - 1), int(n)).float()
+                             for column, n in zip(columns, sizes, strict=True)]  # fmt: skip
+            elif _is_image(leaf):
+                features.append(part(value))
+            else:
+                features.append(value.reshape(len(value), -1).float())
+        return torch.cat(features, dim=1)
+
+    def encode_observations(self, observations, state=None):
+        """(B, *flat observation) -> (B, hidden_size)."""
+        return self.encoder(self._features(observations))
+
+    forward, forward_eval, decode_actions = Default.forward, Default.forward_eval, Default.decode_actions
+
+
+def _is_image(space):
+    return isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and min(
+        sorted(space.shape)[1:]) >= 5  # fmt: skip
+
+
+def wants_encoding(env):
+    """Whether an environment's observations are of the kind that `Encoded` is for."""
+    space = getattr(env, "env_single_observation_space", None)
+    return space is not None and (not isinstance(space, gymnasium.spaces.Box) or _is_image(space))
+
+
+class _Picture(nn.Module):
+    """uint8 images (B, H, W, C) or (B, C, H, W) as floats (B, C, H, W)."""
+
+    def __init__(self, last, scale):
+        super().__init__()
+        self.last, self.scale = last, scale
+
+    def forward(self, x):
+        return (x.movedim(-1, 1) if self.last else x).float() * self.scale
+
+
+def _image_encoder(space):
+    """Mnih et al. 2015 for pictures; 3 × 3 convolutions that keep the size for small grids of numbers, as MiniGrid's."""
+    last = space.shape[-1] < space.shape[0]
+    channels, side = space.shape[-1 if last else 0], min(sorted(space.shape)[1:])
+    if side >= 36:
+        return nn.Sequential(
+            _Picture(last, 1 / 255), orthogonal(nn.Conv2d(channels, 32, 8, 4)), nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, 2)), nn.ReLU(), orthogonal(nn.Conv2d(64, 64, 3, 1)), nn.ReLU(),
+            nn.Flatten())  # fmt: skip
+    return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
+                         orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
 
 class MinGRUWrapper(_Recurrent):
@@ -465,8 +546,8 @@ class CleanRLRecurrentPolicy(nn.Module):
 
     `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation) holds T steps of N
     agents, time outside, and done (T·N,) is 1 where an observation begins an episode.
-    get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) -> action, logprob (T·N,),
-    entropy (T·N,), value (T·N, 1), new state.
+    get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) -> action, logprob
+    (T·N,), entropy (T·N,), value (T·N, 1), new state.
     """
 
     def __init__(self, policy):

@@ -92,7 +92,8 @@ class Vec:
 @dataclass
 class Policy:
     name: str = "default"
-    """default, feed-forward (the same as default with rnn.name none), or path/to/file.py:Class for your own."""
+    """default, feed-forward (the same as default with rnn.name none), or path/to/file.py:Class for your own. default
+    reads images through convolutions and Dict, Tuple and Discrete observations field by field (models.Encoded)."""
     hidden_size: int = 128
     """Width of the network."""
 
@@ -443,7 +444,8 @@ def load_policy(args, vecenv, env_name=""):
     env = vecenv.driver_env
     if kind != "none" and rnn["num_layers"] < 1:
         raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
-    if name == "default" and kind == "mingru":
+    encoded = name in ("default", "feed-forward") and models.wants_encoding(env)
+    if name == "default" and kind == "mingru" and not encoded:
         if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
             raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must equal "
                               f"policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
@@ -451,7 +453,7 @@ def load_policy(args, vecenv, env_name=""):
     else:
         if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
             raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads it.")
-        cls = models.Default if name in ("default", "feed-forward") else load_class(name)
+        cls = models.Encoded if encoded else models.Default if name in ("default", "feed-forward") else load_class(name)
         policy = cls(env, hidden_size=hidden)
         if kind != "none":
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]

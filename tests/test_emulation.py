@@ -575,3 +575,47 @@ def test_a_puffer_env_says_what_it_lacks(name):
 
     with pytest.raises(AttributeError, match=f"must set self.{name}"):
         Lacking()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The network that reads structured observations
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(5, start=2),
+        spaces.Box(0, 255, (7, 7, 3), np.uint8),
+        spaces.Box(0, 255, (4, 40, 40), np.uint8),
+        spaces.Dict({"a": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2, 2), np.float64)]),
+                     "image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "empty": spaces.Dict({})}),
+    ],
+)  # fmt: skip
+def test_the_encoded_policy_reads_structured_observations(space):
+    import models
+
+    layout = FlatObservation(space)
+    env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
+                          single_action_space=spaces.Discrete(3))  # fmt: skip
+    assert models.wants_encoding(env)
+    policy = models.MinGRUWrapper(env, models.Encoded(env, hidden_size=8), hidden_size=8)
+    observations = torch.from_numpy(
+        np.stack([layout.flatten(space.sample()) for _ in range(6)]).reshape(2, 3, *layout.shape)
+    )
+    logits, value = policy(observations, policy.initial_state(3))
+    assert logits.shape == (2, 3, 3) and value.shape == (2, 3, 1)
+    value.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in policy.policy.encoder.parameters())
+
+
+def test_one_hot_and_plain_parts_hold_the_values():
+    import models
+
+    space = spaces.Dict({"n": spaces.Discrete(3, start=1), "x": spaces.Box(-1, 1, (2,), np.float32)})
+    layout = FlatObservation(space)
+    env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
+                          single_action_space=spaces.Discrete(3))  # fmt: skip
+    flat = layout.flatten({"n": 2, "x": np.array([0.5, -0.25], np.float32)})
+    features = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
+    assert features.tolist() == [[0, 1, 0, 0.5, -0.25]]
+    assert not models.wants_encoding(SimpleNamespace(single_observation_space=layout.flat_space))
