@@ -1,0 +1,48 @@
+"""Environments are solved with the configurations that they ship with: a fixed seed, a threshold of perf or score."""
+
+import pytest
+
+import pufferl
+
+SANITY = {"bandit": 0.97, "password": 0.97, "stochastic": 0.91, "continuous": 0.97, "multiagent": 0.97, "spaces": 0.96,
+          "masked": 0.97}  # fmt: skip
+LONGER = {"pendulum": -220.0, "acrobot": -110.0, "lander": 200.0, "pong": 18.0}
+
+
+class Keep(pufferl.NoLogger):
+    """Keeps the last entry of the log."""
+
+    def log(self, metrics, step):
+        self.metrics = metrics
+
+
+def learn(name, folder):
+    """Statistics of the last epochs of a training."""
+    args = pufferl.load_config(name)
+    vecenv = pufferl.load_env(name, args)
+    policy = pufferl.load_policy(args, vecenv, name)
+    config = {**args["train"], "env": name, "data_dir": str(folder), "log_interval": 1e9}
+    logger = Keep()
+    trainer = pufferl.PuffeRL(config, vecenv, policy, logger)
+    last = trainer.total_epochs - max(3, trainer.total_epochs // 20)
+    while trainer.epoch < trainer.total_epochs:
+        if trainer.epoch == last:
+            trainer.mean_and_log()
+        trainer.evaluate()
+        trainer.train()
+    trainer.mean_and_log()
+    trainer.close()
+    return logger.metrics
+
+
+@pytest.mark.parametrize("name", SANITY)
+def test_the_sanity_suite_is_learnt(name, tmp_path):
+    log = learn(name, tmp_path)
+    assert log["environment/perf"] > SANITY[name], log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONGER)
+def test_is_solved(name, tmp_path):
+    log = learn(name, tmp_path)
+    assert log["environment/score"] > LONGER[name], log
