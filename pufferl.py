@@ -192,6 +192,8 @@ class Eval:
     """Take the most likely action in place of drawing one."""
     max_steps: int = 100_000
     """Steps after which an episode that does not end is an error."""
+    video: str | None = None
+    """Write what environment 0 shows: out.gif is its first episode, out.png the middle of it."""
 
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval}
@@ -1248,7 +1250,9 @@ def evaluate(env_name, args):
         print("no --load-model-path: this is an untrained policy")
     storage = vecenv.allocate(1)
     state = policy.initial_state(vecenv.num_agents) if hasattr(policy, "initial_state") else {}
-    finished = {}
+    finished, frames, stride, video = {}, [], 4, args["eval"]["video"]
+    if video and not video.endswith((".gif", ".png")):
+        raise ConfigError(f"eval.video = {video}: must end in .gif or .png.")
     for step in range(args["eval"]["max_steps"]):
         vecenv.begin()
         state |= {"resets": torch.from_numpy(storage.resets[0]), "valid": torch.from_numpy(storage.valid[0])}
@@ -1262,9 +1266,13 @@ def evaluate(env_name, args):
                                              deterministic=args["eval"]["deterministic"])
         storage.actions[0] = actions.numpy()
         vecenv.advance(0)
-        for env in vecenv.finished():
+        if video and 0 not in finished and step % stride == 0:
+            frames.append(vecenv.render(0))
+            if len(frames) == 400:  # a longer episode is shown by fewer of its frames
+                frames, stride = frames[::2], 2 * stride
+        for env in set(range(episodes)) - finished.keys():
             log = vecenv.log(env)
-            if env not in finished and log:
+            if log:
                 finished[env] = log
         if len(finished) == episodes:
             break
@@ -1272,6 +1280,8 @@ def evaluate(env_name, args):
         raise RuntimeError(f"{episodes - len(finished)} of {episodes} episodes did not end within eval.max_steps = "
                            f"{args['eval']['max_steps']} steps.")
     vecenv.close()
+    if video:
+        write_video(frames, video)
     results = {}
     for name in next(iter(finished.values())):
         if name != "n":
@@ -1280,6 +1290,16 @@ def evaluate(env_name, args):
             print(f"{name:20} mean {values.mean():10.3f} ± {results[name][1]:.3f}   min {values.min():.3f}   max {values.max():.3f}")
     print(f"{episodes} episodes, {step + 1} steps")
     return results
+
+
+def write_video(frames, path):
+    """Frames (height, width, 3) uint8 as an animated GIF, or the middle one as a PNG."""
+    from PIL import Image
+
+    chosen = frames if path.endswith(".gif") else [frames[len(frames) // 2]]
+    first, *others = [Image.fromarray(frame) for frame in chosen]
+    first.save(path, **({"save_all": True, "append_images": others, "duration": 40, "loop": 0} if others else {}))
+    print(f"wrote {path}")
 
 
 USAGE = """usage: python pufferl.py {train,eval,sweep} ENV [--section.key value ...]

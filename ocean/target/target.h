@@ -1,7 +1,7 @@
 /* Target: the smallest complete environment with several agents. Copy this file to begin such a one of your own.
  *
  * Agents fly about a plane and collect goals. Each step an agent chooses a turn (9 of them, up to 0.2 rad to either
- * side) and a speed (0..4 a step). Within `radius` of a goal it gets a reward of 1 and the goal moves to a random
+ * side) and a speed (0, 1/4 ... 4/4 of `max_speed`). Within `radius` of a goal it gets a reward of 1 and the goal moves to a random
  * place; the goals are shared, and the first agent in order takes one. Walls stop an agent.
  *
  * The task continues, it has no end. An agent that has not scored for `patience` steps is put somewhere else: what
@@ -20,6 +20,7 @@
     X(int, width, 1080, "of the plane") \
     X(int, height, 720, "of the plane") \
     X(float, radius, 32.0, "distance at which an agent reaches a goal") \
+    X(float, max_speed, 20.0, "distance an agent moves in a step at full speed") \
     X(int, patience, 512, "steps without a goal after which an agent is put somewhere else")
 #include "env.h"
 #include "draw.h"
@@ -52,6 +53,7 @@ static const char* c_init(Env* env) {
     if (env->num_goals < 1 || env->num_goals > MAX_GOALS) return "num_goals must lie within 1..64";
     if (env->width < 1 || env->height < 1) return "width and height must be 1 or more";
     if (!(env->radius > 0)) return "radius must be above 0";
+    if (!(env->max_speed > 0)) return "max_speed must be above 0";
     if (env->patience < 1) return "patience must be 1 or more";
     for (int i = 0; i < TURNS; i++) {
         float angle = 0.05f * (float)(i - TURNS / 2);
@@ -63,7 +65,7 @@ static const char* c_init(Env* env) {
      * is m / num_agents. */
     float area = (float)env->width * (float)env->height, share = (float)env->num_goals / (float)env->num_agents;
     float distance = sqrtf(area / share) / 2 - env->radius;
-    env->par = WINDOW / maxf(distance / (SPEEDS - 1), 1);
+    env->par = WINDOW / maxf(distance / env->max_speed, 1);
     return NULL;
 }
 
@@ -131,8 +133,9 @@ static void move_agent(Env* env, Agent* agent, int turn, int speed) {
     float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine);
     agent->cosine = clampf(cosine * shrink, -1, 1);
     agent->sine = clampf(sine * shrink, -1, 1);
-    agent->x = clampf(agent->x + agent->cosine * (float)speed, 0, (float)env->width);
-    agent->y = clampf(agent->y + agent->sine * (float)speed, 0, (float)env->height);
+    float distance = env->max_speed * (float)speed / (SPEEDS - 1);
+    agent->x = clampf(agent->x + agent->cosine * distance, 0, (float)env->width);
+    agent->y = clampf(agent->y + agent->sine * distance, 0, (float)env->height);
 }
 
 /* Whether the agent reaches a goal, which then moves. */
