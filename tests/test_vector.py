@@ -489,3 +489,18 @@ def test_the_command_line_takes_python_environments(tmp_path):
         pufferl.load_env(name, pufferl.load_config(name, [*options, "--vec.num-workers", "3"]))
     with pytest.raises(pufferl.ConfigError, match="Did you mean CartPole-v1"):
         pufferl.load_config("gym/CartPol-v1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, threshold", [("gym_cartpole", 475), ("gym_acrobot", -100), ("gym_pendulum", -250)])
+def test_shipped_configs_learn(name, threshold, tmp_path):
+    """Mean return of 64 fresh episodes after the config's own training with seed 0."""
+    import pufferl
+
+    options = ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", "0"]
+    trainer = pufferl.train(name, pufferl.load_config(name, options))
+    if name == "gym_cartpole" and os.getloadavg()[0] < 2 * vector.physical_cores():
+        assert trainer.uptime < 60
+    options += ["--load-model-path", "latest", "--eval.episodes", "64"]
+    results = pufferl.evaluate(name, pufferl.load_config(name, options))
+    assert results["score"][0] >= threshold
