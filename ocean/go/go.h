@@ -356,7 +356,8 @@ static void c_step(Env* env) {
 static void c_render(Env* env) {
     int cell = 760 / env->size, side = cell * env->size, half = cell / 2;
     draw_begin(side, side, "go");
-    DrawRectangle(0, 0, side, side, (Color){196, 152, 92, 255});
+    DrawRectangle(0, 0, side, side, (Color){150, 110, 62, 255});
+    DrawRectangle(6, 6, side - 12, side - 12, (Color){196, 152, 92, 255});
     for (int i = 0; i < env->size; i++) {
         DrawRectangle(half, half + i * cell, side - cell + 1, 2, (Color){90, 64, 36, 255});
         DrawRectangle(half + i * cell, half, 2, side - cell + 1, (Color){90, 64, 36, 255});
