@@ -11,6 +11,7 @@ player; all others act at random. `--debug` builds with sanitizers.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -373,7 +374,10 @@ def parse_setting(library, text):
     key, separator, value = text.partition("=")
     if not separator:
         raise SystemExit(f"--set wants name=value, got {text!r}; {library.name} has: {', '.join(library.settings)}")
-    return key, json.loads(value.lower() if re.fullmatch("(?i)true|false", value) else value)
+    try:
+        return key, json.loads(value.lower() if re.fullmatch("(?i)true|false", value) else value)
+    except json.JSONDecodeError:
+        raise SystemExit(f"--set {key} wants a number, true or false, got {value!r}") from None
 
 
 def main():
@@ -417,7 +421,8 @@ def main():
         if arguments.png:
             save_png(arguments.png, agents.envs.render())
         return 0
-    play(library, settings, arguments.random, arguments.seed)
+    with contextlib.suppress(KeyboardInterrupt):
+        play(library, settings, arguments.random, arguments.seed)
     return 0
 
 
