@@ -161,6 +161,10 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                     problem("differs", f"step {t}: {where} differs between two environments of one seed. Something "
                                        "else than the struct and its generator is used: a static variable, rand(), "
                                        "the time, another environment, or memory that c_reset leaves as it is.")
+        done = (whole.terminals | whole.truncations) == 1
+        ended += done
+        together &= done.all() or not done.any()
+        rewarded += np.count_nonzero(whole.rewards)
         if not compare:
             continue
         seen = whole.observations
@@ -188,14 +192,10 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                     problem("mask", f"step {t}: an agent has no legal action.")
                 first += n
         low, high = np.minimum(low, seen.min(axis=0)), np.maximum(high, seen.max(axis=0))
-        done = (whole.terminals | whole.truncations) == 1
-        ended += done
         if done.any():
             begun_low, begun_high = (np.minimum(begun_low, seen[done].min(axis=0)),
                                      np.maximum(begun_high, seen[done].max(axis=0)))  # fmt: skip
-        together &= done.all() or not done.any()
         same_seed &= np.array_equal(seen, other.observations) and np.array_equal(whole.rewards, other.rewards)
-        rewarded += np.count_nonzero(whole.rewards)
         if problems:
             break
     if not (whole.guards_are_whole() and all(twin.guards_are_whole() for twin in single)):
