@@ -45,7 +45,7 @@ def action_layout(space):
     raise TypeError(f"The action space is {space}; a policy can act in Discrete, MultiDiscrete and Box spaces.")
 
 
-def orthogonal(linear, gain=math.sqrt(2)):
+def orthogonal(linear, gain=2**0.5):
     """Orthogonal weights (Saxe et al. 2014), zero bias, in place; returns the layer."""
     nn.init.orthogonal_(linear.weight, gain)
     if linear.bias is not None:
@@ -75,7 +75,7 @@ class Decoder(nn.Linear):
 
 
 def join_outputs(logits, value):
-    """The inverse of Decoder.split, for any policy: (outputs (..., A + 1), log_std (..., A) or None) for the kernels."""
+    """The inverse of Decoder.split, for any policy: outputs (..., A + 1) and log_std (..., A) or None, for kernels."""
     log_std = None
     if isinstance(logits, torch.distributions.Normal):
         logits, log_std = logits.loc, logits.scale.log()
@@ -129,7 +129,9 @@ class MinGRU(nn.Module):
     def __init__(self, hidden_size, num_layers=1):
         super().__init__()
         if num_layers < 1:
-            raise ValueError(f"MinGRU has {num_layers} layers; it needs one at least (--rnn.name none for no recurrence).")
+            raise ValueError(
+                f"MinGRU has {num_layers} layers; it needs one at least (--rnn.name none for no recurrence)."
+            )
         self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size, bias=False) for _ in range(num_layers))
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
@@ -209,7 +211,9 @@ class Default(nn.Module):
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def forward(self, observations, state=None):
-        return self.decode_actions(self.encode_observations(observations.flatten(0, 1)).unflatten(0, observations.shape[:2]))
+        return self.decode_actions(
+            self.encode_observations(observations.flatten(0, 1)).unflatten(0, observations.shape[:2])
+        )
 
     def forward_eval(self, observations, state=None):
         return self.decode_actions(self.encode_observations(observations))
@@ -291,7 +295,7 @@ class _Picture(nn.Module):
 
 
 def _image_encoder(space):
-    """Mnih et al. 2015 for pictures; 3 × 3 convolutions that keep the size for small grids of numbers, as MiniGrid's."""
+    """Mnih et al. 2015 for pictures; 3 × 3 convolutions that keep the size for small grids, as MiniGrid's."""
     last = space.shape[-1] < space.shape[0]
     channels, side = space.shape[-1 if last else 0], min(sorted(space.shape)[1:])
     if side >= 36:
@@ -346,7 +350,7 @@ class LSTMWrapper(_Recurrent):
         x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
         resets, valid = self.flags(state, T, N, x.device)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One LSTM call for each stretch without a reset or a dead step; on a GPU, where to look would be a sync, one a step.
+        # One LSTM call for each stretch without a reset or a dead step; on a GPU, where looking is a sync, one a step.
         events = (resets.any(1) | (valid == 0).any(1)).tolist() if x.device.type == "cpu" else [True] * T
         h, c = state["lstm_h"], state["lstm_c"]
         outputs, t = [], 0
@@ -385,7 +389,12 @@ class Fused:
 
     def __init__(self, policy, arena, name, *, steps, rows):
         self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
-        inputs, width, H, L = policy.encoder.in_features, policy.decoder.out_features, policy.hidden_size, policy.num_layers
+        inputs, width, H, L = (
+            policy.encoder.in_features,
+            policy.decoder.out_features,
+            policy.hidden_size,
+            policy.num_layers,
+        )
         T = max(steps, 1)
         # name -> the shape of its buffer for n segments
         shapes = {"observations": lambda n: (T, n, inputs), "outputs": lambda n: (T, n, width)}
@@ -393,7 +402,11 @@ class Fused:
         shapes |= {f"x{i}": lambda n: (T, n, H) for i in range(L + 1 if steps else 2)}
         if steps:
             shapes |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)}
-            shapes |= {"grad_outputs": lambda n: (T, n, width), "grad_x": lambda n: (T, n, H), "ones": lambda n: (T * n,)}
+            shapes |= {
+                "grad_outputs": lambda n: (T, n, width),
+                "grad_x": lambda n: (T, n, H),
+                "ones": lambda n: (T * n,),
+            }
             shapes |= {"grad_log_std": lambda n: (T, n, width - 1)}
         for key, shape in shapes.items():
             arena.register(f"{name}/{key}", shape(rows))
@@ -418,8 +431,11 @@ class Fused:
             for stack, count in (("hgp", layers), ("x", layers + 1), ("states", layers)):
                 views[stack] = [views[f"{stack}{i}"] for i in range(count) if f"{stack}{i}" in views]
             # The same memory as (steps · n, width) matrices, for the products.
-            views |= {f"flat_{key}": views[key].flatten(0, 1) for key in ("observations", "outputs", "grad_outputs", "grad_x",
-                                                                          "grad_log_std") if key in views}
+            views |= {
+                f"flat_{key}": views[key].flatten(0, 1)
+                for key in ("observations", "outputs", "grad_outputs", "grad_x", "grad_log_std")
+                if key in views
+            }
             views |= {f"flat_{stack}": [view.flatten(0, 1) for view in views[stack]] for stack in ("hgp", "x")}
             self._chunks[n] = SimpleNamespace(**views)
         return self._chunks[n]
@@ -445,7 +461,9 @@ class Fused:
         torch.addmm(self.encoder_bias, chunk.flat_observations, self.encoder_weight.t(), out=chunk.flat_x[0])
         for i, weight in enumerate(self.layer_weights):
             torch.mm(chunk.flat_x[i], weight.t(), out=chunk.flat_hgp[i])
-            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.x[i + 1], index=index, start=start)
+            kernels.mingru_scan(
+                chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.x[i + 1], index=index, start=start
+            )
         torch.addmm(self.decoder_bias, chunk.flat_x[-1], self.decoder_weight.t(), out=chunk.flat_outputs)
 
     def backward(self, chunk, resets, valid, index, start):
@@ -464,7 +482,9 @@ class Fused:
             add_sum("decoder.log_std", chunk.flat_grad_log_std)
         torch.mm(grad, self.decoder_weight, out=grad_x)
         for i in reversed(range(len(self.layer_weights))):
-            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, index=index, start=start)
+            kernels.mingru_scan_grad(
+                chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, index=index, start=start
+            )
             add(f"rnn.layers.{i}.weight", chunk.flat_hgp[i], chunk.flat_x[i])
             torch.addmm(grad_x, chunk.flat_hgp[i], self.layer_weights[i], out=grad_x)
         add("encoder.weight", grad_x, chunk.flat_observations)

@@ -1,8 +1,8 @@
 """PPO that trains in minutes what others train in hours: trainer, configuration, dashboard and command line.
 
-    python pufferl.py train breakout                                    # a solved policy, a checkpoint, a TensorBoard log
-    python pufferl.py train breakout --train.learning-rate 0.01         # any setting; --help lists them all
-    python pufferl.py eval breakout --load-model-path latest            # mean score of 256 fresh episodes
+    python pufferl.py train breakout                                # a solved policy, a checkpoint, a TensorBoard log
+    python pufferl.py train breakout --train.learning-rate 0.01     # any setting; --help lists them all
+    python pufferl.py eval breakout --load-model-path latest        # mean score of 256 fresh episodes
 
     from pufferl import PuffeRL, load_config, load_env, load_policy      # or from a script
     args = load_config("breakout")
@@ -26,6 +26,7 @@ import dataclasses
 import difflib
 import fnmatch
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -71,8 +72,8 @@ class Base:
 @dataclass
 class Vec:
     backend: Literal["auto", "native", "serial", "multiprocessing", "ray"] = "auto"
-    """native: environments in C; for others serial (one after the other in this process), multiprocessing or ray. auto is
-    native where it can be and multiprocessing elsewhere."""
+    """native: environments in C; for others serial (one after the other in this process), multiprocessing or ray. auto
+    is native where it can be and multiprocessing elsewhere."""
     num_envs: int = 1
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all."""
     num_workers: int | None = None
@@ -198,11 +199,20 @@ class Eval:
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval}
 # Names from other trainers: translated where the meaning is the same, refused with the equivalent where it is not.
-RENAMED = {"num_steps": "horizon", "bptt_horizon": "horizon", "n_epochs": "replay_ratio", "update_epochs": "replay_ratio",
-           "adam_beta1": "momentum", "adam_beta2": "beta2", "adam_eps": "eps"}
-REFUSED = {"batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon",
-           "num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
-           "num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches"}
+RENAMED = {
+    "num_steps": "horizon",
+    "bptt_horizon": "horizon",
+    "n_epochs": "replay_ratio",
+    "update_epochs": "replay_ratio",
+    "adam_beta1": "momentum",
+    "adam_beta2": "beta2",
+    "adam_eps": "eps",
+}
+REFUSED = {
+    "batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon",
+    "num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
+    "num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
+}
 
 
 class ConfigError(ValueError):
@@ -224,7 +234,7 @@ def find_config(env_name):
 
 
 def load_creator(name):
-    """The creator of an environment in Python, gym/ID, pettingzoo/FAMILY/NAME or file.py:callable; None for one in C."""
+    """The creator of a Python environment, gym/ID, pettingzoo/FAMILY/NAME or file.py:callable; None for one in C."""
     try:
         return emulation.load_creator(name)
     except (ValueError, ImportError) as error:
@@ -301,7 +311,7 @@ def translate(section, key, known, where):
 
 
 def read_ini(path, schema, values):
-    """Put the settings of an ini file over `values`, {section: {key: value}}; [sweep*] sections go to "sweep" as text."""
+    """Put an ini file's settings over `values`, {section: {key: value}}; [sweep*] sections go to "sweep" as text."""
     parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None)
     try:
         parser.read_string(path.read_text(), source=str(path))
@@ -357,8 +367,13 @@ def parse_arguments(env_name, schema, values, argv):
         if section == "base":
             continue
         if section == "env":  # made from the header, so its help has no source to be read from
-            cls = dataclasses.make_dataclass("Env", [
-                (f.name, tyro.conf.arg(help=f.metadata["help"]) and _annotated(f, tyro), f) for f in dataclasses.fields(cls)])
+            cls = dataclasses.make_dataclass(
+                "Env",
+                [
+                    (f.name, tyro.conf.arg(help=f.metadata["help"]) and _annotated(f, tyro), f)
+                    for f in dataclasses.fields(cls)
+                ],
+            )
         sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
     arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
     arguments.__doc__ = f"Settings of {env_name}; defaults from pufferl.py and config/."
@@ -449,12 +464,16 @@ def load_policy(args, vecenv, env_name=""):
     encoded = name in ("default", "feed-forward") and models.wants_encoding(env)
     if name == "default" and kind == "mingru" and not encoded:
         if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
-            raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must equal "
-                              f"policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
+            raise ConfigError(
+                f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must equal "
+                f"policy.hidden_size {hidden}: the MinGRU's highway adds input and output."
+            )
         policy = models.Policy(env, hidden_size=hidden, num_layers=rnn["num_layers"])
     else:
         if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
-            raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads it.")
+            raise ConfigError(
+                f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads it."
+            )
         cls = models.Encoded if encoded else models.Default if name in ("default", "feed-forward") else load_class(name)
         policy = cls(env, hidden_size=hidden)
         if kind != "none":
@@ -475,7 +494,9 @@ def load_class(name):
     path, _, attribute = name.partition(".py:")
     path = Path(path + ".py")
     if not attribute or not path.exists():
-        raise ConfigError(f"policy.name = {name}: must be default, feed-forward or path/to/file.py:Class of a file that exists.")
+        raise ConfigError(
+            f"policy.name = {name}: must be default, feed-forward or path/to/file.py:Class of a file that exists."
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -490,7 +511,9 @@ def find_run(path, data_dir, env_name):
         return Path(path)
     runs = [p.parent for p in Path(data_dir).glob(f"{Path(env_name).stem}_*/model_*.pt")]
     if not runs:
-        raise ConfigError(f"latest: there is no run of {env_name} with a model in {Path(data_dir).resolve()}; train one first.")
+        raise ConfigError(
+            f"latest: there is no run of {env_name} with a model in {Path(data_dir).resolve()}; train one first."
+        )
     return max(set(runs), key=lambda run: max(p.stat().st_mtime for p in run.glob("model_*.pt")))
 
 
@@ -564,7 +587,10 @@ class PuffeRL:
         self.total_epochs = -(-c["total_timesteps"] // self.batch_size)
         self.epoch, self._override_lr = 0, None
         self._minibatches_owed = 0.0
-        self._started, self._stage_seconds = time.perf_counter(), dict.fromkeys(("environment", "policy", "learn", "other"), 0.0)
+        self._started, self._stage_seconds = (
+            time.perf_counter(),
+            dict.fromkeys(("environment", "policy", "learn", "other"), 0.0),
+        )
         self._loss_sums, self._grad_norms = np.zeros(kernels.SUMS), []
         self._environment, self._last_log = {}, None
         self.losses, self.environment = {}, {}
@@ -584,7 +610,9 @@ class PuffeRL:
         self._forward = self.policy
         if c["compile"]:
             if self.fused:
-                raise ConfigError("train.compile: the default network is fused by hand; compile is for your own networks.")
+                raise ConfigError(
+                    "train.compile: the default network is fused by hand; compile is for your own networks."
+                )
             self._forward = torch.compile(self.policy, mode=c["compile_mode"])
 
     @staticmethod
@@ -610,12 +638,27 @@ class PuffeRL:
             c["minibatch_size"] = max(1, min(8192, batch) // c["horizon"]) * c["horizon"]
         need(c["minibatch_size"] > 0 and c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
              f"must be a multiple of train.horizon = {c['horizon']}, whole segments are drawn")
-        need(c["minibatch_size"] <= batch, "minibatch_size", f"is more than one epoch's batch, {vecenv.num_agents} agents × "
-             f"horizon {c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)")
+        need(
+            c["minibatch_size"] <= batch,
+            "minibatch_size",
+            f"is more than one epoch's batch, {vecenv.num_agents} agents × "
+            f"horizon {c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)",
+        )
         if c["max_minibatch_size"] is not None:
-            need(c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0, "max_minibatch_size",
-                 f"must be a multiple of train.horizon = {c['horizon']}")
-        for key in ("learning_rate", "replay_ratio", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef", "vf_clip_coef"):
+            need(
+                c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0,
+                "max_minibatch_size",
+                f"must be a multiple of train.horizon = {c['horizon']}",
+            )
+        for key in (
+            "learning_rate",
+            "replay_ratio",
+            "max_grad_norm",
+            "vtrace_rho_clip",
+            "vtrace_c_clip",
+            "clip_coef",
+            "vf_clip_coef",
+        ):
             need(c[key] > 0, key, "must be above 0")
         for key in ("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"):
             need(0 <= c[key] <= 1, key, "must lie within 0 and 1")
@@ -656,9 +699,13 @@ class PuffeRL:
             bounds = [M * worker // workers for worker in range(workers + 1)]
             rows = max(1, CHUNK_STEPS // T)
             self._chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
-                            for first, last in zip(bounds, bounds[1:], strict=False)]
-            self._actors = [models.Fused(self.policy, arena, f"actor {w}", steps=0, rows=largest) for w in range(workers)]
-            self._learners = [models.Fused(self.policy, arena, f"learner {w}", steps=T, rows=min(rows, M)) for w in range(workers)]
+                            for first, last in itertools.pairwise(bounds)]
+            self._actors = [
+                models.Fused(self.policy, arena, f"actor {w}", steps=0, rows=largest) for w in range(workers)
+            ]
+            self._learners = [
+                models.Fused(self.policy, arena, f"learner {w}", steps=T, rows=min(rows, M)) for w in range(workers)
+            ]
             for w in range(1, workers):  # worker 0 adds into the gradients themselves
                 for name, parameter in self.policy.named_parameters():
                     arena.register(f"gradients {w}/policy.{name}", parameter.shape, group=f"gradients {w}")
@@ -679,8 +726,14 @@ class PuffeRL:
                 self._learners[w].bind("gradients" if w == 0 else f"gradients {w}")
             self._gradients = [arena.flat("gradients" if w == 0 else f"gradients {w}") for w in range(workers)]
         if c["optimizer"] == "adam":
-            self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=c["learning_rate"], betas=(c["momentum"], c["beta2"]),
-                                               eps=c["eps"], weight_decay=c["weight_decay"], fused=True)
+            self.optimizer = torch.optim.AdamW(
+                self.policy.parameters(),
+                lr=c["learning_rate"],
+                betas=(c["momentum"], c["beta2"]),
+                eps=c["eps"],
+                weight_decay=c["weight_decay"],
+                fused=True,
+            )
         self._flags = torch.zeros(N, dtype=torch.uint8), torch.ones(N, dtype=torch.uint8)
 
     def _row(self, agents, t):
@@ -690,8 +743,14 @@ class PuffeRL:
         row = {name: s[name][t, agents] if s[name] is not None else None for name in names}
         if last:
             return {**row, "values": self.values[t, agents]}
-        return {**row, "actions": s["actions"][t, agents], "logprobs": self.logprobs[t, agents], "values": self.values[t, agents],
-                "truncations": s["truncations"][t, agents].numpy(), "terminals": s["terminals"][t, agents].numpy()}
+        return {
+            **row,
+            "actions": s["actions"][t, agents],
+            "logprobs": self.logprobs[t, agents],
+            "values": self.values[t, agents],
+            "truncations": s["truncations"][t, agents].numpy(),
+            "terminals": s["terminals"][t, agents].numpy(),
+        }
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 
@@ -736,9 +795,18 @@ class PuffeRL:
                 begun = time.perf_counter()
                 continue
             outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
-            kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
-                           step=self.epoch * self.horizon + t, first_agent=agents.start, heads=self.heads, log_std=log_std,
-                           masks=row["action_masks"])
+            kernels.sample(
+                outputs,
+                row["actions"],
+                row["logprobs"],
+                row["values"],
+                seed=self.config["seed"],
+                step=self.epoch * self.horizon + t,
+                first_agent=agents.start,
+                heads=self.heads,
+                log_std=log_std,
+                masks=row["action_masks"],
+            )
             begun = time.perf_counter()
             vecenv.advance(buffer)
         return seconds
@@ -747,7 +815,9 @@ class PuffeRL:
         """outputs (n, A + 1) and log_std for one step; the tensors in `state` are updated in place."""
         if self.fused:
             log_std = self.policy.decoder.log_std
-            return self._actors[worker].step(observations, state["mingru"], resets, valid), None if log_std is None else log_std.data
+            return self._actors[worker].step(
+                observations, state["mingru"], resets, valid
+            ), None if log_std is None else log_std.data
         view = {**state, "resets": resets, "valid": valid}
         if hasattr(self.policy, "forward_eval"):
             outputs, log_std = models.join_outputs(*self.policy.forward_eval(observations, view))
@@ -814,7 +884,7 @@ class PuffeRL:
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
         self._minibatches_owed -= count
-        # The fused path's workers are single-threaded; a custom network runs in this thread, with all cores in each operation.
+        # The fused path's workers are single-threaded; a custom network runs here, with all cores in each operation.
         count_threads = self.vecenv.threads_per_worker if self.fused else self.vecenv.num_threads
         with kernels.threads(self.vecenv.num_threads), torch_threads(count_threads):
             self._renew(None)
@@ -842,24 +912,57 @@ class PuffeRL:
         self.losses = logs
         if self.epoch % c["checkpoint_interval"] == 0:
             self._try_checkpoint()
-        if self._last_log is None or time.perf_counter() - self._last_log[0] >= c["log_interval"] or self.epoch == self.total_epochs:
+        if (
+            self._last_log is None
+            or time.perf_counter() - self._last_log[0] >= c["log_interval"]
+            or self.epoch == self.total_epochs
+        ):
             self.mean_and_log()
         return logs
 
     def _renew(self, index):
         """Advantages and priorities of all segments, or of those just learnt from (a segment's depend on no other)."""
         c, s = self.config, self.storage
-        kernels.advantage(self.values, s["rewards"], s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
-                          self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
-                          c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
-                          index=index)
+        kernels.advantage(
+            self.values,
+            s["rewards"],
+            s["terminals"],
+            s["truncations"],
+            self.bootstraps,
+            self.ratios,
+            s["valid"],
+            self.advantages,
+            gamma=c["gamma"],
+            gae_lambda=c["gae_lambda"],
+            rho_clip=c["vtrace_rho_clip"],
+            c_clip=c["vtrace_c_clip"],
+            reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
+            index=index,
+        )
         kernels.priorities(self.advantages, s["valid"], self.masses, alpha=c["prio_alpha"], index=index)
 
     def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
         s = self.storage
-        kernels.ppo_loss(outputs, s["actions"], self.logprobs, self.values, self.advantages, self.weights, s["valid"], self.settings,
-                         grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std,
-                         grad_log_std=grad_log_std, masks=s["action_masks"], index=self.index, start=start)
+        kernels.ppo_loss(
+            outputs,
+            s["actions"],
+            self.logprobs,
+            self.values,
+            self.advantages,
+            self.weights,
+            s["valid"],
+            self.settings,
+            grad,
+            self.new_values,
+            self.new_ratios,
+            sums,
+            heads=self.heads,
+            log_std=log_std,
+            grad_log_std=grad_log_std,
+            masks=s["action_masks"],
+            index=self.index,
+            start=start,
+        )
 
     def _learn_fused(self, worker):
         """One worker's segments of the minibatch, chunk by chunk, so that a chunk's activations stay in cache."""
@@ -869,7 +972,9 @@ class PuffeRL:
             chunk = learner.chunk(count)
             kernels.gather(self._flat_observations, self.index, chunk.observations, start=start)
             for layer, states in enumerate(chunk.states):
-                torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count], out=states[0])
+                torch.index_select(
+                    self.initial_state["mingru"][layer], 0, self.index[start : start + count], out=states[0]
+                )
             flags = s["resets"], s["valid"], self.index, start
             learner.forward(chunk, *flags)
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[worker],
@@ -891,8 +996,14 @@ class PuffeRL:
             if log_std is not None:
                 leaves.append(log_std)
                 grads.append(torch.empty_like(log_std))
-            self._loss(outputs.detach().contiguous(), grad, start, self.sums[0],
-                       None if log_std is None else log_std.detach().contiguous(), None if log_std is None else grads[1])
+            self._loss(
+                outputs.detach().contiguous(),
+                grad,
+                start,
+                self.sums[0],
+                None if log_std is None else log_std.detach().contiguous(),
+                None if log_std is None else grads[1],
+            )
             torch.autograd.backward(leaves, grads)
 
     def _update(self, learning_rate):
@@ -914,16 +1025,18 @@ class PuffeRL:
     def _explain_nan(self):
         """What is not finite, looked for in the order of the data flow."""
         s, T = self.storage, self.horizon
-        causes = (("observations", s["observations"][: T + 1], "the environment writes it; run it with --debug"),
-                  ("rewards", s["rewards"], "the environment writes it; run it with --debug"),
-                  ("weights", self.arena.flat("weights"), "an earlier update broke them; start from the last checkpoint"),
-                  ("logprobs", self.logprobs, "the network's outputs overflow; lower train.learning_rate"),
-                  ("values", self.values, "the network's outputs overflow; lower train.learning_rate"),
-                  ("advantages", self.advantages, "rewards or values overflow; scale the rewards or set train.reward_clip"),
-                  ("gradients", self.arena.flat("gradients"), "the update overflows; lower train.learning_rate"))
+        causes = (
+            ("observations", s["observations"][: T + 1], "the environment writes it; run it with --debug"),
+            ("rewards", s["rewards"], "the environment writes it; run it with --debug"),
+            ("weights", self.arena.flat("weights"), "an earlier update broke them; start from the last checkpoint"),
+            ("logprobs", self.logprobs, "the network's outputs overflow; lower train.learning_rate"),
+            ("values", self.values, "the network's outputs overflow; lower train.learning_rate"),
+            ("advantages", self.advantages, "rewards or values overflow; scale the rewards or set train.reward_clip"),
+            ("gradients", self.arena.flat("gradients"), "the update overflows; lower train.learning_rate"),
+        )
         for name, tensor, cause in causes:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                return f"epoch {self.epoch}: {name} not finite ({cause}). The weights were left as they were before this update."
+                return f"epoch {self.epoch}: {name} not finite ({cause}). The weights were left as they were."
         return f"epoch {self.epoch}: the gradient norm overflows; lower train.learning_rate."
 
     # -- schedules and numbers -------------------------------------------------------------------------------------
@@ -960,7 +1073,11 @@ class PuffeRL:
         return (self.global_step - step) / max(time.perf_counter() - since, 1e-9)
 
     def _losses(self, sums, norms):
-        return {**kernels.loss_statistics(sums), "grad_norm": float(np.mean(norms)), "learning_rate": self.learning_rate}
+        return {
+            **kernels.loss_statistics(sums),
+            "grad_norm": float(np.mean(norms)),
+            "learning_rate": self.learning_rate,
+        }
 
     # -- logs ------------------------------------------------------------------------------------------------------
 
@@ -969,12 +1086,20 @@ class PuffeRL:
         if self._last_log is not None and self._last_log[1] == self.global_step:
             return {}
         stages = dict(self._stage_seconds)
-        stages["other"] = max(0.0, time.perf_counter() - (self._last_log[0] if self._last_log else self._started) - sum(stages.values()))
+        stages["other"] = max(
+            0.0, time.perf_counter() - (self._last_log[0] if self._last_log else self._started) - sum(stages.values())
+        )
         self.stages, self.last_sps = stages, self.sps
         metrics = {f"environment/{name}": value for name, value in self._environment.items()}
         if self._grad_norms:
-            metrics |= {f"losses/{name}": value for name, value in self._losses(self._loss_sums, self._grad_norms).items()}
-        metrics |= {"performance/sps": self.last_sps, "performance/uptime": self.uptime, "performance/epoch": self.epoch}
+            metrics |= {
+                f"losses/{name}": value for name, value in self._losses(self._loss_sums, self._grad_norms).items()
+            }
+        metrics |= {
+            "performance/sps": self.last_sps,
+            "performance/uptime": self.uptime,
+            "performance/epoch": self.epoch,
+        }
         metrics |= {f"performance/seconds_{name}": value for name, value in stages.items()}
         self.logger.log(metrics, self.global_step)
         self._last_log = (time.perf_counter(), self.global_step)
@@ -993,7 +1118,9 @@ class PuffeRL:
             self.run_folder.mkdir(parents=True, exist_ok=True)
             (self.run_folder / "config.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
         except OSError as error:
-            raise ConfigError(f"cannot write the run's folder {self.run_folder}: {error}. Set --data-dir to one that can be.") from None
+            raise ConfigError(
+                f"cannot write the run's folder {self.run_folder}: {error}. Set --data-dir to one that can be."
+            ) from None
         self._record = True
         self.logger.config(settings)
 
@@ -1005,8 +1132,12 @@ class PuffeRL:
             self._console = Console()
         if not self._console.is_terminal:
             score = self.environment.get("score", math.nan)
-            self._console.print(f"{progress_bar(self)} steps {self.global_step:,}  sps {getattr(self, 'last_sps', self.sps):,.0f}  "
-                                f"score {score:.3f}  {time_left(self)}", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"{progress_bar(self)} steps {self.global_step:,}  sps {getattr(self, 'last_sps', self.sps):,.0f}  "
+                f"score {score:.3f}  {time_left(self)}",
+                highlight=False,
+                soft_wrap=True,
+            )
             return
         from rich.live import Live
 
@@ -1042,8 +1173,10 @@ class PuffeRL:
         for name, value in saved["tensors"].items():
             target = self._saved_tensors()[name]
             if target.shape != value.shape:
-                raise ConfigError(f"{path}: {name} has shape {tuple(value.shape)}, this run wants {tuple(target.shape)}; "
-                                  "resume with the same number of agents and the same network.")
+                raise ConfigError(
+                    f"{path}: {name} has shape {tuple(value.shape)}, this run wants {tuple(target.shape)}; "
+                    "resume with the same number of agents and the same network."
+                )
             target.copy_(value)
         if saved["adam"] is not None:
             self.optimizer.load_state_dict(saved["adam"])
@@ -1054,17 +1187,24 @@ class PuffeRL:
 
     def _saved_tensors(self):
         s = self.storage
-        rows = {name: s[name][-1] for name in ("observations", "resets", "valid", "action_masks") if s[name] is not None}
+        rows = {
+            name: s[name][-1] for name in ("observations", "resets", "valid", "action_masks") if s[name] is not None
+        }
         momentum = {"momentum": self.arena.flat("momentum")} if isinstance(self.optimizer, kernels.Muon) else {}
         return {**rows, **momentum, **{f"state/{name}": tensor for name, tensor in self.state.items()}}
 
     def _trainer_state(self):
-        return {"tensors": {name: tensor.clone() for name, tensor in self._saved_tensors().items()},
-                "adam": None if isinstance(self.optimizer, kernels.Muon) else self.optimizer.state_dict(),
-                "environments": torch.from_numpy(self.vecenv.save()), "epoch": self.epoch, "global_step": self.global_step,
-                "minibatches_owed": self._minibatches_owed, "learning_rate": self._override_lr,
-                "config": json.dumps(self.config, default=str),
-                "versions": {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}}
+        return {
+            "tensors": {name: tensor.clone() for name, tensor in self._saved_tensors().items()},
+            "adam": None if isinstance(self.optimizer, kernels.Muon) else self.optimizer.state_dict(),
+            "environments": torch.from_numpy(self.vecenv.save()),
+            "epoch": self.epoch,
+            "global_step": self.global_step,
+            "minibatches_owed": self._minibatches_owed,
+            "learning_rate": self._override_lr,
+            "config": json.dumps(self.config, default=str),
+            "versions": {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__},
+        }
 
     def _try_checkpoint(self):
         try:
@@ -1147,7 +1287,9 @@ def dashboard(trainer):
     from rich.table import Table
 
     def table(title, rows):
-        grid = Table(title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left", padding=(0, 1))
+        grid = Table(
+            title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left", padding=(0, 1)
+        )
         for name, value in rows:
             grid.add_row(str(name), f"[bold]{value}[/]")
         return grid
@@ -1215,8 +1357,11 @@ def train(env_name, args):
     if args["logger"] == "tensorboard":
         trainer.logger = TensorBoardLogger(str(trainer.run_folder / "tensorboard"))
         trainer.logger.config(args)
-    print(f"{trainer.env_name}: {trainer.num_agents:,} agents × horizon {trainer.horizon} = {trainer.batch_size:,} steps an epoch, "
-          f"{trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; run folder {trainer.run_folder}")
+    print(
+        f"{trainer.env_name}: {trainer.num_agents:,} agents × horizon {trainer.horizon} = "
+        f"{trainer.batch_size:,} steps an epoch, "
+        f"{trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; run folder {trainer.run_folder}"
+    )
     shown = 0.0
     try:
         with Interrupts() as interrupts:
@@ -1231,7 +1376,9 @@ def train(env_name, args):
         trainer.release()
         raise
     model = trainer.close()
-    print(f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({trainer.global_step / trainer.uptime:,.0f} steps/s)")
+    print(
+        f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({trainer.global_step / trainer.uptime:,.0f} steps/s)"
+    )
     print(f"checkpoint   {model}")
     if args["logger"] == "tensorboard":
         print(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")
@@ -1260,7 +1407,9 @@ def evaluate(env_name, args):
         observations = torch.from_numpy(storage.observations[0])
         with torch.no_grad():
             forward_eval = getattr(policy, "forward_eval", None)
-            logits, value = forward_eval(observations, state) if forward_eval else policy(observations.unsqueeze(0), state)
+            logits, value = (
+                forward_eval(observations, state) if forward_eval else policy(observations.unsqueeze(0), state)
+            )
         actions, _, _ = models.sample_logits(*((logits, value) if forward_eval else models.squeeze_time(logits, value)),
                                              seed=args["train"]["seed"] + 1, step=step, masks=masks,
                                              deterministic=args["eval"]["deterministic"])
@@ -1287,7 +1436,10 @@ def evaluate(env_name, args):
         if name != "n":
             values = np.array([log[name] for log in finished.values()])
             results[name] = (float(values.mean()), float(values.std() / math.sqrt(len(values))))
-            print(f"{name:20} mean {values.mean():10.3f} ± {results[name][1]:.3f}   min {values.min():.3f}   max {values.max():.3f}")
+            print(
+                f"{name:20} mean {values.mean():10.3f} ± {results[name][1]:.3f}   "
+                f"min {values.min():.3f}   max {values.max():.3f}"
+            )
     print(f"{episodes} episodes, {step + 1} steps")
     return results
 

@@ -103,8 +103,13 @@ def main():
     args = pufferl.load_config(a.env)
     args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads, "num_buffers": a.num_buffers}
     args["policy"]["hidden_size"], args["rnn"]["num_layers"] = a.hidden_size, a.num_layers
-    args["train"] |= {"minibatch_size": min(a.minibatch_size, a.total_agents * a.horizon), "replay_ratio": a.replay_ratio,
-                      "horizon": a.horizon, "log_interval": 1e9, "total_timesteps": 10**12}
+    args["train"] |= {
+        "minibatch_size": min(a.minibatch_size, a.total_agents * a.horizon),
+        "replay_ratio": a.replay_ratio,
+        "horizon": a.horizon,
+        "log_interval": 1e9,
+        "total_timesteps": 10**12,
+    }
     vecenv = pufferl.load_env(a.env, args)
     trainer = pufferl.PuffeRL({**args["train"], "env": a.env}, vecenv, pufferl.load_policy(args, vecenv))
     shapes = products(trainer)
@@ -123,21 +128,43 @@ def main():
             epochs.append((time.perf_counter() - begun) / a.epochs)
             floors.append(floor_seconds(shapes, vecenv.num_workers, pool))
     epoch, floor = statistics.median(epochs), statistics.median(floors)
-    ratio = statistics.median(f / e for f, e in zip(floors, epochs, strict=True))
+    ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))
+    ratio = statistics.median(ratios)
     stages = {name: seconds / a.repeats / a.epochs for name, seconds in trainer._stage_seconds.items() if seconds}
     result = {
-        "env": a.env, "agents": trainer.num_agents, "horizon": a.horizon, "hidden_size": a.hidden_size, "num_layers": a.num_layers,
-        "minibatch_size": trainer.config["minibatch_size"], "replay_ratio": a.replay_ratio, "workers": vecenv.num_workers,
-        "buffers": vecenv.num_buffers, "precision": trainer.config["precision"], "sps": trainer.batch_size / epoch,
-        "floor_sps": trainer.batch_size / floor, "ratio": ratio, "gflops_per_worker": flops / floor / vecenv.num_workers / 1e9,
-        "seconds_epoch": epoch, "seconds_floor": floor, "seconds_stage": stages, "mflop_per_step": flops / trainer.batch_size / 1e6}
-    print(f"{a.env}: {trainer.num_agents:,} agents × horizon {a.horizon}, hidden {a.hidden_size} × {a.num_layers}, minibatch "
-          f"{trainer.config['minibatch_size']:,}, replay {a.replay_ratio}, {vecenv.num_workers} workers, {vecenv.num_buffers} buffers")
+        "env": a.env,
+        "agents": trainer.num_agents,
+        "horizon": a.horizon,
+        "hidden_size": a.hidden_size,
+        "num_layers": a.num_layers,
+        "minibatch_size": trainer.config["minibatch_size"],
+        "replay_ratio": a.replay_ratio,
+        "workers": vecenv.num_workers,
+        "buffers": vecenv.num_buffers,
+        "precision": trainer.config["precision"],
+        "sps": trainer.batch_size / epoch,
+        "floor_sps": trainer.batch_size / floor,
+        "ratio": ratio,
+        "gflops_per_worker": flops / floor / vecenv.num_workers / 1e9,
+        "seconds_epoch": epoch,
+        "seconds_floor": floor,
+        "seconds_stage": stages,
+        "mflop_per_step": flops / trainer.batch_size / 1e6,
+    }
+    print(
+        f"{a.env}: {trainer.num_agents:,} agents × horizon {a.horizon}, hidden {a.hidden_size} × {a.num_layers}, "
+        f"minibatch {trainer.config['minibatch_size']:,}, replay {a.replay_ratio}, {vecenv.num_workers} workers, "
+        f"{vecenv.num_buffers} buffers"
+    )
     print(f"  {'trained steps a second':28} {result['sps']:12,.0f}")
-    print(f"  {'floor (products alone)':28} {result['floor_sps']:12,.0f}   at {result['gflops_per_worker']:.0f} GFLOP/s a worker, "
-          f"{result['mflop_per_step']:.2f} MFLOP a step")
-    print(f"  {'SPS / floor':28} {ratio:12.2f}   median of {a.repeats} interleaved pairs, {min(f / e for f, e in zip(floors, epochs, strict=True)):.2f} "
-          f"to {max(f / e for f, e in zip(floors, epochs, strict=True)):.2f}")
+    print(
+        f"  {'floor (products alone)':28} {result['floor_sps']:12,.0f}   at "
+        f"{result['gflops_per_worker']:.0f} GFLOP/s a worker, {result['mflop_per_step']:.2f} MFLOP a step"
+    )
+    print(
+        f"  {'SPS / floor':28} {ratio:12.2f}   median of {a.repeats} interleaved pairs, "
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    )
     for name, seconds in stages.items():
         print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / epoch:.0f}%")
     trainer.release()

@@ -786,7 +786,8 @@ def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
     close(total, expected["loss"].detach(), tolerance)
     close(grad * count, expected_grad * count, 2 * tolerance)
     close(ratios, expected["ratio"], tolerance)
-    assert torch.equal(new_values, torch.where(drawn(data, "valid") != 0, data["outputs"][..., -1], drawn(data, "values")))
+    live, old = drawn(data, "valid") != 0, drawn(data, "values").float()
+    assert torch.equal(new_values, torch.where(live, data["outputs"][..., -1], old))
     if grad_log_std is not None:
         if data["log_std"].ndim == 1:
             close(grad_log_std.double().sum((0, 1)), expected_grad_log_std, tolerance)
@@ -1107,7 +1108,8 @@ LEADING = {"sample": {"outputs"}, "advantage": {"rewards", "index"}, "priorities
            "advantage_moments": {"advantages", "index"}, "gradient_norm": {"flat"}}
 FREE = {("gather", "index"), ("gather", "source"), ("gradient_norm", "flat"), ("advantage", "index"),
         ("priorities", "index"), ("advantage_moments", "index")}  # any length will do
-LONGER = {("mingru_scan", "resets"), ("mingru_scan", "valid"), ("mingru_scan_grad", "resets"), ("mingru_scan_grad", "valid"),
+LONGER = {("mingru_scan", "resets"), ("mingru_scan", "valid"),
+          ("mingru_scan_grad", "resets"), ("mingru_scan_grad", "valid"),
           ("ppo_loss", "values"), ("ppo_loss", "valid"), ("ppo_loss", "masks"),
           ("ppo_loss", "index")}  # what lies beyond is not looked at
 

@@ -18,8 +18,9 @@ BOX = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
 
 
 def environment(action_space=DISCRETE, inputs=5):
-    return SimpleNamespace(single_observation_space=gymnasium.spaces.Box(-9, 9, (inputs,), np.float32),
-                           single_action_space=action_space)
+    return SimpleNamespace(
+        single_observation_space=gymnasium.spaces.Box(-9, 9, (inputs,), np.float32), single_action_space=action_space
+    )
 
 
 def segment(T=11, N=6, inputs=5):
@@ -140,7 +141,9 @@ def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
     valid.fill_(1)
     resets[5] = 1
     late, _ = models.join_outputs(*policy(observations, {**policy.initial_state(6), "resets": resets, "valid": valid}))
-    fresh, _ = models.join_outputs(*policy(observations[5:], {**policy.initial_state(6), "resets": resets[5:], "valid": valid[5:]}))
+    fresh, _ = models.join_outputs(
+        *policy(observations[5:], {**policy.initial_state(6), "resets": resets[5:], "valid": valid[5:]})
+    )
     torch.testing.assert_close(late[5:], fresh, atol=1e-5, rtol=1e-4)
 
     resets.zero_()
@@ -155,7 +158,7 @@ def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
 
 def test_mingru_wrapper_gradients_go_through_the_fused_scan():
     policy = wrapped("mingru")
-    observations, resets, valid = segment()
+    _, resets, valid = segment()
     state = {**policy.initial_state(6), "resets": resets, "valid": valid}
     x = torch.randn(11, 6, 16, requires_grad=True)
     out, _ = policy.rnn(x, state["mingru"], resets, valid)
@@ -165,7 +168,9 @@ def test_mingru_wrapper_gradients_go_through_the_fused_scan():
     torch.testing.assert_close(out, plain, atol=1e-6, rtol=1e-5)
     weights = [x, *policy.rnn.parameters()]
     grad = torch.randn_like(out)
-    for fused, expected in zip(torch.autograd.grad(out, weights, grad), torch.autograd.grad(plain, weights, grad), strict=True):
+    for fused, expected in zip(
+        torch.autograd.grad(out, weights, grad), torch.autograd.grad(plain, weights, grad), strict=True
+    ):
         torch.testing.assert_close(fused, expected, atol=2e-5, rtol=1e-4)
 
 
@@ -190,7 +195,9 @@ def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
         expected = logits.log_prob(actions).sum(-1)
     else:
         heads = logits if isinstance(logits, list) else [logits]
-        expected = sum(head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0] for i, head in enumerate(heads))
+        expected = sum(
+            head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0] for i, head in enumerate(heads)
+        )
         sizes = [head.shape[-1] for head in heads]
         assert abs(logprobs.mean().item() + sum(math.log(n) for n in sizes)) < 0.1
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)

@@ -22,22 +22,47 @@ import vector
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def make_trainer(tmp_path, env="cartpole", policy=None, *, num_envs=24, env_kwargs=None, num_buffers=2, num_threads=2,
-                 hidden_size=16, num_layers=2, seed=3, **train):
+def make_trainer(
+    tmp_path,
+    env="cartpole",
+    policy=None,
+    *,
+    num_envs=24,
+    env_kwargs=None,
+    num_buffers=2,
+    num_threads=2,
+    hidden_size=16,
+    num_layers=2,
+    seed=3,
+    **train,
+):
     torch.manual_seed(seed)
-    vecenv = vector.make(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
+    vecenv = vector.make(
+        env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs
+    )
     policy = policy(vecenv) if policy else models.Policy(vecenv, hidden_size=hidden_size, num_layers=num_layers)
-    settings = {"horizon": 8, "minibatch_size": 64, "total_timesteps": 10**5, "learning_rate": 0.01, "seed": seed,
-                "log_interval": 0.0, **train}
+    settings = {
+        "horizon": 8,
+        "minibatch_size": 64,
+        "total_timesteps": 10**5,
+        "learning_rate": 0.01,
+        "seed": seed,
+        "log_interval": 0.0,
+        **train,
+    }
     return pufferl.PuffeRL({**settings, "env": env, "data_dir": str(tmp_path)}, vecenv, policy)
 
 
 def parameters_of(policy):
     """The default policy's weights as the reference wants them."""
     p = {name: tensor.detach().double().clone() for name, tensor in policy.named_parameters()}
-    params = {"encoder_weight": p["encoder.weight"], "encoder_bias": p["encoder.bias"],
-              "layer_weights": [p[f"rnn.layers.{i}.weight"] for i in range(policy.num_layers)],
-              "decoder_weight": p["decoder.weight"], "decoder_bias": p["decoder.bias"]}
+    params = {
+        "encoder_weight": p["encoder.weight"],
+        "encoder_bias": p["encoder.bias"],
+        "layer_weights": [p[f"rnn.layers.{i}.weight"] for i in range(policy.num_layers)],
+        "decoder_weight": p["decoder.weight"],
+        "decoder_bias": p["decoder.bias"],
+    }
     return params | ({"log_std": p["decoder.log_std"]} if "decoder.log_std" in p else {})
 
 
@@ -51,33 +76,81 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_an_epoch_equals_the_float64_reference(tmp_path, case):
-    settings = {"gamma": 0.97, "gae_lambda": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "reward_clip": 0.8, "momentum": 0.9,
-                "weight_decay": 0.1, "max_grad_norm": 0.7, "replay_ratio": 1.5, "vtrace_rho_clip": 1.1, "vtrace_c_clip": 0.9}
+    settings = {
+        "gamma": 0.97,
+        "gae_lambda": 0.9,
+        "prio_alpha": 0.7,
+        "prio_beta0": 0.3,
+        "reward_clip": 0.8,
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.7,
+        "replay_ratio": 1.5,
+        "vtrace_rho_clip": 1.1,
+        "vtrace_c_clip": 0.9,
+    }
     trainer = make_trainer(tmp_path, **case, **settings)
+    draws, draw = [], kernels.draw
+
+    def remember(masses, cumulative, index, weights, **options):
+        draw(masses, cumulative, index, weights, **options)
+        draws.append(index.tolist())
+
     for _ in range(2):  # from the second epoch on, the recurrent state and the momentum are not zero
         trainer.evaluate()
         before = parameters_of(trainer.policy)
-        momenta = [trainer.arena[f"momentum/policy.{name}"].double().clone() for name, _ in trainer.policy.named_parameters()]
+        momenta = [
+            trainer.arena[f"momentum/policy.{name}"].double().clone() for name, _ in trainer.policy.named_parameters()
+        ]
         s = {name: None if tensor is None else tensor.clone() for name, tensor in trainer.storage.items()}
-        rollout = {"observations": s["observations"][:-1].flatten(2).double(), "rewards": s["rewards"].double(),
-                   **{name: s[name] for name in ("terminals", "truncations", "valid")}, "resets": s["resets"][:-1],
-                   "actions": s["actions"].double() if trainer.heads is None else s["actions"].long(),
-                   "logprobs": trainer.logprobs.double(), "values": trainer.values.double(),
-                   "bootstraps": trainer.bootstraps.double(), "state": trainer.initial_state["mingru"].double()}
-        draws, draw = [], kernels.draw
+        rollout = {
+            "observations": s["observations"][:-1].flatten(2).double(),
+            "rewards": s["rewards"].double(),
+            **{name: s[name] for name in ("terminals", "truncations", "valid")},
+            "resets": s["resets"][:-1],
+            "actions": s["actions"].double() if trainer.heads is None else s["actions"].long(),
+            "logprobs": trainer.logprobs.double(),
+            "values": trainer.values.double(),
+            "bootstraps": trainer.bootstraps.double(),
+            "state": trainer.initial_state["mingru"].double(),
+        }
+        draws.clear()
         learning_rate = trainer.learning_rate
         beta = 0.3 + 0.7 * trainer.global_step / 10**5
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "draw", lambda *a, **k: (draw(*a, **k), draws.append(a[2].tolist())))
+            patch.setattr(kernels, "draw", remember)
             logs = trainer.train()
     order = [name for name, _ in trainer.policy.named_parameters()]
-    canonical = ["encoder.weight", "encoder.bias", *[f"rnn.layers.{i}.weight" for i in range(2)], "decoder.weight", "decoder.bias",
-                 *(["decoder.log_std"] if trainer.heads is None else [])]
+    canonical = [
+        "encoder.weight",
+        "encoder.bias",
+        *[f"rnn.layers.{i}.weight" for i in range(2)],
+        "decoder.weight",
+        "decoder.bias",
+        *(["decoder.log_std"] if trainer.heads is None else []),
+    ]
     expected = reference.epoch(
-        before, [momenta[order.index(name)] for name in canonical], rollout, draws, gamma=0.97, gae_lambda=0.9, rho_clip=1.1,
-        c_clip=0.9, prio_alpha=0.7, prio_beta=beta, clip_coef=0.2, vf_coef=2.0, vf_clip_coef=0.2, ent_coef=0.001,
-        learning_rate=learning_rate, momentum=0.9, weight_decay=0.1, max_grad_norm=0.7,
-        heads=None if trainer.heads is None else trainer.heads.tolist(), reward_clip=0.8)
+        before,
+        [momenta[order.index(name)] for name in canonical],
+        rollout,
+        draws,
+        gamma=0.97,
+        gae_lambda=0.9,
+        rho_clip=1.1,
+        c_clip=0.9,
+        prio_alpha=0.7,
+        prio_beta=beta,
+        clip_coef=0.2,
+        vf_coef=2.0,
+        vf_clip_coef=0.2,
+        ent_coef=0.001,
+        learning_rate=learning_rate,
+        momentum=0.9,
+        weight_decay=0.1,
+        max_grad_norm=0.7,
+        heads=None if trainer.heads is None else trainer.heads.tolist(),
+        reward_clip=0.8,
+    )
     assert len(draws) >= 3
     if "max_steps" in case.get("env_kwargs", {}):
         assert s["truncations"].any() and trainer.bootstraps.abs().sum() > 0
@@ -139,10 +212,17 @@ def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tm
 def test_one_rollout_is_the_same_for_any_number_of_buffers_and_threads(tmp_path, space):
     results = []
     for buffers, threads in ((1, 1), (1, 2), (2, 2), (3, 2), (4, 1)):
-        trainer = make_trainer(tmp_path, num_envs=192, num_buffers=buffers, num_threads=threads,
-                               env_kwargs={"continuous": space == "continuous"})
+        trainer = make_trainer(
+            tmp_path,
+            num_envs=192,
+            num_buffers=buffers,
+            num_threads=threads,
+            env_kwargs={"continuous": space == "continuous"},
+        )
         trainer.evaluate()
-        results.append([trainer.storage["actions"].clone(), trainer.storage["observations"].clone(), trainer.values.clone()])
+        results.append(
+            [trainer.storage["actions"].clone(), trainer.storage["observations"].clone(), trainer.values.clone()]
+        )
         trainer.release()
     for actions, observations, values in results[1:]:
         torch.testing.assert_close(actions, results[0][0], atol=1e-5, rtol=1e-5)
@@ -237,7 +317,12 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
         pass
 
     fused = run_epochs(make_trainer(tmp_path, env_kwargs={"max_steps": 12}), 3)
-    slow = run_epochs(make_trainer(tmp_path, policy=lambda env: Slow(env, hidden_size=16, num_layers=2), env_kwargs={"max_steps": 12}), 3)
+    slow = run_epochs(
+        make_trainer(
+            tmp_path, policy=lambda env: Slow(env, hidden_size=16, num_layers=2), env_kwargs={"max_steps": 12}
+        ),
+        3,
+    )
     for name in fused:
         torch.testing.assert_close(fused[name], slow[name], atol=2e-4, rtol=1e-3)
 
@@ -274,7 +359,9 @@ def test_the_script_of_the_docs_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_vec_num_envs_times_env_num_envs_overrides_total_agents_on_the_command_line():
-    args = pufferl.load_config("breakout", ["--vec.total-agents", "256", "--train.learning-rate", "0.5", "--env.frameskip", "2"])
+    args = pufferl.load_config(
+        "breakout", ["--vec.total-agents", "256", "--train.learning-rate", "0.5", "--env.frameskip", "2"]
+    )
     assert (args["vec"]["total_agents"], args["train"]["learning_rate"], args["env"]["frameskip"]) == (256, 0.5, 2)
 
 
@@ -325,10 +412,17 @@ def test_nan_reward_stops_the_run_and_leaves_the_weights(tmp_path):
 
 
 BAD = {
-    "multiple of": {"minibatch_size": 60}, "more than one epoch": {"minibatch_size": 6400}, "horizon": {"horizon": 0},
-    "learning_rate": {"learning_rate": 0}, "gamma": {"gamma": 1.5}, "Did you mean learning_rate": {"learning_rat": 0.1},
-    "must be an int": {"horizon": 2.5}, "must be one of": {"optimizer": "sgd"}, "vec.total_agents": {"batch_size": 3},
-    "total_timesteps": {"num_iterations": 3}, "max_minibatch_size": {"max_minibatch_size": 9},
+    "multiple of": {"minibatch_size": 60},
+    "more than one epoch": {"minibatch_size": 6400},
+    "horizon": {"horizon": 0},
+    "learning_rate": {"learning_rate": 0},
+    "gamma": {"gamma": 1.5},
+    "Did you mean learning_rate": {"learning_rat": 0.1},
+    "must be an int": {"horizon": 2.5},
+    "must be one of": {"optimizer": "sgd"},
+    "vec.total_agents": {"batch_size": 3},
+    "total_timesteps": {"num_iterations": 3},
+    "max_minibatch_size": {"max_minibatch_size": 9},
 }
 
 
@@ -344,9 +438,16 @@ def test_old_names_are_translated(tmp_path):
     trainer.release()
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("[train]\nlearning_rat = 1", "Did you mean learning_rate"), ("[trian]\ngamma = 1", r"\[trian\]"),
-    ("[train]\nhorizon = many", "must be an int"), ("[env]\nframe_skip = 3", "frameskip"), ("gamma = 1", "no section headers")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nlearning_rat = 1", "Did you mean learning_rate"),
+        ("[trian]\ngamma = 1", r"\[trian\]"),
+        ("[train]\nhorizon = many", "must be an int"),
+        ("[env]\nframe_skip = 3", "frameskip"),
+        ("gamma = 1", "no section headers"),
+    ],
+)
 def test_ini_errors_name_file_and_key(tmp_path, text, message):
     schema, values = pufferl.resolve("breakout")
     path = tmp_path / "bad.ini"
@@ -365,8 +466,14 @@ def test_unknown_environment_and_sizes_that_buffers_do_not_divide():
 
 
 def run(*arguments, cwd, **kwargs):
-    return subprocess.run([sys.executable, str(ROOT / "pufferl.py"), *arguments], cwd=cwd, capture_output=True, text=True,
-                          timeout=240, **kwargs)
+    return subprocess.run(
+        [sys.executable, str(ROOT / "pufferl.py"), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        **kwargs,
+    )
 
 
 def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
@@ -396,9 +503,26 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
 
 
 def test_interrupt_saves_a_checkpoint(tmp_path):
-    process = subprocess.Popen([sys.executable, str(ROOT / "pufferl.py"), "train", "squared", "--env.num-envs", "64", "--logger", "none",
-                                "--train.minibatch-size", "1024", "--train.total-timesteps", "1000000000"],
-                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(ROOT / "pufferl.py"),
+            "train",
+            "squared",
+            "--env.num-envs",
+            "64",
+            "--logger",
+            "none",
+            "--train.minibatch-size",
+            "1024",
+            "--train.total-timesteps",
+            "1000000000",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     metrics = lambda: list(tmp_path.glob("experiments/*/metrics.jsonl"))  # noqa: E731
     deadline = time.time() + 120
     while not metrics() and time.time() < deadline:
