@@ -915,6 +915,7 @@ class Curve:
     score: np.ndarray
     cost: np.ndarray
     names: tuple = ()
+    last: float = 0.0  # step of the last entry, with or without the metric
 
     @classmethod
     def read(cls, path, metric, cost="performance/uptime", resumed=()):
@@ -937,7 +938,7 @@ class Curve:
             value = entry.get(metric)
             rows.append((step, float(value) if isinstance(value, int | float) else math.nan, spent + clock))
         columns = np.array(rows, dtype=float).reshape(-1, 3)
-        return cls(*columns[np.isfinite(columns[:, 1])].T, names=tuple(names))
+        return cls(*columns[np.isfinite(columns[:, 1])].T, names=tuple(names), last=rows[-1][0] if rows else 0.0)
 
     def at(self, step, window):
         """(score, cost) at a step: the mean score of the last `window` steps until then, at least of one entry."""
@@ -967,8 +968,8 @@ def hopeless(curve, total, rule):
 
 
 def run_trial(job, stop=None, started=None):
-    """Train once and return what came of it, a dict: status (done, stopped, failed or interrupted), score, cost, steps,
-    curve, error, run.
+    """Train once and return what came of it, a dict: status (done, stopped, failed, interrupted, or lost where somebody
+    else ended it), score, cost, steps, curve, error, run.
 
     job: command, folder (None: a temporary one, removed afterwards), total (steps), metric, cost, downsample, rule (see
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
@@ -1004,6 +1005,8 @@ def run_trial(job, stop=None, started=None):
         error = None
         if status == "done" and process.returncode != 0:
             status, error = "failed", explain(process.returncode, text)
+        elif status == "done" and points and curve.last < job["total"]:
+            status, error = "lost", f"it was told to stop at {100 * curve.last / job['total']:.0f}% by something else"
         elif status != "interrupted" and not points:
             status = "failed"
             error = (f"{job['metric']} was never logged; there are: {', '.join(curve.names)}" if curve.names else

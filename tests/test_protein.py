@@ -1,6 +1,7 @@
 """protein.py and report.py: the models against closed forms and gpytorch, the tuners on problems with a known front,
 the ledger under several owners and kills, sweeps with a stand-in trainer (and real ones, slow)."""
 
+import contextlib
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import bench_protein
 import numpy as np
+import psutil
 import pytest
 
 import protein
@@ -638,6 +640,24 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert len(pool.close()) == 4
 
 
+def test_a_trial_that_somebody_else_stops_goes_on(tmp_path, fake, monkeypatch):
+    """A training run that is told to stop saves and ends well; that is not the end of the trial."""
+    monkeypatch.setenv("FAKE_SECONDS", "2")
+
+    def stop_it():
+        running = tmp_path / "sweep_squared" / "trials" / "00000.running"
+        logs = lambda: list(tmp_path.glob("sweep_squared/runs/00000/*/metrics.jsonl"))  # noqa: E731
+        wait_for(lambda: logs() and len(logs()[0].read_text().splitlines()) >= 3)
+        os.kill(json.loads(running.read_text())["child"][0], signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_it)
+    thread.start()
+    results = sweep(tmp_path, 1)[0].results()
+    thread.join()
+    assert results[0]["status"] == "done" and results[0]["attempts"] == 2 and results[0]["curve"][-1][0] == 1.0
+    assert results[0]["cost"] == pytest.approx(results[0]["settings"]["train.total_timesteps"] / 1000)
+
+
 def start_sweep(folder, trials, workers=2, seconds=1.0):
     """The sweep in a process of its own."""
     code = (f"import sys; sys.path.insert(0, {str(protein.ROOT)!r}); import protein; protein.TRAINER = {str(FAKE)!r}; "
@@ -854,8 +874,14 @@ def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
         cluster.wait_for_nodes()
         trials = tmp_path / "sweep_squared" / "trials"
 
+        def trains_there():
+            with contextlib.suppress(psutil.Error):
+                node = psutil.Process(second.all_processes["raylet"][0].process.pid)
+                return any(FAKE.name in " ".join(child.cmdline()) for child in node.children(recursive=True))
+            return False
+
         def lose_a_node():
-            wait_for(lambda: len(list(trials.glob("*.json"))) >= 2, 120)
+            wait_for(lambda: len(list(trials.glob("*.json"))) >= 2 and trains_there(), 120)
             cluster.remove_node(second, allow_graceful=False)
 
         thread = threading.Thread(target=lose_a_node)
