@@ -555,7 +555,8 @@ class ParetoGenetic(Random):
 
     def _next(self):
         done = [o for o in self.observations if not o.failed]
-        if not done or self.number < self.random_trials or self.number % 10 == 9:
+        begun = max(self.number, len(self.observations)) >= self.random_trials
+        if not done or not begun or self.number % 10 == 9:
             return super()._next()
         front = front_of([o.score for o in done], [o.cost for o in done])
         return self._breed(np.array([done[i].unit for i in front]), 1, 0.3)[0]
@@ -600,7 +601,7 @@ class Protein(Random):
 
     def _next(self):
         done = [o for o in self.observations if not o.failed]
-        if self.number < self.random_trials or len(done) < 2:
+        if max(self.number, len(self.observations)) < self.random_trials or len(done) < 2:
             return super()._next()
         self.fit()
         best = self._maximise(*self._target())

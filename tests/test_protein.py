@@ -392,7 +392,8 @@ def test_time_of_a_suggestion(rows, limit):
         begun = time.process_time()  # of the processor: the machine may be busy with something else
         tuner.suggest()
         seconds.append(time.process_time() - begun)
-    assert max(seconds) < 2 * limit and min(seconds) < limit * 2  # two cores may share the work
+        assert tuner.prediction, "it must come from the models"
+    assert max(seconds) < 2 * limit, "seconds of processor time, which two cores may share"
 
 
 # -- the ledger -------------------------------------------------------------------------------------------------------
