@@ -1113,7 +1113,7 @@ class Muon:
             self._groups.append((work, matrices))
 
     def step(self, learning_rate):
-        """One update of all weights; returns the gradient norm before the clip. If it is not finite, nothing changes."""
+        """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes."""
         if self._groups is None:
             self._bind()
         flats = [host(self.arena.flat(group)) for group in ("gradients", "momentum", "updates", "weights")]

@@ -123,6 +123,9 @@ class _FusedScan(torch.autograd.Function):
         return grad, grad_hgp, None, None, None
 
 
+LONGEST = 64  # steps a channel of a new MinGRU remembers at most
+
+
 class MinGRU(nn.Module):
     """A stack of MinGRU layers with highway gates over (T, N, hidden_size); state (layers, N, hidden_size)."""
 
@@ -132,10 +135,14 @@ class MinGRU(nn.Module):
             raise ValueError(
                 f"MinGRU has {num_layers} layers; it needs one at least (--rnn.name none for no recurrence)."
             )
-        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size, bias=False) for _ in range(num_layers))
+        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size) for _ in range(num_layers))
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
                 nn.init.orthogonal_(block, 1.0)
+            # Time scales from 2 to LONGEST steps (chrono initialisation, Tallec and Ollivier 2018): without a bias
+            # every channel halves its state at each blank step, and nothing learns to remember (docs/LOG.md).
+            nn.init.zeros_(layer.bias)
+            layer.bias.data[hidden_size : 2 * hidden_size].uniform_(1, LONGEST - 1).log_().neg_()
 
     def forward(self, x, state, resets, valid):
         fused = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
@@ -183,9 +190,6 @@ class Policy(_Recurrent):
         self.action_space = env.single_action_space
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.encoder = orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size))
-        # On an observation of zeros the gates see the bias alone: were it zero too, every channel would halve its state
-        # at each blank step, and nothing could learn to remember (docs/LOG.md: memory, breakout).
-        nn.init.normal_(self.encoder.bias)
         self.rnn = MinGRU(hidden_size, num_layers)
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
@@ -417,6 +421,7 @@ class Fused:
         p = self.policy
         self.encoder_weight, self.encoder_bias = p.encoder.weight.data, p.encoder.bias.data
         self.layer_weights = [layer.weight.data for layer in p.rnn.layers]
+        self.layer_biases = [layer.bias.data for layer in p.rnn.layers]
         self.decoder_weight, self.decoder_bias = p.decoder.weight.data, p.decoder.bias.data
         self.gradients = {name: self.arena[f"{gradients}/policy.{name}"] for name, _ in p.named_parameters()}
         if self.steps:
@@ -450,7 +455,7 @@ class Fused:
             observations = chunk.flat_observations.copy_(observations)
         torch.addmm(self.encoder_bias, observations, self.encoder_weight.t(), out=x)
         for i, weight in enumerate(self.layer_weights):
-            torch.mm(x, weight.t(), out=hgp)
+            torch.addmm(self.layer_biases[i], x, weight.t(), out=hgp)
             kernels.mingru_step(hgp, x, state[i], resets, valid, y)
             x, y = y, x
         return torch.addmm(self.decoder_bias, x, self.decoder_weight.t(), out=chunk.flat_outputs)
@@ -460,7 +465,7 @@ class Fused:
         chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
         torch.addmm(self.encoder_bias, chunk.flat_observations, self.encoder_weight.t(), out=chunk.flat_x[0])
         for i, weight in enumerate(self.layer_weights):
-            torch.mm(chunk.flat_x[i], weight.t(), out=chunk.flat_hgp[i])
+            torch.addmm(self.layer_biases[i], chunk.flat_x[i], weight.t(), out=chunk.flat_hgp[i])
             kernels.mingru_scan(
                 chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.x[i + 1], index=index, start=start
             )
@@ -486,6 +491,7 @@ class Fused:
                 chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, index=index, start=start
             )
             add(f"rnn.layers.{i}.weight", chunk.flat_hgp[i], chunk.flat_x[i])
+            add_sum(f"rnn.layers.{i}.bias", chunk.flat_hgp[i])
             torch.addmm(grad_x, chunk.flat_hgp[i], self.layer_weights[i], out=grad_x)
         add("encoder.weight", grad_x, chunk.flat_observations)
         add_sum("encoder.bias", grad_x)

@@ -352,10 +352,27 @@ def load_config(env_name, argv=()):
     exist or has the wrong type; an option that cannot be parsed prints what is wrong and exits, as on a command line.
     """
     schema, values = resolve(env_name)
+    apply_saved(argv, find_config(env_name)[0], values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
     base = values.pop("base")
     return {"env_name": find_config(env_name)[0], **base, **values}
+
+
+def apply_saved(argv, env_name, values):
+    """Put the settings that a run was started with over `values`, where the command line names one: all of them for
+    --resume, those of the environment and the network for --load-model-path."""
+    named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
+    resume = named.get("--resume")
+    path = resume or named.get("--load-model-path")
+    if path is None:
+        return
+    folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name)
+    saved = (folder if folder.is_dir() else folder.parent) / "config.json"
+    if saved.exists():
+        settings = json.loads(saved.read_text())
+        for section in ("env", "policy", "rnn", *(("vec", "train") if resume else ())):
+            values[section] |= {key: value for key, value in settings[section].items() if key in values[section]}
 
 
 def parse_arguments(env_name, schema, values, argv):
@@ -1168,8 +1185,13 @@ class PuffeRL:
         """Go on from a file that save_checkpoint wrote (or from the trainer_state.pt in a folder). With the same
         environments, buffers and threads the run continues bit for bit."""
         path = Path(path) / "trainer_state.pt" if Path(path).is_dir() else Path(path)
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such checkpoint.")
         saved = torch.load(path, weights_only=True)
-        self.policy.load_state_dict(saved["model"])
+        try:
+            self.policy.load_state_dict(saved["model"])
+        except RuntimeError as error:
+            raise ConfigError(f"{path} is of another network, which cannot be resumed: {error}") from None
         for name, value in saved["tensors"].items():
             target = self._saved_tensors()[name]
             if target.shape != value.shape:

@@ -357,7 +357,8 @@ class Native(_Vector):
         masks = None if storage.action_masks is None else storage.action_masks[last]
         self.envs.reset(ocean.rows(
             storage.observations[last], storage.actions[last], storage.rewards[last], storage.terminals[last],
-            storage.truncations[last], storage.final_observations, storage.valid[last] if self.has_valid else None, masks))
+            storage.truncations[last], storage.final_observations,
+            storage.valid[last] if self.has_valid else None, masks))
         storage.resets[last] = 1
         self._fresh = False
 

@@ -164,32 +164,34 @@ def mingru_layer(x, hgp, state, resets, valid):
 def policy_forward(params, observations, state, resets, valid):
     """The default network over whole segments: logits or mean (T, M, A), value (T, M), state after the last step.
 
-    params: dict of "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" (a list of L matrices (3H, H)),
-    "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last row is the value, and for continuous actions
-    "log_std" (A,), not used here. observations (T, M, D), state (L, M, H), resets and valid (T, M).
+    params: dict of "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" and "layer_biases" (lists of L,
+    (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last row is the value, and for
+    continuous actions "log_std" (A,), not used here. observations (T, M, D), state (L, M, H), resets and valid (T, M).
     """
     x = observations.double() @ params["encoder_weight"].T + params["encoder_bias"]
     final = []
-    for layer, weight in enumerate(params["layer_weights"]):
-        x, states = mingru_layer(x, x @ weight.T, state[layer], resets, valid)
+    for layer, (weight, bias) in enumerate(zip(params["layer_weights"], params["layer_biases"], strict=True)):
+        x, states = mingru_layer(x, x @ weight.T + bias, state[layer], resets, valid)
         final.append(states[-1])
     y = x @ params["decoder_weight"].T + params["decoder_bias"]
     return y[..., :-1], y[..., -1], torch.stack(final)
 
 
 def parameter_list(params):
-    """The tensors of a params dict in the order of the arena: encoder, layers, decoder, log_std."""
+    """The tensors of a params dict in one order: encoder, layers' weights, layers' biases, decoder, log_std."""
     names = ("decoder_weight", "decoder_bias") + (("log_std",) if "log_std" in params else ())
-    return [params["encoder_weight"], params["encoder_bias"], *params["layer_weights"], *(params[n] for n in names)]
+    layers = [*params["layer_weights"], *params["layer_biases"]]
+    return [params["encoder_weight"], params["encoder_bias"], *layers, *(params[n] for n in names)]
 
 
 def parameter_dict(tensors, layers):
     """Undo `parameter_list`: a params dict from the list and the number of MinGRU layers."""
-    decoder_weight, decoder_bias, *log_std = tensors[2 + layers :]
+    decoder_weight, decoder_bias, *log_std = tensors[2 + 2 * layers :]
     params = {
         "encoder_weight": tensors[0],
         "encoder_bias": tensors[1],
         "layer_weights": list(tensors[2 : 2 + layers]),
+        "layer_biases": list(tensors[2 + layers : 2 + 2 * layers]),
         "decoder_weight": decoder_weight,
         "decoder_bias": decoder_bias,
     }

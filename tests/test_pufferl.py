@@ -60,6 +60,7 @@ def parameters_of(policy):
         "encoder_weight": p["encoder.weight"],
         "encoder_bias": p["encoder.bias"],
         "layer_weights": [p[f"rnn.layers.{i}.weight"] for i in range(policy.num_layers)],
+        "layer_biases": [p[f"rnn.layers.{i}.bias"] for i in range(policy.num_layers)],
         "decoder_weight": p["decoder.weight"],
         "decoder_bias": p["decoder.bias"],
     }
@@ -124,7 +125,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
     canonical = [
         "encoder.weight",
         "encoder.bias",
-        *[f"rnn.layers.{i}.weight" for i in range(2)],
+        *[f"rnn.layers.{i}.{part}" for part in ("weight", "bias") for i in range(2)],
         "decoder.weight",
         "decoder.bias",
         *(["decoder.log_std"] if trainer.heads is None else []),
@@ -156,7 +157,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
         assert s["truncations"].any() and trainer.bootstraps.abs().sum() > 0
     after = parameters_of(trainer.policy)
     for name, tensor in expected["params"].items():
-        for a, b in zip(after[name], tensor, strict=True) if name == "layer_weights" else [(after[name], tensor)]:
+        for a, b in zip(after[name], tensor, strict=True) if isinstance(tensor, list) else [(after[name], tensor)]:
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
     torch.testing.assert_close(trainer.ratios.double(), expected["ratios"], atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(trainer.advantages.double(), expected["advantages"], atol=2e-4, rtol=1e-3)
@@ -500,6 +501,16 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
     assert helped.returncode == 0 and "--train.learning-rate" in helped.stdout and "--env.distance" in helped.stdout
     wrong = run("train", "squarde", cwd=tmp_path)
     assert wrong.returncode != 0 and "squared" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_a_run_brings_its_own_network_and_refuses_another(tmp_path):
+    small = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
+    trained = run("train", "squared", *small, "--policy.hidden-size", "24", "--env.distance", "2", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "4", cwd=tmp_path)
+    assert played.returncode == 0, played.stderr
+    refused = run("train", "squared", "--resume", "latest", "--policy.hidden-size", "32", cwd=tmp_path)
+    assert refused.returncode != 0 and "another network" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_interrupt_saves_a_checkpoint(tmp_path):
