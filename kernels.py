@@ -143,15 +143,20 @@ _local = threading.local()
 _pools = {}  # number of threads -> pool
 
 
+def set_threads(count):
+    """From now on kernels called from this thread split their lanes over `count` threads."""
+    _local.count = count
+
+
 @contextmanager
 def threads(count):
-    """Within it, kernels called from this thread split their lanes over `count` threads."""
+    """set_threads, undone at the end."""
     before = getattr(_local, "count", 1)
-    _local.count = count
+    set_threads(count)
     try:
         yield
     finally:
-        _local.count = before
+        set_threads(before)
 
 
 def run(function, lanes, size, *arguments):

@@ -110,7 +110,7 @@ class _FusedScan(torch.autograd.Function):
         states = torch.empty(len(x) + 1, *state.shape)
         states[0] = state
         out = torch.empty_like(x)
-        hgp, x = hgp.detach().contiguous().clone(), x.detach().contiguous()
+        hgp, x = hgp.detach().contiguous(), x.detach().contiguous()
         kernels.mingru_scan(hgp, x, states, resets, valid, out)
         ctx.save_for_backward(x, hgp, states, resets, valid)
         return out, states[-1]
@@ -139,10 +139,11 @@ class MinGRU(nn.Module):
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
                 nn.init.orthogonal_(block, 1.0)
-            # Time scales from 2 to LONGEST steps (chrono initialisation, Tallec and Ollivier 2018): without a bias
-            # every channel halves its state at each blank step, and nothing learns to remember (docs/LOG.md).
+            # A quarter of the channels begins with time scales of 2 to LONGEST steps (chrono initialisation, Tallec and
+            # Ollivier 2018): without it every channel halves its state at each blank step, and nothing learns to
+            # remember (docs/LOG.md).
             nn.init.zeros_(layer.bias)
-            layer.bias.data[hidden_size : 2 * hidden_size].uniform_(1, LONGEST - 1).log_().neg_()
+            layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, LONGEST - 1).log_().neg_()
 
     def forward(self, x, state, resets, valid):
         fused = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
@@ -168,15 +169,7 @@ class _Recurrent(nn.Module):
 
     def forward_eval(self, observations, state):
         """One step of N agents: (N, ...) -> logits and value of (N, ...)."""
-        outputs, log_std = join_outputs(*self(observations.unsqueeze(0), state))
-        return self.split(outputs.squeeze(0), None if log_std is None else log_std.squeeze(0))
-
-    def split(self, outputs, log_std):
-        logits, value = outputs[..., :-1], outputs[..., -1:]
-        if log_std is not None:
-            return torch.distributions.Normal(logits, log_std.exp()), value
-        heads, _ = action_layout(self.action_space)
-        return (logits if len(heads) == 1 else list(logits.split(heads, dim=-1))), value
+        return squeeze_time(*self(observations.unsqueeze(0), state))
 
 
 class Policy(_Recurrent):
@@ -359,8 +352,8 @@ class LSTMWrapper(_Recurrent):
         h, c = state["lstm_h"], state["lstm_c"]
         outputs, t = [], 0
         while t < T:
-            stop = t + 1
-            while stop < T and not events[stop] and not (events[t] and not bool(live[t].all())):
+            stop, whole = t + 1, not events[t] or bool(live[t].all())
+            while stop < T and whole and not events[stop]:
                 stop += 1
             h, c = h * keep[t], c * keep[t]
             out, (new_h, new_c) = self.lstm(x[t:stop], (h, c))
@@ -499,25 +492,37 @@ class Fused:
 
 def squeeze_time(logits, value):
     """Logits and value of one step, (1, N, ...), without the time axis."""
-    outputs, log_std = join_outputs(logits, value)
-    logits, value = outputs[0, ..., :-1], outputs[0, ..., -1:]
-    return (logits if log_std is None else torch.distributions.Normal(logits, log_std[0].exp())), value
+    if isinstance(logits, torch.distributions.Normal):
+        return torch.distributions.Normal(logits.loc[0], logits.scale[0]), value[0]
+    return ([head[0] for head in logits] if isinstance(logits, (list, tuple)) else logits[0]), value[0]
 
 
-def sample_logits(logits, value, *, seed, step, first_agent=0, masks=None, deterministic=False):
+def one_step(policy, observations, state):
+    """Logits and value (N, ...) of one step of N agents, for policies with and without forward_eval. `state` holds the
+    recurrent tensors, updated, and the flags of this step, (N,)."""
+    if hasattr(policy, "forward_eval"):
+        return policy.forward_eval(observations, state)
+    flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid") if state.get(name) is not None}
+    timed = {**state, **flags}
+    logits, value = policy(observations.unsqueeze(0), timed)
+    state.update({name: tensor for name, tensor in timed.items() if name not in flags})
+    return squeeze_time(logits, value)
+
+
+def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks=None, deterministic=False):
     """Draw actions from any policy's outputs through kernels.sample: logits as in this file's docstring, over (N, ...).
 
-    Returns actions (N, heads) int32 or (N, dims) float32, joint log-probabilities (N,), values (N,).
+    `heads`: the sizes of the action heads, where one tensor of logits holds several. Returns actions (N, heads) int32
+    or (N, dims) float32, joint log-probabilities (N,), values (N,).
     """
     outputs, log_std = join_outputs(logits, value)
     outputs, n = outputs.detach().float().contiguous(), len(outputs)
-    heads = None
     if log_std is None:
-        sizes = [head.shape[-1] for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
+        sizes = heads or [head.shape[-1] for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
         heads = torch.tensor(sizes)
         actions = torch.empty(n, len(sizes), dtype=torch.int32)
     else:
-        log_std = log_std.detach().float().contiguous()
+        heads, log_std = None, log_std.detach().float().contiguous()
         actions = torch.empty(n, log_std.shape[-1])
     logprobs, values = torch.empty(n), torch.empty(n)
     kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,

@@ -37,7 +37,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numba
 import numpy as np
@@ -85,7 +85,7 @@ class Vec:
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
     num_buffers: int | None = None
-    """Ranges the environments are cut into (default: so that the work of one stays in a core's cache)."""
+    """native: ranges the environments are cut into (default: so that the work of one stays in a core's cache)."""
     num_threads: int | None = None
     """Threads that step environments and run the network (default: the physical cores)."""
 
@@ -292,7 +292,7 @@ def coerce(value, kind, where):
             return float(value)
         if kind is int and not isinstance(value, bool) and int(value) == value:
             return int(value)
-    except (ValueError, TypeError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, OverflowError):
         pass
     raise ConfigError(f"{where} = {value!r}: must be {'an' if kind is int else 'a'} {kind.__name__}.")
 
@@ -363,6 +363,7 @@ def apply_saved(argv, env_name, values):
     """Put the settings that a run was started with over `values`, where the command line names one: all of them for
     --resume, those of the environment and the network for --load-model-path."""
     named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
+    named = {name.replace("_", "-"): value for name, value in named.items()}
     resume = named.get("--resume")
     path = resume or named.get("--load-model-path")
     if path is None:
@@ -384,13 +385,9 @@ def parse_arguments(env_name, schema, values, argv):
         if section == "base":
             continue
         if section == "env":  # made from the header, so its help has no source to be read from
-            cls = dataclasses.make_dataclass(
-                "Env",
-                [
-                    (f.name, tyro.conf.arg(help=f.metadata["help"]) and _annotated(f, tyro), f)
-                    for f in dataclasses.fields(cls)
-                ],
-            )
+            helped = [(f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
+                      for f in dataclasses.fields(cls)]
+            cls = dataclasses.make_dataclass("Env", helped)
         sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
     arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
     arguments.__doc__ = f"Settings of {env_name}; defaults from pufferl.py and config/."
@@ -409,12 +406,6 @@ def parse_arguments(env_name, schema, values, argv):
     return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
 
 
-def _annotated(f, tyro):
-    from typing import Annotated
-
-    return Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])]
-
-
 def load_env(env_name, args):
     """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
     env_name, settings, vec = find_config(env_name)[0], dict(args["env"]), args["vec"]
@@ -423,19 +414,24 @@ def load_env(env_name, args):
         return load_python_env(creator, args)
     library = load_library(env_name)
     if vec["backend"] not in ("auto", "native"):
+        if vec["total_agents"] is not None:
+            raise ConfigError("vec.total_agents is for vec.backend native; set vec.num_envs and env.num_envs instead.")
         return make_vector(library, vec["num_envs"], vec["backend"], args, settings)
     num_envs = settings.pop("num_envs") * vec["num_envs"]
     if vec["total_agents"] is not None:
         probe = library.create(1, settings=settings)
-        agents = probe.num_agents
+        num_envs = divide_agents(vec["total_agents"], probe.num_agents, library.name)
         probe.close()
-        if vec["total_agents"] < agents or vec["total_agents"] % agents:
-            raise ConfigError(f"vec.total_agents = {vec['total_agents']}: one {library.name} has {agents} agents; "
-                              f"take a multiple of that.")
-        num_envs = vec["total_agents"] // agents
     if num_envs < 1:
         raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
     return make_vector(library, num_envs, "native", args, settings)
+
+
+def divide_agents(total, agents, name):
+    """Environments that hold `total` agents, at `agents` each."""
+    if total < agents or total % agents:
+        raise ConfigError(f"vec.total_agents = {total}: one {name} has {agents} agents; take a multiple of that.")
+    return total // agents
 
 
 def load_python_env(creator, args):
@@ -445,12 +441,8 @@ def load_python_env(creator, args):
     num_envs = vec["num_envs"] * (1 if "num_envs" in settings else copies)
     if vec["total_agents"] is not None:
         probe = emulation.create(creator, (), settings, 0)
-        agents = emulation.slots(probe)
+        num_envs = divide_agents(vec["total_agents"], emulation.slots(probe), creator.name)
         probe.close()
-        if vec["total_agents"] < agents or vec["total_agents"] % agents:
-            raise ConfigError(f"vec.total_agents = {vec['total_agents']}: one {creator.name} has {agents} agents; "
-                              "take a multiple of that.")
-        num_envs = vec["total_agents"] // agents
     backend = vec["backend"]
     if backend == "auto":
         alone = min(num_envs, vec["num_workers"] or vector.physical_cores()) == 1
@@ -563,10 +555,10 @@ class NoLogger:
 class TensorBoardLogger(NoLogger):
     """TensorBoard event files in `folder`: tensorboard --logdir experiments."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, first_step=0):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(folder)
+        self.writer = SummaryWriter(folder, purge_step=first_step)  # what a crash left beyond the checkpoint goes
 
     def log(self, metrics, step):
         for name, value in metrics.items():
@@ -623,7 +615,9 @@ class PuffeRL:
         self._allocate()
         self._rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in vecenv.ranges]
         workers = vecenv.num_workers
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="worker") if self.fused else None
+        self._pool = None
+        if self.fused:
+            self._pool = ThreadPoolExecutor(workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
         self._forward = self.policy
         if c["compile"]:
             if self.fused:
@@ -681,7 +675,8 @@ class PuffeRL:
             need(0 <= c[key] <= 1, key, "must lie within 0 and 1")
         for key in ("momentum", "beta2"):
             need(0 <= c[key] < 1, key, "must lie within 0 and 1, without 1")
-        for key in ("prio_alpha", "weight_decay", "vf_coef", "log_interval", "seed"):
+        need(c["reward_clip"] is None or c["reward_clip"] > 0, "reward_clip", "must be above 0, or none")
+        for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval", "seed"):
             need(c[key] >= 0, key, "must be 0 or more")
         return c
 
@@ -786,7 +781,8 @@ class PuffeRL:
             with torch_threads(self.vecenv.threads_per_worker):
                 seconds = list(self._pool.map(self._rollout, workers))
         else:
-            with torch.no_grad(), kernels.threads(self.vecenv.num_threads):
+            count = self.vecenv.num_threads
+            with torch.no_grad(), kernels.threads(count), torch_threads(count):
                 seconds = [self._rollout(worker) for worker in workers]
         # Fused workers run side by side; where environments are elsewhere only the first one has something to do.
         stepping = sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.fused else 1)
@@ -836,11 +832,7 @@ class PuffeRL:
                 observations, state["mingru"], resets, valid
             ), None if log_std is None else log_std.data
         view = {**state, "resets": resets, "valid": valid}
-        if hasattr(self.policy, "forward_eval"):
-            outputs, log_std = models.join_outputs(*self.policy.forward_eval(observations, view))
-        else:
-            outputs, log_std = models.join_outputs(*(self.policy(observations.unsqueeze(0), view)))
-            outputs, log_std = outputs.squeeze(0), None if log_std is None else log_std.squeeze(0)
+        outputs, log_std = models.join_outputs(*models.one_step(self.policy, observations, view))
         for name, tensor in state.items():
             tensor.copy_(view[name])
         return outputs.float().contiguous(), None if log_std is None else log_std.contiguous()
@@ -876,10 +868,11 @@ class PuffeRL:
         count = log.get("n", 0)
         if not count:
             return
-        before = self._environment.get("n", 0)
-        self._environment = {name: (self._environment.get(name, 0) * before + value * count) / (before + count)
-                             for name, value in log.items() if name != "n"} | {"n": before + count}
-        self.environment = dict(self._environment)
+        for name, value in log.items():
+            total, weight = self._environment.get(name, (0.0, 0))
+            self._environment[name] = (total + value * count, weight + count)
+        self.environment = {name: total / weight for name, (total, weight) in self._environment.items()}
+        self.environment["n"] = self._environment["n"][1]
 
     # -- learning --------------------------------------------------------------------------------------------------
 
@@ -892,7 +885,7 @@ class PuffeRL:
         """
         begun, c, s = time.perf_counter(), self.config, self.storage
         progress = min(1.0, self.global_step / c["total_timesteps"])
-        learning_rate = self.learning_rate
+        learning_rate = self._used_lr = self.learning_rate
         self.settings[3:] = torch.tensor([c["clip_coef"], c["vf_coef"], c["vf_clip_coef"],
                                           c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)])
         beta = c["prio_beta0"] + (1 - c["prio_beta0"]) * progress
@@ -925,7 +918,7 @@ class PuffeRL:
         self._loss_sums += sums
         self._grad_norms += norms
         self._stage_seconds["learn"] += time.perf_counter() - begun
-        logs = self._losses(sums, norms) if count else dict(self.losses)
+        logs = self._losses(sums, norms) if count or not self.losses else dict(self.losses)
         self.losses = logs
         if self.epoch % c["checkpoint_interval"] == 0:
             self._try_checkpoint()
@@ -1008,20 +1001,16 @@ class PuffeRL:
             state = {name: tensor[:, index] for name, tensor in self.initial_state.items()}
             state |= {name: s[name][:T].index_select(1, index) for name in ("resets", "valid")}
             outputs, log_std = models.join_outputs(*self._forward(s["observations"][:T].index_select(1, index), state))
-            grad, leaves = torch.empty_like(outputs), [outputs]
-            grads = [grad]
+            outputs = outputs.float().contiguous()
+            grads = [torch.empty_like(outputs), None]
             if log_std is not None:
-                leaves.append(log_std)
-                grads.append(torch.empty_like(log_std))
-            self._loss(
-                outputs.detach().contiguous(),
-                grad,
-                start,
-                self.sums[0],
-                None if log_std is None else log_std.detach().contiguous(),
-                None if log_std is None else grads[1],
-            )
-            torch.autograd.backward(leaves, grads)
+                log_std = log_std.float().contiguous()
+                grads[1] = torch.empty_like(log_std)
+            fixed = None if log_std is None else log_std.detach()
+            self._loss(outputs.detach(), grads[0], start, self.sums[0], fixed, grads[1])
+            pairs = zip((outputs, log_std), grads, strict=True)
+            leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
+            torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
 
     def _update(self, learning_rate):
         """One optimizer step; returns the gradient norm before the clip."""
@@ -1042,9 +1031,10 @@ class PuffeRL:
     def _explain_nan(self):
         """What is not finite, looked for in the order of the data flow."""
         s, T = self.storage, self.horizon
+        check = f"the environment writes it: python -m ocean {self.env_name} --check"
         causes = (
-            ("observations", s["observations"][: T + 1], "the environment writes it; run it with --debug"),
-            ("rewards", s["rewards"], "the environment writes it; run it with --debug"),
+            ("observations", s["observations"][: T + 1], check),
+            ("rewards", s["rewards"], check),
             ("weights", self.arena.flat("weights"), "an earlier update broke them; start from the last checkpoint"),
             ("logprobs", self.logprobs, "the network's outputs overflow; lower train.learning_rate"),
             ("values", self.values, "the network's outputs overflow; lower train.learning_rate"),
@@ -1092,22 +1082,23 @@ class PuffeRL:
     def _losses(self, sums, norms):
         return {
             **kernels.loss_statistics(sums),
-            "grad_norm": float(np.mean(norms)),
-            "learning_rate": self.learning_rate,
+            "grad_norm": float(np.mean(norms)) if norms else math.nan,
+            "learning_rate": self._used_lr,
         }
 
     # -- logs ------------------------------------------------------------------------------------------------------
 
     def mean_and_log(self):
-        """Log the means since the last entry and return them; nothing new since then returns {} and logs nothing."""
+        """Log the means since the last entry and return them. With nothing new since then it logs nothing and returns
+        that entry."""
         if self._last_log is not None and self._last_log[1] == self.global_step:
-            return {}
+            return self._entry
         stages = dict(self._stage_seconds)
         stages["other"] = max(
             0.0, time.perf_counter() - (self._last_log[0] if self._last_log else self._started) - sum(stages.values())
         )
         self.stages, self.last_sps = stages, self.sps
-        metrics = {f"environment/{name}": value for name, value in self._environment.items()}
+        metrics = {f"environment/{name}": value for name, value in self.environment.items() if self._environment}
         if self._grad_norms:
             metrics |= {
                 f"losses/{name}": value for name, value in self._losses(self._loss_sums, self._grad_norms).items()
@@ -1119,6 +1110,7 @@ class PuffeRL:
         }
         metrics |= {f"performance/seconds_{name}": value for name, value in stages.items()}
         self.logger.log(metrics, self.global_step)
+        self._entry = metrics
         self._last_log = (time.perf_counter(), self.global_step)
         self._stage_seconds = dict.fromkeys(stages, 0.0)
         self._loss_sums[:], self._grad_norms, self._environment = 0.0, [], {}
@@ -1127,7 +1119,7 @@ class PuffeRL:
                 file.write(json.dumps({"step": self.global_step, **metrics}) + "\n")
         return metrics
 
-    _record = False
+    _record, _entry = False, {}
 
     def record(self, settings):
         """Make the run's folder, write the resolved configuration there, and metrics.jsonl from now on."""
@@ -1168,13 +1160,15 @@ class PuffeRL:
     def save_checkpoint(self, path=None, metadata=None):
         """Write the model and the trainer's state to the run's folder, or one complete file to `path`; returns the
         model's path. Files are written under another name, synced and renamed: none is ever half written."""
-        state = {"model": self.policy.state_dict(), **self._trainer_state(), "metadata": metadata or {}}
+        # Clones: the weights are views of the arena, and torch.save writes all of the memory behind a view.
+        weights = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
+        state = {"model": weights, **self._trainer_state(), "metadata": metadata or {}}
         if path is not None:
             write_whole(state, Path(path))
             return str(path)
         self.run_folder.mkdir(parents=True, exist_ok=True)
         model = self.run_folder / f"model_{self.env_name}_{self.epoch:06d}.pt"
-        write_whole(self.policy.state_dict(), model)
+        write_whole(weights, model)
         write_whole(state, self.run_folder / "trainer_state.pt")
         for old in sorted(self.run_folder.glob("model_*.pt"))[: -self.config["keep"]]:
             old.unlink()
@@ -1183,11 +1177,17 @@ class PuffeRL:
 
     def load_checkpoint(self, path):
         """Go on from a file that save_checkpoint wrote (or from the trainer_state.pt in a folder). With the same
-        environments, buffers and threads the run continues bit for bit."""
+        environments, buffers and threads the run continues bit for bit; environments in Python begin new episodes."""
         path = Path(path) / "trainer_state.pt" if Path(path).is_dir() else Path(path)
         if not path.exists():
             raise ConfigError(f"{path}: there is no such checkpoint.")
         saved = torch.load(path, weights_only=True)
+        if (saved["adam"] is None) != isinstance(self.optimizer, kernels.Muon):
+            raise ConfigError(f"{path} was trained with the other train.optimizer, which cannot be changed at resume.")
+        try:
+            self.vecenv.load(saved["environments"].numpy())
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from None
         try:
             self.policy.load_state_dict(saved["model"])
         except RuntimeError as error:
@@ -1202,9 +1202,9 @@ class PuffeRL:
             target.copy_(value)
         if saved["adam"] is not None:
             self.optimizer.load_state_dict(saved["adam"])
-        self.vecenv.load(saved["environments"].numpy())
         self.epoch, self._minibatches_owed = saved["epoch"], saved["minibatches_owed"]
         self._override_lr = saved["learning_rate"]
+        self._started = time.perf_counter() - saved["uptime"]
         self._last_log = (time.perf_counter(), self.global_step)
 
     def _saved_tensors(self):
@@ -1224,6 +1224,7 @@ class PuffeRL:
             "global_step": self.global_step,
             "minibatches_owed": self._minibatches_owed,
             "learning_rate": self._override_lr,
+            "uptime": self.uptime,
             "config": json.dumps(self.config, default=str),
             "versions": {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__},
         }
@@ -1372,12 +1373,12 @@ def train(env_name, args):
         config["run_id"] = folder.name.removeprefix(f"{Path(args['env_name']).stem}_")
         config["data_dir"] = str(folder.parent)
     trainer = PuffeRL(config, vecenv, policy)
-    trainer.record(args)
     if args["resume"]:
         trainer.load_checkpoint(trainer.run_folder)
         print(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
+    trainer.record(args)
     if args["logger"] == "tensorboard":
-        trainer.logger = TensorBoardLogger(str(trainer.run_folder / "tensorboard"))
+        trainer.logger = TensorBoardLogger(str(trainer.run_folder / "tensorboard"), trainer.global_step)
         trainer.logger.config(args)
     print(
         f"{trainer.env_name}: {trainer.num_agents:,} agents × horizon {trainer.horizon} = "
@@ -1407,12 +1408,16 @@ def train(env_name, args):
     return trainer
 
 
+EVAL_SEED = 1_000_003  # added to the seed, so that evaluation draws other episodes than training did
+
+
 def evaluate(env_name, args):
     """Play the first episode of each of eval.episodes fresh environments; prints and returns {field: (mean, error)}."""
     episodes = args["eval"]["episodes"]
     args = {**args, "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
                              "batch_size": None},
-            "env": {**args["env"], "num_envs": episodes}}
+            "env": {**args["env"], "num_envs": episodes},
+            "train": {**args["train"], "seed": args["train"]["seed"] + EVAL_SEED}}
     vecenv = load_env(env_name, args)
     policy = load_policy(args, vecenv, env_name)
     if not args["load_model_path"]:
@@ -1428,13 +1433,9 @@ def evaluate(env_name, args):
         masks = None if storage.action_masks is None else torch.from_numpy(storage.action_masks[0])
         observations = torch.from_numpy(storage.observations[0])
         with torch.no_grad():
-            forward_eval = getattr(policy, "forward_eval", None)
-            logits, value = (
-                forward_eval(observations, state) if forward_eval else policy(observations.unsqueeze(0), state)
-            )
-        actions, _, _ = models.sample_logits(*((logits, value) if forward_eval else models.squeeze_time(logits, value)),
-                                             seed=args["train"]["seed"] + 1, step=step, masks=masks,
-                                             deterministic=args["eval"]["deterministic"])
+            logits, value = models.one_step(policy, observations, state)
+        actions, _, _ = models.sample_logits(logits, value, seed=args["train"]["seed"], step=step, masks=masks,
+                                             heads=vecenv.action_heads, deterministic=args["eval"]["deterministic"])
         storage.actions[0] = actions.numpy()
         vecenv.advance(0)
         if video and 0 not in finished and step % stride == 0:
@@ -1454,9 +1455,9 @@ def evaluate(env_name, args):
     if video:
         write_video(frames, video)
     results = {}
-    for name in next(iter(finished.values())):
+    for name in dict.fromkeys(name for log in finished.values() for name in log):
         if name != "n":
-            values = np.array([log[name] for log in finished.values()])
+            values = np.array([log[name] for log in finished.values() if name in log])
             results[name] = (float(values.mean()), float(values.std() / math.sqrt(len(values))))
             print(
                 f"{name:20} mean {values.mean():10.3f} ± {results[name][1]:.3f}   "

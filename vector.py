@@ -244,8 +244,9 @@ class _Vector:
         self._check_actions(actions, self.num_agents)
         self.begin()
         storage.actions[0] = np.reshape(actions, storage.actions[0].shape)
-        for buffer in range(self.num_buffers):
-            self.advance(buffer)
+        with kernels.threads(getattr(self, "num_threads", 1)):
+            for buffer in range(self.num_buffers):
+                self.advance(buffer)
         log = self.log()
         return (storage.observations[1], storage.rewards[0], storage.terminals[0], storage.truncations[0],
                 [log] if log else [])
@@ -328,7 +329,7 @@ class Native(_Vector):
         self.seed, self._fresh = seed, True
 
     def _default_buffers(self):
-        """The most buffers that divide the environments, at least one a thread, each of AGENTS_PER_BUFFER or fewer."""
+        """The number of buffers that divides the environments and comes nearest to AGENTS_PER_BUFFER agents in each."""
         wanted = max(self.num_threads, -(-self.num_agents // self.AGENTS_PER_BUFFER))
         candidates = [n for n in range(1, min(self.num_envs, 4 * wanted) + 1) if self.num_envs % n == 0]
         return min(candidates, key=lambda n: (n < self.num_threads, abs(n - wanted)))

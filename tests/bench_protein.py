@@ -192,13 +192,39 @@ def bootstrap_bound(differences, rng, repeats=4000):
     return float(np.quantile(draws, 0.05))
 
 
+def suggestion_seconds(rows, settings=15, repeats=3):
+    """Median seconds of one suggestion after `rows` observations of `settings` settings."""
+    from protein import Protein
+
+    rng = np.random.default_rng(0)
+    space = {f"env.x{i}": {"distribution": "uniform", "min": 0.0, "max": 1.0} for i in range(settings)}
+    tuner = Protein(search_space=space, num_trials=rows, seed=0)
+    for _ in range(rows):
+        config = tuner.space.decode(rng.random(settings))
+        x = np.array(list(config.values()))
+        tuner.observe(config, -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]), failed=rng.random() < 0.1)
+    seconds = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        tuner.suggest()
+        seconds.append(time.perf_counter() - begun)
+    return float(np.median(seconds))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--trials", type=int, default=max(BUDGETS))
     parser.add_argument("--only", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["protein", "random", "tpe", "gp"])
+    parser.add_argument("--times", action="store_true", help="only the seconds of a suggestion")
     args = parser.parse_args()
+    if args.times:
+        times = {rows: suggestion_seconds(rows) for rows in (500, 2000)}
+        for rows, seconds in times.items():
+            print(f"{rows:6} observations: {seconds:.2f} s a suggestion")
+        print(json.dumps({"suggestion_seconds": times}))
+        return
     budgets = [budget for budget in BUDGETS if budget < args.trials] + [args.trials]
     volumes, seconds = {}, dict.fromkeys(args.methods, 0.0)
     for name in args.only:

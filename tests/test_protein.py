@@ -379,21 +379,16 @@ def test_curves_teach_without_counting_a_lucky_trial_five_times():
     assert theta[-2] > theta[-1] + 2, "the noise belongs to trials, not to points"
 
 
-@pytest.mark.parametrize("rows, limit", [(500, 1.0), (2000, 5.0)])
-def test_time_of_a_suggestion(rows, limit):
+def test_suggestions_after_many_observations_come_from_the_models():
+    """How long one takes is for tests/bench_protein.py --times to say."""
     rng = np.random.default_rng(0)
-    tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(15)}, num_trials=rows, seed=0)
-    for _ in range(rows):
+    tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(15)}, num_trials=500, seed=0)
+    for _ in range(500):
         config = tuner.space.decode(rng.random(15))
         x = np.array(list(config.values()))
         tuner.observe(config, -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]), failed=rng.random() < 0.1)
-    seconds = []
-    for _ in range(2):
-        begun = time.process_time()  # of the processor: the machine may be busy with something else
-        tuner.suggest()
-        seconds.append(time.process_time() - begun)
-        assert tuner.prediction, "it must come from the models"
-    assert max(seconds) < 2 * limit, "seconds of processor time, which two cores may share"
+    tuner.suggest()
+    assert tuner.prediction
 
 
 # -- the ledger -------------------------------------------------------------------------------------------------------
