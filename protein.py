@@ -816,6 +816,9 @@ class Ledger:
                 mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
                 os.utime(path)  # until the new claim stands, age alone tells whether who took it lives
                 os.rename(path, mine)
+                if json.loads(mine.read_text()) != claim:  # taken over by another since it was read: theirs, give it back
+                    os.rename(mine, path)
+                    continue
             except (OSError, ValueError, KeyError):
                 continue  # somebody else was faster
             if claim["settings"] is None:  # died before it knew what to run
