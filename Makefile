@@ -8,19 +8,19 @@ RUN := .venv/bin/python
 train: .venv/ready  ## train Breakout to a solved policy
 	$(RUN) pufferl.py train breakout
 
-test: .venv/ready  ## every fast test
+test: .venv/ready-test  ## every fast test
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m "not slow and not gpu and not cudasim"
 
-test-slow: .venv/ready  ## learning curves, sanitizers, crash tests
+test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"
 
-bench: .venv/ready  ## steps a second beside the floor, kernels beside a copy, environments beside a C loop
+bench: .venv/ready-test  ## steps a second beside the floor, kernels beside a copy, environments beside a C loop
 	$(RUN) tests/bench_env.py
 	$(RUN) tests/bench_kernels.py
 	$(RUN) tests/bench_train.py
 
-lint: .venv/ready
+lint: .venv/ready-test
 	$(RUN) -m ruff check .
 
 .venv/ready: requirements.txt
@@ -28,6 +28,10 @@ lint: .venv/ready
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv/ready-test: .venv/ready requirements-test.txt
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	touch $@
 
 clean:

@@ -816,7 +816,7 @@ class Ledger:
                 mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
                 os.utime(path)  # until the new claim stands, age alone tells whether who took it lives
                 os.rename(path, mine)
-                if json.loads(mine.read_text()) != claim:  # taken over by another since it was read: theirs, give it back
+                if json.loads(mine.read_text()) != claim:  # another took it over since it was read: give it back
                     os.rename(mine, path)
                     continue
             except (OSError, ValueError, KeyError):
