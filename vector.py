@@ -160,6 +160,15 @@ def _divide(num_envs, num_workers, batch_size):
     return num_workers, (batch_size or num_envs) // each
 
 
+def aligned_zeros(shape, dtype):
+    """np.zeros on a 256-byte boundary: where a matrix begins decides how its products round, so runs would else repeat
+    bit for bit only as long as the allocator's mood does."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    block = np.zeros(size + 256, np.uint8)
+    skip = -block.ctypes.data % 256
+    return block[skip : skip + size].view(dtype).reshape(shape)
+
+
 class _Vector:
     """What every backend has: attributes, and the synchronous API on top of allocate, begin, wait and advance.
 
@@ -336,7 +345,7 @@ class Native(_Vector):
 
     def allocate(self, horizon):
         """Make the arrays of a rollout of `horizon` steps (see _new_storage) and begin the first episodes."""
-        self.storage = storage = self._new_storage(horizon, np.zeros)
+        self.storage = storage = self._new_storage(horizon, aligned_zeros)
         masks = storage.action_masks
         self._tables = [
             ocean.rows(storage.observations[t + 1], storage.actions[t], storage.rewards[t], storage.terminals[t],
@@ -664,7 +673,7 @@ class Serial(_Emulated):
         super().__init__(creators, 1, 1, seed, num_threads, name)
 
     def _start(self, horizon):
-        self.storage = self._new_storage(horizon, np.zeros)
+        self.storage = self._new_storage(horizon, aligned_zeros)
         if self._envs is None:
             self._envs = emulation.Envs([(self._driver, (), {}), *self._creators_of_envs[1:]], seed=self.seed)
             if len(set(self._envs.sizes)) > 1:
@@ -853,7 +862,7 @@ class Ray(_Emulated):
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        self.storage = self._new_storage(horizon, np.zeros)
+        self.storage = self._new_storage(horizon, aligned_zeros)
         actor = ray.remote(emulation.RemoteEnvs)
         layout = {name: (array.shape[2 if name != "final_observations" else 1 :], array.dtype)
                   for name, array in vars(self.storage).items() if array is not None}  # fmt: skip
