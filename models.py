@@ -180,7 +180,6 @@ class Policy(_Recurrent):
 
     def __init__(self, env, hidden_size=128, num_layers=1):
         super().__init__()
-        self.action_space = env.single_action_space
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.encoder = orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size))
         self.rnn = MinGRU(hidden_size, num_layers)
@@ -311,7 +310,7 @@ class MinGRUWrapper(_Recurrent):
         super().__init__()
         if (input_size or hidden_size) != hidden_size:
             raise ValueError(f"MinGRU's highway needs input_size = hidden_size, got {input_size} and {hidden_size}.")
-        self.action_space, self.policy = env.single_action_space, policy
+        self.policy = policy
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.rnn = MinGRU(hidden_size, num_layers)
 
@@ -332,7 +331,7 @@ class LSTMWrapper(_Recurrent):
 
     def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
         super().__init__()
-        self.action_space, self.policy = env.single_action_space, policy
+        self.policy = policy
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.lstm = nn.LSTM(input_size or hidden_size, hidden_size, num_layers)
         for name, parameter in self.lstm.named_parameters():

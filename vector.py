@@ -316,7 +316,6 @@ class Native(_Vector):
         self._build(seed)
         envs = self.envs
         self.num_agents = envs.num_agents
-        self.num_buffers_asked = num_buffers
         num_buffers = num_buffers or self._default_buffers()
         if num_buffers < 1 or num_envs % num_buffers:
             divisors = [n for n in range(1, min(num_envs, 256) + 1) if num_envs % n == 0]
