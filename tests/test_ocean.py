@@ -550,34 +550,34 @@ def test_breakout_ends_after_the_balls_in_reserve():
     assert game.envs.log()["n"] == episodes
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    speed=st.floats(64, 512),
-    width=st.floats(100, 576),
-    action=st.lists(st.sampled_from([0, 1, 2]), min_size=3, max_size=8),
-    seed=st.integers(0, 1000),
-)
-def test_breakout_time_does_not_depend_on_ticks(speed, width, action, seed):
-    """One step of 60 ticks gives what 60 steps of one tick give: nothing is passed through at any speed."""
-    options = {"ball_speed": speed, "max_ball_speed": 512.0, "paddle_width": width}
-    coarse = Vector("breakout", 1, {**options, "frameskip": 60}, seed=seed)
-    fine = Vector("breakout", 1, {**options, "frameskip": 1}, seed=seed)
-    for a in action:
-        coarse.step(a)
-        total = 0
-        for _ in range(60):
-            fine.step(a)
-            total += fine.rewards[0]
-            if fine.observations[0, 6] == 0:
-                return  # a lost ball: the rest of the step is dropped, which is another time in either
-        if coarse.observations[0, 6] == 0:
-            return
-        # Rounding errors grow with every bounce; a brick touched at its very corner may fall in one only.
-        if not np.array_equal(coarse.observations[0, 10:], fine.observations[0, 10:]):
-            assert np.abs(coarse.observations[0, 10:] - fine.observations[0, 10:]).sum() <= 2
-            return
-        assert coarse.rewards[0] == total
-        np.testing.assert_allclose(coarse.observations[0], fine.observations[0], atol=2e-3)
+def test_breakout_time_does_not_depend_on_ticks():
+    """One step of 60 ticks gives what 60 steps of one tick give: nothing is passed through at any speed.
+
+    Rounding errors grow with every bounce, and a brick touched at its very corner may fall in one game only; from
+    there on the two are different games. So each pair is compared until it parts, and few may part.
+    """
+    rng = np.random.default_rng(0)
+    steps = parted = 0
+    for seed in range(100):
+        options = {"ball_speed": rng.uniform(64, 512), "max_ball_speed": 512.0, "paddle_width": rng.uniform(100, 576)}
+        coarse = Vector("breakout", 1, {**options, "frameskip": 60}, seed=seed)
+        fine = Vector("breakout", 1, {**options, "frameskip": 1}, seed=seed)
+        for action in rng.integers(0, 3, 6):
+            coarse.step(action)
+            total, in_play = 0, True
+            for _ in range(60):
+                fine.step(action)
+                total += fine.rewards[0]
+                in_play &= fine.observations[0, 6] == 1
+            if not in_play or coarse.observations[0, 6] == 0:
+                break  # a lost ball: the rest of the step is dropped, which is another time in either
+            steps += 1
+            if not np.array_equal(coarse.observations[0, 10:], fine.observations[0, 10:]):
+                parted += 1
+                break
+            assert coarse.rewards[0] == total
+            np.testing.assert_allclose(coarse.observations[0], fine.observations[0], atol=2e-3)
+    assert steps > 200 and parted <= 0.03 * steps, f"{parted} of {steps} steps parted"
 
 
 @settings(max_examples=25, deadline=None)
