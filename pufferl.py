@@ -1,4 +1,4 @@
-"""PPO that trains in minutes what others train in hours: trainer, configuration, dashboard and command line.
+"""PPO that trains in minutes what others train in hours: trainer, configuration and command line.
 
     python pufferl.py train breakout                                # a solved policy, a checkpoint, a TensorBoard log
     python pufferl.py train breakout --train.learning-rate 0.01     # any setting; --help lists them all
@@ -41,7 +41,6 @@ from typing import Annotated, Literal
 
 import numba
 import numpy as np
-import psutil
 import torch
 
 import emulation
@@ -49,6 +48,7 @@ import kernels
 import models
 import ocean
 import vector
+from loggers import Dashboard, NoLogger, TensorBoardLogger
 
 ROOT = Path(__file__).resolve().parent
 
@@ -537,41 +537,6 @@ def find_model(path, data_dir, env_name):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Loggers: log(metrics, step), config, artifact, close
-
-
-class NoLogger:
-    """Keeps nothing; the interface of the others."""
-
-    def log(self, metrics, step): ...
-
-    def config(self, settings): ...
-
-    def artifact(self, path): ...
-
-    def close(self): ...
-
-
-class TensorBoardLogger(NoLogger):
-    """TensorBoard event files in `folder`: tensorboard --logdir experiments."""
-
-    def __init__(self, folder, first_step=0):
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(folder, purge_step=first_step)  # what a crash left beyond the checkpoint goes
-
-    def log(self, metrics, step):
-        for name, value in metrics.items():
-            self.writer.add_scalar(name, value, step)
-
-    def config(self, settings):
-        self.writer.add_text("config", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
-
-    def close(self):
-        self.writer.close()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # The trainer
 
 
@@ -603,7 +568,7 @@ class PuffeRL:
         self._loss_sums, self._grad_norms = np.zeros(kernels.SUMS), []
         self._environment, self._last_log = {}, None
         self.losses, self.environment = {}, {}
-        self._console = self._live = None
+        self._dashboard = None
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid():05d}"
         self.run_folder = Path(c["data_dir"]) / f"{self.env_name}_{run_id}"
 
@@ -1135,25 +1100,9 @@ class PuffeRL:
 
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, one line a call elsewhere."""
-        from rich.console import Console
-
-        if self._console is None:
-            self._console = Console()
-        if not self._console.is_terminal:
-            score = self.environment.get("score", math.nan)
-            self._console.print(
-                f"{progress_bar(self)} steps {self.global_step:,}  sps {getattr(self, 'last_sps', self.sps):,.0f}  "
-                f"score {score:.3f}  {time_left(self)}",
-                highlight=False,
-                soft_wrap=True,
-            )
-            return
-        from rich.live import Live
-
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
-        self._live.update(dashboard(self), refresh=True)
+        if self._dashboard is None:
+            self._dashboard = Dashboard()
+        self._dashboard.show(self)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -1245,8 +1194,8 @@ class PuffeRL:
 
     def release(self):
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
-        if self._live is not None:
-            self._live.stop()
+        if self._dashboard is not None:
+            self._dashboard.close()
         if self._pool is not None:
             self._pool.shutdown()
         self.logger.close()
@@ -1278,62 +1227,6 @@ def torch_threads(count):
         yield
     finally:
         torch.set_num_threads(before)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Dashboard
-
-
-def time_left(trainer):
-    done = trainer.global_step / max(1, trainer.total_epochs * trainer.batch_size)
-    seconds = trainer.uptime * (1 - done) / done if done > 0 else math.inf
-    return f"{duration(trainer.uptime)} gone, {duration(seconds)} left"
-
-
-def duration(seconds):
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
-
-
-def progress_bar(trainer):
-    return f"{100 * trainer.epoch / max(1, trainer.total_epochs):5.1f}%"
-
-
-def dashboard(trainer):
-    """The live panel, as a rich renderable."""
-    from rich.columns import Columns
-    from rich.panel import Panel
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    def table(title, rows):
-        grid = Table(
-            title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left", padding=(0, 1)
-        )
-        for name, value in rows:
-            grid.add_row(str(name), f"[bold]{value}[/]")
-        return grid
-
-    process = psutil.Process()
-    summary = table("run", [
-        ("environment", trainer.env_name), ("agents", f"{trainer.num_agents:,}"),
-        ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
-        ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"), ("time", time_left(trainer)),
-        ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
-        ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB")])
-    stages = getattr(trainer, "stages", trainer._stage_seconds)
-    total = max(sum(stages.values()), 1e-9)
-    parts = table("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])
-    losses = table("losses", [(name, f"{value:.4g}") for name, value in trainer.losses.items()])
-    environment = table("environment", [(name, f"{value:,.4g}") for name, value in trainer.environment.items()])
-    bar = ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch)
-    grid = Table.grid()
-    grid.add_row(Columns([summary, parts, losses, environment]))
-    grid.add_row(bar)
-    return Panel(grid, title="[bold]PuffeRL[/]", border_style="cyan")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
