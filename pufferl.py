@@ -44,6 +44,7 @@ import numpy as np
 import torch
 
 import emulation
+import environments
 import kernels
 import models
 import ocean
@@ -236,7 +237,7 @@ def find_config(env_name):
 def load_creator(name):
     """The creator of a Python environment, gym/ID, pettingzoo/FAMILY/NAME or file.py:callable; None for one in C."""
     try:
-        return emulation.load_creator(name)
+        return environments.load_creator(name)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from None
 

@@ -51,6 +51,7 @@ import numpy as np
 import psutil
 
 import emulation
+import environments
 import kernels
 import ocean
 
@@ -82,7 +83,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         if backend not in backends:
             raise ValueError(f"there is no backend {backend!r}; there are native, serial, multiprocessing and ray.")
         backend = backends[backend]
-    python = emulation.load_creator(env) if isinstance(env, str) else None
+    python = environments.load_creator(env) if isinstance(env, str) else None
     if python is None and (isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")):
         if backend in (None, Native):
             num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
@@ -138,7 +139,7 @@ def _ocean_creators(header, num_envs, env_kwargs):
     creators, first = [], 0
     for one in _one_each(env_kwargs, num_envs, "env_kwargs"):
         settings = {"num_envs": 1, **(one or {})}
-        creators.append((emulation.OceanPufferEnv, (header,), {**settings, "first_env": first}))
+        creators.append((environments.OceanPufferEnv, (header,), {**settings, "first_env": first}))
         first += settings["num_envs"]
     return creators
 

@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 
 import emulation
+import environments
 import ocean
 import vector
 from vector import Multiprocessing, Native, Ray, Serial, WorkerError
@@ -155,7 +156,7 @@ def nothing_left():
     [
         (Walk, {"limit": 5}),
         (Squared, {"num_agents": 3}),
-        (emulation.load_creator("gym/CartPole-v1"), {"max_episode_steps": 12}),
+        (environments.load_creator("gym/CartPole-v1"), {"max_episode_steps": 12}),
     ],
 )
 def test_every_backend_gives_the_same(creator, kwargs):
@@ -175,32 +176,44 @@ def test_an_instance_and_a_class_under_native():
         assert isinstance(vecenv, Serial) and vecenv.num_agents == 2
 
 
-def test_the_first_environments_that_are_ready_come_first():
-    class Sleeper(gymnasium.Env):
+def test_the_first_environments_that_are_ready_come_first(tmp_path):
+    class Gated(gymnasium.Env):
+        """A step that waits until a file is there."""
+
         observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
 
-        def __init__(self, seconds):
-            self.seconds = seconds
+        def __init__(self, gate):
+            self.gate = gate
 
         def reset(self, *, seed=None, options=None):
             return np.zeros(1, np.float32), {}
 
         def step(self, action):
-            time.sleep(self.seconds)
+            while not os.path.exists(self.gate):
+                time.sleep(0.01)
             return np.full(1, action, np.float32), 0.0, False, False, {}
 
-    delays = [{"seconds": s} for s in (0.0, 0.3, 0.0, 0.3)]
-    with vector.make(Sleeper, 4, Multiprocessing, num_workers=4, batch_size=2, env_kwargs=delays) as vecenv:
+    gate = tmp_path / "open"
+    gates = [{"gate": str(path)} for path in (tmp_path, gate, tmp_path, gate)]  # 1 and 3 must wait
+    with vector.make(Gated, 4, Multiprocessing, num_workers=4, batch_size=2, env_kwargs=gates) as vecenv:
         vecenv.async_reset(seed=0)
-        seen, stepped = [], set()
-        for _ in range(8):
+        stepped = set()
+
+        def turn():
             observations, rewards, terminals, truncations, infos, agents, masks = vecenv.recv()
-            seen.append(agents.tolist())
             assert masks.all() and rewards.shape == terminals.shape == truncations.shape == (2,) and infos == []
             assert observations.tolist() == [[agent in stepped] for agent in agents]
             stepped.update(agents.tolist())
             vecenv.send(np.ones(2, int))
-        assert seen.count([0, 2]) >= 3 and stepped == {0, 1, 2, 3}
+            return agents.tolist()
+
+        while not {1, 3} <= stepped:
+            turn()
+        assert [turn() for _ in range(5)] == [[0, 2]] * 5
+        gate.touch()
+        late = set()
+        while not {1, 3} <= late:
+            late.update(turn())
 
 
 def test_send_and_recv_must_alternate():
@@ -311,7 +324,7 @@ def test_names_that_do_not_exist(name, error, message):
 
 
 def test_environments_by_name():
-    settings = emulation.load_creator("gym/CartPole-v1").settings
+    settings = environments.load_creator("gym/CartPole-v1").settings
     assert settings == {"sutton_barto_reward": False, "max_episode_steps": 500, "reward_scale": 1.0}
     for backend in ("serial", "multiprocessing"):
         with vector.make(
@@ -320,7 +333,7 @@ def test_environments_by_name():
             vecenv.reset(seed=0)
             rewards = [vecenv.step([1, 0])[1].tolist() for _ in range(6)]
             assert rewards == [[0.5, 0.5]] * 6 and vecenv.log()["score"] == 3
-    assert emulation.load_creator(f"{__file__}:Walk").settings == {"limit": 6}
+    assert environments.load_creator(f"{__file__}:Walk").settings == {"limit": 6}
     with vector.make(f"{__file__}:Walk", 2, Multiprocessing, num_workers=2, env_kwargs={"limit": 2}) as vecenv:
         vecenv.reset(seed=0)
         assert vecenv.step([1, 1])[0].view(vecenv.driver_env.obs_dtype)["t"].tolist() == [[1], [1]]
