@@ -1302,79 +1302,10 @@ def train(env_name, args):
     return trainer
 
 
-EVAL_SEED = 1_000_003  # added to the seed, so that evaluation draws other episodes than training did
-
-
-def evaluate(env_name, args):
-    """Play the first episode of each of eval.episodes fresh environments; prints and returns {field: (mean, error)}."""
-    episodes = args["eval"]["episodes"]
-    args = {**args, "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
-                             "batch_size": None},
-            "env": {**args["env"], "num_envs": episodes},
-            "train": {**args["train"], "seed": args["train"]["seed"] + EVAL_SEED}}
-    vecenv = load_env(env_name, args)
-    policy = load_policy(args, vecenv, env_name)
-    if not args["load_model_path"]:
-        print("no --load-model-path: this is an untrained policy")
-    storage = vecenv.allocate(1)
-    state = policy.initial_state(vecenv.num_agents) if hasattr(policy, "initial_state") else {}
-    finished, frames, stride, video = {}, [], 4, args["eval"]["video"]
-    if video and not video.endswith((".gif", ".png")):
-        raise ConfigError(f"eval.video = {video}: must end in .gif or .png.")
-    for step in range(args["eval"]["max_steps"]):
-        vecenv.begin()
-        state |= {"resets": torch.from_numpy(storage.resets[0]), "valid": torch.from_numpy(storage.valid[0])}
-        masks = None if storage.action_masks is None else torch.from_numpy(storage.action_masks[0])
-        observations = torch.from_numpy(storage.observations[0])
-        with torch.no_grad():
-            logits, value = models.one_step(policy, observations, state)
-        actions, _, _ = models.sample_logits(logits, value, seed=args["train"]["seed"], step=step, masks=masks,
-                                             heads=vecenv.action_heads, deterministic=args["eval"]["deterministic"])
-        storage.actions[0] = actions.numpy()
-        vecenv.advance(0)
-        if video and 0 not in finished and step % stride == 0:
-            frames.append(vecenv.render(0))
-            if len(frames) == 400:  # a longer episode is shown by fewer of its frames
-                frames, stride = frames[::2], 2 * stride
-        for env in set(range(episodes)) - finished.keys():
-            log = vecenv.log(env)
-            if log:
-                finished[env] = log
-        if len(finished) == episodes:
-            break
-    else:
-        raise RuntimeError(f"{episodes - len(finished)} of {episodes} episodes did not end within eval.max_steps = "
-                           f"{args['eval']['max_steps']} steps.")
-    vecenv.close()
-    if video:
-        write_video(frames, video)
-    results = {}
-    for name in dict.fromkeys(name for log in finished.values() for name in log):
-        if name != "n":
-            values = np.array([log[name] for log in finished.values() if name in log])
-            results[name] = (float(values.mean()), float(values.std() / math.sqrt(len(values))))
-            print(
-                f"{name:20} mean {values.mean():10.3f} ± {results[name][1]:.3f}   "
-                f"min {values.min():.3f}   max {values.max():.3f}"
-            )
-    print(f"{episodes} episodes, {step + 1} steps")
-    return results
-
-
-def write_video(frames, path):
-    """Frames (height, width, 3) uint8 as an animated GIF, or the middle one as a PNG."""
-    from PIL import Image
-
-    chosen = frames if path.endswith(".gif") else [frames[len(frames) // 2]]
-    first, *others = [Image.fromarray(frame) for frame in chosen]
-    first.save(path, **({"save_all": True, "append_images": others, "duration": 40, "loop": 0} if others else {}))
-    print(f"wrote {path}")
-
-
 USAGE = """usage: python pufferl.py {train,eval,sweep} ENV [--section.key value ...]
 
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
-  eval ENV     play episodes with a trained policy: --load-model-path latest
+  eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
 
   python pufferl.py train breakout --help    lists every setting with its default
@@ -1383,7 +1314,7 @@ environments: """
 
 def main(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
-    verbs = {"train": train, "eval": evaluate}
+    verbs = {"train": train}
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE + ", ".join(ocean.names()))
         return
@@ -1391,6 +1322,10 @@ def main(argv=None):
         import protein
 
         return protein.main(argv[1:])
+    if argv[0] == "eval":
+        import watch
+
+        return watch.main(argv[1:])
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):

@@ -18,6 +18,7 @@ import kernels
 import models
 import pufferl
 import vector
+import watch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -627,7 +628,7 @@ def solve(tmp_path, env, *options, episodes=256):
     args = pufferl.load_config(env, ["--data-dir", str(tmp_path), "--logger", "none", *options])
     trainer = pufferl.train(env, args)
     args["load_model_path"], args["eval"]["episodes"] = str(trainer.run_folder), episodes
-    return pufferl.evaluate(env, args)["score"][0]
+    return watch.evaluate(env, args)["score"][0]
 
 
 @pytest.mark.slow

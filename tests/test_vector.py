@@ -479,6 +479,7 @@ def test_dead_steps_of_next_step_autoreset_count_for_nothing(tmp_path):
 
 def test_the_command_line_takes_python_environments(tmp_path):
     import pufferl
+    import watch
 
     (tmp_path / "my_env.py").write_text(
         "import gymnasium\n\n\n"
@@ -494,7 +495,7 @@ def test_the_command_line_takes_python_environments(tmp_path):
         name, pufferl.load_config(name, [*options, "--train.total-timesteps", "1024", "--resume", "latest"])
     )
     assert resumed.global_step == 1024 and resumed.run_folder == trainer.run_folder
-    results = pufferl.evaluate(
+    results = watch.evaluate(
         name, pufferl.load_config(name, [*options, "--load-model-path", "latest", "--eval.episodes", "3"])
     )
     assert results["score"][0] == -7
@@ -509,11 +510,12 @@ def test_the_command_line_takes_python_environments(tmp_path):
 def test_shipped_configs_learn(name, threshold, tmp_path):
     """Mean return of 64 fresh episodes after the config's own training with seed 0."""
     import pufferl
+    import watch
 
     options = ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", "0"]
     trainer = pufferl.train(name, pufferl.load_config(name, options))
     if name == "gym_cartpole" and os.getloadavg()[0] < 2 * vector.physical_cores():
         assert trainer.uptime < 60
     options += ["--load-model-path", "latest", "--eval.episodes", "64"]
-    results = pufferl.evaluate(name, pufferl.load_config(name, options))
+    results = watch.evaluate(name, pufferl.load_config(name, options))
     assert results["score"][0] >= threshold
