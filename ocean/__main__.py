@@ -42,6 +42,7 @@ PLAY = {
     "asteroids": [{"LEFT": 1, "RIGHT": 2}, {"UP": 1, "DOWN": 2}, {"SPACE": 1}],
     "tetris": [{"LEFT": 1, "RIGHT": 2, "UP": 3, "Z": 4, "DOWN": 5, "SPACE": 6, "C": 7}],
     "snake": [ARROWS],
+    "boids": [{"LEFT": 0, "RIGHT": 4, None: 2}, {"DOWN": 0, "UP": 2, None: 1}],
 }
 # In continuous control a key sets one number of the action.
 PLAY_CONTINUOUS = {"LEFT": (-1, -1.0), "RIGHT": (-1, 1.0), "UP": (0, 1.0), "DOWN": (0, -1.0)}

@@ -52,6 +52,8 @@ MORE = [
     ("maze", {"size": 2, "vision": 1, "trail": False}),
     ("maze", {"size": 9, "loops": 0.3, "max_steps": 60}),
     ("cube", {"size": 2, "max_steps": 3}),
+    ("boids", {"num_agents": 2, "neighbours": 1, "max_steps": 7}),
+    ("boids", {"num_agents": 40, "width": 900.0, "height": 90.0, "vision": 20.0, "continuous": True, "max_steps": 60}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 KNOWN = {name for name, _ in VARIANTS}

@@ -1,0 +1,137 @@
+"""The rules of boids."""
+
+import numpy as np
+import pytest
+from test_ocean import Vector
+
+import ocean
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("boids", {"vision": 300.0}, "at most a third"),
+        ("boids", {"min_speed": 9.0}, "min_speed <= max_speed"),
+        ("boids", {"neighbours": 17}, "neighbours must lie within"),
+    ],
+)
+def test_wrong_settings(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        ocean.load(name).create(1, settings=options)
+
+
+# Boids
+
+
+def boid_neighbours(observations):
+    """(n, k, 5) closeness, way (2), velocity (2); and who is there (n, k)."""
+    near = observations[:, 6:].reshape(len(observations), -1, 5).astype(np.float64)
+    return near, np.abs(near).max(axis=2) > 0
+
+
+def test_boids_see_each_other_and_the_nearest_first():
+    """With room for all, sight is mutual and agrees in distance; with room for three it is the first three of these."""
+    world = {"num_agents": 17, "width": 330.0, "height": 300.0}
+    wide, narrow = Vector("boids", 4, {**world, "neighbours": 16}), Vector("boids", 4, {**world, "neighbours": 3})
+    rng, pairs = np.random.default_rng(1), 0
+    for _ in range(200):
+        near, there = boid_neighbours(wide.observations)
+        first, _ = boid_neighbours(narrow.observations)
+        assert np.array_equal(near[:, :3], first)
+        assert (np.diff(near[..., 0], axis=1) <= 0).all()
+        distance = np.hypot(near[..., 1], near[..., 2])
+        np.testing.assert_allclose(distance[there], 1 - near[..., 0][there], atol=1e-5)
+        np.testing.assert_allclose(wide.observations[:, 1], there.sum(axis=1) / 16)
+        np.testing.assert_allclose(narrow.observations[:, 1], np.minimum(there.sum(axis=1), 3) / 3, rtol=1e-6)
+        for world_index in range(4):
+            part = slice(17 * world_index, 17 * world_index + 17)
+            seen = np.sort(distance[part][there[part]])
+            assert len(seen) % 2 == 0
+            np.testing.assert_allclose(seen[::2], seen[1::2], atol=1e-5)  # each distance twice
+        pairs += there.sum() / 2
+        wide.random_actions(rng)
+        narrow.actions[:] = wide.actions
+        wide.step()
+        narrow.step()
+    # A disc of radius 100 in 330 x 300.
+    expected = np.pi * 100**2 / (330 * 300) * (17 * 16 / 2) * 4 * 200
+    assert pairs == pytest.approx(expected, rel=0.05)
+
+
+def test_boids_are_paid_for_what_they_see():
+    options = {"width": 400.0, "height": 300.0, "alignment_weight": 0.3, "cohesion_weight": 0.9,
+               "separation_weight": 2.0, "reward_scale": 1.0, "max_steps": 10**6}  # fmt: skip
+    vector, rng, crowded = Vector("boids", 2, options), np.random.default_rng(2), 0
+    for _ in range(100):
+        vector.random_actions(rng)
+        vector.step()
+        near, there = boid_neighbours(vector.observations)
+        own = vector.observations[:, :1].astype(np.float64) * 8
+        velocity = near[..., 3:5] * 16 + np.stack([own, 0 * own], axis=2)
+        cosine = velocity[..., 0] / np.maximum(np.hypot(velocity[..., 0], velocity[..., 1]), 1e-9)
+        count = there.sum(axis=1)
+        alignment = (cosine * there).sum(axis=1) / 7
+        centre = near[..., 1:3].sum(axis=1) / np.maximum(count, 1)[:, None]
+        cohesion = count / 7 * (1 - np.hypot(centre[:, 0], centre[:, 1]))
+        crowding = np.where(count, np.maximum(1 - (1 - near[:, 0, 0]) * 100 / 24, 0), 0)
+        np.testing.assert_allclose(vector.rewards, 0.3 * alignment + 0.9 * cohesion - 2 * crowding, atol=2e-4)
+        np.testing.assert_allclose(vector.observations[:, 2:4], centre, atol=1e-5)
+        crowded += (crowding > 0).sum()
+    assert crowded > 1000
+
+
+def test_boids_fly_as_they_are_told():
+    """Two of them: what one sees of the other moves as both of them steer, across the joined edges too."""
+    options = {"num_agents": 2, "neighbours": 1, "width": 300.0, "height": 300.0, "continuous": True,
+               "max_steps": 10**6}  # fmt: skip
+    vector, rng, seen = Vector("boids", 64, options), np.random.default_rng(3), 0
+    for _ in range(150):
+        before = vector.observations.astype(np.float64)
+        actions = rng.uniform(-1.5, 1.5, (128, 2))
+        vector.step(actions)
+        after = vector.observations.astype(np.float64)
+        told = np.clip(actions, -1, 1)
+        speed = np.clip(before[:, 0] * 8 + told[:, 1], 2, 8)
+        np.testing.assert_allclose(after[:, 0] * 8, speed, atol=1e-5)
+        both = (before[:, 6] > 0) & (after[:, 6] > 0)
+        velocity = before[:, 9:11] * 16 + np.stack([before[:, 0] * 8, 0 * speed], axis=1)  # of the other, before
+        swap = np.arange(128) ^ 1
+        bend = told[swap, 0] * 0.2
+        unit = velocity / np.maximum(np.hypot(*velocity.T), 1e-9)[:, None]
+        cosine, sine = np.cos(bend), np.sin(bend)
+        flown = np.stack([unit[:, 0] * cosine - unit[:, 1] * sine, unit[:, 0] * sine + unit[:, 1] * cosine], axis=1)
+        flown *= speed[swap, None]
+        turn = told[:, 0] * 0.2
+        own = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+        way = before[:, 7:9] * 100 + flown - own * speed[:, None]
+        turned = np.stack([(way * own).sum(axis=1), way[:, 1] * own[:, 0] - way[:, 0] * own[:, 1]], axis=1)
+        np.testing.assert_allclose(after[both, 7:9] * 100, turned[both], atol=2e-2)
+        seen += both.sum()
+    assert seen > 1000
+
+
+def boid_steering(observations):
+    """Reynolds's three rules: keep away from the crowding, fly as they do, fly to their middle."""
+    near, there = boid_neighbours(observations)
+    crowd = np.maximum(1 - (1 - near[..., 0]) * 100 / 30, 0) * there
+    away = (near[..., 1:3] / np.maximum(1 - near[..., 0], 1e-3)[..., None] * crowd[..., None]).sum(axis=1)
+    way = 2 * observations[:, 4:6] + 0.5 * observations[:, 2:4] - 3 * away + [0.3, 0]
+    faster = 16 * observations[:, 4] + 2 * observations[:, 2]
+    return np.clip(np.column_stack([np.arctan2(way[:, 1], way[:, 0]) / 0.2, faster]), -1, 1)
+
+
+def test_boids_flock_by_the_three_rules():
+    scores = []
+    for policy in (boid_steering, lambda o: np.random.default_rng(4).uniform(-1, 1, (len(o), 2))):
+        vector = Vector("boids", 8, {"continuous": True})
+        starts = [bool(vector.step(policy(vector.observations)).truncations[0]) for _ in range(512)]
+        log = vector.envs.log()
+        assert log["n"] == 8 and sum(starts) == 1 and log["perf"] == pytest.approx(max(log["score"], 0), abs=1e-3)
+        for _ in range(512):
+            vector.step(policy(vector.observations))
+        log = vector.envs.log()
+        assert log["n"] == 8 and log["episode_length"] == 512
+        assert log["episode_return"] == pytest.approx(51.2 * log["score"], rel=1e-4)
+        assert log["score"] == pytest.approx(0.5 * log["alignment"] + 0.5 * log["cohesion"] - log["crowding"], abs=1e-4)
+        scores.append(log["score"])
+    assert scores[0] > 0.7 and scores[1] < 0.15
