@@ -535,7 +535,7 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
 
 
 @exact_driver
-def _draw_cpu(masses, seed, epoch, minibatch, beta, cumulative, index, weights):
+def _draw_cpu(masses, seed, epoch, minibatch, first, beta, cumulative, index, weights):
     N, M = len(masses), len(index)
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     total, live = 0.0, 0
@@ -544,7 +544,7 @@ def _draw_cpu(masses, seed, epoch, minibatch, beta, cumulative, index, weights):
         cumulative[n] = total
         live = n if masses[n] > 0 else live
     for m in range(M):
-        high, low, _, _ = philox_cell(u32(m), u32(epoch), u32(minibatch), PURPOSE_DRAW, key0, key1)
+        high, low, _, _ = philox_cell(u32(first + m), u32(epoch), u32(minibatch), PURPOSE_DRAW, key0, key1)
         u = (float(high) * 4294967296.0 + float(low)) * 2.0**-64
         index[m] = min(np.searchsorted(cumulative, u * total, side="right"), live)  # a NaN ends at the last segment
     index.sort()
@@ -552,14 +552,15 @@ def _draw_cpu(masses, seed, epoch, minibatch, beta, cumulative, index, weights):
         weights[m] = (N * (masses[index[m]] / total)) ** -beta
 
 
-def draw(masses, cumulative, index, weights, *, seed, epoch, minibatch, beta):
+def draw(masses, cumulative, index, weights, *, seed, epoch, minibatch, beta, first=0):
     """Draw M segments with replacement, p_n = masses_n / sum, sorted, and their importance weights (N · p_n)^-beta.
 
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32. Random words are
-    Philox(key=seed, counter=(m, epoch, minibatch, draw)). The index is always within bounds, whatever the masses hold.
+    Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first` is the draws of other ranks before these. The
+    index is always within bounds, whatever the masses hold.
     """
     N, M = _sizes("draw", "masses", masses, 1)[0], _sizes("draw", "index", index, 1)[0]
-    _draw_cpu(_array("draw", "masses", masses, (N,), np.float64), u64(seed), epoch, minibatch, float(beta),
+    _draw_cpu(_array("draw", "masses", masses, (N,), np.float64), u64(seed), epoch, minibatch, first, float(beta),
               _array("draw", "cumulative", cumulative, (N,), np.float64),
               _array("draw", "index", index, (M,), np.int64), _array("draw", "weights", weights, (M,)))
 

@@ -48,6 +48,7 @@ import environments
 import kernels
 import models
 import ocean
+import ranks
 import vector
 from loggers import Dashboard, NoLogger, TensorBoardLogger
 
@@ -115,7 +116,7 @@ class Rnn:
 @dataclass
 class Train:
     total_timesteps: int = 10_000_000
-    """Environment steps of all agents together; rounded up to whole epochs of agents × horizon steps."""
+    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps."""
     learning_rate: float = 0.015
     """Step size at the start. Muon's steps have unit scale, so this is about ten times what Adam wants."""
     anneal_lr: bool = True
@@ -129,7 +130,8 @@ class Train:
     horizon: int = 64
     """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
     minibatch_size: int | None = None
-    """Steps of one update, a multiple of horizon (default: 8,192, or the whole batch where that is smaller)."""
+    """Steps of one update, a multiple of horizon (default: 8,192, or the whole batch where that is smaller); several
+    ranks share them."""
     max_minibatch_size: int | None = None
     """Steps that go through a custom network at once; larger minibatches accumulate gradients (default: all)."""
     replay_ratio: float = 1.0
@@ -172,6 +174,9 @@ class Train:
     """Seed of the weights, the environments, the actions and the draws."""
     device: Literal["auto", "cpu"] = "auto"
     """Where the network runs."""
+    gpus: int = 1
+    """Processes that train together on this machine, one a GPU, or sharing the cores where there is none; for several
+    machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32"] = "float32"
     """Of the matrix products."""
     compile: bool = False
@@ -491,9 +496,13 @@ def load_policy(args, vecenv, env_name=""):
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
     if args.get("load_model_path"):
-        path = find_model(args["load_model_path"], args["data_dir"], args["env_name"])
+        def read():
+            path = find_model(args["load_model_path"], args["data_dir"], args["env_name"])
+            return path, torch.load(path, weights_only=True, map_location="cpu")
+
+        path, weights = ranks.connect().first(read)
         try:
-            policy.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+            policy.load_state_dict(weights)
         except RuntimeError as error:
             raise ConfigError(f"{path} does not fit this network: {error}") from None
     return policy
@@ -548,30 +557,36 @@ class PuffeRL:
     "data_dir" and "run_id". vecenv: from vector.make or load_env. policy: any network that models.py's docstring
     describes; models.Policy runs fused. logger: see NoLogger.
     Properties: global_step, epoch, total_epochs, sps, uptime, learning_rate (assign to override the schedule).
+    Started by torchrun, every rank makes a trainer with environments of its own and calls the same methods; batch_size,
+    steps, losses and statistics are those of all ranks, num_agents and storage a rank's own (docs/scale.md).
     Raises ConfigError before anything starts if the settings cannot work.
     """
 
     def __init__(self, config, vecenv, policy, logger=None):
-        self.config = self._check_config(dict(config), vecenv)
-        c = self.config
-        self.vecenv, self.policy, self.logger = vecenv, policy, logger or NoLogger()
+        self.ranks = ranks.connect()
+        agents = self.ranks.gather(vecenv.num_agents)
+        c = self.config = self._check_config(dict(config), vecenv.name, sum(agents), self.ranks)
+        self.vecenv, self.policy = vecenv, policy
+        self.logger = logger if logger and self.ranks.rank == 0 else NoLogger()
         self.env_name = Path(c["env"]).stem
         self.horizon, self.num_agents = c["horizon"], vecenv.num_agents
-        self.batch_size = self.horizon * self.num_agents
-        self.segments = c["minibatch_size"] // self.horizon
-        self.total_epochs = -(-c["total_timesteps"] // self.batch_size)
-        self.epoch, self._override_lr = 0, None
+        self.batch_size = self.horizon * sum(agents)
+        self._first_agent = sum(agents[: self.ranks.rank])
+        drawn = c["minibatch_size"] // self.horizon
+        self._first_segment = drawn * self.ranks.rank // self.ranks.count
+        self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
+        self.epoch, self._override_lr, self._steps_before = 0, None, 0
         self._minibatches_owed = 0.0
-        self._started, self._stage_seconds = (
-            time.perf_counter(),
-            dict.fromkeys(("environment", "policy", "learn", "other"), 0.0),
-        )
+        stages = ("environment", "policy", "learn", *(("ranks",) if self.ranks.count > 1 else ()), "other")
+        self._started, self._stage_seconds = time.perf_counter(), dict.fromkeys(stages, 0.0)
         self._loss_sums, self._grad_norms = np.zeros(kernels.SUMS), []
         self._environment, self._last_log = {}, None
         self.losses, self.environment = {}, {}
         self._dashboard = None
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid():05d}"
-        self.run_folder = Path(c["data_dir"]) / f"{self.env_name}_{run_id}"
+        self.run_folder = Path(c["data_dir"]) / f"{self.env_name}_{self.ranks.share(run_id)}"
+        if self.ranks.count > 1:
+            self.ranks.join(self, agents)
 
         self.storage = {name: torch.from_numpy(array) if array is not None else None
                         for name, array in vars(vecenv.allocate(self.horizon)).items()}
@@ -593,10 +608,10 @@ class PuffeRL:
             self._forward = torch.compile(self.policy, mode=c["compile_mode"])
 
     @staticmethod
-    def _check_config(config, vecenv):
+    def _check_config(config, env_name, agents, group):
         types = {f.name: f.type for f in dataclasses.fields(Train)}
         extra = {"env", "data_dir", "run_id"}
-        c = dataclasses.asdict(Train()) | {"env": vecenv.name, "data_dir": Base.data_dir}
+        c = dataclasses.asdict(Train()) | {"env": env_name, "data_dir": Base.data_dir}
         for key, value in config.items():
             if key in extra:
                 c[key] = value
@@ -608,7 +623,9 @@ class PuffeRL:
             if not right:
                 raise ConfigError(f"train.{key} = {c[key]}: {what}.")
 
-        batch = vecenv.num_agents * c["horizon"]
+        need(c["gpus"] in (1, group.local_count), "gpus",
+             f"there are {group.local_count} ranks on this machine; pufferl.py train starts them, or torchrun does")
+        batch = agents * c["horizon"]
         for key in ("total_timesteps", "horizon", "checkpoint_interval", "keep"):
             need(c[key] >= 1, key, "must be 1 or more")
         if c["minibatch_size"] is None:
@@ -618,9 +635,11 @@ class PuffeRL:
         need(
             c["minibatch_size"] <= batch,
             "minibatch_size",
-            f"is more than one epoch's batch, {vecenv.num_agents} agents × "
+            f"is more than one epoch's batch, {agents} agents × "
             f"horizon {c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)",
         )
+        need(c["minibatch_size"] >= c["horizon"] * group.count, "minibatch_size",
+             f"gives not one segment of {c['horizon']} steps to each of {group.count} ranks; take a larger one")
         if c["max_minibatch_size"] is not None:
             need(
                 c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0,
@@ -754,7 +773,7 @@ class PuffeRL:
         stepping = sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.fused else 1)
         self._stage_seconds["environment"] += stepping
         self._stage_seconds["policy"] += time.perf_counter() - begun - stepping
-        self._gather_statistics(self.vecenv.log())
+        self._gather_statistics(self.ranks.merge_log(self.vecenv.log()))
         return dict(self.environment)
 
     def _rollout(self, worker):
@@ -781,7 +800,7 @@ class PuffeRL:
                 row["values"],
                 seed=self.config["seed"],
                 step=self.epoch * self.horizon + t,
-                first_agent=agents.start,
+                first_agent=self._first_agent + agents.start,
                 heads=self.heads,
                 log_std=log_std,
                 masks=row["action_masks"],
@@ -849,7 +868,7 @@ class PuffeRL:
         explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs where log_interval has passed.
         Raises FloatingPointError, weights untouched, where a gradient is not finite.
         """
-        begun, c, s = time.perf_counter(), self.config, self.storage
+        begun, c, s = self._clock(), self.config, self.storage
         progress = min(1.0, self.global_step / c["total_timesteps"])
         learning_rate = self._used_lr = self.learning_rate
         self.settings[3:] = torch.tensor([c["clip_coef"], c["vf_coef"], c["vf_clip_coef"],
@@ -867,8 +886,8 @@ class PuffeRL:
             norms = []
             for minibatch in range(count):
                 kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=c["seed"], epoch=self.epoch,
-                             minibatch=minibatch, beta=beta)
-                moments = kernels.advantage_moments(self.advantages, s["valid"], self.index)
+                             minibatch=minibatch, beta=beta, first=self._first_segment)
+                moments = self.ranks.sum(kernels.advantage_moments(self.advantages, s["valid"], self.index))
                 self.settings[:3] = torch.tensor(kernels.normalisation(moments))
                 if self.fused:
                     list(self._pool.map(self._learn_fused, range(len(self._chunks))))
@@ -876,25 +895,33 @@ class PuffeRL:
                         self._gradients[0].add_(other)
                 else:
                     self._learn_custom()
+                self.ranks.sum(self.arena.flat("gradients"))
                 norms.append(self._update(learning_rate))
                 kernels.write_back(self.index, self.new_values, self.new_ratios, self.values, self.ratios)
                 self._renew(self.index)
         self.epoch += 1
         sums = self.sums.sum(0).numpy()
+        log_due = (
+            self._last_log is None
+            or time.perf_counter() - self._last_log[0] >= c["log_interval"]
+            or self.epoch == self.total_epochs
+        )
+        if self.ranks.count > 1:
+            sums, log_due = self.ranks.end_epoch(self, sums, log_due)
         self._loss_sums += sums
         self._grad_norms += norms
-        self._stage_seconds["learn"] += time.perf_counter() - begun
+        self._stage_seconds["learn"] += self._clock() - begun
         logs = self._losses(sums, norms) if count or not self.losses else dict(self.losses)
         self.losses = logs
         if self.epoch % c["checkpoint_interval"] == 0:
             self._try_checkpoint()
-        if (
-            self._last_log is None
-            or time.perf_counter() - self._last_log[0] >= c["log_interval"]
-            or self.epoch == self.total_epochs
-        ):
+        if log_due:
             self.mean_and_log()
         return logs
+
+    def _clock(self):
+        """Seconds, without those spent waiting for other ranks."""
+        return time.perf_counter() - self.ranks.seconds
 
     def _renew(self, index):
         """Advantages and priorities of all segments, or of those just learnt from (a segment's depend on no other)."""
@@ -990,12 +1017,13 @@ class PuffeRL:
                 for group in self.optimizer.param_groups:
                     group["lr"] = learning_rate
                 self.optimizer.step()
-        if not math.isfinite(norm):
-            raise FloatingPointError(self._explain_nan())
+        if not math.isfinite(norm):  # the gradient is everybody's, but one rank's numbers may be the cause
+            raise FloatingPointError(next(filter(None, self.ranks.gather(self._explain_nan())), None) or
+                                     f"epoch {self.epoch}: the gradient norm overflows; lower train.learning_rate.")
         return norm
 
     def _explain_nan(self):
-        """What is not finite, looked for in the order of the data flow."""
+        """What is not finite, looked for in the order of the data flow; None for nothing but the norm."""
         s, T = self.storage, self.horizon
         check = f"the environment writes it: python -m ocean {self.env_name} --check"
         causes = (
@@ -1010,14 +1038,19 @@ class PuffeRL:
         for name, tensor, cause in causes:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 return f"epoch {self.epoch}: {name} not finite ({cause}). The weights were left as they were."
-        return f"epoch {self.epoch}: the gradient norm overflows; lower train.learning_rate."
+        return None
 
     # -- schedules and numbers -------------------------------------------------------------------------------------
 
     @property
     def global_step(self):
-        """Environment steps of all agents so far."""
-        return self.epoch * self.batch_size
+        """Environment steps of all agents of all ranks so far."""
+        return self._steps_before + self.epoch * self.batch_size
+
+    @property
+    def total_epochs(self):
+        """The epoch at which total_timesteps are reached."""
+        return max(0, -(-(self.config["total_timesteps"] - self._steps_before) // self.batch_size))
 
     @property
     def learning_rate(self):
@@ -1060,6 +1093,8 @@ class PuffeRL:
         if self._last_log is not None and self._last_log[1] == self.global_step:
             return self._entry
         stages = dict(self._stage_seconds)
+        if self.ranks.count > 1:
+            stages["ranks"] = self.ranks.take_seconds()
         stages["other"] = max(
             0.0, time.perf_counter() - (self._last_log[0] if self._last_log else self._started) - sum(stages.values())
         )
@@ -1089,6 +1124,8 @@ class PuffeRL:
 
     def record(self, settings):
         """Make the run's folder, write the resolved configuration there, and metrics.jsonl from now on."""
+        if self.ranks.rank > 0:
+            return
         try:
             self.run_folder.mkdir(parents=True, exist_ok=True)
             (self.run_folder / "config.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
@@ -1101,6 +1138,8 @@ class PuffeRL:
 
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, one line a call elsewhere."""
+        if self.ranks.rank > 0:
+            return
         if self._dashboard is None:
             self._dashboard = Dashboard()
         self._dashboard.show(self)
@@ -1109,15 +1148,18 @@ class PuffeRL:
 
     def save_checkpoint(self, path=None, metadata=None):
         """Write the model and the trainer's state to the run's folder, or one complete file to `path`; returns the
-        model's path. Files are written under another name, synced and renamed: none is ever half written."""
+        model's path. Files are written under another name, synced and renamed: none is ever half written. All ranks
+        call it, rank 0 writes."""
         # Clones: the weights are views of the arena, and torch.save writes all of the memory behind a view.
         weights = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
         state = {"model": weights, **self._trainer_state(), "metadata": metadata or {}}
+        model = self.run_folder / f"model_{self.env_name}_{self.epoch:06d}.pt"
+        if self.ranks.rank > 0:
+            return str(path or model)
         if path is not None:
             write_whole(state, Path(path))
             return str(path)
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        model = self.run_folder / f"model_{self.env_name}_{self.epoch:06d}.pt"
         write_whole(weights, model)
         write_whole(state, self.run_folder / "trainer_state.pt")
         for old in sorted(self.run_folder.glob("model_*.pt"))[: -self.config["keep"]]:
@@ -1127,22 +1169,41 @@ class PuffeRL:
 
     def load_checkpoint(self, path):
         """Go on from a file that save_checkpoint wrote (or from the trainer_state.pt in a folder). With the same
-        environments, buffers and threads the run continues bit for bit; environments in Python begin new episodes."""
+        environments, buffers, threads and ranks the run continues bit for bit; environments in Python begin new
+        episodes, and with another number of ranks all of them do. Only rank 0 reads the file."""
         path = Path(path) / "trainer_state.pt" if Path(path).is_dir() else Path(path)
-        if not path.exists():
-            raise ConfigError(f"{path}: there is no such checkpoint.")
-        saved = torch.load(path, weights_only=True)
+        others = []
+
+        def read():
+            if not path.exists():
+                raise ConfigError(f"{path}: there is no such checkpoint.")
+            saved = torch.load(path, weights_only=True)
+            others.extend(saved.pop("others", []))
+            return saved, 1 + len(others)
+
+        saved, count = self.ranks.first(read)
+        tensors, environments = saved["tensors"], saved["environments"]
+        if same := count == self.ranks.count:
+            own, environments = self.ranks.scatter([(tensors, environments), *others])
+            tensors = {**tensors, **own}
+        elif self.ranks.rank == 0:
+            print(f"{path} is of {count} rank{'s' * (count > 1)}, now there are {self.ranks.count}: all environments "
+                  "begin new episodes; the run goes on with the same weights and optimizer, but not bit for bit.")
         if (saved["adam"] is None) != isinstance(self.optimizer, kernels.Muon):
             raise ConfigError(f"{path} was trained with the other train.optimizer, which cannot be changed at resume.")
         try:
-            self.vecenv.load(saved["environments"].numpy())
+            self.vecenv.load(environments.numpy()) if same else self.vecenv.restart(self.vecenv.seed + saved["epoch"])
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from None
         try:
             self.policy.load_state_dict(saved["model"])
         except RuntimeError as error:
             raise ConfigError(f"{path} is of another network, which cannot be resumed: {error}") from None
-        for name, value in saved["tensors"].items():
+        for state in self.state.values():
+            state.zero_()
+        for name, value in tensors.items():
+            if not same and name != "momentum":
+                continue
             target = self._saved_tensors()[name]
             if target.shape != value.shape:
                 raise ConfigError(
@@ -1153,6 +1214,7 @@ class PuffeRL:
         if saved["adam"] is not None:
             self.optimizer.load_state_dict(saved["adam"])
         self.epoch, self._minibatches_owed = saved["epoch"], saved["minibatches_owed"]
+        self._steps_before = saved["global_step"] - self.epoch * self.batch_size
         self._override_lr = saved["learning_rate"]
         self._started = time.perf_counter() - saved["uptime"]
         self._last_log = (time.perf_counter(), self.global_step)
@@ -1166,10 +1228,14 @@ class PuffeRL:
         return {**rows, **momentum, **{f"state/{name}": tensor for name, tensor in self.state.items()}}
 
     def _trainer_state(self):
+        tensors = {name: tensor.clone() for name, tensor in self._saved_tensors().items()}
+        environments = torch.from_numpy(self.vecenv.save())
+        own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
         return {
-            "tensors": {name: tensor.clone() for name, tensor in self._saved_tensors().items()},
+            "tensors": tensors,
             "adam": None if isinstance(self.optimizer, kernels.Muon) else self.optimizer.state_dict(),
-            "environments": torch.from_numpy(self.vecenv.save()),
+            "environments": environments,
+            "others": self.ranks.gather_to_first((own, environments))[1:],  # what the ranks after rank 0 have
             "epoch": self.epoch,
             "global_step": self.global_step,
             "minibatches_owed": self._minibatches_owed,
@@ -1250,7 +1316,8 @@ class Interrupts:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.requested = True
-        print("\nstopping after this epoch, with a checkpoint; once more to leave at once", file=sys.stderr)
+        if ranks.connect().rank == 0:
+            print("\nstopping after this epoch, with a checkpoint; once more to leave at once", file=sys.stderr)
 
     def __exit__(self, *_):
         for number, handler in getattr(self, "_before", {}).items():
@@ -1259,30 +1326,36 @@ class Interrupts:
 
 def train(env_name, args):
     """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder."""
+    group = ranks.connect()
+    if ranks.started():
+        args["train"]["gpus"] = group.local_count
+    if ranks.restarts() and not args["resume"]:
+        args["resume"] = group.first(lambda: ranks.find_interrupted(args["data_dir"], Path(args["env_name"]).stem))
     vecenv = load_env(env_name, args)
     policy = load_policy(args, vecenv, env_name)
     config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"]}
     if args["resume"]:
-        folder = find_run(args["resume"], args["data_dir"], args["env_name"])
+        folder = group.first(lambda: find_run(args["resume"], args["data_dir"], args["env_name"]))
         config["run_id"] = folder.name.removeprefix(f"{Path(args['env_name']).stem}_")
         config["data_dir"] = str(folder.parent)
     trainer = PuffeRL(config, vecenv, policy)
+    say = print if group.rank == 0 else lambda text: None
     if args["resume"]:
         trainer.load_checkpoint(trainer.run_folder)
-        print(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
-    trainer.record(args)
-    if args["logger"] == "tensorboard":
+        say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
+    trainer.record({**args, "launch": ranks.launch_name()})
+    if args["logger"] == "tensorboard" and group.rank == 0:
         trainer.logger = TensorBoardLogger(str(trainer.run_folder / "tensorboard"), trainer.global_step)
         trainer.logger.config(args)
-    print(
-        f"{trainer.env_name}: {trainer.num_agents:,} agents × horizon {trainer.horizon} = "
+    say(
+        f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
         f"{trainer.batch_size:,} steps an epoch, "
         f"{trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; run folder {trainer.run_folder}"
     )
     shown = 0.0
     try:
         with Interrupts() as interrupts:
-            while trainer.epoch < trainer.total_epochs and not interrupts.requested:
+            while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
                 trainer.evaluate()
                 trainer.train()
                 interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
@@ -1293,12 +1366,11 @@ def train(env_name, args):
         trainer.release()
         raise
     model = trainer.close()
-    print(
-        f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({trainer.global_step / trainer.uptime:,.0f} steps/s)"
-    )
-    print(f"checkpoint   {model}")
+    speed = trainer.global_step / trainer.uptime
+    say(f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({speed:,.0f} steps/s)")
+    say(f"checkpoint   {model}")
     if args["logger"] == "tensorboard":
-        print(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")
+        say(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")
     return trainer
 
 
@@ -1331,10 +1403,23 @@ def main(argv=None):
     if len(argv) < 2 or argv[1].startswith("-"):
         sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
     try:
-        verbs[argv[0]](argv[1], load_config(argv[1], argv[2:]))
+        args = ranks.connect().first(lambda: load_config(argv[1], argv[2:]))
+        gpus, started = args["train"]["gpus"], ranks.connect().local_count
+        if gpus > 1 and not ranks.started():
+            sys.exit(ranks.launch(gpus, [__file__, *argv]))
+        if gpus != started and any(option.startswith("--train.gpus") for option in argv):
+            raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this machine; leave it out.")
+        verbs[argv[0]](argv[1], args)
     except ConfigError as error:
+        sys.exit(1 if getattr(error, "elsewhere", False) else f"pufferl.py: {error}")
+    except ranks.RankError as error:
         sys.exit(f"pufferl.py: {error}")
 
 
 if __name__ == "__main__":
-    main()
+    if ranks.started():
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        record(main)()  # so that torchrun shows the traceback of the rank that failed first
+    else:
+        main()

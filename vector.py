@@ -57,9 +57,10 @@ import ocean
 
 
 def physical_cores():
-    """The physical cores this process may use."""
+    """The physical cores this process may use: its share of them where torchrun has started several on this machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+    cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
@@ -180,6 +181,11 @@ class _Vector:
 
     storage = None
     closed = False
+
+    def number_from(self, first_env):
+        """Give the environments the random numbers of number first_env and on, where other ranks have those before.
+        Comes before `allocate`."""
+        self.seed += first_env
 
     @property
     def driver_env(self):
@@ -306,6 +312,7 @@ class Native(_Vector):
 
     # One buffer's activations should stay in a core's second-level cache: measured best from 512 to 1,024 agents.
     AGENTS_PER_BUFFER = 1024
+    first_env = 0
 
     def __init__(self, env, num_envs, *, num_buffers=None, num_threads=None, seed=0, env_kwargs=None):
         self.library = env if isinstance(env, ocean.Library) else ocean.load(env)
@@ -334,8 +341,13 @@ class Native(_Vector):
             setattr(self, name, getattr(envs, name))
 
     def _build(self, seed):
-        self.envs = self.library.create(self.num_envs, seed=seed, settings=self.env_kwargs)
+        self.envs = self.library.create(self.num_envs, seed=seed, settings=self.env_kwargs, first_env=self.first_env)
         self.seed, self._fresh = seed, True
+
+    def number_from(self, first_env):
+        self.first_env = first_env
+        self.envs.close()
+        self._build(self.seed)
 
     def _default_buffers(self):
         """The number of buffers that divides the environments and comes nearest to AGENTS_PER_BUFFER agents in each."""

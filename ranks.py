@@ -1,0 +1,295 @@
+"""Ranks: several processes that train one policy, on one machine or many, each with environments of its own.
+
+    torchrun --standalone --nproc-per-node=2 pufferl.py train breakout
+    python pufferl.py train breakout --train.gpus 2         # the same
+    torchrun --nnodes=2 ... pufferl.py train breakout       # several machines: docs/scale.md
+
+The trainer calls `connect()` and then, wherever the algorithm needs a number of all agents, one of its methods:
+
+    ranks = connect()
+    ranks.sum(moments)                  # in place; twice a minibatch: the advantages' moments and the gradients
+    ranks.any(flag)                     # so that all ranks do the same thing in the same epoch
+    ranks.merge_log(log)                # the episodes of all ranks as one
+    ranks.first(function)               # what rank 0 alone may do, as reading a file; its result, or its error, for all
+
+All of them are collective: every rank calls them, in the same order. With one rank they return at once, and torch's
+distributed package is not even initialised. Tensors on a CPU travel through gloo, those on a GPU through NCCL.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+TIMEOUT = datetime.timedelta(minutes=10)  # how long a rank waits for one that lives but does not come
+
+
+class RankError(RuntimeError):
+    """Another rank has ended or does not answer, or the ranks do not agree."""
+
+
+class Ranks:
+    """This process's place among the ranks, and what they do together.
+
+    rank: its number; count: how many there are; local_rank: its number on this machine; machines: how many those are.
+    seconds: time spent in collective operations since `take_seconds`, waiting for the slowest rank included.
+    """
+
+    def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None):
+        self.rank, self.count, self.local_rank, self.local_count = rank, count, local_rank, local_count
+        self.machines = int(os.environ.get("GROUP_WORLD_SIZE", -(-count // local_count)))
+        self.seconds, self.bytes = 0.0, 0
+        self._control = control  # the group that moves Python objects and numbers on the CPU; None is the default one
+        self._names = []
+
+    def _run(self, operation, *arguments, **options):
+        begun = time.perf_counter()
+        try:
+            return operation(*arguments, **options)
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} of {self.count}: another rank has ended or does not answer; what it "
+                            f"printed says why. ({str(error).splitlines()[0]})") from None
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+    def take_seconds(self):
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def sum(self, values):
+        """Add up a tensor, or a numpy array, over all ranks: in place and returned, the same bits everywhere."""
+        if self.count > 1:
+            tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+            self.bytes += tensor.nbytes
+            self._run(dist.all_reduce, tensor, group=self._group(tensor))
+        return values
+
+    def broadcast(self, tensor):
+        """Overwrite a tensor with rank 0's."""
+        if self.count > 1:
+            self._run(dist.broadcast, tensor.data, 0, group=self._group(tensor))
+
+    def _group(self, tensor):
+        return self._control if tensor.device.type == "cpu" else None
+
+    def any(self, flag):
+        """Whether the flag is set on any rank."""
+        return bool(flag) if self.count == 1 else bool(self.sum(np.array([float(flag)]))[0])
+
+    def gather(self, value):
+        """[value of rank 0, of rank 1, ...]; anything that pickles."""
+        values = [value] * self.count
+        if self.count > 1:
+            self._run(dist.all_gather_object, values, value, group=self._control)
+        return values
+
+    def gather_to_first(self, value):
+        """The same on rank 0; [] elsewhere."""
+        if self.count == 1:
+            return [value]
+        values = [None] * self.count if self.rank == 0 else None
+        self._run(dist.gather_object, value, values, group=self._control)
+        return values or []
+
+    def scatter(self, values):
+        """values[rank] of rank 0's list."""
+        if self.count == 1:
+            return values[0]
+        mine = [None]
+        self._run(dist.scatter_object_list, mine, values if self.rank == 0 else None, group=self._control)
+        return mine[0]
+
+    def share(self, value):
+        """Rank 0's value."""
+        box = [value]
+        if self.count > 1:
+            self._run(dist.broadcast_object_list, box, group=self._control)
+        return box[0]
+
+    def first(self, function):
+        """function() of rank 0, for all ranks. An error is raised on all of them, with `.elsewhere` set on those where
+        it did not happen."""
+        if self.count == 1:
+            return function()
+        result = problem = None
+        if self.rank == 0:
+            try:
+                result = function()
+            except (Exception, SystemExit) as error:
+                problem = error
+        told, result = self.share((None if problem is None else (type(problem), problem.args), result))
+        if problem is not None:
+            raise problem
+        if told is not None:
+            error = told[0](*told[1])
+            error.elsewhere = True
+            raise error
+        return result
+
+    def merge_log(self, log):
+        """Every rank's means over its `n` finished episodes -> the means over all of them; {} where none finished."""
+        if self.count == 1:
+            return log
+        while True:
+            n, sums = log.get("n", 0), np.zeros((1 + len(self._names), 2))
+            sums[0] = n, any(name not in self._names for name in log if name != "n")
+            for row, name in zip(sums[1:], self._names, strict=True):
+                row[:] = (n, log[name] * n) if name in log else 0
+            self.sum(sums)
+            if not sums[0, 1]:
+                break
+            # A name that has not been seen before, on some rank: agree on the names, and again.
+            names = [*self._names, *(name for one in self.gather(list(log)) for name in one if name != "n")]
+            self._names = list(dict.fromkeys(names))
+        means = {name: total / n for name, (n, total) in zip(self._names, sums[1:].tolist(), strict=True) if n}
+        return {**means, "n": sums[0, 0].item()} if sums[0, 0] else {}
+
+    def join(self, trainer, agents):
+        """Before a trainer's rollout arrays are made: RankError for settings that differ between ranks, other random
+        numbers for each rank's environments, rank 0's weights for all; rank 0 says what the numbers mean."""
+        c, vecenv = trainer.config, trainer.vecenv
+        everybody = self.gather(c)
+        for key in c.keys() - {"data_dir", "run_id", "log_interval", "keep"}:
+            values = [other.get(key) for other in everybody]
+            if any(value != c[key] for value in values):
+                raise RankError(f"train.{key} must be the same on all ranks, but is {', '.join(map(str, values))}. "
+                                "(Ranks have random numbers of their own without different seeds.)")
+        vecenv.number_from(sum(self.gather(vecenv.num_envs)[: self.rank]))
+        torch.manual_seed(c["seed"] + self.rank)  # a network's own random numbers, as a dropout's
+        for tensor in (*trainer.policy.parameters(), *trainer.policy.buffers()):
+            self.broadcast(tensor)
+        if self.rank == 0:
+            drawn = trainer.segments * trainer.horizon
+            print(f"{self.count} ranks on {self.machines} machine{'s' * (self.machines > 1)}. Each (vec, env): "
+                  f"{vecenv.num_envs:,} environments, {trainer.num_agents:,} agents, threads: {vecenv.num_threads}.\n"
+                  f"Together (train): {sum(agents):,} agents × horizon {trainer.horizon} = a batch of "
+                  f"{trainer.batch_size:,} steps; minibatch_size {c['minibatch_size']:,}, of which a rank draws "
+                  f"{drawn:,} from its own; total_timesteps {c['total_timesteps']:,}.", flush=True)
+
+    def end_epoch(self, trainer, sums, log_due):
+        """(loss statistics of all ranks, whether to log, as rank 0's clock says). Checks that the weights are equal,
+        and makes a network's buffers rank 0's, as torch's DistributedDataParallel does."""
+        both = self.sum(np.append(sums, float(log_due and self.rank == 0)))
+        for buffer in trainer.policy.buffers():
+            self.broadcast(buffer)
+        if trainer.epoch == 1 or trainer.epoch % trainer.config["checkpoint_interval"] == 0:
+            self.check_equal(trainer.arena.flat("weights"), f"epoch {trainer.epoch}: the weights")
+        return both[:-1], bool(both[-1])
+
+    def check_equal(self, flat, what):
+        """RankError unless the bits of a flat float32 tensor are the same on all ranks."""
+        if self.count == 1:
+            return
+        bits = flat.view(torch.int32).to(torch.int64)
+        places = torch.arange(1, len(bits) + 1, device=bits.device)  # so that two that changed places are seen
+        own = (bits.sum().item(), (bits * places).sum().item())
+        others = self.gather(own)
+        if any(other != own for other in others):
+            different = [rank for rank, other in enumerate(others) if other != others[0]]
+            raise RankError(f"{what} are not the same on all ranks: rank{'s' * (len(different) > 1)} "
+                            f"{', '.join(map(str, different))} differ from rank 0. The ranks must run the same code, "
+                            "packages and settings (a learning rate set on one rank only?) on the same kind of device, "
+                            "with the same number of threads.")
+
+
+_connected = None
+
+
+def connect():
+    """The ranks that torchrun, or whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, has started; joins
+    them at the first call. A process group that exists already is used as it is."""
+    global _connected
+    if _connected is not None:
+        return _connected
+    local_rank, local_count = (int(os.environ.get(name, default)) for name, default in
+                               (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+    if not (dist.is_available() and dist.is_initialized()):
+        if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "RANK" not in os.environ:
+            _connected = Ranks()
+            return _connected
+        _die_with_launcher()
+        gpu = torch.cuda.is_available() and dist.is_nccl_available()
+        if gpu and local_rank < torch.cuda.device_count():
+            torch.cuda.set_device(local_rank)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=TIMEOUT)
+        atexit.register(_disconnect)
+    control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo", timeout=TIMEOUT)
+    _connected = Ranks(dist.get_rank(), dist.get_world_size(), local_rank, local_count, control)
+    return _connected
+
+
+def _disconnect():
+    if dist.is_initialized() and not hasattr(sys, "last_value"):  # after an error the others may never answer
+        dist.destroy_process_group()
+
+
+def _die_with_launcher():
+    """Have Linux send SIGTERM when the launcher is killed: else its ranks would train on with nobody to stop them."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def started():
+    """Whether a launcher has started this process as one of its ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def restarts():
+    """How often torchrun has restarted its ranks, after one of them failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def launch_name():
+    """What tells one call of torchrun from others, the same after a restart; "" without torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if name == "none" else name
+
+
+def find_interrupted(data_dir, env_name):
+    """The folder of the run that torchrun's ranks were at before it restarted them; None without a checkpoint there."""
+    saved = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
+    for path in sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True):
+        settings = path.with_name("config.json")
+        if settings.exists() and json.loads(settings.read_text()).get("launch") == launch_name():
+            return str(path.parent)
+    print("restarted before the first checkpoint was written: the run begins anew")
+    return None
+
+
+def launch(count, command):
+    """Run `command`, a script and its arguments, as `count` ranks on this machine, and return its exit code.
+
+    SIGINT and SIGTERM go on to the ranks, which decide what they mean; so there is no limit to how long saving takes.
+    """
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    def forward(number, frame):
+        children = psutil.Process().children()
+        if not children:
+            sys.exit(128 + number)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the trainer sets its threads itself; torchrun would warn
+    options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT"]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, forward)
+    try:
+        run.run(run.parse_args([*options, *command]))
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
