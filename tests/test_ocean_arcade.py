@@ -428,6 +428,28 @@ def test_tetris_gravity_and_lock():
     assert locked > 40, "moving puts the lock off"
 
 
+def test_tetris_rewards_of_shape():
+    """Each piece pays reward_piece and what the field's holes and bumps changed by."""
+    options = {"reward_piece": 0.5, "reward_hole": -0.25, "reward_bump": -0.0625, "reward_over": 0.0, "height": 40}
+    game, pieces, rng = Tetris(ticks=1, seed=15, **options), 0, np.random.default_rng(1)
+
+    def shape(lies):
+        tops = np.where(lies.any(axis=0), len(lies) - lies.argmax(axis=0), 0)
+        holes = (np.cumsum(lies, axis=0).astype(bool) & (lies == 0)).sum()
+        return -0.25 * holes - 0.0625 * np.abs(np.diff(tops)).sum()
+
+    for action in rng.integers(8, size=400):
+        before = game.parts[0].copy()
+        game.step(action)
+        after = game.parts[0]
+        if game.terminals[0]:
+            break
+        locked = int(after.sum() != before.sum())
+        pieces += locked
+        assert game.rewards[0] == 0.5 * locked + shape(after) - shape(before)
+    assert pieces > 20
+
+
 def test_tetris_lines_by_search():
     """A greedy player (heights, holes, bumps) clears lines; each reward is that of the lines that went."""
     game = Tetris(ticks=1, seed=13, max_steps=0)

@@ -42,7 +42,7 @@
 #include "draw.h"
 
 enum { CARS = 8, BENDS = 64, OBSERVATIONS = 11 + 2 * CARS };
-#define LOOP 320.0f  /* of the traffic, m */
+#define LOOP 240.0f  /* of the traffic, m: at full speed 400 cars a day, of which 300 are wanted */
 #define BEHIND 40.0f /* a car that far behind comes round to the front */
 #define SIGHT 240.0f
 #define BEND 80.0f   /* m of road with one bend */

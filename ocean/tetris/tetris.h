@@ -8,7 +8,8 @@
  *     points                          1 for a row of soft drop, 2 for a row of hard drop
  *
  * T-spins pay as what they clear. The reward is 1, 3, 5 or 8 for lines, not times the level, and reward_over when a
- * piece finds no place, which ends the episode; so does the last line. perf is the lines as a share of `lines`.
+ * piece finds no place, which ends the episode; so does the last line; reward_piece, reward_hole and reward_bump may be
+ * added. perf is the lines as a share of `lines`.
  *
  *     observation, bytes 0 or 1; H rows of 10 cells, from the top
  *     0 ..         what lies
@@ -29,7 +30,10 @@
     X(int, first_level, 1, "level of the first ten lines") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
     X(float, lock_delay, 0.5, "seconds that a piece rests before it locks") \
-    X(float, reward_over, -1.0, "for the end by a piece without a place")
+    X(float, reward_over, -1.0, "for the end by a piece without a place") \
+    X(float, reward_piece, 0.0, "for a piece that locks: random play never clears a line") \
+    X(float, reward_hole, 0.0, "for an empty cell under a filled one that a piece leaves, against one that goes") \
+    X(float, reward_bump, 0.0, "for a cell by which neighbouring columns differ more, against one less")
 #include "env.h"
 #include "draw.h"
 
@@ -68,6 +72,7 @@ struct Env {
     int level, cleared, combo, points, tetrises, tick;
     bool after_tetris;
     float total;
+    float shape; /* what reward_hole and reward_bump give for the field as it lies */
 };
 
 static const char* c_init(Env* env) {
@@ -182,6 +187,22 @@ static void set_level(Env* env) {
     env->speed = (float)env->ticks / 60 / powf(0.8f - 0.007f * above, above);
 }
 
+/* Rewards of all holes and steps between columns. */
+static float measure_shape(const Env* env) {
+    int holes = 0, bumps = 0, heights[WIDTH] = {0};
+    unsigned covered = 0;
+    for (int row = 0; row < env->height + HIDDEN; row++) {
+        unsigned bits = env->rows[row], tops = bits & ~covered;
+        holes += __builtin_popcount(covered & ~bits);
+        covered |= bits;
+        for (; tops; tops &= tops - 1)
+            heights[__builtin_ctz(tops)] = env->height + HIDDEN - row;
+    }
+    for (int column = 1; column < WIDTH; column++)
+        bumps += abs(heights[column] - heights[column - 1]);
+    return env->reward_hole * (float)holes + env->reward_bump * (float)bumps;
+}
+
 static void c_reset(Env* env) {
     memset(env->rows, 0, sizeof(env->rows));
     memset(env->kinds, 0, sizeof(env->kinds));
@@ -191,7 +212,7 @@ static void c_reset(Env* env) {
     env->cleared = env->points = env->tetrises = env->tick = 0;
     env->combo = -1;
     env->after_tetris = false;
-    env->total = 0;
+    env->total = env->shape = 0;
     fill_queue(env);
     set_level(env);
     place_next(env);
@@ -300,14 +321,21 @@ static void c_step(Env* env) {
     }
     if (!locks && !over) locks = fall(env);
     int count = 0;
+    float shaped = 0;
     if (locks) {
         count = lock_piece(env);
+        if (env->reward_hole != 0 || env->reward_bump != 0) {
+            float before = env->shape;
+            env->shape = measure_shape(env);
+            shaped = env->shape - before;
+        }
+        shaped += env->reward_piece;
         env->can_hold = true;
         over = env->cleared < env->lines && !place_next(env);
     }
     env->tick++;
     bool won = env->cleared >= env->lines, late = !over && !won && env->max_steps && env->tick >= env->max_steps;
-    env->rewards[0] = (float)line_points[count] / 100 + (over ? env->reward_over : 0);
+    env->rewards[0] = (float)line_points[count] / 100 + shaped + (over ? env->reward_over : 0);
     env->terminals[0] = over || won;
     env->truncations[0] = late;
     env->total += env->rewards[0];
