@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+import ocean
 import protein
 from protein import GP, Curve, Grid, Ledger, ParetoGenetic, Protein, Random, Space, SpaceError
 
@@ -105,6 +106,25 @@ def test_present_values_are_the_means_and_whole_numbers_stay_whole():
     assert space["env.distance"]["mean"] == 5 and space["train.gamma"]["mean"] == 0.3
     assert "mean" not in space["train.vf_coef"], "the present value lies outside: no preference"
     assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
+
+
+SWEPT = [path.stem for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini"))
+         if path.stem in ocean.names() and "[sweep." in path.read_text()]
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_the_sweep_of_each_environment_begins_at_its_own_settings(name):
+    """So that what is known to learn is the first trial: every present value lies in its range, and is its mean."""
+    space, args = protein.searched_settings(name, None), protein.import_pufferl().load_config(name)
+    settings = dict(args["env"])
+    num_envs = settings.pop("num_envs") * args["vec"]["num_envs"]
+    with contextlib.closing(ocean.load(name).create(1, settings=settings)) as one:
+        agents = num_envs * one.num_agents
+    default = {"vec.total_agents": agents, "train.minibatch_size": min(8192, agents * args["train"]["horizon"])}
+    means = {key: what.get("mean") for key, what in space.items()}
+    present = {key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
+    present = {key: default.get(key) if value is None else value for key, value in present.items()}
+    assert means == present
 
 
 def test_preference_has_the_mean_and_the_scale():
