@@ -41,7 +41,7 @@ MORE = [
     ("enduro", {"day": 2.0, "first_day": 1, "later_days": 1, "days": 1}),
     ("asteroids", {"first_rocks": 11, "saucer_seconds": 1.0, "max_steps": 20, "ships": 2}),
     ("tetris", {"height": 4, "lines": 1, "max_steps": 20}),
-    ("tetris", {"first_level": 20}),
+    ("tetris", {"first_level": 20, "reward_piece": 0.1, "reward_hole": -0.1, "reward_bump": -0.1}),
     ("g2048", {"max_steps": 50}),
     ("connect4", {"depth": 0}),
     ("connect4", {"depth": 6}),

@@ -3,11 +3,14 @@
 import pytest
 
 import pufferl
+import watch
 
 SANITY = {"bandit": 0.97, "password": 0.97, "stochastic": 0.91, "continuous": 0.97, "multiagent": 0.97, "spaces": 0.96,
           "masked": 0.97}  # fmt: skip
 LONGER = {"pendulum": -220.0, "acrobot": -110.0, "mountaincar": -125.0,
-          "lander": 200.0, "pong": 18.0, "boids": 0.78}  # fmt: skip
+          "lander": 200.0, "pong": 18.0, "boids": 0.78, "drone": 38.0, "connect4": 0.65,
+          "maze": 0.4}  # fmt: skip
+FRESH = {"enduro": 700.0}  # episodes so long that few or none end in the last epochs
 
 
 class Keep(pufferl.NoLogger):
@@ -47,3 +50,13 @@ def test_the_sanity_suite_is_learnt(name, tmp_path):
 def test_is_solved(name, tmp_path):
     log = learn(name, tmp_path)
     assert log["environment/score"] > LONGER[name], log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FRESH)
+def test_is_solved_in_fresh_episodes(name, tmp_path):
+    args = {**pufferl.load_config(name), "data_dir": str(tmp_path), "logger": "none"}
+    trainer = pufferl.train(name, args)
+    args["eval"]["episodes"] = 32
+    results = watch.evaluate(name, {**args, "load_model_path": str(trainer.run_folder)})
+    assert results["score"][0] > FRESH[name], results
