@@ -742,11 +742,13 @@ class GymnasiumVectorPufferEnv:
     """A gymnasium.vector.VectorEnv as one environment of num_envs agents, whatever its autoreset mode.
 
     NEXT_STEP (after a step that ends an episode comes one whose action is ignored): the agent is dead for that step.
-    SAME_STEP: the final observation comes from the info. DISABLED: ended episodes are reset here.
+    SAME_STEP: the final observation comes from the info. DISABLED: ended episodes are reset here. reward_scale
+    multiplies the rewards that are learnt from; episode_return stays the true one.
+    Attributes: copies, the environments in it; ended, which of them the infos of the last step speak of.
     """
 
-    def __init__(self, env, buf=None, seed=0):
-        self.env, self.num_agents = env, env.num_envs
+    def __init__(self, env, buf=None, seed=0, reward_scale=1.0):
+        self.env, self.num_agents, self.copies, self.reward_scale = env, env.num_envs, env.num_envs, reward_scale
         self.mode = str(
             getattr(env.metadata.get("autoreset_mode"), "value", env.metadata.get("autoreset_mode") or "NextStep")
         )
@@ -778,8 +780,10 @@ class GymnasiumVectorPufferEnv:
         return SimpleNamespace(**{name: None if array is None else array[part] for name, array in vars(rows).items()})
 
     def _write(self, view, observations, info):
-        self._observation.write(observations, self._fields)
-        view.observations[:] = self._flat
+        if self._observation.structured:
+            self._observation.write(observations, self._fields)
+            observations = self._flat
+        view.observations[:] = observations.reshape(view.observations.shape)
         if view.action_masks is not None:
             for target, mask in zip(view.action_masks, info["action_mask"], strict=True):
                 write_mask(target, mask)
@@ -790,22 +794,27 @@ class GymnasiumVectorPufferEnv:
         return []
 
     def step_into(self, view):
-        values = [self._action.unflatten(row) for row in view.actions]
-        actions = gymnasium.vector.utils.concatenate(
-            self.env.single_action_space,
-            values,
-            gymnasium.vector.utils.create_empty_array(self.env.single_action_space, self.num_agents),
-        )
+        space = self.env.single_action_space
+        if self._action.start is not None:
+            actions = view.actions[:, 0].astype(space.dtype) + self._action.start
+        else:
+            actions = gymnasium.vector.utils.concatenate(
+                space,
+                [self._action.unflatten(row) for row in view.actions],
+                gymnasium.vector.utils.create_empty_array(space, self.num_agents),
+            )
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         done = terminated | truncated
         dead, self._ending = self._ending, done if self.mode == "NextStep" else self._ending
-        self._returns += np.where(dead, 0, rewards)
+        rewards = np.where(dead, 0, rewards)
+        self._returns += rewards
         self._lengths += ~dead
-        view.rewards[:], view.terminals[:], view.truncations[:] = np.where(dead, 0, rewards), terminated, truncated
-        ended = []
-        if done.any():
-            final = info.get("final_info", info) if self.mode == "SameStep" else info
-            for i in np.flatnonzero(done):
+        view.rewards[:], view.terminals[:], view.truncations[:] = rewards * self.reward_scale, terminated, truncated
+        ended, self.ended = [], np.flatnonzero(done).tolist()
+        if self.ended:
+            # Under SAME_STEP the info itself is already the next episode's.
+            final = info.get("final_info", {}) if self.mode == "SameStep" else info
+            for i in self.ended:
                 part = {
                     key: value[i]
                     for key, value in final.items()
@@ -822,7 +831,7 @@ class GymnasiumVectorPufferEnv:
                     self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
             if self.mode != "SameStep":
                 self._write(view, observations, info)
-                view.final_observations[truncated] = self._flat[truncated]
+                view.final_observations[truncated] = view.observations[truncated]
             if self.mode == "NextStep":  # what is seen now is the end of the old episode: nothing to act on
                 view.valid[done] = 0
             if self.mode == "Disabled":
@@ -1068,6 +1077,11 @@ def slots(env):
     return getattr(env, "max_num_agents", None) or env.num_agents
 
 
+def copies(env):
+    """How many environments it stands for: more than 1 for a vector environment of Gymnasium."""
+    return env.copies if isinstance(env, GymnasiumVectorPufferEnv) else 1
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The environments of one process; vector.py's backends decide which process
 
@@ -1089,13 +1103,15 @@ class Envs:
     """Some environments in this process, in a part of a rollout's arrays.
 
     creators: (creator, args, kwargs) of each; first_env: the number of the first one in the whole vector, on which
-    seeds depend: environment i gets seed + i.
+    seeds depend: environment i gets seed + i. A vector environment of Gymnasium counts as many.
     """
 
     def __init__(self, creators, first_env=0, seed=0):
-        self.first_env, self.envs = first_env, []
-        for i, (creator, args, kwargs) in enumerate(creators):
-            self.envs.append(create(creator, args, kwargs, seed + first_env + i))
+        self.envs = []
+        for i, (creator, args, kwargs) in enumerate(creators, first_env):
+            self.envs.append(create(creator, args, kwargs, seed + i * (copies(self.envs[0]) if self.envs else 1)))
+        self.copies = copies(self.envs[0])
+        self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [slots(env) for env in self.envs]
 
     def bind(self, arrays, first_agent):
@@ -1120,7 +1136,7 @@ class Envs:
         row, infos = self._rows[-1], []
         self._quick = False
         self._clear(row)
-        for i, (env, view) in enumerate(zip(self.envs, self._views[-1], strict=True), self.first_env):
+        for i, env, view in zip(self.numbers, self.envs, self._views[-1], strict=True):
             own = seed if seed is None or getattr(env, "same_seed", False) else seed + i
             infos += [(i, info) for info in env.reset_into(view, own)]
         row.resets[:] = 1
@@ -1133,8 +1149,11 @@ class Envs:
         if self._quick:
             return self._step_quickly(row, self._views[t])
         self._clear(row)
-        for i, (env, view) in enumerate(zip(self.envs, self._views[t], strict=True), self.first_env):
-            infos += [(i, info) for info in env.step_into(view)]
+        for i, env, view in zip(self.numbers, self.envs, self._views[t], strict=True):
+            ended = env.step_into(view)
+            if ended:
+                which = env.ended if self.copies > 1 else [0] * len(ended)
+                infos += [(i + copy, info) for copy, info in zip(which, ended, strict=True)]
         self._prepare_quick()
         np.bitwise_or(row.terminals, row.truncations, out=row.resets)
         row.resets[self._dead & (row.valid != 0)] = 1  # alive again
@@ -1147,10 +1166,10 @@ class Envs:
         self._quick = all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern for env in self.envs)
         if self._quick:
             for row in self._rows:
-                row.valid[:] = 1
+                row.valid[:], row.flagged = 1, True
             self._steps, self._resets = [env.env.step for env in self.envs], [env.env.reset for env in self.envs]
             self._returns = np.array([env._episode_return for env in self.envs], np.float64)
-            self._lengths = np.array([env._episode_length for env in self.envs], np.int64)
+            self._steps_taken, self._begun = 0, [-env._episode_length for env in self.envs]
             self._start, self._structured = first._action.start, first._structured
 
     def _step_quickly(self, row, views):
@@ -1174,12 +1193,11 @@ class Envs:
             if masks is not None:
                 write_mask(masks[i], _find_mask(observation, info))
         row.rewards[:] = rewards
-        row.terminals[:] = 0
-        row.truncations[:] = 0
-        row.resets[:] = 0
         self._returns += row.rewards
-        self._lengths += 1
-        infos = []
+        self._steps_taken += 1
+        if row.flagged:  # from when this row was written last
+            row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
+        row.flagged, infos = bool(ended), []
         for i, (observation, _, terminated, truncated, info) in ended:
             env = self.envs[i]
             row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated), bool(truncated), 1
@@ -1187,9 +1205,9 @@ class Envs:
                 env._write(row.final_observations, i, observation)
             numbers = numeric_scalars(info) if info else {}
             numbers["episode_return"] = numbers.get("episode/r", self._returns.item(i))
-            numbers["episode_length"] = self._lengths.item(i)
-            infos.append((self.first_env + i, numbers))
-            self._returns[i] = self._lengths[i] = 0
+            numbers["episode_length"] = self._steps_taken - self._begun[i]
+            infos.append((self.numbers[i], numbers))
+            self._returns[i], self._begun[i] = 0, self._steps_taken
             observation, info = self._resets[i]()
             env._write(observations, i, observation)
             if masks is not None:
@@ -1204,7 +1222,9 @@ class Envs:
         row.valid[:] = 1
 
     def render(self, index=0):
-        return self.envs[index].render()
+        env, copy = divmod(index, self.copies)
+        frame = self.envs[env].render()
+        return frame[copy] if self.copies > 1 else frame
 
     def close(self):
         for env in self.envs:

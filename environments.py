@@ -21,7 +21,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 
-from emulation import PufferEnv
+from emulation import GymnasiumVectorPufferEnv, PufferEnv
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Crafter": "crafter",
@@ -102,6 +102,39 @@ class GymnasiumCreator:
         if self.id.startswith("ALE/"):
             settings = {k: v for k, v in settings.items() if k not in ("obs_type", "frameskip")} | self.ATARI
         return settings
+
+    @property
+    def has_native(self):
+        """Whether its package has a vector environment of its own, as ALE in C++ and CartPole in numpy."""
+        return self._spec().vector_entry_point is not None
+
+    @property
+    def prefers_native(self):
+        """Whether that one is the better choice where nothing else is asked for: ALE's does the preprocessing too."""
+        return self.id.startswith("ALE/") and self.has_native
+
+    def native(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
+        """num_envs of them in that vector environment, with the same settings."""
+        self._spec()
+        if self.id.startswith("ALE/"):
+            if kwargs.pop("sound_obs", False):
+                raise ValueError(f"{self.name}: ALE's vector environment has no sound; take vec.backend serial.")
+            atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
+            kwargs |= {
+                "frameskip": atari["frame_skip"],
+                "noop_max": atari["noop_max"],
+                "img_height": atari["screen_size"],
+                "img_width": atari["screen_size"],
+                "episodic_life": atari["terminal_on_life_loss"],
+                "stack_num": atari["frame_stack"],
+                "reward_clipping": False,
+                "use_fire_reset": False,
+                "num_threads": num_threads or 0,
+                "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP,
+            }
+        mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
+        env = gymnasium.make_vec(self.id, num_envs, mode, **kwargs)
+        return GymnasiumVectorPufferEnv(env, reward_scale=reward_scale)
 
     def __call__(self, reward_scale=1.0, **kwargs):
         self._spec()

@@ -74,8 +74,8 @@ class Base:
 @dataclass
 class Vec:
     backend: Literal["auto", "native", "serial", "multiprocessing", "ray"] = "auto"
-    """native: environments in C; for others serial (one after the other in this process), multiprocessing or ray. auto
-    is native where it can be and multiprocessing elsewhere."""
+    """native: environments in C, and ALE's; for others serial (one after the other in this process), multiprocessing or
+    ray. auto is native where it can be and multiprocessing elsewhere."""
     num_envs: int = 1
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all."""
     num_workers: int | None = None
@@ -230,13 +230,15 @@ def find_config(env_name):
     `[base] env_name = gym/CartPole-v1 gym/CartPole-*`: its own name then stands for the first of them."""
     name = env_name.removeprefix("puffer_")
     own = ROOT / "config" / (Path(name).with_suffix(".ini").name if name.endswith(".h") else f"{name}.ini")
+    found = []
     for path in sorted((ROOT / "config").glob("*.ini")):
         parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=False)
         parser.read(path)
         names = parser.get("base", "env_name", fallback="").split()
-        if names and (path == own or any(fnmatch.fnmatchcase(name, pattern) for pattern in names)):
-            return (names[0] if path == own else name), path
-    return name, own
+        if names and path == own:
+            return names[0], path
+        found += [(len(pattern), path) for pattern in names if fnmatch.fnmatchcase(name, pattern)]
+    return name, max(found)[1] if found else own  # of several patterns that fit, the longest says most
 
 
 def load_creator(name):
@@ -453,6 +455,8 @@ def load_python_env(creator, args):
     if backend == "auto":
         alone = min(num_envs, vec["num_workers"] or vector.physical_cores()) == 1
         backend = "serial" if alone else "multiprocessing"
+        if vec["num_workers"] is None and vec["batch_size"] is None and getattr(creator, "prefers_native", False):
+            backend = "native"
     return make_vector(creator, num_envs, backend, args, settings)
 
 

@@ -93,11 +93,15 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         header = env.header if isinstance(env, ocean.Library) else env
         creators, name = _ocean_creators(str(header), num_envs, env_kwargs), Path(str(header)).stem
     else:
-        creators, name = _creators(python or env, num_envs, env_args, env_kwargs)
+        python = python or env
+        if backend is Native and getattr(python, "has_native", False):
+            kwargs = {**(env_kwargs or {}), "num_threads": num_threads}
+            return Serial([(python.native, (num_envs,), kwargs)], seed=seed, num_threads=num_threads, name=python.name)
+        creators, name = _creators(python, num_envs, env_args, env_kwargs)
         first = creators[0][0]
         if backend is Native and not (isinstance(first, type) and issubclass(first, emulation.PufferEnv)):
-            raise ValueError(f"backend native steps environments in C and PufferEnv classes; for {name} there are "
-                             "serial, multiprocessing and ray.")
+            raise ValueError(f"backend native steps environments in C, PufferEnv classes and Gymnasium ids that have a "
+                             f"vector environment of their own; for {name} there are serial, multiprocessing and ray.")
         backend = Serial if backend is Native else backend
     if backend is None:
         backend = Multiprocessing if (num_workers or 1) > 1 else Serial
@@ -273,9 +277,10 @@ class _Vector:
             raise ValueError(f"actions have shape {actions.shape}, expected ({agents}, {self.action_dims}): {agents} "
                              f"agents of {self.single_action_space}.")
         if self.action_heads:
-            actions = actions.reshape(agents, self.action_dims)
-            if actions.min() < 0 or (actions.max() >= self.action_heads[0] if self.action_dims == 1 else
-                                     (actions >= np.array(self.action_heads)).any()):  # fmt: skip
+            # A negative number is a large one without its sign, so that one comparison finds both ends.
+            actions, heads = actions.astype(np.int64, copy=False).view(np.uint64), self.action_heads
+            if actions.max() >= heads[0] if len(heads) == 1 else (
+                    actions.reshape(agents, -1) >= np.array(heads, np.uint64)).any():  # fmt: skip
                 raise ValueError(f"an action lies outside {self.single_action_space}.")
 
     def async_reset(self, seed=None):
@@ -456,7 +461,7 @@ class _Emulated(_Vector):
     threads_per_worker = 1
 
     def __init__(self, creators, processes, per_batch, seed, num_threads, name):
-        self.num_envs, self.seed, self.name, self._creators_of_envs = len(creators), seed, name, creators
+        self.seed, self.name, self._creators_of_envs = seed, name, creators
         self.num_threads = self.num_workers = num_threads or physical_cores()  # the first one acts, all of them learn
         self._driver = driver = emulation.create(*creators[0], seed)
         self.single_observation_space = driver.single_observation_space
@@ -467,10 +472,11 @@ class _Emulated(_Vector):
         self.action_heads, self.action_dims = action.heads or None, action.columns
         self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
         self.has_action_masks = driver.has_action_masks
-        self.agents_per_env = emulation.slots(driver)
+        self.num_envs = len(creators) * emulation.copies(driver)
+        self.agents_per_env = emulation.slots(driver) // emulation.copies(driver)
         self.num_agents = self.num_envs * self.agents_per_env
         self.num_processes, self.workers_per_batch = processes, per_batch
-        self._envs_each = self.num_envs // processes
+        self._envs_each = len(creators) // processes
         each = self._agents_each = self.num_agents // processes
         self.agents_per_batch = per_batch * each
         self.ranges = [slice(i, i + self.agents_per_batch) for i in range(0, self.num_agents, self.agents_per_batch)]

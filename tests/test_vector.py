@@ -323,6 +323,46 @@ def test_names_that_do_not_exist(name, error, message):
         vector.make(name)
 
 
+def test_a_vector_environment_counts_as_its_copies():
+    """Each copy has its own number, seed, log and episodes; two of them are one longer vector."""
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    pair = lambda: gymnasium.vector.SyncVectorEnv([lambda: Walk(limit=4)] * 2, autoreset_mode=mode)  # noqa: E731
+    single = vector.make(Walk, 4, Serial, env_kwargs={"limit": 4})
+    for options in ({"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}):
+        with vector.make(pair, 2, **options) as vecenv:
+            assert vecenv.num_envs == 4 and vecenv.agents_per_env == 1
+            np.testing.assert_array_equal(vecenv.reset(seed=5)[0], single.reset(seed=5)[0])
+            for _ in range(4):
+                ours, expected = vecenv.step(np.ones(4, int)), single.step(np.ones(4, int))
+                for a, b in zip(ours[:4], expected[:4], strict=True):
+                    np.testing.assert_array_equal(a, b)
+            assert vecenv.finished() == [0, 1, 2, 3]
+            ours, expected = [vecenv.log(env) for env in range(4)], [single.log(env) for env in range(4)]
+            assert ours == [pytest.approx(log) for log in expected] and ours[0]["n"] == 1
+
+
+@pytest.mark.parametrize("name", ["gym/CartPole-v1", "gym/ALE/Pong-v5"])
+def test_a_packages_own_vector_environment_is_native(name):
+    if "ALE" in name:
+        pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
+    limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}  # 4 frames a step
+    kwargs = {**limit, "reward_scale": 0.5}
+    serial = vector.make(name, env_kwargs=kwargs)
+    with serial, vector.make(environments.load_creator(name), 4, "native", env_kwargs=kwargs) as native:
+        assert native.single_observation_space == serial.single_observation_space
+        assert native.single_action_space == serial.single_action_space
+        assert (native.num_envs, native.num_agents) == (4, 4)
+        history = [native.reset(seed=3)[0].copy()] + [native.step(np.ones(4, int))[0].copy() for _ in range(85)]
+        assert any((observations != observations[0]).any() for observations in history)  # each has its own seed
+        log = native.log(2)
+        assert 0 < log["episode_length"] <= 80 and "env_id" not in log and native.log()["n"] >= 3
+        if "CartPole" in name:
+            assert log["episode_return"] == log["episode_length"]  # the true one, whatever reward_scale is
+        np.testing.assert_array_equal(native.reset(seed=3)[0], history[0])
+        for expected in history[1:]:
+            np.testing.assert_array_equal(native.step(np.ones(4, int))[0], expected)
+
+
 def test_environments_by_name():
     settings = environments.load_creator("gym/CartPole-v1").settings
     assert settings == {"sutton_barto_reward": False, "max_episode_steps": 500, "reward_scale": 1.0}
