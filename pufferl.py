@@ -1378,11 +1378,12 @@ def train(env_name, args):
     return trainer
 
 
-USAGE = """usage: python pufferl.py {train,eval,sweep} ENV [--section.key value ...]
+USAGE = """usage: python pufferl.py {train,eval,sweep,autotune} ENV [--section.key value ...]
 
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
+  autotune ENV find the backend, workers and batch size that step it fastest here
 
   python pufferl.py train breakout --help    lists every setting with its default
 environments: """
@@ -1394,14 +1395,9 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE + ", ".join(ocean.names()))
         return
-    if argv[0] == "sweep":
-        import protein
-
-        return protein.main(argv[1:])
-    if argv[0] == "eval":
-        import watch
-
-        return watch.main(argv[1:])
+    elsewhere = {"sweep": "protein", "eval": "watch", "autotune": "autotune"}
+    if argv[0] in elsewhere:
+        return importlib.import_module(elsewhere[argv[0]]).main(argv[1:])
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):

@@ -1,0 +1,104 @@
+"""The search for the fastest backend: its candidates can all work, and it finds the fastest, or a simpler equal."""
+
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+
+import autotune
+import vector
+
+
+class Slow(gymnasium.Env):
+    """A step sleeps, so that workers pay even on a busy machine."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.02)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("num_envs", [1, 6, 7, 64, 96])
+@pytest.mark.parametrize("cores", [1, 2, 6, 64])
+def test_candidates_divide(num_envs, cores):
+    tried = autotune.candidates(num_envs, python=True, native=True, cores=cores)
+    assert [vec["backend"] for vec in tried[:2]] == ["serial", "native"] and len(tried) == len({str(v) for v in tried})
+    for vec in tried[2:]:
+        assert vector._divide(num_envs, vec["num_workers"], vec["batch_size"])[0] == vec["num_workers"]
+    if num_envs == 64:
+        assert max(vec["num_workers"] or 1 for vec in tried) == {1: 4, 2: 8, 6: 16, 64: 64}[cores]
+        assert any(vec["batch_size"] == 32 for vec in tried)
+    buffers = [vec["num_buffers"] for vec in autotune.candidates(num_envs * 1024, python=False, cores=cores)]
+    assert buffers[0] == 1 and all(num_envs * 1024 % n == 0 for n in buffers) and max(buffers) >= cores
+
+
+class Fake:
+    def __init__(self, speed):
+        self.speed, self.open = speed, True
+
+    def run(self, seconds):
+        assert self.open and seconds == 0.5
+        return self.speed
+
+    def close(self):
+        self.open = False
+
+
+def best_of(speeds):
+    """search over candidates with these speeds in place of measurements; None cannot work."""
+    tried = [{"backend": "multiprocessing", "num_workers": i, "batch_size": i} for i in range(len(speeds))]
+    made = []
+
+    def make(vec):
+        if speeds[vec["num_workers"]] is None:
+            raise ValueError("it\nbroke")
+        made.append(Fake(speeds[vec["num_workers"]]))
+        return made[-1]
+
+    lines = []
+    best, medians = autotune.search(tried, make, 0.5, lines.append)
+    assert not any(one.open for one in made)
+    return best["num_workers"], medians, lines
+
+
+def test_the_fastest_or_a_simpler_equal_is_chosen():
+    assert best_of([100, 300, 200])[0] == 1
+    assert best_of([100, 295, 200, 301, 250, 10])[0] == 1  # within 3% of the fastest, and simpler
+    best, medians, lines = best_of([None, 5, 4, 3, 2, 1])
+    assert best == 1 and len(medians) == autotune.FINALISTS and "cannot: it" in lines[0]
+    with pytest.raises(RuntimeError, match="no backend"):
+        best_of([None, None])
+
+
+def test_flags_are_what_differs():
+    present = {"backend": "multiprocessing", "num_workers": 4, "batch_size": None}
+    assert autotune.flags({"backend": "serial", "num_workers": None, "batch_size": None}, present) == (
+        "--vec.backend serial --vec.num-workers None"
+    )
+    assert autotune.flags({"backend": "multiprocessing", "num_workers": 4, "batch_size": None}, present) == ""
+
+
+@pytest.mark.slow
+def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
+    """Eight environments that sleep: more workers than one are several times as fast, and the flags work."""
+    import pufferl
+
+    name = f"{__file__}:Slow"
+    options = ["--train.horizon", "4", "--vec.num-envs", "8", "--policy.hidden-size", "16", "--train.total-timesteps",
+               "32", "--logger", "none"]  # fmt: skip
+    best = autotune.main([name, "--seconds", "0.2", *options])
+    assert best["backend"] == "multiprocessing" and best["num_workers"] >= 4
+    last = capsys.readouterr().out.splitlines()[-1]
+    args = pufferl.load_config(name, last.split(name)[1].split() + options)
+    with pufferl.load_env(name, args) as vecenv:
+        assert vecenv.num_processes == best["num_workers"]
+
+
+def test_an_unknown_environment_is_an_error():
+    with pytest.raises(SystemExit, match="Did you mean CartPole-v1"):
+        autotune.main(["gym/CartPol-v1"])
