@@ -63,6 +63,8 @@ ROOT = Path(__file__).resolve().parent
 class Base:
     load_model_path: str | None = None
     """Start from these weights: a model_*.pt file, or "latest" for the newest run of this environment."""
+    baseline: bool = False
+    """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
     resume: str | None = None
     """Go on with a run, same folder and log: its folder, or "latest"."""
     logger: Literal["tensorboard", "none"] = "tensorboard"
@@ -194,13 +196,23 @@ class Train:
 @dataclass
 class Eval:
     episodes: int = 256
-    """Episodes to play: the first one of each of as many fresh environments, so that short ones are not favoured."""
+    """Episodes that count: as many of each environment, fixed before it starts, so that short ones are not favoured."""
     deterministic: bool = False
     """Take the most likely action in place of drawing one."""
     max_steps: int = 100_000
     """Steps after which an episode that does not end is an error."""
     video: str | None = None
-    """Write what environment 0 shows: out.gif is its first episode, out.png the middle of it."""
+    """Write an episode to out.mp4 or out.gif, or a frame from the middle of it to out.png; needs no display."""
+    terminal: bool = False
+    """Show the policy playing in the terminal."""
+    web: bool = False
+    """Show the policy playing on a page at 127.0.0.1, also through an ssh tunnel."""
+    window: bool | None = None
+    """Show the policy playing in a window (default: where there is a display and the output is a terminal)."""
+    port: int = 8899
+    """Of the page; the next free one where it is taken."""
+    fps: float | None = None
+    """Steps a second that are shown (default: the environment's own)."""
 
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval}
@@ -360,6 +372,7 @@ def load_config(env_name, argv=()):
     exist or has the wrong type; an option that cannot be parsed prints what is wrong and exits, as on a command line.
     """
     schema, values = resolve(env_name)
+    argv = spell_out_flags(schema, argv)
     apply_saved(argv, find_config(env_name)[0], values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
@@ -367,19 +380,34 @@ def load_config(env_name, argv=()):
     return {"env_name": find_config(env_name)[0], **base, **values}
 
 
+def spell_out_flags(schema, argv):
+    """argv with True behind the flags that stand alone: --baseline for --baseline True."""
+    flags = {("" if section == "base" else f"{section}.") + f.name
+             for section, cls in schema.items() for f in dataclasses.fields(cls) if f.type in (bool, bool | None)}
+    spelt = []
+    for option, following in itertools.zip_longest(argv, argv[1:], fillvalue="--"):
+        spelt.append(option)
+        if option[:2] == "--" and option[2:].replace("-", "_") in flags and following.startswith("--"):
+            spelt.append("True")
+    return spelt
+
+
 def apply_saved(argv, env_name, values):
     """Put the settings that a run was started with over `values`, where the command line names one: all of them for
-    --resume, those of the environment and the network for --load-model-path."""
+    --resume, those of the environment and the network for --load-model-path and --baseline."""
     named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
     named = {name.replace("_", "-"): value for name, value in named.items()}
     resume = named.get("--resume")
     path = resume or named.get("--load-model-path")
-    if path is None:
-        return
-    folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name)
-    saved = (folder if folder.is_dir() else folder.parent) / "config.json"
-    if saved.exists():
-        settings = json.loads(saved.read_text())
+    if named.get("--baseline") == "True":
+        settings = read_baseline(env_name)[1]
+    elif path is not None:
+        folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name)
+        saved = (folder if folder.is_dir() else folder.parent) / "config.json"
+        settings = json.loads(saved.read_text()) if saved.exists() else None
+    else:
+        settings = None
+    if settings is not None:
         for section in ("env", "policy", "rnn", *(("vec", "train") if resume else ())):
             values[section] |= {key: value for key, value in settings[section].items() if key in values[section]}
 
@@ -499,8 +527,12 @@ def load_policy(args, vecenv, env_name=""):
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
-    if args.get("load_model_path"):
+    if args.get("load_model_path") and args.get("baseline"):
+        raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
+    if args.get("load_model_path") or args.get("baseline"):
         def read():
+            if args.get("baseline"):
+                return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
             path = find_model(args["load_model_path"], args["data_dir"], args["env_name"])
             return path, torch.load(path, weights_only=True, map_location="cpu")
 
@@ -548,6 +580,26 @@ def find_model(path, data_dir, env_name):
     if not path.exists():
         raise ConfigError(f"{path}: there is no such model file.")
     return path
+
+
+def find_baseline(env_name):
+    """Where the trained policy that ships with an environment in C lies: beside its header."""
+    if load_creator(env_name) is not None:
+        raise ConfigError(f"--baseline: trained policies ship with the environments in C only, not with {env_name}.")
+    return load_library(env_name).header.parent / "baseline.safetensors"
+
+
+def read_baseline(env_name):
+    """(weights, metadata) of it: the env, policy and rnn sections that it was trained with, its score and its steps.
+    `python watch.py ship` writes one."""
+    from safetensors import safe_open
+
+    path = find_baseline(env_name)
+    if not path.exists():
+        raise ConfigError(f"--baseline: no trained policy ships with {env_name}; train one and use --load-model-path.")
+    with safe_open(path, "pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return weights, {name: json.loads(value) for name, value in file.metadata().items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
