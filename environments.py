@@ -29,8 +29,9 @@ PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "C
 
 
 def load_creator(name):
-    """The creator behind a name of the three forms, or None for another name. It can be pickled, and has `name` and
-    `settings`, {keyword argument: default} of those that are plain numbers, flags or words."""
+    """The creator behind a name of the three forms, or None for another name. It can be pickled, and has `name`,
+    `settings`, {keyword argument: default} of those that are plain numbers, flags or words, and `picture_settings`,
+    the keyword arguments with which it draws."""
     if name.startswith("gym/"):
         return GymnasiumCreator(name)
     if name.startswith("pettingzoo/"):
@@ -48,6 +49,13 @@ def _plain_defaults(function):
             if isinstance(p.default, bool | int | float | str) and p.name not in ("render_mode", "seed")}  # fmt: skip
 
 
+def _picture_settings(function):
+    """{"render_mode": "rgb_array"} where a function takes that."""
+    parameters = inspect.signature(function).parameters.values()
+    takes = any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return {"render_mode": "rgb_array"} if takes else {}
+
+
 class GymnasiumCreator:
     """gym/ID. Atari and MiniGrid get their fields' usual preprocessing: AtariPreprocessing, FrameStackObservation, and
     ImgObsWrapper. reward_scale multiplies the rewards that are learnt from; logs keep the true return. Raises
@@ -61,6 +69,8 @@ class GymnasiumCreator:
         "terminal_on_life_loss": False,
         "frame_stack": 4,
     }
+
+    picture_settings: ClassVar = {"render_mode": "rgb_array"}
 
     def __init__(self, name):
         self.name, self.id = name, name.removeprefix("gym/")
@@ -185,6 +195,10 @@ class PettingZooCreator:
     def settings(self):
         return _plain_defaults(getattr(self._module(), "raw_env", None))
 
+    @property
+    def picture_settings(self):
+        return _picture_settings(getattr(self._module(), "raw_env", None) or self._module().env)
+
     def __call__(self, **kwargs):
         module = self._module()
         return (
@@ -222,6 +236,10 @@ class FileCreator:
     @property
     def settings(self):
         return {name: value for name, value in _plain_defaults(self._callable()).items() if name != "buf"}
+
+    @property
+    def picture_settings(self):
+        return _picture_settings(self._callable())
 
     def __call__(self, **kwargs):
         return self._callable()(**kwargs)

@@ -9,6 +9,7 @@ An episode is counted by a quota that is fixed before it starts: whoever counts 
 many short ones. docs/watch.md has the details.
 """
 
+import itertools
 import json
 import math
 import re
@@ -19,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-import emulation
 import models
 import ocean
+import ocean.__main__ as playing
 import pufferl
 
 EVAL_SEED = 1_000_003  # added to the seed, so that evaluation draws other episodes than training did
+GIF_SIDE = 480  # pixels of a GIF's longer side
 MOST_ENVS = 4096  # environments in C that play side by side; with more episodes each plays several
 LARGEST_BASELINE = 300_000  # bytes of a policy that ships with an environment
 
@@ -50,7 +52,7 @@ class Play:
         policy, agents = self.policy, self.vecenv.num_agents
         self.state = policy.initial_state(agents) if hasattr(policy, "initial_state") else {}
         self.vecenv.begin()
-        self.threads = self.vecenv.num_threads if agents >= 1024 else 1  # for few, waking others costs more than it gains
+        self.threads = self.vecenv.num_threads if agents >= 4096 else 1  # few are not worth waking others
 
     def decide(self):
         """Choose the actions for what is seen now."""
@@ -211,6 +213,138 @@ def describe_policy(args):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Pictures of one environment
+
+
+class View(Play):
+    """A policy in one environment that is drawn.
+
+    Attributes besides Play's: fps, the steps a second at which it looks natural; agents; labels, for each action head
+    {action: what it is called}.
+    """
+
+    def __init__(self, env_name, args, seed):
+        creator = pufferl.load_creator(args["env_name"])
+        self.native = creator is None
+        drawn = {} if creator is None else creator.picture_settings
+        args = {**args, "vec": {**args["vec"], "backend": "auto"}, "env": {**args["env"], **drawn}}
+        super().__init__(env_name, args, 1, seed)
+        driver, self.agents = self.vecenv.driver_env, self.vecenv.num_agents
+        name = Path(args["env_name"]).stem
+        if creator is None:
+            self.fps = playing.FPS.get(name, 10 if name in playing.TURNS else 30)
+            keys = playing.PLAY.get(name) or playing.TURNS.get(name) or []
+            self.labels = [{action: key for key, action in head.items() if key} for head in keys]
+        else:
+            metadata = getattr(driver, "metadata", None) or getattr(getattr(driver, "env", None), "metadata", None)
+            self.fps = (metadata or {}).get("render_fps") or 30
+            meanings = getattr(getattr(driver, "unwrapped", None), "get_action_meanings", list)()
+            self.labels = [dict(enumerate(meanings))]
+        self.fps = args["eval"]["fps"] or self.fps
+
+    def picture(self):
+        """The environment now: (height, width, 3) uint8. Raises ConfigError where it draws nothing."""
+        drawn = self.vecenv.render(0)
+        if isinstance(drawn, list):
+            drawn = drawn[-1] if drawn else None
+        if isinstance(drawn, str):
+            return picture_of_text(drawn)
+        if drawn is None or np.ndim(drawn) not in (2, 3):
+            what = "nothing" if drawn is None else f"a {type(drawn).__name__}"
+            raise pufferl.ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave {what}, expected a "
+                                      "picture (height, width, 3). A callable of yours gets "
+                                      "render_mode='rgb_array' where it has that parameter.")
+        drawn = np.asarray(drawn)
+        drawn = drawn[..., None].repeat(3, -1) if drawn.ndim == 2 else drawn[..., :3]
+        return np.ascontiguousarray(drawn, np.uint8)
+
+
+def picture_of_text(text):
+    """What an environment prints, without its colours, as a picture."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    text = re.sub("\x1b\\[[0-9;]*m", "", text).strip("\n")
+    font = ImageFont.load_default(24)
+    box = ImageDraw.Draw(Image.new("RGB", (1, 1))).multiline_textbbox((24, 24), text, font)
+    image = Image.new("RGB", (math.ceil(box[2]) + 24, math.ceil(box[3]) + 24), (12, 20, 28))
+    ImageDraw.Draw(image).multiline_text((24, 24), text, (236, 242, 246), font)
+    return np.asarray(image)
+
+
+def episode_pictures(view, seconds):
+    """The pictures of one episode, or of its first `seconds`."""
+    counted = Episodes([1], view.agents, always_report=view.native)
+    for _ in range(max(2, round(seconds * view.fps))):
+        yield view.picture()
+        if not counted.open:
+            return
+        view.decide()
+        valid = view.storage.valid[0].copy()
+        view.advance()
+        counted.add(view.storage.rewards[0], view.storage.resets[1], valid, view.vecenv.log)
+
+
+def check_video(path):
+    """Raises ConfigError where a video cannot be written to `path`."""
+    suffix = Path(path).suffix
+    if suffix not in (".mp4", ".gif", ".png"):
+        raise pufferl.ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png.")
+    if not Path(path).resolve().parent.is_dir():
+        raise pufferl.ConfigError(f"eval.video = {path}: there is no folder {Path(path).resolve().parent}.")
+    if suffix == ".mp4":
+        try:
+            import imageio_ffmpeg  # noqa: F401
+        except ImportError:
+            raise pufferl.ConfigError("eval.video: .mp4 needs the package imageio-ffmpeg: pip install imageio-ffmpeg "
+                                      "(.gif and .png need nothing).") from None
+
+
+def write_video(pictures, path, fps):
+    """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or the middle one to a .png; returns
+    how many there were."""
+    from PIL import Image
+
+    pictures = iter(pictures)
+    first = next(pictures)
+    if path.endswith(".mp4"):
+        import imageio_ffmpeg
+
+        height, width = first.shape[:2]
+        pad = ((0, height % 2), (0, width % 2), (0, 0))  # yuv420p halves both
+        writer = imageio_ffmpeg.write_frames(
+            path, (width + width % 2, height + height % 2), fps=fps, codec="libx264", pix_fmt_out="yuv420p", quality=8,
+            macro_block_size=2, output_params=["-movflags", "+faststart"])  # fmt: skip
+        writer.send(None)
+        for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
+            writer.send(np.ascontiguousarray(np.pad(picture, pad, "edge")))
+        writer.close()
+    elif path.endswith(".gif"):
+        small = [shrink(Image.fromarray(picture), GIF_SIDE) for picture in itertools.chain([first], pictures)]
+        small[0].save(path, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
+        count = len(small)
+    else:
+        kept, count, stride = [first], 1, 1
+        for picture in pictures:
+            if count % stride == 0:
+                kept.append(picture)
+            if len(kept) == 64:
+                kept, stride = kept[::2], 2 * stride
+            count += 1
+        Image.fromarray(kept[len(kept) // 2]).save(path)
+    print(f"wrote {path}: {'one of ' if path.endswith('.png') else ''}{count} pictures of {first.shape[1]} × "
+          f"{first.shape[0]}")
+    return count
+
+
+def shrink(image, side):
+    """A picture whose longer side is at most `side` pixels."""
+    from PIL import Image
+
+    scale = min(1.0, side / max(image.size))
+    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BOX)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The policies that ship
 
 
@@ -251,6 +385,20 @@ def steps_of(model):
     return epoch * state["global_step"] // state["epoch"]
 
 
+def play(env_name, args):
+    """The eval verb: scores, and what the eval section asks to show."""
+    video = args["eval"]["video"]
+    if video:
+        check_video(video)
+    evaluate(env_name, args)
+    if video:
+        view = View(env_name, args, args["train"]["seed"] + EVAL_SEED)
+        try:
+            write_video(episode_pictures(view, args["eval"]["seconds"]), video, view.fps)
+        finally:
+            view.close()
+
+
 def main(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = argv.pop(0) if argv[:1] == ["ship"] else "eval"
@@ -262,7 +410,10 @@ def main(argv=None):
         return
     try:
         args = pufferl.load_config(argv[0], argv[1:])
-        ship(argv[0], args) if verb == "ship" else evaluate(argv[0], args)
+        if verb == "ship":
+            ship(argv[0], args)
+        else:
+            play(argv[0], args)
     except pufferl.ConfigError as error:
         sys.exit(f"watch.py: {error}")
 

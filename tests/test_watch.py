@@ -1,6 +1,6 @@
 """Evaluation counts fairly; shipped policies load and score; pictures, videos and the page show the game."""
 
-import json
+import itertools
 
 import gymnasium
 import numpy as np
@@ -95,7 +95,8 @@ def test_environments_that_report_nothing_are_counted_by_their_rewards():
 
 
 def test_several_agents_and_python_environments_are_evaluated():
-    for name, options in (("snake", ["--env.num-agents", "4", "--env.width", "24", "--env.height", "16", "--env.patience", "99"]), ("target", []),
+    small = ["--env.num-agents", "4", "--env.width", "24", "--env.height", "16", "--env.patience", "99"]
+    for name, options in (("snake", small), ("target", []),
                           ("pettingzoo/mpe/simple_spread_v3", ["--vec.backend", "serial", "--vec.num-envs", "2"])):
         if "mpe" in name:
             pytest.importorskip("mpe2")
@@ -122,7 +123,7 @@ def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch, capsy
     with pytest.raises(pufferl.ConfigError, match="one of them"):
         watch.evaluate("squared", pufferl.load_config("squared", ["--baseline", *run]))
     monkeypatch.setattr(watch, "LARGEST_BASELINE", 1000)
-    with pytest.raises(pufferl.ConfigError, match="smaller policy.hidden_size"):
+    with pytest.raises(pufferl.ConfigError, match="smaller policy"):
         watch.ship("squared", pufferl.load_config("squared", run))
     path.unlink()
     with pytest.raises(pufferl.ConfigError, match="no trained policy ships"):
@@ -157,6 +158,67 @@ def test_shipped_policies_score_what_they_say():
 
 
 def test_flags_need_no_value():
-    args = pufferl.load_config("squared", ["--eval.deterministic", "--eval.episodes", "3", "--eval.web", "False"])
-    assert args["eval"]["deterministic"] is True and args["eval"]["web"] is False and args["eval"]["episodes"] == 3
-    assert json.dumps(args)
+    options = ["--eval.deterministic", "--eval.episodes", "3", "--train.anneal-lr", "False", "--baseline"]
+    args = pufferl.load_config("squared", options)
+    assert args["eval"]["deterministic"] is True and args["train"]["anneal_lr"] is False and args["baseline"] is True
+    assert args["eval"]["episodes"] == 3
+
+
+# -- pictures and videos ----------------------------------------------------------------------------------------------
+
+
+def frames_of(path):
+    """The pictures of a GIF or MP4."""
+    if path.suffix == ".gif":
+        from PIL import Image, ImageSequence
+
+        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(Image.open(path))]
+    reader = pytest.importorskip("imageio_ffmpeg").read_frames(str(path))
+    width, height = next(reader)["size"]
+    return [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_a_video_moves_and_is_upright(suffix, tmp_path):
+    """In cartpole the golden pole stands above the cyan cart."""
+    pytest.importorskip("raylib")
+    path = tmp_path / f"out{suffix}"
+    watch.main(["cartpole", "--baseline", "--eval.episodes", "1", "--eval.video", str(path), "--eval.seconds", "1"])
+    frames = frames_of(path)
+    assert len(frames) == 25  # as many as cartpole has steps in a second
+    assert sum(not np.array_equal(one, other) for one, other in itertools.pairwise(frames)) >= 20
+    for frame in frames:
+        pole, cart = (np.argwhere(np.abs(frame.astype(int) - color).max(axis=2) < 40)
+                      for color in ((250, 190, 60), (0, 187, 204)))  # fmt: skip
+        assert len(pole) > 20 and len(cart) > 20
+        assert pole[:, 0].mean() < cart[:, 0].mean() - 20
+
+
+def test_a_picture_of_python_environments(tmp_path):
+    for name in (UNEVEN, "gym/CartPole-v1", "gym/FrozenLake-v1"):
+        path = tmp_path / "out.png"
+        watch.main([name, "--eval.episodes", "1", "--eval.video", str(path), "--vec.backend", "serial"])
+        assert path.read_bytes()[:4] == b"\x89PNG"
+        path.unlink()
+    text = watch.picture_of_text("\x1b[41mS\x1b[0mFFF\nFHFH")
+    assert text.shape[2] == 3 and np.ptp(text) > 100
+
+
+def test_videos_that_cannot_be_written_are_refused(tmp_path):
+    for path, message in ((tmp_path / "out.avi", r"\.mp4, \.gif or \.png"), (tmp_path / "no" / "a.gif", "no folder")):
+        with pytest.raises(SystemExit, match=message):
+            watch.main(["squared", "--eval.video", str(path)])
+
+
+class Blind(Uneven):
+    """Draws nothing."""
+
+    def render(self):
+        return None
+
+
+def test_an_environment_that_draws_nothing_says_so():
+    view = watch.View(f"{__file__}:Blind", pufferl.load_config(f"{__file__}:Blind"), 0)
+    with pytest.raises(pufferl.ConfigError, match=r"its render\(\) gave nothing"):
+        view.picture()
+    view.close()
