@@ -1,13 +1,22 @@
-"""Where a run's numbers go: TensorBoard, nowhere, or the terminal. docs/metrics.md says what each one means.
+"""Where a run's numbers go: metrics.jsonl, TensorBoard, Weights & Biases, Neptune, the terminal.
 
-    from loggers import NoLogger, TensorBoardLogger         # or from pufferl, where they are used
-    trainer = PuffeRL(config, vecenv, policy, TensorBoardLogger("runs/one"))
+    python pufferl.py train breakout                                  # TensorBoard, and metrics.jsonl always
+    python pufferl.py train breakout --wandb --tag baseline           # both and Weights & Biases
+    python pufferl.py train breakout --neptune --entity me --logger none
 
-A logger of your own is a class with NoLogger's four methods.
+    from pufferl import PuffeRL, WandbLogger                          # or from a script
+    trainer = PuffeRL(config, vecenv, policy, WandbLogger(project="pufferl", name="first try"))
+
+A logger of your own is a class with NoLogger's four methods. What each number means stands in docs/metrics.md. Tokens
+are read by wandb and neptune themselves, from WANDB_API_KEY and NEPTUNE_API_TOKEN, and written nowhere.
+WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine, for `wandb sync` and `neptune sync` later.
 """
 
 import json
 import math
+import os
+import sys
+from pathlib import Path
 
 import psutil
 
@@ -18,13 +27,75 @@ import psutil
 class NoLogger:
     """Keeps nothing; the interface of the others."""
 
-    def log(self, metrics, step): ...
+    def log(self, metrics, step):
+        """metrics: {"losses/entropy": 1.3, ...}, floats; step: environment steps of all agents so far."""
 
-    def config(self, settings): ...
+    def config(self, settings):
+        """The resolved configuration, nested dicts, once before the first log."""
 
-    def artifact(self, path): ...
+    def artifact(self, path):
+        """A model file was written to `path`; it may be removed when newer ones come."""
 
     def close(self): ...
+
+
+class Several(NoLogger):
+    """Every call goes to each of `loggers`."""
+
+    def __init__(self, loggers):
+        self.loggers = loggers
+
+    def log(self, metrics, step):
+        for logger in self.loggers:
+            logger.log(metrics, step)
+
+    def config(self, settings):
+        for logger in self.loggers:
+            logger.config(settings)
+
+    def artifact(self, path):
+        for logger in self.loggers:
+            logger.artifact(path)
+
+    def close(self):
+        for logger in self.loggers:
+            logger.close()
+
+
+class JsonLines(NoLogger):
+    """One line of JSON an entry, {"step": ..., name: value, ...}, appended to `path`.
+
+    first_step: where a resumed run goes on. What a crash left beyond it, or half written, goes, so that no step stands
+    there twice. A full disk costs the entries that come while it is full, and never leaves half a line.
+    """
+
+    def __init__(self, path, first_step=0):
+        self.path, self.warned = Path(path), False
+        if self.path.exists():
+            kept = [line for line in self.path.read_text().splitlines() if _step(line) <= first_step]
+            write_whole(self.path, lambda file: file.write("".join(line + "\n" for line in kept).encode()))
+
+    def log(self, metrics, step):
+        line = (json.dumps({"step": step, **metrics}) + "\n").encode()
+        try:
+            with open(self.path, "ab", buffering=0) as file:
+                size = file.tell()
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError("no space for the whole line")
+                except OSError:
+                    file.truncate(size)
+                    raise
+        except OSError as error:
+            self.warned = self.warned or warn(f"{self.path}: an entry could not be written ({error})")
+
+
+def _step(line):
+    """The step of a line of metrics.jsonl; infinite where the line is torn."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 class TensorBoardLogger(NoLogger):
@@ -33,17 +104,138 @@ class TensorBoardLogger(NoLogger):
     def __init__(self, folder, first_step=0):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(folder, purge_step=first_step)  # what a crash left beyond the checkpoint goes
+        self.writer = SummaryWriter(str(folder), purge_step=first_step)  # what a crash left beyond the checkpoint goes
+
+    def _call(self, method, *arguments):
+        """The writer's thread reports what went wrong there, a full disk say, at a later call."""
+        try:
+            if self.writer is not None:
+                getattr(self.writer, method)(*arguments)
+        except OSError as error:
+            self.writer = None
+            warn(f"TensorBoard: no more entries are written ({error})")
 
     def log(self, metrics, step):
         for name, value in metrics.items():
-            self.writer.add_scalar(name, value, step)
+            self._call("add_scalar", name, value, step)
 
     def config(self, settings):
-        self.writer.add_text("config", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
+        self._call("add_text", "config", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
 
     def close(self):
-        self.writer.close()
+        self._call("close")
+
+
+class WandbLogger(NoLogger):
+    """Weights & Biases (pip install wandb). The x axis is the step of all agents, `global_step`.
+
+    run_id: goes on with the run of that id if there is one. folder: where wandb keeps its files (default: ./wandb).
+    Raises ImportError without the package and ValueError where it refuses to start, without a key say.
+    """
+
+    def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None, tag=None, run_id=None,
+                 folder=None):  # fmt: skip
+        try:
+            import wandb
+        except ImportError:
+            raise ImportError("logging to Weights & Biases needs the package wandb: pip install wandb") from None
+        self.wandb = wandb
+        try:
+            self.run = wandb.init(project=project, entity=entity, name=name, config=config, group=group, id=run_id,
+                                  tags=[tag] if tag else None, dir=folder, resume="allow" if run_id else None)
+        except wandb.errors.Error as error:
+            raise ValueError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
+        # A resumed run may log steps again that a crash had lost; wandb's own counter cannot go back.
+        self.run.define_metric("*", step_metric="global_step")
+
+    def log(self, metrics, step):
+        self.run.log({"global_step": step, **metrics})
+
+    def config(self, settings):
+        self.run.config.update(settings, allow_val_change=True)
+
+    def artifact(self, path):
+        model = self.wandb.Artifact(f"model-{self.run.id}", type="model")
+        model.add_file(str(path))  # which copies it
+        self.run.log_artifact(model)
+
+    def close(self):
+        self.run.finish()
+
+
+class NeptuneLogger(NoLogger):
+    """Neptune (pip install neptune), project "workspace/project"; without api_token it is NEPTUNE_API_TOKEN.
+
+    run_id: goes on with the run of that custom id if there is one. Raises ImportError without the package and
+    ValueError where it refuses to start. The hosted service was announced to end in March 2026; servers of one's own
+    and the offline mode go on.
+    """
+
+    def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None, run_id=None):
+        try:
+            import neptune
+        except ImportError:
+            raise ImportError("logging to Neptune needs the package neptune: pip install neptune") from None
+        tags = [text for text in (tag, group) if text]
+        offline = os.environ.get("NEPTUNE_MODE") == "offline"  # where a run cannot have an id of ours
+        try:
+            self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags, source_files=[],
+                                        capture_stdout=False, capture_stderr=False, capture_traceback=False,
+                                        custom_run_id=None if offline else run_id)  # fmt: skip
+        except neptune.exceptions.NeptuneException as error:
+            raise ValueError(f"Neptune: {error} (NEPTUNE_MODE=offline needs no account)") from None
+        self.model = None
+
+    def log(self, metrics, step):
+        for name, value in metrics.items():
+            if math.isfinite(value):  # Neptune refuses the others
+                self.run[name].append(value, step=step)
+
+    def config(self, settings):
+        from neptune.utils import stringify_unsupported
+
+        self.run["config"] = stringify_unsupported(settings)
+
+    def artifact(self, path):
+        self.model = path  # uploaded at the end: the transfer runs on behind, and older files are removed
+
+    def close(self):
+        if self.model and os.path.exists(self.model):
+            self.run["model"].upload(str(self.model), wait=True)
+        self.run.stop()
+
+
+def make_logger(args, folder, first_step=0):
+    """The loggers that the base section asks for, as one. folder: the run's, which ends in the run's id.
+    Raises ImportError and ValueError as the loggers do."""
+    loggers, folder = [], Path(folder)
+    if args["logger"] == "tensorboard":
+        loggers.append(TensorBoardLogger(folder / "tensorboard", first_step))
+    common = {"name": folder.name, "group": args["group"], "tag": args["tag"], "run_id": folder.name}
+    if args["wandb"]:
+        loggers.append(WandbLogger(args["project"], args["entity"], folder=str(folder), **common))
+    if args["neptune"]:
+        loggers.append(NeptuneLogger(f"{args['entity']}/{args['project']}" if args["entity"] else None, **common))
+    return Several(loggers)
+
+
+def write_whole(path, write):
+    """Have `write(file)` write a file that is whole or not there at all: another name, fsync, rename."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def warn(text):
+    """Say once on the error stream what is lost while the training goes on; True."""
+    print(f"{text}. Training goes on.", file=sys.stderr)
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -922,12 +922,12 @@ class Curve:
     last: float = 0.0  # step of the last entry, with or without the metric
 
     @classmethod
-    def read(cls, path, metric, cost="performance/uptime", resumed=()):
-        """From metrics.jsonl (its last line may be half written). resumed: numbers of the lines with which a resumed
-        run begins: it goes on from a checkpoint, so entries after that are replaced, and its clock starts anew."""
-        rows, names, spent = [], {}, 0.0
+    def read(cls, path, metric, cost="performance/uptime"):
+        """From metrics.jsonl (its last line may be half written). A run that is resumed goes on from a checkpoint, with
+        its clock too, so entries after that are replaced."""
+        rows, names = [], {}
         text = Path(path).read_text() if Path(path).exists() else ""
-        for i, line in enumerate(text.splitlines()):
+        for line in text.splitlines():
             try:
                 entry = json.loads(line)
                 step, clock = entry["step"], float(entry[cost])
@@ -936,11 +936,8 @@ class Curve:
             names |= dict.fromkeys(entry)
             while rows and rows[-1][0] >= step:
                 rows.pop()
-            if resumed and i >= resumed[0]:
-                resumed = resumed[1:]
-                spent = rows[-1][2] if rows and cost != "step" else 0.0
             value = entry.get(metric)
-            rows.append((step, float(value) if isinstance(value, int | float) else math.nan, spent + clock))
+            rows.append((step, float(value) if isinstance(value, int | float) else math.nan, clock))
         columns = np.array(rows, dtype=float).reshape(-1, 3)
         return cls(*columns[np.isfinite(columns[:, 1])].T, names=tuple(names), last=rows[-1][0] if rows else 0.0)
 
@@ -988,8 +985,6 @@ def run_trial(job, stop=None, started=None):
         previous = newest_run(folder)
         if previous and (previous / "trainer_state.pt").exists():
             command += ["--resume", str(previous)]
-            with open(folder / "resumed.txt", "a") as file:
-                file.write(f"{len((previous / 'metrics.jsonl').read_text().splitlines())}\n")
         output = stack.enter_context(open(folder / "output.txt", "ab"))
         position = output.tell()
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", GUARD, *command], stdout=output, stderr=output,
@@ -1047,9 +1042,7 @@ def watch(process, folder, job, stop):
 
 def curve_of(folder, job):
     """The curve of the run in a trial's folder, empty before it has one."""
-    run, resumed = newest_run(folder), folder / "resumed.txt"
-    lines = [int(line) for line in resumed.read_text().split()] if resumed.exists() else []
-    return Curve.read((run or folder) / "metrics.jsonl", job["metric"], job["cost"], lines)
+    return Curve.read((newest_run(folder) or folder) / "metrics.jsonl", job["metric"], job["cost"])
 
 
 def end(process, patience=60.0):
@@ -1075,7 +1068,7 @@ def explain(code, text):
     lower = text[-4000:].lower()
     if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower or code == -9:
         return f"out of memory (exit {code}): {last}"
-    if "floatingpointerror" in lower:
+    if "not finite" in lower or "floatingpointerror" in lower:
         return f"not finite: {last}"
     return f"exit {code}: {last}"
 

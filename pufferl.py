@@ -30,6 +30,7 @@ import itertools
 import json
 import math
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -50,7 +51,17 @@ import models
 import ocean
 import ranks
 import vector
-from loggers import Dashboard, NoLogger, TensorBoardLogger
+from loggers import (  # noqa: F401  the loggers are here for scripts
+    Dashboard,
+    JsonLines,
+    NeptuneLogger,
+    NoLogger,
+    TensorBoardLogger,
+    WandbLogger,
+    make_logger,
+    write_whole,
+)
+from vector import make  # noqa: F401  for scripts: make("breakout", num_envs=256)
 
 ROOT = Path(__file__).resolve().parent
 
@@ -62,13 +73,26 @@ ROOT = Path(__file__).resolve().parent
 @dataclass
 class Base:
     load_model_path: str | None = None
-    """Start from these weights: a model_*.pt file, or "latest" for the newest run of this environment."""
+    """Start from these weights: a model file or a run's folder; "latest" is the newest run of this environment, "best"
+    its weights with the best score."""
     baseline: bool = False
     """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
     resume: str | None = None
     """Go on with a run, same folder and log: its folder, or "latest"."""
     logger: Literal["tensorboard", "none"] = "tensorboard"
     """Where metrics go besides metrics.jsonl in the run's folder."""
+    wandb: bool = False
+    """Log to Weights & Biases as well; WANDB_API_KEY or `wandb login` says who you are."""
+    neptune: bool = False
+    """Log to Neptune as well; NEPTUNE_API_TOKEN says who you are."""
+    project: str = "pufferl"
+    """Project of Weights & Biases and Neptune."""
+    entity: str | None = None
+    """Whose project: W&B's entity (default: your own), Neptune's workspace (default: NEPTUNE_PROJECT says both)."""
+    group: str | None = None
+    """Runs of one group belong together there."""
+    tag: str | None = None
+    """A label of the run there."""
     data_dir: str = "experiments"
     """Folder of the runs: checkpoints, logs, the resolved configuration."""
 
@@ -209,7 +233,15 @@ class Eval:
     """Length of a video at most; of a longer episode it shows the beginning."""
 
 
-SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval}
+@dataclass
+class Profile:
+    epochs: int = 3
+    """Epochs that are traced, after two that warm up."""
+    output: str | None = None
+    """File of the trace (default: profile_ENV.json in data_dir)."""
+
+
+SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
 # Names from other trainers: translated where the meaning is the same, refused with the equivalent where it is not.
 RENAMED = {
     "num_steps": "horizon",
@@ -227,8 +259,35 @@ REFUSED = {
 }
 
 
+RUN_SETTINGS = ("load_model_path", "baseline", "resume", "data_dir", "launch")  # which run it is: not taken over
+
+
 class ConfigError(ValueError):
     """A setting that does not exist, has the wrong type or cannot work; the message says what to do."""
+
+
+def difference(before, after, name=""):
+    """What two configurations, nested dicts, do not share: ["train.gamma: 0.9 is now 0.99", ...]."""
+    changes = []
+    for key in {**before, **after}:
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes += difference(old, new, f"{name}{key}.")
+        elif old != new and key not in RUN_SETTINGS:
+            changes.append(f"{name}{key}: {old} is now {new}")
+    return changes
+
+
+@contextlib.contextmanager
+def out_of_memory(settings):
+    """Say which settings to lower where memory runs out, on a CPU or a GPU."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        texts = ("out of memory", "allocate memory", "Unable to allocate", "bad_alloc")
+        if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
+            raise MemoryError(f"out of memory: lower {settings}. ({str(error).splitlines()[0]})") from error
+        raise
 
 
 def find_config(env_name):
@@ -396,14 +455,16 @@ def apply_saved(argv, env_name, values):
     if named.get("--baseline") == "True" and not resume:
         settings = read_baseline(env_name)[1]
     elif path is not None:
-        folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name)
+        holding = "trainer_state.pt" if resume else "model_*.pt"
+        folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name, holding)
         saved = (folder if folder.is_dir() else folder.parent) / "config.json"
         settings = json.loads(saved.read_text()) if saved.exists() else None
     else:
         settings = None
     if settings is not None:
-        for section in ("env", "policy", "rnn", *(("vec", "train") if resume else ())):
-            values[section] |= {key: value for key, value in settings[section].items() if key in values[section]}
+        for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
+            own = settings if section == "base" else settings.get(section, {})
+            values[section] |= {key: own[key] for key in values[section] if key in own and key not in RUN_SETTINGS}
 
 
 def parse_arguments(env_name, schema, values, argv):
@@ -554,23 +615,24 @@ def load_class(name):
     return getattr(module, attribute)
 
 
-def find_run(path, data_dir, env_name):
-    """The folder of a run: `path` itself, or for "latest" the environment's newest one that holds a model."""
-    if path != "latest":
+def find_run(path, data_dir, env_name, holding="model_*.pt"):
+    """The folder of a run: `path` itself, or for "latest" and "best" the environment's newest one that holds a model
+    (or another file)."""
+    if path not in ("latest", "best"):
         return Path(path)
-    runs = [p.parent for p in Path(data_dir).glob(f"{Path(env_name).stem}_*/model_*.pt")]
-    if not runs:
-        raise ConfigError(
-            f"latest: there is no run of {env_name} with a model in {Path(data_dir).resolve()}; train one first."
-        )
-    return max(set(runs), key=lambda run: max(p.stat().st_mtime for p in run.glob("model_*.pt")))
+    files = list(Path(data_dir).glob(f"{Path(env_name).stem}_*/{holding}"))
+    if not files:
+        raise ConfigError(f"{path}: there is no run of {env_name} with a {holding} in {Path(data_dir).resolve()}; "
+                          "train one first.")
+    return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
 def find_model(path, data_dir, env_name):
-    """A model file: `path` itself, the newest in the folder `path`, or "latest"."""
-    path = find_run(path, data_dir, env_name)
+    """A model file: `path` itself, the newest in the folder `path`, "latest" or "best"."""
+    pattern = "best_*.pt" if path == "best" else "model_*.pt"
+    path = find_run(path, data_dir, env_name, pattern)
     if path.is_dir():
-        path = max(path.glob("model_*.pt"), default=path / "model_*.pt")
+        path = max(path.glob(pattern), default=path / pattern)
     if not path.exists():
         raise ConfigError(f"{path}: there is no such model file.")
     return path
@@ -604,18 +666,34 @@ class PuffeRL:
     """PPO over a vectorized environment and a policy.
 
     config: the train section as a dict (missing keys take their defaults), "env": the environment's name, optionally
-    "data_dir" and "run_id". vecenv: from vector.make or load_env. policy: any network that models.py's docstring
-    describes; models.Policy runs fused. logger: see NoLogger.
+    "data_dir" (None: nothing is written), "run_id" and "settings" (all sections, kept with the run). vecenv: from
+    make or load_env. policy: any network that models.py's docstring describes; models.Policy runs fused. logger: see
+    NoLogger. The short form takes keywords in place of a configuration; batch_size stands for horizon there:
+
+        PuffeRL(env=vecenv, policy=policy, learning_rate=0.01, batch_size=128 * vecenv.num_agents)
+
     Properties: global_step, epoch, total_epochs, sps, uptime, learning_rate (assign to override the schedule).
     Started by torchrun, every rank makes a trainer with environments of its own and calls the same methods; batch_size,
     steps, losses and statistics are those of all ranks, num_agents and storage a rank's own (docs/scale.md).
     Raises ConfigError before anything starts if the settings cannot work.
     """
 
-    def __init__(self, config, vecenv, policy, logger=None):
+    def __init__(self, config=None, vecenv=None, policy=None, logger=None, *, env=None, **settings):
+        vecenv = env if vecenv is None else vecenv
+        if vecenv is None or policy is None:
+            raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', num_envs=256), "
+                              "policy=policy, learning_rate=0.01) or PuffeRL(config, vecenv, policy).")
         self.ranks = ranks.connect()
         agents = self.ranks.gather(vecenv.num_agents)
-        c = self.config = self._check_config(dict(config), vecenv.name, sum(agents), self.ranks)
+        batch_size = settings.pop("batch_size", None)
+        if batch_size is not None:
+            if "horizon" in settings or batch_size < sum(agents) or batch_size % sum(agents):
+                raise ConfigError(f"batch_size = {batch_size}: is horizon × agents, in place of horizon; take a "
+                                  f"multiple of the {sum(agents)} agents.")
+            settings["horizon"] = int(batch_size) // sum(agents)
+        c = self.config = self._check_config({**(config or {}), **settings}, vecenv.name, sum(agents), self.ranks)
+        own = {f.name: c[f.name] for f in dataclasses.fields(Train)}
+        self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "versions": VERSIONS}
         self.vecenv, self.policy = vecenv, policy
         self.logger = logger if logger and self.ranks.rank == 0 else NoLogger()
         self.env_name = Path(c["env"]).stem
@@ -632,18 +710,18 @@ class PuffeRL:
         self._loss_sums, self._grad_norms = np.zeros(kernels.SUMS), []
         self._environment, self._last_log = {}, None
         self.losses, self.environment = {}, {}
-        self._dashboard = None
-        run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid():05d}"
-        self.run_folder = Path(c["data_dir"]) / f"{self.env_name}_{self.ranks.share(run_id)}"
+        self._dashboard = self._record = self._entry = None
+        run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        name = f"{self.env_name}_{self.ranks.share(run_id)}"
+        self.run_folder = None if c["data_dir"] is None else Path(c["data_dir"]) / name
         if self.ranks.count > 1:
             self.ranks.join(self, agents)
-
-        self.storage = {name: torch.from_numpy(array) if array is not None else None
-                        for name, array in vars(vecenv.allocate(self.horizon)).items()}
-        self._flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
         self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
         self.fused = type(policy) is models.Policy
         self._allocate()
+        self.best_score, self._recent, self._return_range = -math.inf, (0.0, 0), (math.inf, -math.inf)
+        self._best = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+        self._best_unsaved = False
         self._rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in vecenv.ranges]
         workers = vecenv.num_workers
         self._pool = None
@@ -652,15 +730,13 @@ class PuffeRL:
         self._forward = self.policy
         if c["compile"]:
             if self.fused:
-                raise ConfigError(
-                    "train.compile: the default network is fused by hand; compile is for your own networks."
-                )
+                raise ConfigError("train.compile: the default network is fused by hand; compile is for your own.")
             self._forward = torch.compile(self.policy, mode=c["compile_mode"])
 
     @staticmethod
     def _check_config(config, env_name, agents, group):
         types = {f.name: f.type for f in dataclasses.fields(Train)}
-        extra = {"env", "data_dir", "run_id"}
+        extra = {"env", "data_dir", "run_id", "settings"}
         c = dataclasses.asdict(Train()) | {"env": env_name, "data_dir": Base.data_dir}
         for key, value in config.items():
             if key in extra:
@@ -682,29 +758,16 @@ class PuffeRL:
             c["minibatch_size"] = max(1, min(8192, batch) // c["horizon"]) * c["horizon"]
         need(c["minibatch_size"] > 0 and c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
              f"must be a multiple of train.horizon = {c['horizon']}, whole segments are drawn")
-        need(
-            c["minibatch_size"] <= batch,
-            "minibatch_size",
-            f"is more than one epoch's batch, {agents} agents × "
-            f"horizon {c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)",
-        )
+        need(c["minibatch_size"] <= batch, "minibatch_size",
+             f"is more than one epoch's batch, {agents} agents × horizon {c['horizon']} = {batch}; take a smaller one "
+             "or more agents (vec.total_agents)")
         need(c["minibatch_size"] >= c["horizon"] * group.count, "minibatch_size",
              f"gives not one segment of {c['horizon']} steps to each of {group.count} ranks; take a larger one")
         if c["max_minibatch_size"] is not None:
-            need(
-                c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0,
-                "max_minibatch_size",
-                f"must be a multiple of train.horizon = {c['horizon']}",
-            )
-        for key in (
-            "learning_rate",
-            "replay_ratio",
-            "max_grad_norm",
-            "vtrace_rho_clip",
-            "vtrace_c_clip",
-            "clip_coef",
-            "vf_clip_coef",
-        ):
+            need(c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0,
+                 "max_minibatch_size", f"must be a multiple of train.horizon = {c['horizon']}")
+        for key in ("learning_rate", "replay_ratio", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef",
+                    "vf_clip_coef"):
             need(c[key] > 0, key, "must be above 0")
         for key in ("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"):
             need(0 <= c[key] <= 1, key, "must lie within 0 and 1")
@@ -717,9 +780,13 @@ class PuffeRL:
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
+    @out_of_memory("vec.total_agents (or env.num_envs) or train.horizon")
     def _allocate(self):
-        """Everything that lives as long as the trainer, in one arena."""
+        """Everything that lives as long as the trainer: the rollout's arrays, and all else in one arena."""
         T, N, M, c = self.horizon, self.num_agents, self.segments, self.config
+        self.storage = {name: torch.from_numpy(array) if array is not None else None
+                        for name, array in vars(self.vecenv.allocate(T)).items()}
+        self._flat_observations = self.storage["observations"].view(T + 1, N, -1)
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.optimizer = None
@@ -729,6 +796,7 @@ class PuffeRL:
                             ("advantages", (T, N)), ("weights", (M,)), ("new_values", (T, M)), ("new_ratios", (T, M)),
                             ("settings", (len(kernels.LOSS_SETTINGS),))):
             arena.register(name, shape)
+        arena.register("running_returns", (N,))
         for name in ("masses", "cumulative"):
             arena.register(name, (N,), torch.float64)
         arena.register("index", (M,), torch.int64)
@@ -747,12 +815,10 @@ class PuffeRL:
             rows = max(1, CHUNK_STEPS // T)
             self._chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
                             for first, last in itertools.pairwise(bounds)]
-            self._actors = [
-                models.Fused(self.policy, arena, f"actor {w}", steps=0, rows=largest) for w in range(workers)
-            ]
-            self._learners = [
-                models.Fused(self.policy, arena, f"learner {w}", steps=T, rows=min(rows, M)) for w in range(workers)
-            ]
+            self._actors = [models.Fused(self.policy, arena, f"actor {w}", steps=0, rows=largest)
+                            for w in range(workers)]
+            self._learners = [models.Fused(self.policy, arena, f"learner {w}", steps=T, rows=min(rows, M))
+                              for w in range(workers)]
             for w in range(1, workers):  # worker 0 adds into the gradients themselves
                 for name, parameter in self.policy.named_parameters():
                     arena.register(f"gradients {w}/policy.{name}", parameter.shape, group=f"gradients {w}")
@@ -762,7 +828,7 @@ class PuffeRL:
 
         arena.allocate("cpu")
         for name in ("logprobs", "values", "bootstraps", "ratios", "advantages", "weights", "new_values", "new_ratios",
-                     "settings", "masses", "cumulative", "index", "sums"):
+                     "settings", "masses", "cumulative", "index", "sums", "running_returns"):
             setattr(self, name, arena[name])
         self.state = {name: arena[f"state/{name}"] for name in state}
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in state}
@@ -774,13 +840,8 @@ class PuffeRL:
             self._gradients = [arena.flat("gradients" if w == 0 else f"gradients {w}") for w in range(workers)]
         if c["optimizer"] == "adam":
             self.optimizer = torch.optim.AdamW(
-                self.policy.parameters(),
-                lr=c["learning_rate"],
-                betas=(c["momentum"], c["beta2"]),
-                eps=c["eps"],
-                weight_decay=c["weight_decay"],
-                fused=True,
-            )
+                self.policy.parameters(), lr=c["learning_rate"], betas=(c["momentum"], c["beta2"]), eps=c["eps"],
+                weight_decay=c["weight_decay"], fused=True)
         self._flags = torch.zeros(N, dtype=torch.uint8), torch.ones(N, dtype=torch.uint8)
 
     def _row(self, agents, t):
@@ -801,9 +862,11 @@ class PuffeRL:
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 
+    @out_of_memory("vec.total_agents (or env.num_envs) or policy.hidden_size")
     def evaluate(self):
         """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
         that finished since the last log."""
+        self.record()
         begun = time.perf_counter()
         self.vecenv.begin()
         self.bootstraps.zero_()
@@ -823,7 +886,10 @@ class PuffeRL:
         stepping = sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.fused else 1)
         self._stage_seconds["environment"] += stepping
         self._stage_seconds["policy"] += time.perf_counter() - begun - stepping
-        self._gather_statistics(self.ranks.merge_log(self.vecenv.log()))
+        log = self.ranks.merge_log(self.vecenv.log())
+        self._track_returns()
+        self._gather_statistics(log)
+        self._remember_best(log)
         return dict(self.environment)
 
     def _rollout(self, worker):
@@ -843,18 +909,9 @@ class PuffeRL:
                 begun = time.perf_counter()
                 continue
             outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
-            kernels.sample(
-                outputs,
-                row["actions"],
-                row["logprobs"],
-                row["values"],
-                seed=self.config["seed"],
-                step=self.epoch * self.horizon + t,
-                first_agent=self._first_agent + agents.start,
-                heads=self.heads,
-                log_std=log_std,
-                masks=row["action_masks"],
-            )
+            kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
+                           step=self.epoch * self.horizon + t, first_agent=self._first_agent + agents.start,
+                           heads=self.heads, log_std=log_std, masks=row["action_masks"])
             begun = time.perf_counter()
             vecenv.advance(buffer)
         return seconds
@@ -863,9 +920,8 @@ class PuffeRL:
         """outputs (n, A + 1) and log_std for one step; the tensors in `state` are updated in place."""
         if self.fused:
             log_std = self.policy.decoder.log_std
-            return self._actors[worker].step(
-                observations, state["mingru"], resets, valid
-            ), None if log_std is None else log_std.data
+            outputs = self._actors[worker].step(observations, state["mingru"], resets, valid)
+            return outputs, None if log_std is None else log_std.data
         view = {**state, "resets": resets, "valid": valid}
         outputs, log_std = models.join_outputs(*models.one_step(self.policy, observations, view))
         for name, tensor in state.items():
@@ -898,6 +954,17 @@ class PuffeRL:
                 copy.copy_(source) if index is None else torch.index_select(source, 0, index, out=copy)
         return copies
 
+    def _track_returns(self):
+        """Keep the smallest and the largest return of the agents' episodes that ended since the last log entry."""
+        s, running = self.vecenv.storage, self.running_returns.numpy()
+        for t in range(self.horizon):
+            running += s.rewards[t] * s.valid[t]
+            ended = np.flatnonzero(s.resets[t + 1])
+            if len(ended):
+                low, high = self._return_range
+                self._return_range = min(low, float(running[ended].min())), max(high, float(running[ended].max()))
+                running[ended] = 0.0
+
     def _gather_statistics(self, log):
         """Add a log's means, weighted by their number of episodes, to those since the last log entry."""
         count = log.get("n", 0)
@@ -909,8 +976,21 @@ class PuffeRL:
         self.environment = {name: total / weight for name, (total, weight) in self._environment.items()}
         self.environment["n"] = self._environment["n"][1]
 
+    def _remember_best(self, log):
+        """Keep a copy of the weights that had the best mean score over BEST_EPISODES or more; checkpoints write it."""
+        score, count = log.get("score", log.get("episode_return", math.nan)), log.get("n", 0)
+        total, episodes = self._recent[0] + score * count, self._recent[1] + count
+        self._recent = total, episodes
+        if count and episodes >= BEST_EPISODES:
+            if total / episodes > self.best_score:
+                self.best_score, self._best_unsaved = total / episodes, True
+                for name, tensor in self.policy.state_dict().items():
+                    self._best[name].copy_(tensor)
+            self._recent = 0.0, 0
+
     # -- learning --------------------------------------------------------------------------------------------------
 
+    @out_of_memory("train.max_minibatch_size (of a network of your own), train.minibatch_size or policy.hidden_size")
     def train(self):
         """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of prioritized segments.
 
@@ -951,11 +1031,8 @@ class PuffeRL:
                 self._renew(self.index)
         self.epoch += 1
         sums = self.sums.sum(0).numpy()
-        log_due = (
-            self._last_log is None
-            or time.perf_counter() - self._last_log[0] >= c["log_interval"]
-            or self.epoch == self.total_epochs
-        )
+        log_due = self._last_log is None or time.perf_counter() - self._last_log[0] >= c["log_interval"]
+        log_due = log_due or self.epoch == self.total_epochs
         if self.ranks.count > 1:
             sums, log_due = self.ranks.end_epoch(self, sums, log_due)
         self._loss_sums += sums
@@ -977,45 +1054,18 @@ class PuffeRL:
         """Advantages and priorities of all segments, or of those just learnt from (a segment's depend on no other)."""
         c, s = self.config, self.storage
         kernels.advantage(
-            self.values,
-            s["rewards"],
-            s["terminals"],
-            s["truncations"],
-            self.bootstraps,
-            self.ratios,
-            s["valid"],
-            self.advantages,
-            gamma=c["gamma"],
-            gae_lambda=c["gae_lambda"],
-            rho_clip=c["vtrace_rho_clip"],
-            c_clip=c["vtrace_c_clip"],
-            reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
-            index=index,
-        )
+            self.values, s["rewards"], s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
+            self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
+            c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
+            index=index)
         kernels.priorities(self.advantages, s["valid"], self.masses, alpha=c["prio_alpha"], index=index)
 
     def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
         s = self.storage
         kernels.ppo_loss(
-            outputs,
-            s["actions"],
-            self.logprobs,
-            self.values,
-            self.advantages,
-            self.weights,
-            s["valid"],
-            self.settings,
-            grad,
-            self.new_values,
-            self.new_ratios,
-            sums,
-            heads=self.heads,
-            log_std=log_std,
-            grad_log_std=grad_log_std,
-            masks=s["action_masks"],
-            index=self.index,
-            start=start,
-        )
+            outputs, s["actions"], self.logprobs, self.values, self.advantages, self.weights, s["valid"], self.settings,
+            grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std, grad_log_std=grad_log_std,
+            masks=s["action_masks"], index=self.index, start=start)
 
     def _learn_fused(self, worker):
         """One worker's segments of the minibatch, chunk by chunk, so that a chunk's activations stay in cache."""
@@ -1025,9 +1075,8 @@ class PuffeRL:
             chunk = learner.chunk(count)
             kernels.gather(self._flat_observations, self.index, chunk.observations, start=start)
             for layer, states in enumerate(chunk.states):
-                torch.index_select(
-                    self.initial_state["mingru"][layer], 0, self.index[start : start + count], out=states[0]
-                )
+                torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count],
+                                   out=states[0])
             flags = s["resets"], s["valid"], self.index, start
             learner.forward(chunk, *flags)
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[worker],
@@ -1068,27 +1117,35 @@ class PuffeRL:
                     group["lr"] = learning_rate
                 self.optimizer.step()
         if not math.isfinite(norm):  # the gradient is everybody's, but one rank's numbers may be the cause
-            raise FloatingPointError(next(filter(None, self.ranks.gather(self._explain_nan())), None) or
-                                     f"epoch {self.epoch}: the gradient norm overflows; lower train.learning_rate.")
+            what, good = min(self.ranks.gather(self._explain_nan()))[1], self.run_folder
+            raise FloatingPointError(f"epoch {self.epoch}: {what}. The weights were left as they were"
+                                     + (f", and so was the last checkpoint, in {good}." if good else "."))
         return norm
 
     def _explain_nan(self):
-        """What is not finite, looked for in the order of the data flow; None for nothing but the norm."""
-        s, T = self.storage, self.horizon
+        """(how early, what): what was not finite first, the weights, then in the order of the rollout, then of the
+        update. The earliest of all ranks is the cause."""
+        s, low = self.storage, "lower train.learning_rate"
         check = f"the environment writes it: python -m ocean {self.env_name} --check"
-        causes = (
-            ("observations", s["observations"][: T + 1], check),
-            ("rewards", s["rewards"], check),
-            ("weights", self.arena.flat("weights"), "an earlier update broke them; start from the last checkpoint"),
-            ("logprobs", self.logprobs, "the network's outputs overflow; lower train.learning_rate"),
-            ("values", self.values, "the network's outputs overflow; lower train.learning_rate"),
-            ("advantages", self.advantages, "rewards or values overflow; scale the rewards or set train.reward_clip"),
-            ("gradients", self.arena.flat("gradients"), "the update overflows; lower train.learning_rate"),
-        )
-        for name, tensor, cause in causes:
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                return f"epoch {self.epoch}: {name} not finite ({cause}). The weights were left as they were."
-        return None
+        rollout = (("observations", s["observations"], check),
+                   ("logprobs", self.logprobs, f"the network's outputs overflow; {low}"),
+                   ("values", self.values, f"the network's outputs overflow; {low}"),
+                   ("rewards", s["rewards"], check))
+        learning = (("advantages", self.advantages, "rewards or values overflow; scale them or set train.reward_clip"),
+                    ("new_values", self.new_values, f"the loss's forward pass overflows; {low}"),
+                    ("gradients", self.arena.flat("gradients"), f"the update overflows; {low}"))
+        if not torch.isfinite(self.arena.flat("weights")).all():
+            return -1, "weights not finite (too large an update, or something outside, wrote them)"
+        broken = []
+        for order, (name, tensor, cause) in enumerate(rollout):
+            rows = torch.isfinite(tensor.float().flatten(1)).all(1)
+            if not rows.all():
+                step = int(rows.int().argmin())
+                broken.append((step + order / 10, f"{name} not finite, first at step {step} of the rollout ({cause})"))
+        for order, (name, tensor, cause) in enumerate(learning):
+            if not torch.isfinite(tensor).all():
+                broken.append((self.horizon + 1 + order, f"{name} not finite ({cause})"))
+        return min(broken, default=(math.inf, f"gradient norm not finite ({low})"))
 
     # -- schedules and numbers -------------------------------------------------------------------------------------
 
@@ -1142,49 +1199,64 @@ class PuffeRL:
         that entry."""
         if self._last_log is not None and self._last_log[1] == self.global_step:
             return self._entry
-        stages = dict(self._stage_seconds)
+        stages, (since, step) = dict(self._stage_seconds), self._last_log or (self._started, 0)
+        seconds = time.perf_counter() - since
         if self.ranks.count > 1:
             stages["ranks"] = self.ranks.take_seconds()
-        stages["other"] = max(
-            0.0, time.perf_counter() - (self._last_log[0] if self._last_log else self._started) - sum(stages.values())
-        )
+            low, high = zip(*self.ranks.gather(self._return_range), strict=True)
+            self._return_range = min(low), max(high)
+        if self._environment and self._return_range[0] <= self._return_range[1]:
+            ends = ("episode_return_min", "episode_return_max")
+            self.environment |= dict(zip(ends, self._return_range, strict=True))
+        stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages, self.last_sps = stages, self.sps
         metrics = {f"environment/{name}": value for name, value in self.environment.items() if self._environment}
         if self._grad_norms:
-            metrics |= {
-                f"losses/{name}": value for name, value in self._losses(self._loss_sums, self._grad_norms).items()
-            }
+            losses = self._losses(self._loss_sums, self._grad_norms)
+            metrics |= {f"losses/{name}": value for name, value in losses.items()}
         metrics |= {
             "performance/sps": self.last_sps,
             "performance/uptime": self.uptime,
             "performance/epoch": self.epoch,
+            "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step),
         }
         metrics |= {f"performance/seconds_{name}": value for name, value in stages.items()}
         self.logger.log(metrics, self.global_step)
+        if self._record:
+            self._record.log(metrics, self.global_step)
         self._entry = metrics
         self._last_log = (time.perf_counter(), self.global_step)
         self._stage_seconds = dict.fromkeys(stages, 0.0)
         self._loss_sums[:], self._grad_norms, self._environment = 0.0, [], {}
-        if self._record:
-            with contextlib.suppress(OSError), open(self.run_folder / "metrics.jsonl", "a") as file:
-                file.write(json.dumps({"step": self.global_step, **metrics}) + "\n")
+        self._return_range = math.inf, -math.inf
         return metrics
 
-    _record, _entry = False, {}
-
-    def record(self, settings):
-        """Make the run's folder, write the resolved configuration there, and metrics.jsonl from now on."""
-        if self.ranks.rank > 0:
+    def record(self):
+        """Make the run's folder, with the resolved configuration and a first checkpoint, and write metrics.jsonl there
+        from now on; the first rollout does it, if it was not done before. Raises ConfigError where that cannot be."""
+        if self._record is not None:
             return
-        try:
-            self.run_folder.mkdir(parents=True, exist_ok=True)
-            (self.run_folder / "config.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write the run's folder {self.run_folder}: {error}. Set --data-dir to one that can be."
-            ) from None
-        self._record = True
-        self.logger.config(settings)
+        self._record, folder = False, self.run_folder
+        if folder is not None:
+            fresh = self.ranks.first(lambda: not (folder / "trainer_state.pt").exists())
+            state = self._complete_state() if fresh else None
+
+            def begin():
+                settings = json.dumps(self.args, indent=2, default=str) + "\n"
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    for part in folder.glob("*.part"):  # of a process that was killed
+                        part.unlink()
+                    write_whole(folder / "config.json", lambda file: file.write(settings.encode()))
+                    self._record = JsonLines(folder / "metrics.jsonl", self.global_step)
+                    if fresh:
+                        self._save(state, folder / "trainer_state.pt")
+                except OSError as error:
+                    raise ConfigError(f"cannot write the run's folder {folder}: {error}. Set --data-dir to one that "
+                                      "can be, on a disk with room for checkpoints.") from None
+
+            self.ranks.first(begin)
+        self.logger.config(self.args)
 
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, one line a call elsewhere."""
@@ -1198,76 +1270,100 @@ class PuffeRL:
 
     def save_checkpoint(self, path=None, metadata=None):
         """Write the model and the trainer's state to the run's folder, or one complete file to `path`; returns the
-        model's path. Files are written under another name, synced and renamed: none is ever half written. All ranks
+        model's path. metadata: plain values and tensors of yours, given back by load_checkpoint. Files are written
+        under another name, synced and renamed: none is ever half written. Raises OSError where one cannot be. All ranks
         call it, rank 0 writes."""
-        # Clones: the weights are views of the arena, and torch.save writes all of the memory behind a view.
-        weights = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
-        state = {"model": weights, **self._trainer_state(), "metadata": metadata or {}}
-        model = self.run_folder / f"model_{self.env_name}_{self.epoch:06d}.pt"
+        state = self._complete_state(metadata)
+        if path is None and self.run_folder is None:
+            raise ConfigError("save_checkpoint() without a path needs a run's folder, but data_dir is None.")
+        model = None if path else self.run_folder / f"model_{self.env_name}_{self.epoch:06d}.pt"
         if self.ranks.rank > 0:
             return str(path or model)
         if path is not None:
-            write_whole(state, Path(path))
+            self._save(state, Path(path))
             return str(path)
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        write_whole(weights, model)
-        write_whole(state, self.run_folder / "trainer_state.pt")
+        self._save(state["model"], model)
+        if self._best_unsaved:
+            self._save(self._best, self.run_folder / f"best_{self.env_name}.pt")
+            self._best_unsaved = False
+        self._save(state, self.run_folder / "trainer_state.pt")
         for old in sorted(self.run_folder.glob("model_*.pt"))[: -self.config["keep"]]:
             old.unlink()
         self.logger.artifact(str(model))
         return str(model)
 
+    @staticmethod
+    def _save(state, path):
+        try:
+            write_whole(path, lambda file: torch.save(state, file))
+        except RuntimeError as error:  # torch's own word for a write that failed
+            raise OSError(f"{path}: {error}") from None
+
     def load_checkpoint(self, path):
-        """Go on from a file that save_checkpoint wrote (or from the trainer_state.pt in a folder). With the same
-        environments, buffers, threads and ranks the run continues bit for bit; environments in Python begin new
-        episodes, and with another number of ranks all of them do. Only rank 0 reads the file."""
+        """Go on from a file that save_checkpoint wrote (or the trainer_state.pt in a folder); returns its metadata.
+
+        With the same settings, versions, buffers, threads and ranks the run continues bit for bit; what differs is
+        printed. Environments that cannot be restored (in Python, or with other settings, agents or ranks) begin new
+        episodes, which is printed as well. Only rank 0 reads the file. Raises ConfigError, and changes nothing, for
+        another network or optimizer."""
         path = Path(path) / "trainer_state.pt" if Path(path).is_dir() else Path(path)
-        others = []
+        others, ours = [], self._saved_tensors()
 
         def read():
             if not path.exists():
                 raise ConfigError(f"{path}: there is no such checkpoint.")
             saved = torch.load(path, weights_only=True)
-            others.extend(saved.pop("others", []))
+            others.extend(saved.pop("others"))
             return saved, 1 + len(others)
+
+        def shapes(tensors):
+            return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
         saved, count = self.ranks.first(read)
         tensors, environments = saved["tensors"], saved["environments"]
-        if same := count == self.ranks.count:
+        if count == self.ranks.count:
             own, environments = self.ranks.scatter([(tensors, environments), *others])
             tensors = {**tensors, **own}
-        elif self.ranks.rank == 0:
-            print(f"{path} is of {count} rank{'s' * (count > 1)}, now there are {self.ranks.count}: all environments "
-                  "begin new episodes; the run goes on with the same weights and optimizer, but not bit for bit.")
+        say = print if self.ranks.rank == 0 else lambda text: None
         if (saved["adam"] is None) != isinstance(self.optimizer, kernels.Muon):
             raise ConfigError(f"{path} was trained with the other train.optimizer, which cannot be changed at resume.")
+        theirs, mine = shapes(saved["model"]), shapes(self.policy.state_dict())
+        if theirs != mine:
+            name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
+            raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
+                              f"{theirs.get(name, 'not in it')} there and {mine.get(name, 'missing')} here.")
+        changes = difference(json.loads(saved["config"]), json.loads(json.dumps(self.args, default=str)))
+        if changes:
+            say(f"changed since {path} was written: {', '.join(changes)}")
+        restored = tensors.keys()
         try:
-            self.vecenv.load(environments.numpy()) if same else self.vecenv.restart(self.vecenv.seed + saved["epoch"])
-        except ValueError as error:
-            raise ConfigError(f"{path}: {error}") from None
-        try:
-            self.policy.load_state_dict(saved["model"])
-        except RuntimeError as error:
-            raise ConfigError(f"{path} is of another network, which cannot be resumed: {error}") from None
-        for state in self.state.values():
-            state.zero_()
-        for name, value in tensors.items():
-            if not same and name != "momentum":
-                continue
-            target = self._saved_tensors()[name]
-            if target.shape != value.shape:
-                raise ConfigError(
-                    f"{path}: {name} has shape {tuple(value.shape)}, this run wants {tuple(target.shape)}; "
-                    "resume with the same number of agents and the same network."
-                )
-            target.copy_(value)
+            if count != self.ranks.count:
+                raise ValueError(f"there were {count} ranks, now there are {self.ranks.count}")
+            if shapes(tensors) != shapes(ours):
+                raise ValueError("there were other agents or spaces")
+            if not len(environments):
+                raise ValueError("those in Python cannot be saved")
+            self.vecenv.load(environments.numpy())
+        except ValueError as problem:
+            say(f"all environments begin new episodes ({problem}); weights and optimizer are as they were, but the run "
+                "does not go on bit for bit.")
+            self.vecenv.restart(self.vecenv.seed + saved["epoch"])
+            self.running_returns.zero_()
+            for state in self.state.values():
+                state.zero_()
+            restored = tensors.keys() & {"momentum"}
+        self.policy.load_state_dict(saved["model"])
+        for name in restored:
+            ours[name].copy_(tensors[name])
         if saved["adam"] is not None:
             self.optimizer.load_state_dict(saved["adam"])
-        self.epoch, self._minibatches_owed = saved["epoch"], saved["minibatches_owed"]
+        for name, value in saved["numbers"].items():
+            setattr(self, name, value)
         self._steps_before = saved["global_step"] - self.epoch * self.batch_size
-        self._override_lr = saved["learning_rate"]
         self._started = time.perf_counter() - saved["uptime"]
         self._last_log = (time.perf_counter(), self.global_step)
+        return saved["metadata"]
 
     def _saved_tensors(self):
         s = self.storage
@@ -1275,29 +1371,31 @@ class PuffeRL:
             name: s[name][-1] for name in ("observations", "resets", "valid", "action_masks") if s[name] is not None
         }
         momentum = {"momentum": self.arena.flat("momentum")} if isinstance(self.optimizer, kernels.Muon) else {}
-        return {**rows, **momentum, **{f"state/{name}": tensor for name, tensor in self.state.items()}}
+        state = {f"state/{name}": tensor for name, tensor in self.state.items()}
+        return {**rows, **momentum, **state, "running_returns": self.running_returns}
 
-    def _trainer_state(self):
+    def _complete_state(self, metadata=None):
+        # Clones: the tensors are views of the arena, and torch.save writes all of the memory behind a view.
         tensors = {name: tensor.clone() for name, tensor in self._saved_tensors().items()}
         environments = torch.from_numpy(self.vecenv.save())
         own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
         return {
+            "model": {name: tensor.clone() for name, tensor in self.policy.state_dict().items()},
             "tensors": tensors,
             "adam": None if isinstance(self.optimizer, kernels.Muon) else self.optimizer.state_dict(),
             "environments": environments,
             "others": self.ranks.gather_to_first((own, environments))[1:],  # what the ranks after rank 0 have
+            "numbers": {name: getattr(self, name) for name in SAVED_NUMBERS},
             "epoch": self.epoch,
             "global_step": self.global_step,
-            "minibatches_owed": self._minibatches_owed,
-            "learning_rate": self._override_lr,
             "uptime": self.uptime,
-            "config": json.dumps(self.config, default=str),
-            "versions": {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__},
+            "config": json.dumps(self.args, default=str),
+            "metadata": metadata or {},
         }
 
     def _try_checkpoint(self):
         try:
-            return self.save_checkpoint()
+            return self.save_checkpoint() if self.run_folder else ""
         except OSError as error:  # a full disk must not end the run; the last checkpoint stays whole
             print(f"checkpoint at epoch {self.epoch} not written: {error}. Training goes on.", file=sys.stderr)
             return ""
@@ -1319,20 +1417,10 @@ class PuffeRL:
         self.vecenv.close()
 
 
+BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
+SAVED_NUMBERS = ("epoch", "_minibatches_owed", "_override_lr", "best_score", "_recent")
+VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 CHUNK_STEPS = 1024  # steps that one worker takes through the default network at once: what fits a core's cache
-
-
-def write_whole(state, path):
-    """torch.save that never leaves half a file: another name, fsync, rename."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -1383,27 +1471,30 @@ def train(env_name, args):
         args["resume"] = group.first(lambda: ranks.find_interrupted(args["data_dir"], Path(args["env_name"]).stem))
     vecenv = load_env(env_name, args)
     policy = load_policy(args, vecenv, env_name)
-    config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"]}
+    config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
+              "settings": {**args, "launch": ranks.launch_name()}}
     if args["resume"]:
-        folder = group.first(lambda: find_run(args["resume"], args["data_dir"], args["env_name"]))
+        folder = group.first(lambda: find_run(args["resume"], args["data_dir"], args["env_name"], "trainer_state.pt"))
         config["run_id"] = folder.name.removeprefix(f"{Path(args['env_name']).stem}_")
         config["data_dir"] = str(folder.parent)
     trainer = PuffeRL(config, vecenv, policy)
-    say = print if group.rank == 0 else lambda text: None
-    if args["resume"]:
-        trainer.load_checkpoint(trainer.run_folder)
-        say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
-    trainer.record({**args, "launch": ranks.launch_name()})
-    if args["logger"] == "tensorboard" and group.rank == 0:
-        trainer.logger = TensorBoardLogger(str(trainer.run_folder / "tensorboard"), trainer.global_step)
-        trainer.logger.config(args)
-    say(
-        f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
-        f"{trainer.batch_size:,} steps an epoch, "
-        f"{trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; run folder {trainer.run_folder}"
-    )
-    shown = 0.0
+    say, shown = print if group.rank == 0 else lambda text: None, 0.0
+
+    def open_logger():
+        try:
+            trainer.logger = make_logger(args, trainer.run_folder, trainer.global_step)
+        except (ImportError, ValueError, OSError) as error:
+            raise ConfigError(str(error)) from None
+
     try:
+        if args["resume"]:
+            trainer.load_checkpoint(trainer.run_folder)
+            say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
+        group.first(open_logger)
+        trainer.record()
+        say(f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
+            f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; "
+            f"run folder {trainer.run_folder}")
         with Interrupts() as interrupts:
             while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
                 trainer.evaluate()
@@ -1424,12 +1515,13 @@ def train(env_name, args):
     return trainer
 
 
-USAGE = """usage: python pufferl.py {train,eval,sweep,autotune} ENV [--section.key value ...]
+USAGE = """usage: python pufferl.py {train,eval,sweep,autotune,profile} ENV [--section.key value ...]
 
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
   autotune ENV find the backend, workers and batch size that step it fastest here
+  profile ENV  where the time goes: tables, and a trace for a browser; the same as python profiler.py ENV
 
   python pufferl.py train breakout --help    lists every setting with its default
 environments: """
@@ -1441,7 +1533,7 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE + ", ".join(ocean.names()))
         return
-    elsewhere = {"sweep": "protein", "eval": "watch", "autotune": "autotune"}
+    elsewhere = {"sweep": "protein", "eval": "watch", "autotune": "autotune", "profile": "profiler"}
     if argv[0] in elsewhere:
         return importlib.import_module(elsewhere[argv[0]]).main(argv[1:])
     if argv[0] not in verbs:
@@ -1456,10 +1548,8 @@ def main(argv=None):
         if gpus != started and any(option.startswith("--train.gpus") for option in argv):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this machine; leave it out.")
         verbs[argv[0]](argv[1], args)
-    except ConfigError as error:
+    except (ConfigError, FloatingPointError, MemoryError, ranks.RankError) as error:
         sys.exit(1 if getattr(error, "elsewhere", False) else f"pufferl.py: {error}")
-    except ranks.RankError as error:
-        sys.exit(f"pufferl.py: {error}")
 
 
 if __name__ == "__main__":

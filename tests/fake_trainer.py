@@ -35,7 +35,7 @@ for i in range(first, 20):
     score = (1 - math.log10(rate / 0.01) ** 2 / 4) * progress**0.5 * (1 - math.exp(-total / 3000))
     with open(folder / "metrics.jsonl", "a") as file:
         entry = {"step": total * progress, "environment/score": score,
-                 "performance/uptime": total * (i + 1 - first) / 20 / 1000}
+                 "performance/uptime": total * progress / 1000}
         file.write(json.dumps(entry) + "\n")
     if stopped:
         (folder / "trainer_state.pt").write_text(str(i + 1))

@@ -530,11 +530,11 @@ def test_curve_of_a_run_and_of_a_resumed_one(tmp_path):
     write_metrics(path, [(10, 1.0, 1.0), (20, None, 2.0), (30, 3.0, 3.0), (40, math.nan, 4.0)])
     curve = Curve.read(path, "score")
     assert curve.step.tolist() == [10, 30] and curve.cost.tolist() == [1, 3] and "performance/uptime" in curve.names
-    # the checkpoint was at 20, resumed with the clock at 0: what came after it is replaced
-    write_metrics(path, [(10, 1.0, 1.0), (20, 2.0, 2.0), (30, 9.0, 3.0), (30, 3.0, 2.5), (40, 4.0, 3.5)])
-    curve = Curve.read(path, "score", resumed=[3])
+    # the checkpoint was at 20, resumed with the clock where it stood: what came after it is replaced
+    write_metrics(path, [(10, 1.0, 1.0), (20, 2.0, 2.0), (30, 9.0, 3.0), (30, 3.0, 3.5), (40, 4.0, 4.5)])
+    curve = Curve.read(path, "score")
     assert curve.step.tolist() == [10, 20, 30, 40] and curve.score.tolist() == [1, 2, 3, 4]
-    assert curve.cost.tolist() == [1, 2, 4.5, 5.5]
+    assert curve.cost.tolist() == [1, 2, 3.5, 4.5]
     assert len(Curve.read(tmp_path / "nothing", "score").step) == 0
 
 
