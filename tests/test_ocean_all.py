@@ -54,6 +54,8 @@ MORE = [
     ("cube", {"size": 2, "max_steps": 3}),
     ("boids", {"num_agents": 2, "neighbours": 1, "max_steps": 7}),
     ("boids", {"num_agents": 40, "width": 900.0, "height": 90.0, "vision": 20.0, "continuous": True, "max_steps": 60}),
+    ("trash_pickup", {"num_agents": 1, "num_trash": 7, "num_bins": 1, "width": 3, "height": 3, "vision": 1}),
+    ("trash_pickup", {"num_agents": 30, "width": 30, "height": 10, "num_trash": 200, "vision": 8, "max_steps": 40}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 KNOWN = {name for name, _ in VARIANTS}

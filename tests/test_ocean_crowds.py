@@ -1,4 +1,4 @@
-"""The rules of boids."""
+"""The rules of boids and trash_pickup."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ import ocean
         ("boids", {"vision": 300.0}, "at most a third"),
         ("boids", {"min_speed": 9.0}, "min_speed <= max_speed"),
         ("boids", {"neighbours": 17}, "neighbours must lie within"),
+        ("trash_pickup", {"num_bins": 5, "width": 5, "height": 5}, "num_bins must lie within"),
+        ("trash_pickup", {"num_trash": 391}, "no more than the cells"),
     ],
 )
 def test_wrong_settings(name, options, message):
@@ -135,3 +137,125 @@ def test_boids_flock_by_the_three_rules():
         assert log["score"] == pytest.approx(0.5 * log["alignment"] + 0.5 * log["cohesion"] - log["crowding"], abs=1e-4)
         scores.append(log["score"])
     assert scores[0] > 0.7 and scores[1] < 0.15
+
+
+# Trash pickup
+
+
+class Trash(Vector):
+    """Fields of at most 9 cells a side, of which each agent sees all."""
+
+    def __init__(self, num_envs, **options):
+        self.size = options["height"], options["width"]
+        super().__init__("trash_pickup", num_envs, {"vision": 8, **options}, seed=5)
+        self.each = self.envs.num_agents // num_envs
+
+    def fields(self):
+        """Each agent's (place, whether it carries, planes of the field)."""
+        height, width = self.size
+        for row in self.observations:
+            planes, extra = row[: 5 * 17 * 17].reshape(5, 17, 17), row[5 * 17 * 17 :]
+            rows, columns = np.nonzero(planes[2] == 0)
+            top, left = rows.min(), columns.min()
+            assert (planes[2] == 0).sum() == height * width and rows.max() - top == height - 1
+            place = 8 - top, 8 - left
+            field = planes[[0, 1, 3, 4], top : top + height, left : left + width].copy()
+            assert field[2][place] == 0 and (planes[[0, 1, 3, 4]].sum(axis=(1, 2)) == field.sum(axis=(1, 2))).all()
+            assert extra[5:12].sum() == place[0] * 8 // height and extra[12:19].sum() == place[1] * 8 // width
+            bins = np.argwhere(field[1]) - place
+            nearest = bins[np.abs(bins).sum(axis=1) == np.abs(bins).sum(axis=1).min()]
+            signs = [(way[0] < 0, way[0] > 0, way[1] < 0, way[1] > 0) for way in nearest]
+            assert tuple(extra[1:5].astype(bool)) in signs
+            yield place, bool(extra[0]), field
+
+
+def test_trash_follows_the_rules():
+    """Four agents on small fields against the rules written out once more."""
+    options = {"num_agents": 4, "num_trash": 14, "num_bins": 2, "width": 8, "height": 6, "team": 0.4, "max_steps": 200}
+    game, rng = Trash(3, **options), np.random.default_rng(6)
+    dropped, drops, ends, cleared = np.zeros(3, int), 0, 0, 0
+    game.step(0 * game.actions)
+    for _ in range(500):
+        views = list(game.fields())
+        game.random_actions(rng)
+        game.step()
+        after = list(game.fields())
+        for e in range(3):
+            agents = range(4 * e, 4 * e + 4)
+            trash, bins = views[4 * e][2][0].copy(), views[4 * e][2][1]
+            places, carries = [views[i][0] for i in agents], [views[i][1] for i in agents]
+            own = np.zeros(4)
+            for k, i in enumerate(agents):
+                seen = views[i][2]
+                assert np.array_equal(seen[0], trash) and np.array_equal(seen[1], bins)
+                others = {places[j]: carries[j] for j in range(4) if j != k}
+                assert set(map(tuple, np.argwhere(seen[2]).tolist())) == set(others)
+                assert set(map(tuple, np.argwhere(seen[3]).tolist())) == {p for p in others if others[p]}
+            for k, i in enumerate(agents):
+                step = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)][int(game.actions[i, 0])]
+                cell = places[k][0] + step[0], places[k][1] + step[1]
+                if not (0 <= cell[0] < 6 and 0 <= cell[1] < 8) or cell in places:
+                    continue
+                if bins[cell]:
+                    own[k], dropped[e] = float(carries[k]), dropped[e] + carries[k]
+                    carries[k] = False
+                elif not trash[cell]:
+                    places[k] = cell
+                elif not carries[k]:
+                    places[k], carries[k], own[k], trash[cell] = cell, True, 0.25, 0
+            np.testing.assert_allclose(game.rewards[agents], 0.6 * own + 0.4 * own.mean(), atol=1e-6)
+            drops += (own == 1).sum()
+            left = trash.sum() + sum(carries)
+            assert (game.terminals[agents] == (left == 0)).all()
+            if game.terminals[4 * e] or game.truncations[4 * e]:
+                ends, cleared = ends + 1, cleared + game.terminals[4 * e]
+                now = after[4 * e]
+                assert now[2][0].sum() == 14 and now[2][1].sum() == 2 and not now[1]
+                continue
+            for k, i in enumerate(agents):
+                assert after[i][:2] == (places[k], carries[k])
+                assert np.array_equal(after[i][2][0], trash) and np.array_equal(after[i][2][1], bins)
+    assert drops > 40 and ends >= 6
+    log = game.envs.log()
+    assert log["n"] == ends and log["clear"] == pytest.approx(cleared / ends, rel=1e-5)
+    assert log["perf"] == pytest.approx(log["score"] / 14, rel=1e-5)
+
+
+def test_trash_bins_cut_nothing_off():
+    game = Trash(40, num_agents=1, num_trash=1, num_bins=9, width=7, height=8)
+    for place, _, field in game.fields():
+        bins = np.argwhere(field[1])
+        assert len(bins) == 9 and field[0].sum() == 1 and not field[1][place]
+        assert bins.min() >= 1 and bins[:, 0].max() <= 6 and bins[:, 1].max() <= 5
+        gaps = np.abs(bins[:, None] - bins[None]).max(axis=2)
+        assert (gaps[~np.eye(9, dtype=bool)] >= 2).all()
+
+
+def trash_walk(game):
+    """To the nearest piece in sight, or where it carries one the way to the bin, else anywhere."""
+    rng = np.random.default_rng(int(game.observations[:, 605:].sum()))
+    actions = rng.integers(1, 5, len(game.observations))
+    for i, row in enumerate(game.observations):
+        extra = row[605:]
+        if extra[0]:
+            ways = 1 + np.flatnonzero(extra[1:5])
+        else:
+            found = np.argwhere(row[:121].reshape(11, 11)) - 5
+            if not len(found):
+                continue
+            way = found[np.abs(found).sum(axis=1).argmin()]
+            ways = [k for k, on in ((1, way[0] < 0), (2, way[0] > 0), (3, way[1] < 0), (4, way[1] > 0)) if on]
+        if rng.random() < 0.9:
+            actions[i] = rng.choice(ways)
+    return actions
+
+
+def test_trash_is_cleared_by_walking_there():
+    game, scores = Vector("trash_pickup", 8), []
+    for policy in (trash_walk, lambda game: np.random.default_rng(len(scores)).integers(0, 5, len(game.actions))):
+        for t in range(300):
+            game.step(policy(game))
+            if t == 149:
+                game.envs.log()
+        scores.append(game.envs.log()["score"])
+    assert scores[0] > 30 and scores[1] < 4, scores
