@@ -146,6 +146,28 @@ def test_snakes_leave_corpses_and_mass_is_kept():
 # Freeway
 
 
+def test_freeway_shows_the_lanes_around_the_chicken():
+    """The six lanes shift by one when the chicken enters the next lane, and what is beside the road is empty."""
+    vector, rng = Vector("freeway", 8, {"stun": 0.0}), np.random.default_rng(1)
+    order = [0.12, 0.15, 0.19, 0.24, 0.32, -0.32, -0.24, -0.19, -0.15, -0.12]
+    seen = set()
+    for _ in range(1500):
+        height = vector.observations[:, 0].astype(np.float64) * 11
+        lanes, own = vector.observations[:, 4:].reshape(8, 6, 4), np.floor(height - 0.5 + 1e-6).astype(int)
+        for i in range(8):
+            if abs(height[i] - 0.5 - round(height[i] - 0.5)) < 1e-4:
+                continue  # on the line: rounding decides
+            assert vector.observations[i, 3] == pytest.approx(height[i] - 0.5 - own[i], abs=1e-4)
+            for k, lane in enumerate(range(own[i] - 1, own[i] + 5)):
+                if 0 <= lane < 10:
+                    assert lanes[i, k, 0] == pytest.approx(order[lane])
+                else:
+                    assert lanes[i, k].tolist() == [0, 1, 1, 1]
+            seen.add(own[i])
+        vector.step(rng.choice(3, size=8, p=[0.1, 0.8, 0.1]))
+    assert seen == set(range(-1, 11))
+
+
 @pytest.mark.parametrize("level", range(8))
 def test_freeway_crossings_and_hits(level):
     vector = Vector("freeway", 16, {"level": level, "seconds": 40.0, "hard": level % 2 == 1}, seed=4)
@@ -178,7 +200,7 @@ def test_freeway_looking_out_pays():
             now = np.floor(o[:, 0] * 11 - 0.5).astype(int)
 
             def danger(lane, times, o=o):
-                cars = o[:, 3:].reshape(32, 10, 4)[np.arange(32), lane.clip(0, 9)]
+                cars = o[:, 4:].reshape(32, 6, 4)[np.arange(32), lane - now + 1]
                 ahead = cars[:, 1:] / 2 + np.array(times)[:, None, None] * cars[:, :1]
                 return (np.abs(ahead) < 0.06).any(axis=(0, 2)) & (lane >= 0) & (lane <= 9)
 

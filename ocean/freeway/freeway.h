@@ -14,8 +14,11 @@
  *     0               height of the chicken, 0..1
  *     1               1 where it was hit and cannot move
  *     2               time left, 0..1
- *     3 + 4 lane ..   the lane's speed (to the right, over 1 width a second), and how far its three cars are to the
- *                     right of the chicken, in half widths, -1..1 around (a missing car: the first one again)
+ *     3               how far it is through its lane, 0..1
+ *     4 + 4 k ..      six lanes, from the one below the chicken's to four above it, so that what it is about to cross
+ *                     always stands in the same place: the lane's speed (to the right, over 1 width a second), and how
+ *                     far its three cars are to the right of the chicken, in half widths, -1..1 around (a missing car:
+ *                     the first one again; beside the road: speed 0, and 1 for the cars)
  *
  * Actions: none, up, down. A tick is 1/60 s and an action lasts frameskip ticks. perf is the score as a share of the
  * crossings that the time allows without traffic. */
@@ -34,7 +37,7 @@
 #include "env.h"
 #include "draw.h"
 
-enum { LANES = 10, CARS = 3, OBSERVATIONS = 3 + LANES * (1 + CARS) };
+enum { LANES = 10, CARS = 3, BELOW = 1, SEEN = 6, OBSERVATIONS = 4 + SEEN * (1 + CARS) };
 #define GOAL 11.0f      /* the chicken walks from 0 to here; lane k is around 1 + k */
 #define CHICKEN_X 0.33f /* widths */
 #define CHICKEN 0.025f  /* its width */
@@ -92,10 +95,13 @@ static void write_observation(const Env* env, float* observation) {
     *observation++ = env->y / GOAL;
     *observation++ = env->stunned > 0;
     *observation++ = 1 - (float)env->tick / (float)env->ticks;
-    for (int lane = 0; lane < LANES; lane++) {
-        *observation++ = clampf(env->speed[lane] * 60, -1, 1);
+    int own = (int)(env->y + 0.5f) - 1; /* -1 below the road */
+    *observation++ = env->y - 0.5f - (float)own;
+    for (int lane = own - BELOW; lane < own - BELOW + SEEN; lane++) {
+        bool road = lane >= 0 && lane < LANES;
+        *observation++ = road ? clampf(env->speed[lane] * 60, -1, 1) : 0;
         for (int k = 0; k < CARS; k++)
-            *observation++ = 2 * way_to(env, lane, k < env->cars ? k : 0);
+            *observation++ = road ? 2 * way_to(env, lane, k < env->cars ? k : 0) : 1;
     }
 }
 
