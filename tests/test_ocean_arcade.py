@@ -199,7 +199,7 @@ def test_freeway_looking_out_pays():
             o = vector.observations.astype(np.float64)
             now = np.floor(o[:, 0] * 11 - 0.5).astype(int)
 
-            def danger(lane, times, o=o):
+            def danger(lane, times, o=o, now=now):
                 cars = o[:, 4:].reshape(32, 6, 4)[np.arange(32), lane - now + 1]
                 ahead = cars[:, 1:] / 2 + np.array(times)[:, None, None] * cars[:, :1]
                 return (np.abs(ahead) < 0.06).any(axis=(0, 2)) & (lane >= 0) & (lane <= 9)
