@@ -227,6 +227,14 @@ class Eval:
     """Steps after which an episode that does not end is an error."""
     video: str | None = None
     """Write an episode to out.mp4 or out.gif, or a frame from the middle of it to out.png; needs no display."""
+    terminal: bool = False
+    """Show the policy playing in the terminal."""
+    web: bool = False
+    """Show the policy playing on a page at 127.0.0.1, also through an ssh tunnel."""
+    window: bool | None = None
+    """Show the policy playing in a window (default: where there is a display and the output is a terminal)."""
+    port: int = 8899
+    """Of the page; the next free one where it is taken."""
     fps: float | None = None
     """Steps a second that are shown (default: the environment's own)."""
     seconds: float = 30.0

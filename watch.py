@@ -3,17 +3,32 @@
     python pufferl.py eval breakout --load-model-path latest        # scores; python watch.py breakout ... is the same
     python pufferl.py eval breakout --baseline                      # of the trained policy that ships with breakout
     python watch.py breakout --baseline --eval.video out.mp4        # or out.gif, out.png; needs no display
+    python watch.py breakout --baseline --eval.web                  # a page that shows it playing, also through ssh
+    python watch.py breakout --baseline --eval.terminal             # the same in any terminal
     python watch.py ship breakout --load-model-path latest          # make a run's policy the one that ships
 
 An episode is counted by a quota that is fixed before it starts: whoever counts "the first N that finish" counts too
 many short ones. docs/watch.md has the details.
 """
 
+import base64
+import contextlib
+import functools
+import http.server
+import io
 import itertools
 import json
 import math
+import os
+import queue
+import random
 import re
+import signal
 import sys
+import threading
+import time
+import traceback
+import urllib.parse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -241,6 +256,48 @@ class View(Play):
             meanings = getattr(getattr(driver, "unwrapped", None), "get_action_meanings", list)()
             self.labels = [dict(enumerate(meanings))]
         self.fps = args["eval"]["fps"] or self.fps
+        self.restart(seed)
+
+    def restart(self, seed):
+        """Begin anew with the random numbers of `seed`, and with no episode played."""
+        super().restart(seed)
+        self.returns, self.lengths = np.zeros(self.agents), np.zeros(self.agents, int)  # of the episodes under way
+        self.report, self.scores = {}, []  # the environment's log of the last step; the score of each episode
+
+    def advance(self):
+        """One step; keeps the scores."""
+        super().advance()
+        s = self.storage
+        self.returns += s.rewards[0]
+        self.lengths += 1
+        self.report, ended = self.vecenv.log(0), s.resets[1] != 0
+        score = self.report.get("score", self.report.get("episode_return"))
+        if score is None and ended[0] and not self.native:
+            score = self.returns[0]
+        if score is not None:
+            self.scores.append(float(score))
+        self.returns[ended], self.lengths[ended] = 0, 0
+
+    def thoughts(self, agent=0):
+        """What the policy makes of what it sees, after `decide`, for one agent: its value, and for each action head
+        {probabilities, taken, barred, labels}, or for continuous actions one {mean, spread, taken}."""
+        taken = self.storage.actions[0, agent].tolist()
+        value = float(self.value.reshape(-1)[agent])
+        if isinstance(self.logits, torch.distributions.Normal):
+            mean, spread = self.logits.loc[agent].tolist(), self.logits.scale[agent].tolist()
+            return {"value": value, "heads": [{"mean": mean, "spread": spread, "taken": taken}]}
+        heads, sizes = [], self.vecenv.action_heads
+        logits, _ = models.join_outputs(self.logits, self.value)
+        allowed = None if self.masks is None else self.masks[agent].bool()
+        for number, columns in enumerate(torch.arange(sum(sizes)).split(sizes)):
+            head, barred = logits[agent, columns].double(), []
+            if allowed is not None:
+                head, barred = head.masked_fill(~allowed[columns], -math.inf), (~allowed[columns]).tolist()
+            names = self.labels[number] if number < len(self.labels) else {}
+            labels = [names.get(i) for i in range(len(columns))]
+            heads.append({"probabilities": head.softmax(0).tolist(), "taken": taken[number], "barred": barred,
+                          "labels": labels if any(labels) else []})  # fmt: skip
+        return {"value": value, "heads": heads}
 
     def picture(self):
         """The environment now: (height, width, 3) uint8. Raises ConfigError where it draws nothing."""
@@ -281,7 +338,7 @@ def episode_pictures(view, seconds):
         view.decide()
         valid = view.storage.valid[0].copy()
         view.advance()
-        counted.add(view.storage.rewards[0], view.storage.resets[1], valid, view.vecenv.log)
+        counted.add(view.storage.rewards[0], view.storage.resets[1], valid, lambda env: view.report)
 
 
 def check_video(path):
@@ -345,6 +402,444 @@ def shrink(image, side):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# A window, and the terminal
+
+
+def summary(view):
+    """The scores so far, in one line."""
+    if not view.scores:
+        return "no episode has ended"
+    error = np.std(view.scores, ddof=1) / math.sqrt(len(view.scores)) if len(view.scores) > 1 else math.nan
+    return f"{len(view.scores)} episodes, score {np.mean(view.scores):.3f} ± {error:.3f}"
+
+
+def has_display():
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or sys.platform in ("darwin", "win32")
+
+
+def show_in_window(view):
+    """Plays in a window until it is closed or escape is pressed; space pauses, the right arrow steps. Environments in C
+    draw in raylib's window themselves, the pictures of others are put there."""
+    if not has_display():
+        raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
+                                  "--eval.web works through an ssh tunnel, --eval.terminal in any terminal, "
+                                  "--eval.video writes a file.")
+    raylib, paused, texture = ocean._raylib(), False, None
+    picture = view.picture()
+    if not view.native:
+        texture = Texture(picture, view.vecenv.name)
+    raylib.SetExitKey(playing.KEYS["ESCAPE"])
+    while not raylib.WindowShouldClose() & 0xFF:
+        begun = time.perf_counter()
+        step = raylib.IsKeyPressed(playing.KEYS["RIGHT"]) & 0xFF
+        paused ^= bool(raylib.IsKeyPressed(playing.KEYS["SPACE"]) & 0xFF)
+        if step or not paused:
+            view.decide()
+            view.advance()
+        picture = view.picture()
+        if texture is not None:
+            texture.draw(picture)
+        time.sleep(max(0.0, 1 / view.fps - (time.perf_counter() - begun)))
+    raylib.CloseWindow()
+    print(summary(view))
+
+
+class Texture:
+    """A raylib window that shows pictures (height, width, 3) uint8 of one size."""
+
+    def __init__(self, picture, title):
+        import raylib
+
+        self.raylib, self.shape = raylib, picture.shape
+        height, width = picture.shape[:2]
+        self.scale = max(1, 480 // max(height, width))
+        raylib.InitWindow(width * self.scale, height * self.scale, title.encode())
+        self.pixels = np.full((height, width, 4), 255, np.uint8)
+        image = raylib.ffi.new("Image *", (raylib.ffi.cast("void *", self.pixels.ctypes.data), width, height, 1,
+                                           raylib.PIXELFORMAT_UNCOMPRESSED_R8G8B8A8))  # fmt: skip
+        self.texture = raylib.LoadTextureFromImage(image[0])
+
+    def draw(self, picture):
+        raylib = self.raylib
+        self.pixels[..., :3] = picture
+        raylib.UpdateTexture(self.texture, raylib.ffi.cast("void *", self.pixels.ctypes.data))
+        raylib.BeginDrawing()
+        raylib.DrawTextureEx(self.texture, (0, 0), 0, self.scale, raylib.WHITE)
+        raylib.EndDrawing()
+
+
+class HalfBlocks:
+    """A picture for rich: a character is two pixels, the upper one its colour and the lower one its background."""
+
+    def __init__(self, picture, caption=""):
+        self.picture, self.caption = picture, caption
+
+    def __rich_console__(self, console, options):
+        from PIL import Image
+        from rich.segment import Segment
+
+        image, columns, lines = Image.fromarray(self.picture), options.max_width, max(1, console.height - 2)
+        scale = min(columns / image.width, 2 * lines / image.height)
+        size = max(1, round(image.width * scale)), max(2, 2 * round(image.height * scale / 2))
+        pixels = np.asarray(image.resize(size, Image.Resampling.BOX))
+        for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
+            for colors, run in itertools.groupby(zip(map(tuple, upper), map(tuple, lower), strict=True)):
+                yield Segment("▀" * len([*run]), block_style(*colors))
+            yield Segment.line()
+        yield Segment(self.caption[:columns])
+        yield Segment.line()
+
+
+@functools.lru_cache(65536)
+def block_style(upper, lower):
+    from rich.color import Color
+    from rich.style import Style
+
+    return Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower))
+
+
+def show_in_terminal(view, console=None, steps=None):
+    """Plays in the terminal until ctrl-C, or for some steps."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = console or Console()
+    if not console.is_terminal:
+        raise pufferl.ConfigError("eval.terminal: the output is no terminal; --eval.video writes a file.")
+    due = time.perf_counter()
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        while steps is None or view.step < steps:
+            view.decide()
+            caption = (f"{view.vecenv.name}   step {view.lengths[0]}   return {view.returns[0]:.6g}   "
+                       f"value {view.thoughts()['value']:.3f}   {summary(view)}   ctrl-C ends")  # fmt: skip
+            live.update(HalfBlocks(view.picture(), caption), refresh=True)
+            view.advance()
+            due = max(due + 1 / view.fps, time.perf_counter())
+            time.sleep(max(0.0, due - time.perf_counter()))
+    print(summary(view))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page
+
+
+class Page:
+    """The policy playing on a page at 127.0.0.1.
+
+    One thread plays and draws, that of `run`: raylib is bound to one. Requests come in threads of their own; they read
+    the last state that was published, and put orders ({"pause": true}, {"seed": 3}) into a queue. Nothing is played
+    while no page asks for it.
+    """
+
+    PICTURES = 40  # states a second that are published at most
+    PATIENCE = 10.0  # seconds that a request waits for a new state
+    LARGEST = 960  # pixels of a picture's longer side
+
+    def __init__(self, env_name, args):
+        self.given = args
+        self.orders, self.changed = queue.SimpleQueue(), threading.Condition()
+        self.number, self.runs, self.token = 0, 0, f"{random.SystemRandom().getrandbits(32):08x}"
+        self.state, self.scores = {}, []
+        self.paused, self.steps, self.agent, self.problem = False, 0, 0, None
+        self.asked, self.closing, self.view = 0.0, False, None
+        self.trained, self.others = [], []
+        for name in dict.fromkeys([*ocean.names(), env_name]):
+            ships = name in ocean.names() and (ocean.FOLDER / name / "baseline.safetensors").exists()
+            (self.trained if ships else self.others).append(name)
+        self._open(env_name, "given")
+        self.server = serve(self, args["eval"]["port"])
+        self.port = self.server.server_address[1]
+
+    def run(self):
+        """Play, until `close` or an interrupt."""
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        due = published = time.perf_counter()
+        self._publish()
+        try:
+            while not self.closing:
+                now = time.perf_counter()
+                idle = (self.paused and not self.steps) or now - self.asked > self.PATIENCE + 2
+                try:
+                    order = self.orders.get(timeout=0.25 if idle else max(0.0, due - now))
+                except queue.Empty:
+                    order = None
+                if order is not None:
+                    self._obey(order)
+                    self._publish()
+                elif not idle:
+                    stepped = bool(self.steps)
+                    self.steps = max(0, self.steps - 1)
+                    self._decide()
+                    self.view.advance()
+                    self.decided = False
+                    self.total += 1
+                    now = time.perf_counter()
+                    due = max(due + 1 / self.speed, now - 0.1)
+                    if stepped or now - published >= 1 / self.PICTURES:
+                        published = now
+                        self._publish()
+        finally:
+            self.server.shutdown()
+            self.server.server_close()
+            self.view.close()
+
+    def close(self):
+        """End `run`; may be called by a signal's handler."""
+        self.closing = True
+        self.orders.put({})  # wakes it
+
+    def _obey(self, order):
+        """Do what the page asks for; what cannot be done is shown on it."""
+        self.problem = None
+        try:
+            for name, value in order.items():
+                getattr(self, f"_set_{name}")(value)
+        except (ValueError, TypeError, KeyError) as error:  # pufferl.ConfigError is one
+            self.problem = str(error)
+        except Exception as error:  # of an environment that does not load; the last one plays on
+            traceback.print_exc()
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def _set_pause(self, value):
+        self.paused, self.steps = bool(value), 0
+
+    def _set_step(self, count):
+        self.paused, self.steps = True, max(0, min(int(count), 1000))
+
+    def _set_speed(self, value):
+        self.speed = min(max(float(value), 0.1), 1e5)
+
+    def _set_agent(self, number):
+        self.agent = min(max(int(number), 0), self.view.agents - 1)
+
+    def _set_deterministic(self, value):
+        self.view.deterministic = bool(value)
+        self.given["eval"]["deterministic"] = bool(value)
+
+    def _set_seed(self, value):
+        self.view.restart(EVAL_SEED + int(value) % 2**53)
+        self._begin()
+
+    def _set_policy(self, name):
+        self._open(self.environment, name)
+
+    def _set_environment(self, name):
+        if name not in (*self.trained, *self.others):
+            raise ValueError(f"there is no environment {name} to choose")
+        self._open(name, None)
+
+    def _open(self, name, policy):
+        """Another environment, or another policy in it. policy: "given" is that of the command line, None the best."""
+        policies = self._policies(name)
+        policy = policy or policies[0][0]
+        options = {"given": None, "baseline": ["--baseline"], "untrained": [],
+                   "latest": ["--load-model-path", "latest", "--data-dir", self.given["data_dir"]]}[policy]  # fmt: skip
+        args = self.given if options is None else pufferl.load_config(name, options)
+        args = {**args, "eval": self.given["eval"]}
+        seed = self.view.seed if self.view else self.given["train"]["seed"] + EVAL_SEED
+        view = View(name, args, seed)
+        try:
+            view.picture()
+        except pufferl.ConfigError:
+            view.close()
+            raise
+        if self.view is not None:
+            self.view.close()
+        self.view, self.environment, self.policy, self.policies = view, name, policy, policies
+        self.speed, self.agent = view.fps, 0
+        self._begin()
+
+    def _policies(self, name):
+        """[(name, what to call it, what it is)] of the policies for an environment, the best first."""
+        found = []
+        if self.view is None or name == self.started:
+            self.started = name
+            found.append(("given", "as started", describe_policy(self.given)))
+        if name in self.trained:
+            about = pufferl.read_baseline(name)[1]
+            found.append(("baseline", "the one that ships", f"score {about['score']:.4g}, {about['steps']:,} steps"))
+        with contextlib.suppress(pufferl.ConfigError):
+            model = pufferl.find_model("latest", self.given["data_dir"], pufferl.find_config(name)[0])
+            found.append(("latest", "the latest run", str(model)))
+        return [*found, ("untrained", "untrained", "random weights")]
+
+    def _begin(self):
+        self.runs += 1
+        self.total, self.decided = 0, False
+
+    def _decide(self):
+        if not self.decided:
+            self.view.decide()
+            self.decided = True
+
+    def _publish(self):
+        """Make what is now what the page shows."""
+        self._decide()
+        view, scores = self.view, self.view.scores
+        count = len(scores)
+        state = {
+            "run": f"{self.token}-{self.runs}", "environment": self.environment, "policy": self.policy,
+            "environments": {"trained": self.trained, "others": self.others}, "policies": self.policies,
+            "paused": self.paused, "speed": self.speed, "fps": view.fps, "seed": view.seed - EVAL_SEED,
+            "deterministic": view.deterministic, "agents": view.agents, "agent": self.agent, "steps": self.total,
+            "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]), "count": count,
+            "mean": float(np.mean(scores)) if count else None,
+            "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
+            "problem": self.problem, "picture": png(view.picture(), self.LARGEST), **view.thoughts(self.agent),
+        }  # fmt: skip
+        with self.changed:
+            self.number += 1
+            self.state, self.scores = {"number": self.number, **state}, scores
+            self.changed.notify_all()
+
+    def read(self, after, run, first_score):
+        """For a request: the state as JSON, once there is one later than number `after` or of another run than `run`,
+        with the scores from number first_score on; None where there is none for PATIENCE seconds."""
+        self.asked = time.perf_counter()
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.state and (self.number > after or self.state["run"] != run),
+                                         self.PATIENCE):  # fmt: skip
+                return None
+            state, scores = self.state, self.scores
+        self.asked = time.perf_counter()
+        first = first_score if state["run"] == run else 0
+        return json.dumps({**state, "first_score": first, "scores": scores[first : state["count"]]})
+
+
+def png(picture, side):
+    """A picture as PNG in base64."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    shrink(Image.fromarray(picture), side).save(file, "png", compress_level=2)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+class Requests(http.server.BaseHTTPRequestHandler):
+    """The page, its states and its orders. `server.page` is the Page."""
+
+    protocol_version = "HTTP/1.1"  # connections stay open for the next request
+    timeout = 60
+    LOOPBACK = ("127.0.0.1", "localhost", "::1")
+    ORDERS = ("pause", "step", "speed", "seed", "environment", "policy", "agent", "deterministic")
+
+    def do_GET(self):
+        url = urllib.parse.urlsplit(self.path)
+        if self._refuse():
+            return
+        if url.path == "/":
+            nonce = f"{random.SystemRandom().getrandbits(128):032x}"
+            page = (pufferl.ROOT / "watch.html").read_text().replace("NONCE", nonce)
+            self._answer(200, page, "text/html; charset=utf-8", nonce)
+        elif url.path == "/state":
+            asked = dict(urllib.parse.parse_qsl(url.query))
+            try:
+                after, first = int(asked.get("after", -1)), max(0, int(asked.get("scores", 0)))
+            except ValueError:
+                self._answer(400, "after and scores must be whole numbers")
+                return
+            state = self.server.page.read(after, asked.get("run"), first)
+            self._answer(204) if state is None else self._answer(200, state, "application/json")
+        else:
+            self._answer(404, "there is / and /state")
+
+    def do_POST(self):
+        try:
+            size = int(self.headers.get("Content-Length", -1))
+        except ValueError:
+            size = -1
+        if not 0 <= size <= 4096:
+            self.close_connection = True
+            self._answer(413, "an order has at most 4096 bytes, and says how many")
+            return
+        body = self.rfile.read(size)
+        if self._refuse():
+            return
+        if self.path != "/order":
+            self._answer(404, "orders go to /order")
+        elif self.headers.get_content_type() != "application/json":  # which a form of another site cannot send
+            self._answer(415, "an order is application/json")
+        else:
+            try:
+                order = json.loads(body)
+                known = isinstance(order, dict) and order.keys() <= set(self.ORDERS)
+            except ValueError:
+                known = False
+            if not known:
+                self._answer(400, f"an order is an object with some of {', '.join(self.ORDERS)}")
+                return
+            self.server.page.orders.put(order)
+            self._answer(204)
+
+    def _refuse(self):
+        """Answer 403 to what does not come from this page: another name that was made to point here (DNS rebinding), or
+        another site's script. The port may be any, as an ssh tunnel has one of its own."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        own = self._hostname(f"//{host}") in self.LOOPBACK and len(self.headers.get_all("Host", [])) == 1
+        if own and origin in (None, f"http://{host}"):
+            return False
+        self._answer(403, "this page is for http://127.0.0.1 and http://localhost only")
+        return True
+
+    @staticmethod
+    def _hostname(url):
+        try:
+            return urllib.parse.urlsplit(url).hostname
+        except ValueError:
+            return None
+
+    def _answer(self, status, text="", kind="text/plain; charset=utf-8", nonce=None):
+        body = text.encode()
+        self.send_response(status)
+        if status != 204:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+        own = f"'nonce-{nonce}'"
+        policy = f"img-src data:; style-src {own}; script-src {own}; connect-src 'self'; " if nonce else ""
+        self.send_header("Content-Security-Policy", f"default-src 'none'; {policy}base-uri 'none'; form-action 'none'; "
+                                                    "frame-ancestors 'none'")
+        for name, value in (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"),
+                            ("Referrer-Policy", "no-referrer"), ("Cross-Origin-Resource-Policy", "same-origin")):
+            self.send_header(name, value)
+        self.end_headers()
+        if status != 204:
+            self.wfile.write(body)
+
+    def log_message(self, *_): ...
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):  # a page that was closed
+            super().handle_error(request, client_address)
+
+
+def serve(page, port):
+    """A server at 127.0.0.1, at `port` or the next one that is free (0: any). Raises ConfigError."""
+    for candidate in [0] if port == 0 else range(port, min(port + 20, 65536)):
+        try:
+            server = Server(("127.0.0.1", candidate), Requests)
+            server.page = page
+            return server
+        except OSError as error:
+            problem = error
+    raise pufferl.ConfigError(f"eval.port = {port}: neither it nor one of the 19 after it is free ({problem}).")
+
+
+def show_on_page(env_name, args):
+    page = Page(env_name, args)
+    print(f"{env_name}, {describe_policy(args)}: http://127.0.0.1:{page.port}   (ctrl-C ends)\n"
+          f"from another machine: ssh -L {page.port}:127.0.0.1:{page.port} this-machine, then the same address there",
+          flush=True)  # fmt: skip
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: page.close())
+    page.run()
+    print(summary(page.view))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The policies that ship
 
 
@@ -365,8 +860,8 @@ def ship(env_name, args):
              "episodes": args["eval"]["episodes"], "steps": steps_of(model), "seed": args["train"]["seed"],
              "env": {name: value for name, value in args["env"].items() if name != "num_envs"},
              "policy": args["policy"], "rnn": args["rnn"]}  # fmt: skip
-    weights = {name: tensor.contiguous() for name, tensor in
-               torch.load(model, weights_only=True, map_location="cpu").items()}  # fmt: skip
+    saved = torch.load(model, weights_only=True, map_location="cpu")
+    weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in saved.items()}
     data = save(weights, {name: json.dumps(value) for name, value in about.items()})
     if len(data) > LARGEST_BASELINE:
         raise pufferl.ConfigError(f"ship: {len(data):,} bytes are more than the {LARGEST_BASELINE:,} that a shipped "
@@ -385,18 +880,33 @@ def steps_of(model):
     return epoch * state["global_step"] // state["epoch"]
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
 def play(env_name, args):
-    """The eval verb: scores, and what the eval section asks to show."""
-    video = args["eval"]["video"]
-    if video:
-        check_video(video)
-    evaluate(env_name, args)
-    if video:
-        view = View(env_name, args, args["train"]["seed"] + EVAL_SEED)
-        try:
-            write_video(episode_pictures(view, args["eval"]["seconds"]), video, view.fps)
-        finally:
-            view.close()
+    """The eval verb: scores, and what the eval section asks to show. The page and the terminal play at once."""
+    show = args["eval"]
+    if show["video"]:
+        check_video(show["video"])
+    if show["web"]:
+        return show_on_page(env_name, args)
+    if not show["terminal"]:
+        evaluate(env_name, args)
+    window = has_display() and sys.stdout.isatty() and not show["video"] if show["window"] is None else show["window"]
+    if not (show["video"] or show["terminal"] or window):
+        return None
+    view = View(env_name, args, args["train"]["seed"] + EVAL_SEED)
+    try:
+        if show["terminal"]:
+            show_in_terminal(view)
+        if show["video"]:
+            view.restart(view.seed)
+            write_video(episode_pictures(view, show["seconds"]), show["video"], view.fps)
+        if window and not show["terminal"]:
+            show_in_window(view)
+    finally:
+        view.close()
 
 
 def main(argv=None):

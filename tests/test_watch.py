@@ -1,15 +1,31 @@
 """Evaluation counts fairly; shipped policies load and score; pictures, videos and the page show the game."""
 
+import base64
+import contextlib
+import http.client
+import io
 import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import torch
 
 import ocean
 import pufferl
 import watch
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # -- counting ---------------------------------------------------------------------------------------------------------
 
@@ -138,7 +154,7 @@ def shipped():
 
 def test_shipped_policies_are_small_and_fit_their_environments():
     names = shipped()
-    assert "squared" in names
+    assert {"squared", "target", "cartpole", "memory", "breakout"} <= set(names)
     for name in names:
         assert pufferl.find_baseline(name).stat().st_size < watch.LARGEST_BASELINE
         args = pufferl.load_config(name, ["--baseline"])
@@ -222,3 +238,218 @@ def test_an_environment_that_draws_nothing_says_so():
     with pytest.raises(pufferl.ConfigError, match=r"its render\(\) gave nothing"):
         view.picture()
     view.close()
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------------
+
+
+def test_the_terminal_shows_two_pixels_a_character():
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=4, height=6)
+    picture = np.zeros((4, 4, 3), np.uint8)
+    picture[0] = 255, 0, 0
+    picture[3] = 0, 0, 255
+    console.print(watch.HalfBlocks(picture, "caption"))
+    upper, lower, caption, *_ = console.file.getvalue().split("\n")
+    assert upper == "\x1b[38;2;255;0;0;48;2;0;0;0m▀▀▀▀\x1b[0m"
+    assert lower == "\x1b[38;2;0;0;0;48;2;0;0;255m▀▀▀▀\x1b[0m"
+    assert caption == "capt"
+
+
+def test_a_policy_plays_in_the_terminal(capsys):
+    pytest.importorskip("raylib")
+    from rich.console import Console
+
+    options = ["--baseline", "--eval.fps", "1000"]
+    view = watch.View("squared", pufferl.load_config("squared", options), watch.EVAL_SEED)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=40, height=24)
+    watch.show_in_terminal(view, console, steps=40)
+    view.close()
+    drawn = console.file.getvalue()
+    assert drawn.count("▀") > 40 * 500 and "return" in drawn
+    assert "48;2;250;190;60" in drawn, "the target's gold"
+    assert re.search(r"\d episodes, score 1\.000", capsys.readouterr().out)
+    with pytest.raises(pufferl.ConfigError, match="no terminal"):
+        watch.show_in_terminal(view, Console(file=io.StringIO()))
+
+
+def test_a_window_without_a_display_says_what_else_there_is(monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(watch.sys, "platform", "linux")
+    with pytest.raises(SystemExit, match=r"--eval\.web works through an ssh tunnel"):
+        watch.main(["squared", "--eval.episodes", "1", "--eval.window"])
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A process that serves the page, as a user starts it; (process, port)."""
+    pytest.importorskip("raylib")
+    command = [sys.executable, str(ROOT / "watch.py"), "squared", "--baseline", "--eval.web", "--eval.port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = ""
+    for line in process.stdout:
+        said += line
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+            break
+    else:
+        raise AssertionError(said)
+    yield process, int(found[1])
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and "episode" in rest and "Traceback" not in rest, rest
+
+
+def ask(port, method, path, body=None, **headers):
+    """(status, headers, text) of a request; headers: Host="evil.test"."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.putrequest(method, path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
+    data = None if body is None else json.dumps(body).encode()
+    if data is not None:
+        connection.putheader("Content-Length", str(len(data)))
+    connection.endheaders(data)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read().decode()
+
+
+def order(port, **what):
+    assert ask(port, "POST", "/order", what, Content_Type="application/json")[0] == 204
+
+
+def wait_for(get, seconds=60):
+    """The first true value of get()."""
+    deadline = time.time() + seconds
+    while not (value := get()):
+        assert time.time() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def test_the_page_is_for_this_machine_only(server):
+    process, port = server
+    listening = [one.laddr.ip for one in psutil.Process(process.pid).net_connections() if one.status == "LISTEN"]
+    assert listening == ["127.0.0.1"]
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:1234", f"[::1]:{port}"):  # a tunnel has its own
+        assert ask(port, "GET", "/", Host=host)[0] == 200
+    for host in ("evil.test", f"evil.test:{port}", "127.0.0.1.evil.test", "localhost@evil.test", "", "[", "0.0.0.0"):
+        assert ask(port, "GET", "/state?after=0", Host=host)[0] == 403
+        assert ask(port, "POST", "/order", {"pause": True}, Host=host, Content_Type="application/json")[0] == 403
+    own = {"Host": f"localhost:{port}", "Content_Type": "application/json"}
+    assert ask(port, "POST", "/order", {"speed": 10}, Origin="http://evil.test", **own)[0] == 403
+    assert ask(port, "POST", "/order", {"speed": 10}, Origin="null", **own)[0] == 403
+    assert ask(port, "POST", "/order", {"speed": 10}, Origin=f"http://localhost:{port}", **own)[0] == 204
+    assert ask(port, "POST", "/order", {"speed": 10}, Content_Type="text/plain")[0] == 415
+    assert ask(port, "POST", "/order", {"run": 1}, Content_Type="application/json")[0] == 400
+    assert ask(port, "POST", "/order", {"x": "y" * 5000}, Content_Type="application/json")[0] == 413
+    assert ask(port, "GET", "/../pufferl.py")[0] == 404
+    assert ask(port, "GET", "/state?after=x")[0] == 400
+    _, headers, text = ask(port, "GET", "/")
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text), "no resource from elsewhere"
+
+
+def test_states_and_orders(server):
+    """What the page asks for, without a browser."""
+    _, port = server
+
+    def state(after=-1, run="", scores=0):
+        return json.loads(ask(port, "GET", f"/state?after={after}&run={run}&scores={scores}")[2])
+
+    first = state()
+    assert first["environment"] == "squared" and len(first["heads"][0]["probabilities"]) == 5
+    assert sum(first["heads"][0]["probabilities"]) == pytest.approx(1)
+    order(port, speed=2000)
+    later = wait_for(lambda: (now := state(first["number"], first["run"]))["count"] > 20 and now)
+    assert len(later["scores"]) == later["count"] and later["number"] > first["number"]
+    rest = state(scores=later["count"] - 3, run=later["run"])
+    assert rest["first_score"] == later["count"] - 3 and rest["scores"][:3] == later["scores"][-3:]
+    order(port, pause=True)
+    still = wait_for(lambda: (now := state())["paused"] and now)
+    order(port, step=2)
+    assert wait_for(lambda: (now := state())["steps"] == still["steps"] + 2 and now)["paused"]
+    order(port, seed=11, speed=10, pause=True)
+    one = wait_for(lambda: (now := state())["seed"] == 11 and now)
+    assert one["count"] == one["steps"] == 0 and one["run"] != still["run"]
+    picture = base64.b64decode(one["picture"])
+    order(port, seed=11)
+    two = wait_for(lambda: (now := state())["run"] != one["run"] and now)
+    assert base64.b64decode(two["picture"]) == picture, "the same seed begins the same episode"
+    order(port, environment="no/such.py:thing")
+    assert "no environment" in wait_for(lambda: (now := state())["problem"] and now)["problem"]
+    order(port, environment="target")
+    other = wait_for(lambda: (now := state())["environment"] == "target" and now)
+    assert other["problem"] is None and other["agents"] == 8 and len(other["heads"]) == 2
+    order(port, agent=5)
+    wait_for(lambda: state()["agent"] == 5)
+    order(port, environment="pendulum", policy="untrained")
+    assert wait_for(lambda: (now := state())["environment"] == "pendulum" and now)["heads"][0]["spread"][0] > 0
+    order(port, environment="squared", pause=False)
+    wait_for(lambda: state()["environment"] == "squared")
+
+
+@contextlib.contextmanager
+def browser():
+    """A page of headless Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--host-resolver-rules=MAP evil.test 127.0.0.1"])
+        yield opened.new_page(viewport={"width": 1400, "height": 900})
+        opened.close()
+
+
+def test_the_page_in_a_browser(server, tmp_path):
+    _, port = server
+    with browser() as page:
+        requests, problems = [], []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.goto(f"http://localhost:{port}/")
+        wait_for(lambda: page.evaluate("!!state && state.environment === 'squared' && !!values.length"))
+
+        def picture(name="picture"):
+            return page.evaluate(f"$('{name}').toDataURL()")
+
+        pictures = {picture()}
+        wait_for(lambda: pictures.add(picture()) or len(pictures) > 4)
+        page.click("#pause")
+        wait_for(lambda: page.inner_text("#pause") == "Play" and page.is_visible("#paused"))
+        still = picture(), page.evaluate("state.steps")
+        time.sleep(1)
+        assert (picture(), page.evaluate("state.steps")) == still, "pause stops"
+        page.click("#step")
+        wait_for(lambda: page.evaluate("state.steps") == still[1] + 1 and picture() != still[0])
+        page.keyboard.press("Space")
+        wait_for(lambda: page.evaluate("!state.paused"))
+        order(port, speed=300)
+        counts, curves = [], set()
+        for _ in range(3):
+            count = counts[-1] if counts else 0
+            wait_for(lambda count=count: page.evaluate("scores.length") > count + 5)
+            counts.append(page.evaluate("scores.length"))
+            curves.add(picture("scores"))
+        assert len(curves) == 3, "the curve grows"
+        assert page.evaluate("scores.length === state.count") and page.inner_text("#mean").startswith(("0.9", "1.0"))
+        assert page.locator(".bar").count() == 5 and page.locator(".bar.chosen").count() == 1
+        page.fill("#seed", "42")
+        page.press("#seed", "Enter")
+        wait_for(lambda: page.evaluate("state.seed") == 42)
+        page.select_option("#environment", "cartpole")
+        wait_for(lambda: page.evaluate("state.environment === 'cartpole' && values.length > 3"))
+        assert page.title() == "cartpole – watch" and page.locator(".bar").count() == 2
+        page.screenshot(path=tmp_path / "page.png")
+        assert problems == [] and all(url.startswith((f"http://localhost:{port}/", "data:")) for url in requests)
+        refused = page.goto(f"http://evil.test:{port}/")  # another name for this machine
+        assert refused.status == 403
+        order(port, environment="squared")
