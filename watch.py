@@ -194,7 +194,12 @@ def evaluate(env_name, args):
     num_envs = min(episodes, MOST_ENVS if native else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
     play = Play(env_name, args, num_envs, args["train"]["seed"] + EVAL_SEED)
     vecenv, storage = play.vecenv, play.storage
-    quotas = [episodes // vecenv.num_envs + (env < episodes % vecenv.num_envs) for env in range(vecenv.num_envs)]
+    inner = vecenv.num_envs < num_envs
+    if inner:  # one environment that itself holds num_envs, whose agents have a quota each
+        quotas = [-(-episodes // num_envs)]
+        episodes = quotas[0] * num_envs
+    else:
+        quotas = [episodes // num_envs + (env < episodes % num_envs) for env in range(num_envs)]
     counted = Episodes(quotas, vecenv.num_agents // vecenv.num_envs, always_report=native)
     longest = args["eval"]["max_steps"] * max(quotas)
     try:
@@ -212,7 +217,7 @@ def evaluate(env_name, args):
     results = counted.statistics()
     for name, value in results.items():
         print(f"{name:20} mean {value.mean:10.3f} ± {value.error:.3f}   min {value.min:.3f}   max {value.max:.3f}")
-    each = f" of {counted.agents} agents" if counted.agents > 1 else ""
+    each = f" of {counted.agents} agents" if counted.agents > 1 and not inner else ""
     print(f"{episodes} episodes{each}, {play.step} steps, {describe_policy(args)}")
     return results
 
@@ -424,16 +429,15 @@ def show_in_window(view):
         raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
                                   "--eval.web works through an ssh tunnel, --eval.terminal in any terminal, "
                                   "--eval.video writes a file.")
-    raylib, paused, texture = ocean._raylib(), False, None
-    picture = view.picture()
-    if not view.native:
-        texture = Texture(picture, view.vecenv.name)
-    raylib.SetExitKey(playing.KEYS["ESCAPE"])
-    while not raylib.WindowShouldClose() & 0xFF:
+    import raylib
+
+    picture, paused = view.picture(), False
+    texture = None if view.native else Texture(picture, view.vecenv.name)
+    raylib.SetExitKey(raylib.KEY_ESCAPE)
+    while not raylib.WindowShouldClose():
         begun = time.perf_counter()
-        step = raylib.IsKeyPressed(playing.KEYS["RIGHT"]) & 0xFF
-        paused ^= bool(raylib.IsKeyPressed(playing.KEYS["SPACE"]) & 0xFF)
-        if step or not paused:
+        paused ^= raylib.IsKeyPressed(raylib.KEY_SPACE)
+        if raylib.IsKeyPressed(raylib.KEY_RIGHT) or not paused:
             view.decide()
             view.advance()
         picture = view.picture()
@@ -448,11 +452,13 @@ class Texture:
     """A raylib window that shows pictures (height, width, 3) uint8 of one size."""
 
     def __init__(self, picture, title):
+        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # see ocean._raylib
         import raylib
 
-        self.raylib, self.shape = raylib, picture.shape
+        self.raylib = raylib
         height, width = picture.shape[:2]
-        self.scale = max(1, 480 // max(height, width))
+        self.scale = max(1, 720 // max(height, width))
+        raylib.SetTraceLogLevel(raylib.LOG_WARNING)
         raylib.InitWindow(width * self.scale, height * self.scale, title.encode())
         self.pixels = np.full((height, width, 4), 255, np.uint8)
         image = raylib.ffi.new("Image *", (raylib.ffi.cast("void *", self.pixels.ctypes.data), width, height, 1,
@@ -554,6 +560,7 @@ class Page:
         """Play, until `close` or an interrupt."""
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         due = published = time.perf_counter()
+        interval = 1 / self.PICTURES
         self._publish()
         try:
             while not self.closing:
@@ -575,9 +582,11 @@ class Page:
                     self.total += 1
                     now = time.perf_counter()
                     due = max(due + 1 / self.speed, now - 0.1)
-                    if stepped or now - published >= 1 / self.PICTURES:
+                    if stepped or now - published >= interval:
                         published = now
                         self._publish()
+                        # Drawing takes half of the time at most, so that a busy machine plays on at the wanted speed.
+                        interval = max(1 / self.PICTURES, 2 * (time.perf_counter() - now))
         finally:
             self.server.shutdown()
             self.server.server_close()
@@ -711,7 +720,7 @@ def png(picture, side):
     from PIL import Image
 
     file = io.BytesIO()
-    shrink(Image.fromarray(picture), side).save(file, "png", compress_level=2)
+    shrink(Image.fromarray(picture), side).save(file, "png")
     return base64.b64encode(file.getvalue()).decode()
 
 

@@ -374,6 +374,7 @@ def _raylib():
     """
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # SDL would swallow SIGTERM, and ctrl-C where it can
     try:
         from raylib import _raylib_cffi
     except ImportError as error:

@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+import emulation
 import ocean
 import pufferl
 import watch
@@ -108,6 +109,38 @@ def test_environments_that_report_nothing_are_counted_by_their_rewards():
     assert not counted.open
     assert results["score"].mean == (2 * 1 + 3 * 2) / 2
     assert results["episode_length"].mean == 2.5
+
+
+class Inner(emulation.PufferEnv):
+    """Holds its copies itself, as agents; agent i's episodes last LENGTHS[i] steps and return i."""
+
+    LENGTHS = np.array([7, 11, 13, 17])
+
+    def __init__(self, num_envs=4, buf=None):
+        self.single_observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.num_agents = num_envs
+        super().__init__(buf)
+        self.left = self.LENGTHS.copy()
+
+    def reset(self, seed=None):
+        return self.observations, []
+
+    def step(self, actions):
+        self.left -= 1
+        self.terminals[:] = self.left == 0
+        self.rewards[:] = np.where(self.terminals, np.arange(self.num_agents), 0)
+        infos = [{"score": float(i), "n": 1} for i in np.flatnonzero(self.terminals)]
+        self.left = np.where(self.terminals, self.LENGTHS, self.left)
+        return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+
+def test_an_environment_that_holds_its_own_copies(capsys):
+    name = f"{__file__}:Inner"
+    options = ["--eval.episodes", "20", "--vec.num-envs", "1", "--env.num-envs", "4", "--vec.backend", "serial"]
+    results = watch.evaluate(name, pufferl.load_config(name, options))
+    assert results["score"].mean == 1.5, "five episodes of each"
+    assert "20 episodes, 85 steps" in capsys.readouterr().out
 
 
 def test_several_agents_and_python_environments_are_evaluated():
@@ -280,6 +313,54 @@ def test_a_window_without_a_display_says_what_else_there_is(monkeypatch):
     monkeypatch.setattr(watch.sys, "platform", "linux")
     with pytest.raises(SystemExit, match=r"--eval\.web works through an ssh tunnel"):
         watch.main(["squared", "--eval.episodes", "1", "--eval.window"])
+
+
+def screen(file):
+    """What Xvfb shows, (height, width, 3) uint8, from the file of its -fbdir, an xwd."""
+    data = Path(file).read_bytes()
+    header = np.frombuffer(data[:100], ">u4")
+    size, height, width, line, colors = header[[0, 5, 4, 12, 19]].tolist()
+    pixels = np.frombuffer(data, np.uint8, height * line, size + 12 * colors)
+    return pixels.reshape(height, line // 4, 4)[:, :width, 2::-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cartpole", UNEVEN])
+def test_a_window_shows_the_game(name, tmp_path):
+    """On a virtual display: it moves, and its colours and top are where they belong."""
+    pytest.importorskip("raylib")
+    if shutil.which("Xvfb") is None:
+        pytest.skip("needs Xvfb, a display in memory (Debian: apt-get install xvfb)")
+    reader, writer = os.pipe()
+    display = subprocess.Popen(["Xvfb", "-displayfd", str(writer), "-screen", "0", "1280x800x24", "-fbdir", tmp_path],
+                               pass_fds=[writer], stderr=subprocess.DEVNULL)  # fmt: skip
+    os.close(writer)
+    try:
+        number = os.read(reader, 16).decode().strip()
+        environment = {**os.environ, "DISPLAY": f":{number}"}
+        environment.pop("WAYLAND_DISPLAY", None)
+        command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1", "--eval.window",
+                   "--eval.fps", "20", "--eval.max-steps", "1000"]  # fmt: skip
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        pictures = {}
+
+        def look():
+            assert process.poll() is None, process.stderr.read().decode()
+            now = screen(tmp_path / "Xvfb_screen0")
+            pictures[now.tobytes()] = now
+            return len(pictures) > 6
+
+        wait_for(look)
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
+    finally:
+        display.terminate()
+        display.wait(30)
+        os.close(reader)
+    if name == "cartpole":
+        shown = [*pictures.values()][-1].astype(int)
+        pole, cart = (np.argwhere(np.abs(shown - color).max(axis=2) < 8) for color in ((250, 190, 60), (0, 187, 204)))
+        assert len(pole) and len(cart) and pole[:, 0].mean() < cart[:, 0].mean()
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
