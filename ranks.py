@@ -197,10 +197,9 @@ class Ranks:
         others = self.gather(own)
         if any(other != own for other in others):
             different = [rank for rank, other in enumerate(others) if other != others[0]]
-            raise RankError(f"{what} are not the same on all ranks: rank{'s' * (len(different) > 1)} "
-                            f"{', '.join(map(str, different))} differ from rank 0. The ranks must run the same code, "
-                            "packages and settings (a learning rate set on one rank only?) on the same kind of device, "
-                            "with the same number of threads.")
+            raise RankError(f"{what} are not the same on all ranks: other than rank 0's on "
+                            f"{', '.join(map(str, different))}. Ranks must run the same code, packages and settings (was a "
+                            "learning rate set on one only?) on the same kind of device, with as many threads.")
 
 
 _connected = None

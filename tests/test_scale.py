@@ -1,0 +1,403 @@
+"""Several ranks on one policy: the same gradient as one process, the same weights, resume, interrupts, crashes, nodes.
+
+The fast tests ask two ranks, which scale_rank.py runs once for all of them; the slow ones start torchrun.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scale_rank
+import torch
+from scale_rank import AGENTS, CASES, DRAWN
+
+import ranks
+import vector
+
+ROOT = Path(__file__).resolve().parent.parent
+CLEAN = {name: value for name, value in os.environ.items()
+         if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What each of two ranks of scale_rank.py saw."""
+    folder, port, processes = tmp_path_factory.mktemp("ranks"), str(free_port()), []
+    for rank in range(2):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
+        processes.append(subprocess.Popen([sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)],
+                                          env=CLEAN | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [process.communicate(timeout=570)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+    seen = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    return seen, outputs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(two, tmp_path, case):
+    parts = [seen[case] for seen in two[0]]
+    num_envs = AGENTS // 4 if case == "dead agents" else AGENTS
+    torch.set_num_threads(1)
+    trainer = scale_rank.make_trainer(case, 2 * num_envs, tmp_path)
+    for part in parts:
+        assert torch.equal(part["weights"], trainer.arena.flat("weights")), "rank 0's weights are everybody's"
+    trainer.evaluate()
+    arrays, state = scale_rank.keep(trainer)
+    for name, tensor in arrays.items():
+        joined = torch.cat([part["arrays"][name] for part in parts], dim=0 if name == "final_observations" else 1)
+        # Environments, agents and random words are numbered through: the rollout is that of one process, but for
+        # rounding, which matters to nothing that is drawn before the first action.
+        if name == "actions":
+            assert torch.allclose(joined[0].double(), tensor[0].double(), atol=1e-5)
+        if name == "observations":
+            assert torch.equal(joined[0], tensor[0])
+            assert not torch.equal(*(part["arrays"][name][0] for part in parts)), "ranks have environments of their own"
+        target = trainer.storage[name] if name in trainer.storage else getattr(trainer, name)
+        target.copy_(joined)
+    for name, tensor in state.items():
+        trainer.initial_state[name].copy_(torch.cat([part["state"][name] for part in parts], dim=1))
+        assert tensor.shape == trainer.initial_state[name].shape
+
+    one = scale_rank.learn_from_given_segments(trainer, [0, 1])
+    two_gradient = parts[0]["gradient"]
+    assert torch.equal(two_gradient, parts[1]["gradient"]), "all ranks have the same bits"
+    error = (one["gradient"] - two_gradient).double().norm() / one["gradient"].double().norm()
+    assert error < 1e-5, error
+    torch.testing.assert_close(one["settings"], parts[0]["settings"], rtol=1e-5, atol=1e-7)
+    assert [part["first"] for part in parts] == [0, DRAWN], "draws are numbered through as well"
+    for name, value in one["losses"].items():
+        if name != "grad_norm":
+            assert parts[0]["losses"][name] == parts[1]["losses"][name]
+            assert parts[0]["losses"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    trainer.release()
+
+
+def test_weights_stay_equal_and_a_run_of_two_ranks_resumes_bit_for_bit(two):
+    (first, second), _ = two
+    assert torch.equal(first["whole"], second["whole"])
+    assert torch.equal(first["resumed"], second["resumed"])
+    assert torch.equal(first["whole"], first["resumed"])
+    assert first["global_step"] == 4 * 2 * AGENTS * scale_rank.HORIZON
+    assert first["environment"] == second["environment"] and first["environment"]["n"] > AGENTS
+
+
+def test_unequal_weights_and_settings_are_errors_that_name_them(two):
+    for seen in two[0]:
+        assert "not the same on all ranks: other than rank 0's on 1" in seen["unequal"][0]
+        assert "RankError: train.seed must be the same on all ranks, but is 0, 1" in seen["seeds"][0]
+        assert "not one segment" in seen["few"][0] and "ConfigError: train.gpus = 5" in seen["gpus"][0]
+
+
+def test_what_ranks_tell_each_other(two):
+    for rank, seen in enumerate(two[0]):
+        assert seen["sum"].tolist() == [3.0, 2e-17] and seen["sum"].dtype == np.float64
+        assert seen["any"] == [False, True, True]
+        assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be", rank == 1)
+        assert seen["shared"] == (0, [0, 1], "ab"[rank])
+        assert seen["logs"] == [{"score": 4.0, "n": 1}, {"score": 1.0, "n": 3},
+                                {"score": 5.0, "extra": 2.0, "n": 3}, {}]  # fmt: skip
+
+
+def test_rank_0_says_once_what_the_numbers_mean(two):
+    _, outputs = two
+    assert "2 ranks on 1 machine. Each (vec, env): 12 environments, 12 agents, threads: 1." in outputs[0]
+    assert "minibatch_size 160, of which a rank draws 80 from its own" in outputs[0]
+    assert "ranks on" not in outputs[1]
+
+
+def test_ranks_of_one_machine_share_its_cores(monkeypatch):
+    alone = vector.physical_cores()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert vector.physical_cores() == max(1, alone // 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert vector.physical_cores() == 1
+
+
+def test_one_rank_is_no_group(monkeypatch):
+    monkeypatch.setattr(ranks, "_connected", None)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    group, values = ranks.connect(), np.ones(2)
+    assert (group.rank, group.count) == (0, 1) and not torch.distributed.is_initialized()
+    assert group.sum(values) is values and group.gather(3) == [3] and group.first(lambda: 4) == 4
+    assert group.merge_log({"score": 1.0, "n": 2}) == {"score": 1.0, "n": 2} and group.bytes == 0
+
+
+# -- whole runs under torchrun ---------------------------------------------------------------------------------------
+
+SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none", "--vec.num-buffers", "1"]
+FOREVER = [*SMALL, "--train.total-timesteps", "1000000000", "--train.checkpoint-interval", "5"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+PUFFERL = str(ROOT / "pufferl.py")
+
+
+def start(command, folder, **environment):
+    with open(folder / "output.txt", "a") as output:
+        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=CLEAN | environment)
+
+
+def finish(process, folder, timeout=300):
+    """(exit code, what it printed)."""
+    try:
+        return process.wait(timeout), (folder / "output.txt").read_text()
+    except subprocess.TimeoutExpired:
+        ranks_of(process, kill=True)
+        process.kill()
+        raise AssertionError((folder / "output.txt").read_text()) from None
+
+
+def run(command, folder, **environment):
+    code, text = finish(start(command, folder, **environment), folder)
+    assert code == 0, text
+    return text
+
+
+def ranks_of(process, kill=False):
+    """{rank: psutil.Process} of what a launcher has started."""
+    found = {}
+    for child in psutil.Process(process.pid).children():
+        if "RANK" in child.environ():
+            found[int(child.environ()["RANK"])] = child
+            if kill:
+                child.kill()
+    return found
+
+
+def wait_for(condition, process, folder, seconds=240):
+    deadline = time.time() + seconds
+    while time.time() < deadline and process.poll() is None:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    ranks_of(process, kill=True) if process.poll() is None else None
+    raise AssertionError((folder / "output.txt").read_text())
+
+
+def checkpoints(folder):
+    return list(folder.glob("experiments/*/trainer_state.pt"))
+
+
+def steps(folder):
+    """The steps that the one run of this folder has logged."""
+    (metrics,) = folder.glob("experiments/*/metrics.jsonl")
+    return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_gpus_trains_interrupts_and_resumes_with_one_rank_and_two(tmp_path):
+    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"], tmp_path)
+    wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    code, text = finish(process, tmp_path)
+    assert code == 0, text
+    assert text.count("stopping after this epoch") == 1 and text.count("checkpoint   ") == 1 and "Traceback" not in text
+    assert "2 ranks on 1 machine" in text
+    (state,) = checkpoints(tmp_path)
+    saved = torch.load(state, weights_only=True)
+    assert saved["global_step"] == saved["epoch"] * 2 * 64 * 64 and len(saved["others"]) == 1
+    assert json.loads((state.parent / "config.json").read_text())["train"]["gpus"] == 2
+
+    stop = str(saved["global_step"] + 10 * 64 * 64)
+    again = [sys.executable, PUFFERL, "train", "squared", "--resume", "latest", "--logger", "none"]
+    text = run([*again, "--train.gpus", "1", "--train.total-timesteps", stop], tmp_path)
+    assert "is of 2 ranks, now there are 1" in text and steps(tmp_path)[-1] == int(stop)
+    stop = str(int(stop) + 10 * 2 * 64 * 64)
+    text = run([*again, "--train.gpus", "2", "--train.total-timesteps", stop], tmp_path)
+    assert "is of 1 rank, now there are 2" in text and steps(tmp_path)[-1] == int(stop)
+    assert steps(tmp_path) == sorted(steps(tmp_path))
+    stop = str(int(stop) + 2 * 64 * 64)
+    text = run([*again, "--train.total-timesteps", stop], tmp_path)  # the run remembers that it has two ranks
+    assert text.count("now there are") == 2 and steps(tmp_path)[-1] == int(stop)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_others(tmp_path):
+    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"], tmp_path)
+    wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
+    members = ranks_of(process)
+    members[1].kill()
+    killed = time.time()
+    code, text = finish(process, tmp_path, timeout=60)
+    assert code == 1 and time.time() - killed < 15, text
+    assert not members[0].is_running() and "Signal 9 (SIGKILL)" in text
+    assert "rank 0 of 2: another rank has ended" in text
+    run([sys.executable, PUFFERL, "train", "squared", "--resume", "latest", "--train.total-timesteps", "1"], tmp_path)
+
+
+FAULTY = """
+import gymnasium, os
+
+class Faulty(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 300 and os.environ["RANK"] == "1":
+            raise ValueError("the sky has fallen")
+        return self.observation_space.sample(), float(action), self.steps % 20 == 0, False, {}
+"""
+
+
+@pytest.mark.slow
+def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs",
+               "4", "--vec.backend", "serial", "--train.total-timesteps", "1000000", "--logger", "none"]  # fmt: skip
+    code, text = finish(start(command, tmp_path), tmp_path)
+    assert code == 1 and text.count("ValueError: the sky has fallen") >= 2, text  # its own, and in torchrun's summary
+    assert re.search("Root Cause.*rank      : 1", text, re.DOTALL), text
+
+
+@pytest.mark.slow
+def test_settings_that_cannot_work_are_said_once(tmp_path):
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", "squared"]
+    code, text = finish(start([*command, "--train.gama", "0.9"], tmp_path), tmp_path)
+    assert code == 1 and text.count("--train.gamma") == 1, text
+    code, text = finish(start([*command, "--train.gpus", "3"], tmp_path), tmp_path)
+    assert code == 1 and "train.gpus = 3, but torchrun has started 2" in text
+
+
+@pytest.mark.slow
+def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
+    old = tmp_path / "experiments" / "squared_old"  # another run of this environment, and a newer one
+    old.mkdir(parents=True)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL, "train", "squared"]
+    process = start([*command, *FOREVER], tmp_path)
+    (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
+    (old / "config.json").write_text(json.dumps({"launch": "other"}))
+    before = torch.load(state, weights_only=True)["epoch"]
+    members = ranks_of(process)
+    members[0].kill()
+    (old / "trainer_state.pt").write_text("nothing")
+    text = wait_for(lambda: (t := (tmp_path / "output.txt").read_text()) if "resumed " in t else "", process, tmp_path)
+    assert f"resumed {state.parent.relative_to(tmp_path)} at step" in text
+    resumed = int(re.search(r"resumed .* at step ([\d,]+)", text)[1].replace(",", ""))
+    assert resumed >= before * 2 * 64 * 64 and resumed % (5 * 2 * 64 * 64) == 0
+    wait_for(lambda: steps(tmp_path)[-1] > resumed + 10 * 2 * 64 * 64, process, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    code, text = finish(process, tmp_path)
+    assert text.count("checkpoint   ") == 1, "torchrun hands SIGTERM to its ranks, which save"
+    assert len(list((tmp_path / "experiments").glob("squared_*/metrics.jsonl"))) == 1
+
+
+SCRIPT = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+from pufferl import PuffeRL, load_config, load_env, load_policy
+args = load_config("squared", ["--env.num-envs", "32", "--train.total-timesteps", "20000"])
+vecenv = load_env("squared", args)
+policy = load_policy(args, vecenv, "squared")
+trainer = PuffeRL({{**args["train"], "env": "squared"}}, vecenv, policy)
+while trainer.global_step < args["train"]["total_timesteps"]:
+    trainer.evaluate()
+    logs = trainer.train()
+trainer.close()
+print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{trainer.arena.flat('weights').sum():.6f}}", flush=True)
+"""
+
+
+def two_nodes(command, folder, *options):
+    """The same command on two nodes at 127.0.0.1 and 127.0.0.2, with torchrun's options; what both printed."""
+    nodes = []
+    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
+        (folder / f"node{node}").mkdir()
+        options_here = [option.format(node=node, address=address) for option in options]
+        nodes.append(start([*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options_here,
+                            *command], folder / f"node{node}"))  # fmt: skip
+    results = [finish(process, folder / f"node{node}") for node, process in enumerate(nodes)]
+    assert [code for code, _ in results] == [0, 0], "\n".join(text for _, text in results)
+    return [text for _, text in results]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rendezvous", "static"])
+def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    port = free_port()
+    options = {"rendezvous": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"],
+               "static": ["--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]}[how]  # fmt: skip
+    texts = two_nodes([str(tmp_path / "train.py")], tmp_path, *options)
+    results = [re.search("rank done: .*", text)[0] for text in texts]
+    assert results[0] == results[1] and results[0].startswith("rank done: 20480 ")
+    assert sum("2 ranks on 2 machines" in text for text in texts) == 1
+    folders = list(tmp_path.glob("node*/experiments/*/trainer_state.pt"))
+    assert len(folders) == 1, "one rank writes"
+
+
+@pytest.mark.slow
+def test_two_nodes_of_the_command_line(tmp_path):
+    options = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=test"]
+    texts = two_nodes([PUFFERL, "train", "squared", *SMALL, "--train.total-timesteps", "40000"], tmp_path, *options)
+    assert sorted("40,960 steps in" in text for text in texts) == [False, True]
+
+
+BACKENDS = {
+    "multiprocessing": ["gym/CartPole-v1", "--vec.backend", "multiprocessing", "--vec.num-workers", "1"],
+    "serial lstm": ["gym/CartPole-v1", "--vec.backend", "serial", "--rnn.name", "lstm", "--policy.name", "feed-forward",
+                    "--train.max-minibatch-size", "256"],
+    "ray": ["gym/CartPole-v1", "--vec.backend", "ray", "--vec.num-workers", "1"],
+    "C under multiprocessing": ["cartpole", "--vec.backend", "multiprocessing", "--vec.num-workers", "1",
+                                "--env.num-envs", "2"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BACKENDS)
+def test_every_vectorizer_and_wrapper(tmp_path, case):
+    if case == "ray":
+        pytest.importorskip("ray")
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case], "--vec.num-envs", "4",
+               "--train.minibatch-size", "512", "--train.total-timesteps", "4000", "--logger", "none"]  # fmt: skip
+    text = run(command, tmp_path)
+    assert "2 ranks on 1 machine" in text and steps(tmp_path)[-1] >= 4000
+
+
+@pytest.mark.slow
+def test_uneven_shares_and_rounded_threads(tmp_path):
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=3", PUFFERL, "train", "cartpole", "--env.num-envs", "16"]
+    text = run([*command, "--train.minibatch-size", "512", "--train.total-timesteps", "20000", "--logger", "none"],
+               tmp_path)  # fmt: skip
+    assert "a rank draws 128 from its own" in text and steps(tmp_path)[-1] >= 20000
+
+
+LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096", "--logger", "none",
+            "--train.log-interval", "0"]  # fmt: skip
+
+
+def curve(folder):
+    """Mean episode length along a run, an entry an epoch."""
+    (metrics,) = folder.glob("experiments/*/metrics.jsonl")
+    entries = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [entry["environment/episode_length"] for entry in entries if "environment/episode_length" in entry]
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_as_one_process_with_twice_the_agents(tmp_path):
+    areas = {1: [], 2: []}
+    for count in areas:
+        for seed in range(4):
+            folder = tmp_path / f"{count} {seed}"
+            folder.mkdir()
+            run([sys.executable, PUFFERL, "train", "cartpole", *LEARNING, "--train.seed", str(seed), "--train.gpus",
+                 str(count), "--env.num-envs", str(512 // count)], folder)  # fmt: skip
+            lengths = curve(folder)
+            assert len(lengths) == 20 and lengths[-1] > 3 * lengths[0], lengths
+            areas[count].append(np.mean(lengths))
+    spread = np.hypot(np.std(areas[1], ddof=1), np.std(areas[2], ddof=1)) / 2
+    difference = abs(np.mean(areas[1]) - np.mean(areas[2]))
+    assert difference < max(3 * spread, 0.1 * np.mean(areas[1])), areas
