@@ -198,7 +198,7 @@ class Ranks:
         if any(other != own for other in others):
             different = [rank for rank, other in enumerate(others) if other != others[0]]
             raise RankError(f"{what} are not the same on all ranks: other than rank 0's on "
-                            f"{', '.join(map(str, different))}. Ranks must run the same code, packages and settings (was a "
+                            f"{', '.join(map(str, different))}. Ranks must run the same code, packages and settings (a "
                             "learning rate set on one only?) on the same kind of device, with as many threads.")
 
 

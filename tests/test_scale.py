@@ -3,13 +3,18 @@
 The fast tests ask two ranks, which scale_rank.py runs once for all of them; the slow ones start torchrun.
 """
 
+import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import scale_rank
 import torch
@@ -142,9 +147,25 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 PUFFERL = str(ROOT / "pufferl.py")
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind():
+    """Whatever a failed test leaves running would slow all others down."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            ranks_of(process, kill=True)
+            process.kill()
+
+
 def start(command, folder, **environment):
     with open(folder / "output.txt", "a") as output:
-        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=CLEAN | environment)
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=CLEAN | environment)
+    STARTED.append(process)
+    return process
 
 
 def finish(process, folder, timeout=300):
@@ -152,8 +173,6 @@ def finish(process, folder, timeout=300):
     try:
         return process.wait(timeout), (folder / "output.txt").read_text()
     except subprocess.TimeoutExpired:
-        ranks_of(process, kill=True)
-        process.kill()
         raise AssertionError((folder / "output.txt").read_text()) from None
 
 
@@ -180,7 +199,6 @@ def wait_for(condition, process, folder, seconds=240):
         if found := condition():
             return found
         time.sleep(0.1)
-    ranks_of(process, kill=True) if process.poll() is None else None
     raise AssertionError((folder / "output.txt").read_text())
 
 
@@ -285,13 +303,14 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     members = ranks_of(process)
     members[0].kill()
     (old / "trainer_state.pt").write_text("nothing")
-    text = wait_for(lambda: (t := (tmp_path / "output.txt").read_text()) if "resumed " in t else "", process, tmp_path)
+    wait_for(lambda: "resumed " in (tmp_path / "output.txt").read_text(), process, tmp_path)
+    text = (tmp_path / "output.txt").read_text()
     assert f"resumed {state.parent.relative_to(tmp_path)} at step" in text
     resumed = int(re.search(r"resumed .* at step ([\d,]+)", text)[1].replace(",", ""))
     assert resumed >= before * 2 * 64 * 64 and resumed % (5 * 2 * 64 * 64) == 0
     wait_for(lambda: steps(tmp_path)[-1] > resumed + 10 * 2 * 64 * 64, process, tmp_path)
     process.send_signal(signal.SIGTERM)
-    code, text = finish(process, tmp_path)
+    _, text = finish(process, tmp_path)
     assert text.count("checkpoint   ") == 1, "torchrun hands SIGTERM to its ranks, which save"
     assert len(list((tmp_path / "experiments").glob("squared_*/metrics.jsonl"))) == 1
 
@@ -307,7 +326,8 @@ while trainer.global_step < args["train"]["total_timesteps"]:
     trainer.evaluate()
     logs = trainer.train()
 trainer.close()
-print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{trainer.arena.flat('weights').sum():.6f}}", flush=True)
+weights = trainer.arena.flat("weights").sum()
+print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{weights:.6f}}", flush=True)
 """
 
 
@@ -361,8 +381,8 @@ BACKENDS = {
 def test_every_vectorizer_and_wrapper(tmp_path, case):
     if case == "ray":
         pytest.importorskip("ray")
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case], "--vec.num-envs", "4",
-               "--train.minibatch-size", "512", "--train.total-timesteps", "4000", "--logger", "none"]  # fmt: skip
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case], "--vec.num-envs",
+               "4", "--train.minibatch-size", "512", "--train.total-timesteps", "4000", "--logger", "none"]  # fmt: skip
     text = run(command, tmp_path)
     assert "2 ranks on 1 machine" in text and steps(tmp_path)[-1] >= 4000
 
