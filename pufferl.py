@@ -1475,12 +1475,12 @@ def train(env_name, args):
     group = ranks.connect()
     if ranks.started():
         args["train"]["gpus"] = group.local_count
-    if ranks.restarts() and not args["resume"]:
-        args["resume"] = group.first(lambda: ranks.find_interrupted(args["data_dir"], Path(args["env_name"]).stem))
+    if not args["resume"]:
+        args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
     vecenv = load_env(env_name, args)
     policy = load_policy(args, vecenv, env_name)
     config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
-              "settings": {**args, "launch": ranks.launch_name()}}
+              "settings": {**args, "launchers": group.launchers()}}
     if args["resume"]:
         folder = group.first(lambda: find_run(args["resume"], args["data_dir"], args["env_name"], "trainer_state.pt"))
         config["run_id"] = folder.name.removeprefix(f"{Path(args['env_name']).stem}_")

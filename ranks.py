@@ -22,7 +22,9 @@ import ctypes
 import datetime
 import json
 import os
+import secrets
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -155,6 +157,28 @@ class Ranks:
         means = {name: total / n for name, (n, total) in zip(self._names, sums[1:].tolist(), strict=True) if n}
         return {**means, "n": sums[0, 0].item()} if sums[0, 0] else {}
 
+    def launchers(self):
+        """{machine and process: when it began} of the torchruns that started the ranks; {} without torchrun."""
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            return {}
+        parent = psutil.Process(os.getppid())
+        return dict(self.gather((f"{socket.gethostname()}:{parent.pid}", parent.create_time())))
+
+    def find_interrupted(self, data_dir, env_name):
+        """The folder of the run that these torchruns were at before they restarted their ranks, or None: the newest
+        with a checkpoint that one of them recorded as `launchers`."""
+        launchers = self.launchers()
+
+        def find():
+            saved = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
+            for path in sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True):
+                with contextlib.suppress(OSError, ValueError):
+                    then = json.loads(path.with_name("config.json").read_text()).get("launchers", {})
+                    if any(abs(then.get(name, 0) - began) < 5 for name, began in launchers.items()):
+                        return str(path.parent)
+
+        return self.first(find) if launchers else None
+
     def join(self, trainer, agents):
         """Before a trainer's rollout arrays are made: RankError for settings that differ between ranks, other random
         numbers for each rank's environments, rank 0's weights for all; rank 0 says what the numbers mean."""
@@ -221,11 +245,35 @@ def connect():
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
         if gpu and local_rank < torch.cuda.device_count():
             torch.cuda.set_device(local_rank)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=TIMEOUT)
+        store, rank, count = _rendezvous()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank, world_size=count,
+                                timeout=TIMEOUT)
         atexit.register(_disconnect)
     control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo", timeout=TIMEOUT)
     _connected = Ranks(dist.get_rank(), dist.get_world_size(), local_rank, local_count, control)
     return _connected
+
+
+def _rendezvous():
+    """(store, rank, count). torchrun keeps one store over its restarts, with the addresses of ranks that are gone in
+    it; so rank 0 draws a new name for each start, and all of the group's keys go under that."""
+    store, rank, count = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    own, deadline = secrets.token_hex(8), time.monotonic() + TIMEOUT.total_seconds()
+    if rank == 0:
+        store.set("name", own)
+        for other in range(1, count):
+            answer = store.get(f"{own}/{other}").decode()
+            store.set(f"{own}/{answer}", "go")
+        return dist.PrefixStore(own, store), rank, count
+    while True:
+        name = store.get("name").decode()
+        store.set(f"{name}/{rank}", own)
+        try:
+            store.wait([f"{name}/{own}"], datetime.timedelta(seconds=1))
+            return dist.PrefixStore(name, store), rank, count
+        except RuntimeError:  # a name of an earlier start, or rank 0 is slow
+            if time.monotonic() > deadline:
+                raise RankError(f"rank {rank} of {count}: rank 0 has not come for {TIMEOUT}.") from None
 
 
 def _disconnect():
@@ -242,28 +290,6 @@ def _die_with_launcher():
 def started():
     """Whether a launcher has started this process as one of its ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def restarts():
-    """How often torchrun has restarted its ranks, after one of them failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-
-
-def launch_name():
-    """What tells one call of torchrun from others, the same after a restart; "" without torchrun."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if name == "none" else name
-
-
-def find_interrupted(data_dir, env_name):
-    """The folder of the run that torchrun's ranks were at before it restarted them; None without a checkpoint there."""
-    saved = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
-    for path in sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True):
-        settings = path.with_name("config.json")
-        if settings.exists() and json.loads(settings.read_text()).get("launch") == launch_name():
-            return str(path.parent)
-    print("restarted before the first checkpoint was written: the run begins anew")
-    return None
 
 
 def launch(count, command):

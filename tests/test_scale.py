@@ -298,7 +298,7 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL, "train", "squared"]
     process = start([*command, *FOREVER], tmp_path)
     (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
-    (old / "config.json").write_text(json.dumps({"launch": "other"}))
+    (old / "config.json").write_text(json.dumps({"launchers": {"other:1": 0.0}}))
     before = torch.load(state, weights_only=True)["epoch"]
     members = ranks_of(process)
     members[0].kill()
