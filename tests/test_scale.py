@@ -382,8 +382,8 @@ def test_every_vectorizer_and_wrapper(tmp_path, case):
     if case == "ray":
         pytest.importorskip("ray")
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case], "--vec.num-envs",
-               "4", "--train.minibatch-size", "512", "--train.total-timesteps", "4000", "--logger", "none"]  # fmt: skip
-    text = run(command, tmp_path)
+               "8", "--train.minibatch-size", "256", "--train.total-timesteps", "4000", "--logger", "none"]  # fmt: skip
+    text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
     assert "2 ranks on 1 machine" in text and steps(tmp_path)[-1] >= 4000
 
 
