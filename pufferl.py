@@ -1480,7 +1480,7 @@ def train(env_name, args):
     vecenv = load_env(env_name, args)
     policy = load_policy(args, vecenv, env_name)
     config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
-              "settings": {**args, "launchers": group.launchers()}}
+              "settings": {**args, "launch": group.launchers()}}
     if args["resume"]:
         folder = group.first(lambda: find_run(args["resume"], args["data_dir"], args["env_name"], "trainer_state.pt"))
         config["run_id"] = folder.name.removeprefix(f"{Path(args['env_name']).stem}_")

@@ -166,14 +166,14 @@ class Ranks:
 
     def find_interrupted(self, data_dir, env_name):
         """The folder of the run that these torchruns were at before they restarted their ranks, or None: the newest
-        with a checkpoint that one of them recorded as `launchers`."""
+        with a checkpoint that one of them recorded as `launch`."""
         launchers = self.launchers()
 
         def find():
             saved = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
             for path in sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True):
                 with contextlib.suppress(OSError, ValueError):
-                    then = json.loads(path.with_name("config.json").read_text()).get("launchers", {})
+                    then = json.loads(path.with_name("config.json").read_text()).get("launch", {})
                     if any(abs(then.get(name, 0) - began) < 5 for name, began in launchers.items()):
                         return str(path.parent)
 

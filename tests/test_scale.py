@@ -229,10 +229,10 @@ def test_gpus_trains_interrupts_and_resumes_with_one_rank_and_two(tmp_path):
     stop = str(saved["global_step"] + 10 * 64 * 64)
     again = [sys.executable, PUFFERL, "train", "squared", "--resume", "latest", "--logger", "none"]
     text = run([*again, "--train.gpus", "1", "--train.total-timesteps", stop], tmp_path)
-    assert "is of 2 ranks, now there are 1" in text and steps(tmp_path)[-1] == int(stop)
+    assert "there were 2 ranks, now there are 1" in text and steps(tmp_path)[-1] == int(stop)
     stop = str(int(stop) + 10 * 2 * 64 * 64)
     text = run([*again, "--train.gpus", "2", "--train.total-timesteps", stop], tmp_path)
-    assert "is of 1 rank, now there are 2" in text and steps(tmp_path)[-1] == int(stop)
+    assert "there were 1 ranks, now there are 2" in text and steps(tmp_path)[-1] == int(stop)
     assert steps(tmp_path) == sorted(steps(tmp_path))
     stop = str(int(stop) + 2 * 64 * 64)
     text = run([*again, "--train.total-timesteps", stop], tmp_path)  # the run remembers that it has two ranks
@@ -298,7 +298,7 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL, "train", "squared"]
     process = start([*command, *FOREVER], tmp_path)
     (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
-    (old / "config.json").write_text(json.dumps({"launchers": {"other:1": 0.0}}))
+    (old / "config.json").write_text(json.dumps({"launch": {"other:1": 0.0}}))
     before = torch.load(state, weights_only=True)["epoch"]
     members = ranks_of(process)
     members[0].kill()
