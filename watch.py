@@ -216,7 +216,8 @@ def evaluate(env_name, args):
         play.close()
     results = counted.statistics()
     for name, value in results.items():
-        print(f"{name:20} mean {value.mean:10.3f} ± {value.error:.3f}   min {value.min:.3f}   max {value.max:.3f}")
+        error = "" if math.isnan(value.error) else f" ± {value.error:.3f}"
+        print(f"{name:20} mean {value.mean:10.3f}{error}   min {value.min:.3f}   max {value.max:.3f}")
     each = f" of {counted.agents} agents" if counted.agents > 1 and not inner else ""
     print(f"{episodes} episodes{each}, {play.step} steps, {describe_policy(args)}")
     return results
