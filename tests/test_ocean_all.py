@@ -42,6 +42,7 @@ MORE = [
     ("asteroids", {"first_rocks": 11, "saucer_seconds": 1.0, "max_steps": 20, "ships": 2}),
     ("tetris", {"height": 4, "lines": 1, "max_steps": 20}),
     ("tetris", {"first_level": 20, "reward_piece": 0.1, "reward_hole": -0.1, "reward_bump": -0.1}),
+    ("tetris", {"placements": True}),
     ("g2048", {"max_steps": 50}),
     ("connect4", {"depth": 0}),
     ("connect4", {"depth": 6}),

@@ -450,6 +450,32 @@ def test_tetris_gravity_and_lock():
     assert locked > 40, "moving puts the lock off"
 
 
+def test_tetris_placements():
+    """Every action brings the piece's leftmost cell to its column, or as far as the wall lets it, and drops it."""
+    game, seen, pieces = Tetris(placements=True, seed=16, height=40), set(), 0
+    turned = {name: [np.rot90(np.array([list(map(int, row)) for row in rows]), -k) for k in range(4)]
+              for name, rows in SHAPES.items()}  # fmt: skip
+    for action in np.random.default_rng(2).integers(41, size=3000):
+        lies, _, which, flags = (part.copy() for part in game.parts)
+        game.step(action)
+        if game.terminals[0]:
+            continue
+        if action == 40:
+            assert game.parts[0].sum() == lies.sum() and game.parts[3][0] == 0
+            continue
+        if lies[:12].any() or game.rewards[0]:
+            continue  # near the top there may be no room to turn, and lines that go move what lies
+        new = game.parts[0].astype(int) - lies
+        rows, columns = np.nonzero(new)
+        shape = turned["IOTSZJL"[which[0].argmax()]][action // 10]
+        assert np.array_equal(new[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1], shape)
+        assert columns.min() == min(action % 10, 10 - shape.shape[1])
+        assert (rows == 39).any() or lies[np.minimum(rows + 1, 39), columns].any(), "it lies on something"
+        seen.add(int(action))
+        pieces += 1
+    assert len(seen) == 40 and pieces > 500
+
+
 def test_tetris_rewards_of_shape():
     """Each piece pays reward_piece and what the field's holes and bumps changed by."""
     options = {"reward_piece": 0.5, "reward_hole": -0.25, "reward_bump": -0.0625, "reward_over": 0.0, "height": 40}

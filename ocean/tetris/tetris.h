@@ -18,7 +18,9 @@
  *     20 H + 49    1 where holding is possible
  *     20 H + 50    1 where the piece rests
  *
- * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks` of 1/60 s. */
+ * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks` of 1/60 s. With
+ * `placements` an action is all that is done with a piece, and no time passes before: 10 turns + column, as far as the
+ * piece can go there, its leftmost cell counts, and the hard drop; action 40 is to hold. */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -28,6 +30,7 @@
     X(int, lines, 150, "that end the game") \
     X(int, ticks, 3, "of 1/60 s between two steps") \
     X(int, first_level, 1, "level of the first ten lines") \
+    X(bool, placements, false, "an action is a whole placement: 4 turns x 10 columns, and holding") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
     X(float, lock_delay, 0.5, "seconds that a piece rests before it locks") \
     X(float, reward_over, -1.0, "for the end by a piece without a place") \
@@ -38,7 +41,7 @@
 #include "draw.h"
 
 enum { WIDTH = 10, HIDDEN = 2, MAX_HEIGHT = 40, PIECES = 7, PREVIEWS = 5, RESETS = 15, FULL = (1 << WIDTH) - 1 };
-enum { NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS };
+enum { NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS, PLACEMENTS = 4 * WIDTH };
 enum { I, O, T, S, Z, J, L };
 
 /* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each, row after row of 4,
@@ -104,7 +107,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
         .observation_shape = {observation_size(env)},
         .observation_low = 0,
         .observation_high = 1,
-        .action_heads = {ACTIONS},
+        .action_heads = {env->placements ? PLACEMENTS + 1 : ACTIONS},
     };
 }
 
@@ -288,9 +291,25 @@ static bool fall(Env* env) {
     return (float)env->rested >= env->lock_delay * 60;
 }
 
+/* Turns the falling piece and brings its leftmost cell to the column, or as near as it can go. */
+static void aim(Env* env, int turns, int column) {
+    for (int k = 0; k < turns; k++)
+        turn(env, 1);
+    unsigned bits = 0;
+    for (int row = 0; row < 4; row++)
+        bits |= env->cells[env->piece][env->turned][row];
+    int x = column - __builtin_ctz(bits);
+    while (env->x != x && shift(env, env->x > x ? -1 : 1, 0)) {}
+}
+
 static void c_step(Env* env) {
     bool moved = false, locks = false, over = false;
-    switch (env->actions[0]) {
+    int action = env->actions[0];
+    if (env->placements) {
+        if (action < PLACEMENTS) aim(env, action / WIDTH, action % WIDTH);
+        action = action < PLACEMENTS ? HARD : HOLD;
+    }
+    switch (action) {
         case LEFT: moved = shift(env, -1, 0); break;
         case RIGHT: moved = shift(env, 1, 0); break;
         case TURN_RIGHT: moved = turn(env, 1); break;
@@ -319,7 +338,7 @@ static void c_step(Env* env) {
         env->resets++;
         env->rested = 0;
     }
-    if (!locks && !over) locks = fall(env);
+    if (!locks && !over && !env->placements) locks = fall(env);
     int count = 0;
     float shaped = 0;
     if (locks) {
