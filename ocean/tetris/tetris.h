@@ -20,7 +20,8 @@
  *
  * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks` of 1/60 s. With
  * `placements` an action is all that is done with a piece, and no time passes before: 10 turns + column, as far as the
- * piece can go there, its leftmost cell counts, and the hard drop; action 40 is to hold. */
+ * piece can go there, its leftmost cell counts, and the hard drop; action 40 is to hold, or to drop
+ * where it is, if holding is not possible: nobody can wait. */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -307,7 +308,7 @@ static void c_step(Env* env) {
     int action = env->actions[0];
     if (env->placements) {
         if (action < PLACEMENTS) aim(env, action / WIDTH, action % WIDTH);
-        action = action < PLACEMENTS ? HARD : HOLD;
+        action = action < PLACEMENTS || !env->can_hold ? HARD : HOLD;
     }
     switch (action) {
         case LEFT: moved = shift(env, -1, 0); break;
