@@ -270,7 +270,7 @@ class Dashboard:
 
 
 def time_left(trainer):
-    done = trainer.global_step / max(1, trainer.total_epochs * trainer.batch_size)
+    done = min(1.0, trainer.global_step / trainer.config["total_timesteps"])
     seconds = trainer.uptime * (1 - done) / done if done > 0 else math.inf
     return f"{duration(trainer.uptime)} gone, {duration(seconds)} left"
 

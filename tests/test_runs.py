@@ -1,0 +1,436 @@
+"""Runs that can be trusted: crashes, signals, full disks, resume, NaNs, memory, policies taken over."""
+
+import contextlib
+import errno
+import gc
+import json
+import math
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from test_pufferl import Plain, make_trainer, run_epochs
+
+import models
+import pufferl
+import vector
+from pufferl import ConfigError, PuffeRL, make
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none"]
+
+
+def start(*arguments, cwd, **options):
+    return subprocess.Popen([sys.executable, "-u", str(ROOT / "pufferl.py"), *arguments], cwd=cwd, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
+
+
+def read_until(process, text):
+    """The output as far as the first line that holds `text`."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    raise AssertionError(f"it ended without saying {text!r}:\n{''.join(lines)}")
+
+
+# -- crashes and signals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
+    """One run, killed 20 times while it trains and writes, ends with the weights of an undisturbed one."""
+    interval, epoch, epochs = 2, 64 * 64, 1200
+    command = ["train", "squared", *SMALL, "--train.total-timesteps", str(epochs * epoch)]
+    often = ["--train.checkpoint-interval", str(interval), "--train.log-interval", "0"]
+    moments, reached = random.Random(5), 0
+    for kill in range(20):
+        process = start(*command, *often, *(["--resume", "latest"] if kill else []), cwd=tmp_path)
+        output = read_until(process, "run folder")
+        run, *others = (tmp_path / "experiments").iterdir()
+        assert not others
+        if kill:
+            resumed = int(output.split("at step ")[1].split()[0].replace(",", ""))
+            assert resumed >= reached - interval * epoch, "more than an interval was lost"
+        log, more = run / "metrics.jsonl", moments.randint(0, 30)  # epochs from now, whatever else this machine does
+        size = lambda: log.stat().st_size if log.exists() else 0  # noqa: B023, E731
+        before, deadline = size(), time.monotonic() + 60
+        while size() <= before + 500 * more and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0.0, 0.05))
+        process.kill()
+        process.communicate()
+        assert torch.load(run / "trainer_state.pt", weights_only=True)["model"]
+        json.loads((run / "config.json").read_text())
+        *whole, _ = log.read_text().split("\n") if log.exists() else [""]  # the last one may be torn
+        steps = [json.loads(line)["step"] for line in whole]
+        assert steps == sorted(set(steps))
+        reached = max(steps, default=0)
+    assert 40 * epoch < reached < epochs * epoch, "it was not killed while it trained"
+    process = start(*command, "--resume", "latest", cwd=tmp_path)
+    output = process.communicate()[0]
+    assert process.returncode == 0 and not list(run.glob("*.part")), output
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == epochs * epoch
+    process = start(*command, "--data-dir", "undisturbed", cwd=tmp_path)
+    assert "checkpoint" in process.communicate()[0]
+    final = [torch.load(max(folder.glob("*/model_*.pt")), weights_only=True)
+             for folder in (tmp_path / "experiments", tmp_path / "undisturbed")]  # fmt: skip
+    assert all(torch.equal(final[0][name], final[1][name]) for name in final[1])
+
+
+def interrupted(tmp_path, *command, wait=1.0):
+    """Start, send SIGINT twice, return (process, output, its children before)."""
+    process = start(*command, cwd=tmp_path)
+    output = read_until(process, "run folder")
+    time.sleep(wait)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output += read_until(process, "once more to leave at once")
+    process.send_signal(signal.SIGINT)
+    output += process.communicate(timeout=60)[0]
+    return process, output, children
+
+
+def test_a_second_signal_leaves_at_once(tmp_path):
+    long = ["--vec.total-agents", "8192", "--train.horizon", "2048", "--train.minibatch-size", "65536", "--logger",
+            "none"]  # fmt: skip
+    process, output, _ = interrupted(tmp_path, "train", "squared", *long)
+    assert process.returncode == -signal.SIGINT, output
+    run = next((tmp_path / "experiments").iterdir())
+    assert torch.load(run / "trainer_state.pt", weights_only=True)["epoch"] == 0, "the first checkpoint is whole"
+    assert not list(run.glob("model_*.pt"))
+
+
+@pytest.mark.slow
+def test_a_second_signal_leaves_no_worker_behind(tmp_path):
+    long = ["--vec.num-envs", "8", "--vec.num-workers", "2", "--train.horizon", "8192", "--logger", "none"]
+    process, output, children = interrupted(tmp_path, "train", "gym/CartPole-v1", *long, wait=3.0)
+    assert process.returncode == -signal.SIGINT and len(children) == 2, output
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+# -- disks ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_unwritable_folder_is_an_error_before_anything_starts(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    trainer = make_trainer(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"cannot write the run's folder .*--data-dir"):
+        trainer.evaluate()
+    trainer.release()
+
+
+def test_too_small_a_disk_is_an_error_before_anything_starts(tmp_path):
+    """A real limit of the operating system: no file above 16 kB."""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))  # noqa: E731
+    process = start("train", "squared", *SMALL, cwd=tmp_path, preexec_fn=limit)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 1 and "cannot write the run's folder" in output and "Traceback" not in output, output
+    assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.part"))
+
+
+@contextlib.contextmanager
+def small_disk(folder, megabytes):
+    """A file system of its own, or a skip where this user may not mount one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def check_full_disk(trainer, fill, free, capfd):
+    """Training goes on over a full disk, the last checkpoint loads, and later ones are written again."""
+    run_epochs(trainer, 2)
+    path = trainer.run_folder / "trainer_state.pt"
+    assert torch.load(path, weights_only=True)["epoch"] == 2
+    fill()
+    run_epochs(trainer, 3)
+    assert trainer.epoch == 5
+    saved = torch.load(path, weights_only=True)
+    assert saved["epoch"] == 2 and len(list(trainer.run_folder.glob("model_*.pt"))) >= 1
+    assert "not written" in capfd.readouterr().err and not list(trainer.run_folder.glob("*.part"))
+    free()
+    run_epochs(trainer, 1)
+    assert torch.load(path, weights_only=True)["epoch"] == 6
+    steps = [json.loads(line)["step"] for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == trainer.global_step
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's writer
+def test_a_really_full_disk_keeps_the_run_and_the_checkpoint(tmp_path, capfd):
+    with small_disk(tmp_path / "disk", 2) as disk:
+        filler = disk / "filler"
+
+        def fill():
+            with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+            assert os.statvfs(disk).f_bavail == 0
+
+        trainer = make_trainer(disk, checkpoint_interval=1, keep=2)
+        trainer.logger = pufferl.TensorBoardLogger(disk / "tensorboard")
+        check_full_disk(trainer, fill, filler.unlink, capfd)
+        trainer.close()
+
+
+def test_a_disk_that_fails_keeps_the_run_and_the_checkpoint(tmp_path, capfd, monkeypatch):
+    def no_space(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = make_trainer(tmp_path, checkpoint_interval=1)
+    with pytest.MonkeyPatch.context() as patch:
+        check_full_disk(trainer, lambda: patch.setattr(os, "fsync", no_space), patch.undo, capfd)
+    trainer.close()
+
+
+# -- checkpoints and resume -------------------------------------------------------------------------------------------
+
+
+def test_the_last_models_are_kept_and_the_best(tmp_path):
+    trainer = make_trainer(tmp_path, "squared", checkpoint_interval=1, keep=2, num_envs=64, hidden_size=8)
+    logs = iter([{"score": 0.1, "n": 150}, {"score": 0.9, "n": 60}, {"score": 0.9, "n": 60}, {"score": 0.4, "n": 500},
+                 {"score": 5.0, "n": 20}])  # fmt: skip
+    trainer.vecenv.log = lambda: next(logs)
+    weights = []
+    for _ in range(5):
+        weights.append({name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()})
+        run_epochs(trainer, 1)
+    assert trainer.best_score == pytest.approx(0.9), "20 episodes are not enough to be the best"
+    names = sorted(path.name for path in trainer.run_folder.glob("*.pt"))
+    assert names == ["best_squared.pt", "model_squared_000004.pt", "model_squared_000005.pt", "trainer_state.pt"]
+    best = torch.load(trainer.run_folder / "best_squared.pt", weights_only=True)
+    assert all(torch.equal(best[name], weights[2][name]) for name in best), "the weights that played"
+    assert pufferl.find_model("best", tmp_path, "squared").name == "best_squared.pt"
+    assert pufferl.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
+    again = make_trainer(tmp_path, "squared", num_envs=64, hidden_size=8)
+    again.load_checkpoint(trainer.run_folder)
+    assert again.best_score == trainer.best_score and again._recent == (pytest.approx(100.0), 20)
+
+
+def test_metadata_comes_back(tmp_path):
+    trainer = make_trainer(tmp_path)
+    path = trainer.save_checkpoint(tmp_path / "mine.pt", metadata={"stage": 2, "note": "α", "goal": torch.ones(2)})
+    metadata = make_trainer(tmp_path).load_checkpoint(path)
+    assert metadata["stage"] == 2 and metadata["note"] == "α" and torch.equal(metadata["goal"], torch.ones(2))
+
+
+def test_what_changed_at_resume_is_said_and_takes_effect(tmp_path, capsys):
+    first = make_trainer(tmp_path, env_kwargs={"max_steps": 30})
+    run_epochs(first, 2)
+    path = first.save_checkpoint(tmp_path / "a.pt")
+    second = make_trainer(tmp_path, env_kwargs={"max_steps": 30}, gamma=0.5, learning_rate=0.3)
+    capsys.readouterr()
+    second.load_checkpoint(path)
+    said = capsys.readouterr().out
+    assert "train.gamma: 0.995 is now 0.5" in said and "train.learning_rate: 0.01 is now 0.3" in said
+    assert said.count(" is now ") == 2 and second.config["gamma"] == 0.5 and "begin new episodes" not in said
+    assert torch.equal(second.storage["observations"][-1], first.storage["observations"][-1])
+
+
+@pytest.mark.parametrize("change", [{"env_kwargs": {"max_steps": 7}}, {"num_envs": 12}], ids=["settings", "agents"])
+def test_other_environments_begin_new_episodes_which_is_said(tmp_path, capsys, change):
+    first = make_trainer(tmp_path, env_kwargs={"max_steps": 30})
+    run_epochs(first, 2)
+    path = first.save_checkpoint(tmp_path / "a.pt")
+    second = make_trainer(tmp_path, **{"env_kwargs": {"max_steps": 30}, **change})
+    second.load_checkpoint(path)
+    assert "all environments begin new episodes" in capsys.readouterr().out
+    assert second.storage["resets"][-1].all() and not second.running_returns.any() and second.epoch == 2
+    assert second.global_step == first.global_step
+    momenta = [trainer.arena.flat("momentum") for trainer in (first, second)]
+    assert torch.equal(*momenta) and momenta[0].any()
+    run_epochs(second, 1)
+    if "env_kwargs" in change:
+        assert second.environment["episode_length"] <= 7
+
+
+def test_other_networks_and_optimizers_are_refused_and_nothing_is_changed(tmp_path):
+    first = make_trainer(tmp_path)
+    run_epochs(first, 1)
+    path = first.save_checkpoint(tmp_path / "a.pt")
+    for change, message in (({"hidden_size": 8}, r"another network.*encoder.weight is \(16, 4\) there and \(8, 4\)"),
+                            ({"policy": Plain}, "another network"), ({"optimizer": "adam"}, "train.optimizer")):
+        second = make_trainer(tmp_path, **change)
+        before = {name: tensor.clone() for name, tensor in second.policy.state_dict().items()}
+        with pytest.raises(ConfigError, match=message):
+            second.load_checkpoint(path)
+        assert all(torch.equal(before[name], tensor) for name, tensor in second.policy.state_dict().items())
+        assert second.epoch == 0
+        second.release()
+
+
+def test_a_trainer_in_a_script_logs_and_can_be_resumed_from_the_command_line(tmp_path):
+    policy = models.Policy(vecenv := make("squared", num_envs=64), hidden_size=16)
+    trainer = PuffeRL(env=vecenv, policy=policy, total_timesteps=8192, minibatch_size=1024, data_dir=str(tmp_path))
+    while trainer.epoch < trainer.total_epochs:
+        trainer.evaluate()
+        trainer.train()
+    assert Path(trainer.close()).exists()
+    last = json.loads((trainer.run_folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 8192 and math.isfinite(last["losses/entropy"])
+    options = ["--data-dir", str(tmp_path), "--resume", "latest", "--env.num-envs", "64", "--logger", "none",
+               "--policy.hidden-size", "16", "--train.total-timesteps", "12288"]  # fmt: skip
+    args = pufferl.load_config("squared", options)
+    assert args["train"]["minibatch_size"] == 1024
+    assert pufferl.train("squared", args).run_folder == trainer.run_folder
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    vecenv = make("squared", num_envs=64)
+    trainer = PuffeRL(env=vecenv, policy=models.Policy(vecenv, hidden_size=8), data_dir=None)
+    run_epochs(trainer, 1)
+    assert trainer.close() == "" and not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="data_dir"):
+        trainer.save_checkpoint()
+
+
+# -- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
+    trainer = make_trainer(tmp_path, "cartpole", env_kwargs={"max_steps": 20}, log_interval=1e9)
+    returns, running = [], torch.zeros(trainer.num_agents)
+    for _ in range(6):
+        trainer.evaluate()
+        for t in range(trainer.horizon):
+            running += trainer.storage["rewards"][t]
+            done = trainer.storage["resets"][t + 1].bool()
+            returns += running[done].tolist()
+            running[done] = 0.0
+        trainer.train()
+        if trainer.epoch == 1:
+            returns.clear()  # logged at the first epoch
+    before = trainer._last_log
+    metrics = trainer.mean_and_log()
+    assert metrics["environment/episode_return_min"] == min(returns) < max(returns)
+    assert metrics["environment/episode_return_max"] == max(returns)
+    mean = metrics["environment/episode_return"]
+    assert min(returns) <= mean <= max(returns) and metrics["environment/n"] == len(returns)
+    assert mean == pytest.approx(sum(returns) / len(returns))
+    seconds = trainer._last_log[0] - before[0]
+    assert metrics["performance/seconds_epoch"] == pytest.approx(seconds / 5, rel=0.2)
+    trainer.release()
+
+
+# -- NaNs -------------------------------------------------------------------------------------------------------------
+
+
+def plant(trainer, name, epoch, t=3):
+    """Have environments write a NaN into `name` at step t of an epoch, or break the weights before it."""
+    advance = trainer.vecenv.advance
+
+    def broken(buffer):
+        now = trainer.vecenv._t[buffer]
+        advance(buffer)
+        if trainer.epoch == epoch and buffer == 0 and now == t:
+            row = now + 1 if name == "observations" else now
+            getattr(trainer.vecenv.storage, name)[row, 2] = math.nan
+
+    if name == "weights":
+        trainer.policy.encoder.weight.data[0, 0] = math.nan
+    else:
+        trainer.vecenv.advance = broken
+
+
+@pytest.mark.parametrize("space", ["discrete", "continuous"])
+@pytest.mark.parametrize("name", ["observations", "rewards", "weights"])
+def test_a_planted_nan_is_named_and_the_checkpoint_left(tmp_path, name, space):
+    trainer = make_trainer(tmp_path, env_kwargs={"continuous": space == "continuous"}, checkpoint_interval=1)
+    run_epochs(trainer, 2)
+    saved = (trainer.run_folder / "trainer_state.pt").read_bytes()
+    plant(trainer, name, epoch=2)
+    trainer.evaluate()
+    with pytest.raises(FloatingPointError, match=rf"epoch 2: {name} not finite") as error:
+        trainer.train()
+    if name != "weights":
+        step = 4 if name == "observations" else 3
+        assert f"first at step {step} of the rollout" in str(error.value)
+        assert "python -m ocean cartpole" in str(error.value)
+        assert all(torch.isfinite(tensor).all() for tensor in trainer.policy.state_dict().values())
+    trainer.release()
+    assert (trainer.run_folder / "trainer_state.pt").read_bytes() == saved
+    assert str(trainer.run_folder) in str(error.value)
+
+
+def test_outputs_that_overflow_are_named(tmp_path):
+    trainer = make_trainer(tmp_path)
+    run_epochs(trainer, 1)
+    trainer.policy.decoder.weight.data.fill_(3e38)
+    trainer.evaluate()
+    with pytest.raises(FloatingPointError, match=r"(logprobs|values) not finite.*overflow; lower train.learning_rate"):
+        trainer.train()
+    trainer.release()
+
+
+# -- short forms, memory ----------------------------------------------------------------------------------------------
+
+
+def test_the_short_form_takes_keywords():
+    vecenv = make("breakout", num_envs=256)
+    policy = models.Policy(vecenv, hidden_size=16)
+    trainer = PuffeRL(env=vecenv, policy=policy, learning_rate=0.02, batch_size=256 * 32, minibatch_size=2048,
+                      data_dir=None)  # fmt: skip
+    assert (trainer.horizon, trainer.batch_size, trainer.config["learning_rate"]) == (32, 8192, 0.02)
+    trainer.release()
+    with pytest.raises(ConfigError, match="multiple of the 256 agents"):
+        PuffeRL(env=vecenv, policy=policy, batch_size=1000)
+    with pytest.raises(ConfigError, match="Did you mean learning_rate"):
+        PuffeRL(env=vecenv, policy=policy, learning_rat=0.02)
+    with pytest.raises(ConfigError, match="needs an environment and a policy"):
+        PuffeRL({"learning_rate": 0.1}, vecenv)
+
+
+@pytest.mark.parametrize("kind", ["fused", "custom", "lstm"])
+def test_a_second_trainer_takes_over_a_policy_and_memory_does_not_grow(kind):
+    vecenv = make("cartpole", num_envs=16, num_buffers=1)
+    if kind == "fused":
+        policy = models.Policy(vecenv, hidden_size=32)
+    elif kind == "custom":
+        policy = Plain(vecenv)
+    else:
+        policy = models.LSTMWrapper(vecenv, models.Default(vecenv, hidden_size=16), hidden_size=16)
+    arenas = []
+    for stage in range(3):
+        before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+        env = make("cartpole", num_envs=16, num_buffers=1, env_kwargs={"max_steps": 20 * (stage + 1)})
+        trainer = PuffeRL(env=env, policy=policy, learning_rate=0.01 / (stage + 1), batch_size=128, data_dir=None)
+        assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+        run_epochs(trainer, 2)
+        assert any(not torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+        arenas.append(weakref.ref(trainer.arena))
+        flat = trainer.arena.flat("weights")
+        assert policy.state_dict()[next(iter(before))].untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+        trainer.close()
+        del trainer, flat, env
+        gc.collect()
+        assert [arena() is None for arena in arenas] == [True] * (stage + 1), "an old trainer is still held"
+
+
+def test_running_out_of_memory_names_the_setting(tmp_path):
+    vecenv = vector.make("cartpole", 64)
+    policy = models.Policy(vecenv, hidden_size=16)
+    with pytest.raises(MemoryError, match=r"out of memory: lower vec.total_agents .* or train.horizon"):
+        PuffeRL(env=vecenv, policy=policy, horizon=2**38, minibatch_size=2**38, data_dir=None)
+    trainer = make_trainer(tmp_path, policy=Plain)
+    trainer.evaluate()
+    trainer._forward = lambda observations, state: torch.empty(2**50)
+    with pytest.raises(MemoryError, match=r"lower train\.max_minibatch_size"):
+        trainer.train()
+    trainer.release()
