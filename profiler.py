@@ -32,7 +32,6 @@ def profile(env_name, args):
     trainer = pufferl.PuffeRL(config, vecenv, policy)
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
     epochs(WARM_UP)
-    trainer.mean_and_log()
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
         # torch marks its own operations; the kernels and the environments are marked here
@@ -44,8 +43,9 @@ def profile(env_name, args):
                 stack.callback(setattr, owner, name, function)
                 setattr(owner, name, torch.profiler.record_function(name)(function))
         trace = stack.enter_context(torch.profiler.profile(activities=activities, experimental_config=everywhere))
+        trainer.mean_and_log()  # begins the stages' clocks anew
         epochs(settings["epochs"])
-    trainer.mean_and_log()
+        trainer.mean_and_log()
     path = Path(settings["output"] or Path(args["data_dir"]) / f"profile_{trainer.env_name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     trace.export_chrome_trace(str(path))
