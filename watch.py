@@ -617,6 +617,8 @@ class Page:
         self.paused, self.steps = True, max(0, min(int(count), 1000))
 
     def _set_speed(self, value):
+        if not math.isfinite(float(value)):
+            raise ValueError(f"the speed is {value}; it must be a number of steps a second")
         self.speed = min(max(float(value), 0.1), 1e5)
 
     def _set_agent(self, number):
@@ -713,7 +715,16 @@ class Page:
             state, scores = self.state, self.scores
         self.asked = time.perf_counter()
         first = first_score if state["run"] == run else 0
-        return json.dumps({**state, "first_score": first, "scores": scores[first : state["count"]]})
+        return json.dumps(without_nan({**state, "first_score": first, "scores": scores[first : state["count"]]}))
+
+
+def without_nan(value):
+    """A value for JSON, which has no NaN and no infinity: None stands for them."""
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def png(picture, side):
