@@ -15,6 +15,7 @@ SHORT = {
     "freeway": {"seconds": 20.0},
     "enduro": {"day": 20.0, "first_day": 1},
     "double_pendulum": {"max_steps": 4},
+    "boids": {"max_steps": 200},
 }
 MORE = [
     ("bandit", {"arms": 2, "good_arm": 0}),

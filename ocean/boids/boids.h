@@ -8,7 +8,7 @@
  *     payment = share of its neighbours that are there (alignment_weight * alignment + cohesion_weight * cohesion)
  *               - separation_weight * crowding;   reward = reward_scale * payment
  * so that by default 1 is the most. The flock starts at random and is truncated after max_steps; the first episode of an
- * environment begins at a random step, which staggers their ends. score is the mean payment, perf the same cut at 0. Boids
+ * environment begins at a random step, which staggers the ends, and is not logged. score is the mean payment, perf the same cut at 0. Boids
  * that steer by the three rules as Reynolds wrote them have a score of about 0.77, at random 0.07.
  *
  *     observation, in the boid's own axes (x forward, y to its right), within -1..1
@@ -55,8 +55,8 @@ typedef struct {
 
 struct Env {
     ENV_COMMON
-    bool begun;
-    int tick, steps; /* of the episode; steps counts those that were taken in it */
+    bool begun, whole; /* whole: the episode began at its first step */
+    int tick;
     int columns, rows; /* cells, no smaller than vision */
     double total, alignment, cohesion, crowding; /* sums over the boids and steps of the episode */
     Boid boids[MAX_AGENTS];
@@ -226,18 +226,18 @@ static void c_reset(Env* env) {
         };
     }
     env->tick = env->begun ? 0 : random_int(&env->rng, env->max_steps);
+    env->whole = env->tick == 0;
     env->begun = true;
-    env->steps = 0;
     observe_all(env, env->observations, NULL);
     env->total = env->alignment = env->cohesion = env->crowding = 0;
 }
 
 static void log_episode(Env* env) {
-    double count = (double)env->steps * env->num_agents, score = env->total / count;
+    double count = (double)env->max_steps * env->num_agents, score = env->total / count;
     env->log.perf += clampf((float)score, 0, 1);
     env->log.score += (float)score;
-    env->log.episode_return += (float)(env->reward_scale * score * env->steps);
-    env->log.episode_length += (float)env->steps;
+    env->log.episode_return += (float)(env->reward_scale * score * env->max_steps);
+    env->log.episode_length += (float)env->max_steps;
     env->log.alignment += (float)(env->alignment / count);
     env->log.cohesion += (float)(env->cohesion / count);
     env->log.crowding += (float)(env->crowding / count);
@@ -269,7 +269,6 @@ static void c_step(Env* env) {
             fly(env, &env->boids[i], 0.5f * (float)(action[0] - TURNS / 2), (float)(action[1] - SPEEDS / 2));
         }
     }
-    env->steps++;
     bool over = ++env->tick >= env->max_steps;
     /* The last state of an episode is paid for too, and seen as the final observation where one is asked for; where
      * not, the row of the next one serves as scratch. */
@@ -278,7 +277,7 @@ static void c_step(Env* env) {
     memset(env->terminals, 0, (size_t)env->num_agents);
     memset(env->truncations, over, (size_t)env->num_agents);
     if (!over) return;
-    log_episode(env);
+    if (env->whole) log_episode(env);
     c_reset(env);
 }
 

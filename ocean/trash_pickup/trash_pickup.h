@@ -3,7 +3,7 @@
  * hands: it drops the piece in, and stays where it is. Walls, bins, other agents, and trash when the hands are full are
  * in the way. A piece picked up pays reward_pickup, one dropped reward_drop: `team` of it to all agents in equal parts,
  * the rest to who did it. The episode ends for all when the last piece is in a bin, and is truncated after max_steps;
- * the first one of an environment begins at a random step, which staggers their ends. Bins never touch each other or a
+ * the first one of an environment begins at a random step, which staggers the ends, and is not logged. Bins never touch each other or a
  * wall, so that they cut nothing off. score is the pieces in bins, perf their share of all; clear the share of episodes
  * in which the field was cleared.
  *
@@ -49,9 +49,9 @@ typedef struct {
 
 struct Env {
     ENV_COMMON
-    bool begun;
+    bool begun, whole; /* whole: the episode began at its first step */
     int stride, side, first; /* of cells with the border; of a window; the field's first cell */
-    int tick, steps, dropped; /* of the episode; steps counts those that were taken in it */
+    int tick, dropped;
     int bins[MAX_BINS];
     Agent agents[MAX_AGENTS];
     uint8_t cells[(MAX_SIDE + 2 * MAX_VISION) * (MAX_SIDE + 2 * MAX_VISION)]; /* with a border of walls */
@@ -173,8 +173,9 @@ static void c_reset(Env* env) {
     for (int k = 0; k < env->num_trash; k++)
         env->cells[free_cell(env)] = TRASH;
     env->tick = env->begun ? 0 : random_int(&env->rng, env->max_steps);
+    env->whole = env->tick == 0;
     env->begun = true;
-    env->steps = env->dropped = 0;
+    env->dropped = 0;
     write_observations(env, env->observations);
 }
 
@@ -204,7 +205,7 @@ static void log_episode(Env* env, bool clear) {
     env->log.perf += (float)env->dropped / (float)env->num_trash;
     env->log.score += (float)env->dropped;
     env->log.episode_return += total / (float)env->num_agents;
-    env->log.episode_length += (float)env->steps;
+    env->log.episode_length += (float)env->tick;
     env->log.clear += clear;
     env->log.n += 1;
 }
@@ -215,7 +216,6 @@ static void c_step(Env* env) {
         env->rewards[i] = move(env, &env->agents[i], env->actions[i]);
         earned += env->rewards[i];
     }
-    env->steps++;
     bool clear = env->dropped == env->num_trash, late = ++env->tick >= env->max_steps && !clear;
     for (int i = 0; i < env->num_agents; i++) {
         env->rewards[i] = (1 - env->team) * env->rewards[i] + env->team * earned / (float)env->num_agents;
@@ -228,7 +228,7 @@ static void c_step(Env* env) {
         return;
     }
     if (late && env->final_observations) write_observations(env, env->final_observations);
-    log_episode(env, clear);
+    if (env->whole) log_episode(env, clear);
     c_reset(env);
 }
 
