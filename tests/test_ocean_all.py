@@ -16,6 +16,7 @@ SHORT = {
     "enduro": {"day": 20.0, "first_day": 1},
     "double_pendulum": {"max_steps": 4},
     "boids": {"max_steps": 200},
+    "moba": {"max_ticks": 200},
 }
 MORE = [
     ("bandit", {"arms": 2, "good_arm": 0}),
@@ -58,6 +59,8 @@ MORE = [
     ("boids", {"num_agents": 40, "width": 900.0, "height": 90.0, "vision": 20.0, "continuous": True, "max_steps": 60}),
     ("trash_pickup", {"num_agents": 1, "num_trash": 7, "num_bins": 1, "width": 3, "height": 3, "vision": 1}),
     ("trash_pickup", {"num_agents": 30, "width": 30, "height": 10, "num_trash": 200, "vision": 8, "max_steps": 40}),
+    ("moba", {"self_play": True, "frameskip": 3, "max_ticks": 500, "bot_skill": 0.5}),
+    ("moba", {"demo": True, "self_play": True, "frameskip": 8, "tower_health": 20.0, "ancient_health": 20.0}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 KNOWN = {name for name, _ in VARIANTS}

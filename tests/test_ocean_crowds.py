@@ -1,8 +1,9 @@
-"""The rules of boids and trash_pickup."""
+"""The rules of boids, trash_pickup and moba."""
 
 import numpy as np
 import pytest
 from test_ocean import Vector
+from test_ocean_all import Masked
 
 import ocean
 
@@ -260,3 +261,198 @@ def test_trash_is_cleared_by_walking_there():
             game.step(policy(game))
         scores.append(game.envs.log()["score"])
     assert scores[0] > 30 and scores[1] < 4, scores
+
+
+# Moba
+
+PLACE, MANA, LEVEL, XP, WAIT, READY, DEAD, AGAIN, WALKS, LANES, ENEMIES = 5, 10, 11, 12, 17, 21, 25, 26, 28, 36, 89
+COOLDOWN = 18
+SPEEDS, PERIODS = [0.46, 0.46, 0.52, 0.46, 0.48], [7, 7, 6, 7, 6]
+RECOVERY = [[60, 75, 60], [40, 50, 80], [50, 35, 90], [40, 50, 70], [35, 90, 50]]
+COSTS = [[80, 60, 70], [70, 80, 80], [70, 60, 50], [80, 100, 90], [60, 60, 50]]
+
+
+class Moba(Masked):
+    def __init__(self, num_envs=1, seed=11, **options):
+        super().__init__("moba", num_envs, options, seed=seed)
+        self.rng = np.random.default_rng(seed)
+
+
+def test_moba_teams_are_mirror_images():
+    """Without chance in the damage two teams that act alike see the same, to the last bit, and earn the same, for whole games."""
+    game = Moba(2, self_play=True, spread=0.0, max_ticks=1500, tower_health=60.0, creep_speed=0.6)
+    deaths = fallen = 0
+    for _ in range(2500):
+        game.random_actions(game.rng)
+        actions = game.actions.reshape(2, 2, 5, 3)
+        # Towards the other base, so that they meet.
+        actions[..., 0] = np.where(game.rng.random((2, 1, 5)) < 0.5, 6, actions[:, :1, :, 0])
+        actions[:, 1] = actions[:, 0]
+        game.step()
+        sides = game.observations.reshape(2, 2, 5, -1)
+        assert np.array_equal(sides[:, 0], sides[:, 1])
+        assert np.array_equal(*game.masks.reshape(2, 2, 5, -1).swapaxes(0, 1))
+        rewards = game.rewards.reshape(2, 2, 5)
+        np.testing.assert_allclose(rewards[:, 0], rewards[:, 1], atol=1e-6)
+        deaths = max(deaths, sides[..., DEAD].sum())
+        fallen = max(fallen, (sides[..., LANES + 2 : LANES + 12 : 4] < 1).sum())
+    assert deaths > 2 and fallen > 2
+
+
+def test_moba_heroes_walk_and_trees_stop_them():
+    game = Moba(4, self_play=True)
+    ways = np.array([(0, -1), (0, 1), (-1, 0), (1, 0), (-1, -1), (1, -1), (-1, 1), (1, 1)], float)
+    ways /= np.linalg.norm(ways, axis=1, keepdims=True)
+    speeds = np.tile(SPEEDS, 8)[:, None]
+    saved, blocked, walked, corners = game.envs.save(), 0, 0, 0
+    for k in range(8):
+        game.envs.load(saved)
+        game.step(np.zeros((40, 3)))
+        for _ in range(30):
+            before = game.observations.copy()
+            game.step(np.tile([k + 1, 0, 0], (40, 1)))
+            moved = (game.observations - before)[:, PLACE : PLACE + 2] * 32
+            stays = game.terminals + game.truncations == 0
+            free = stays & (before[:, WALKS + k] == 1)  # for 1.5 tiles, and what is next to it may be a corner
+            step = speeds * ways[k]
+            whole = np.abs(moved - step).max(axis=1) < 1e-4
+            walked, corners = walked + (free & whole).sum(), corners + (free & ~whole).sum()
+            assert ((np.abs(moved) < 1e-5) | (np.abs(moved - step) < 1e-4))[stays].all()  # or slides along
+            blocked += (~whole).sum()
+    assert blocked > 100 and walked > 1000 and corners < 0.05 * walked
+
+
+def test_moba_acts_cost_time_and_mana_and_illegal_ones_nothing():
+    game = Moba(6, self_play=True, max_ticks=2000, tower_damage=1.0)
+    seen = np.zeros((5, 4), int)
+    for t in range(700):
+        game.random_actions(game.rng)
+        game.actions[:, 0] = np.where(game.rng.random(60) < 0.5, 6, game.actions[:, 0])
+        if t % 5 == 0:
+            before, mask = game.observations.copy(), game.masks[:, -5:].astype(bool)
+            saved, actions = game.envs.save(), game.actions.copy()
+            acts = game.rng.integers(1, 5, 60)
+            chosen = mask[np.arange(60), acts]
+            game.step(np.column_stack([actions[:, :2], np.where(chosen, 0, acts)]))
+            illegal = [array.copy() for array in game.outputs()]
+            game.envs.load(saved)
+            game.step(np.column_stack([actions[:, :2], 0 * acts]))
+            assert all(np.array_equal(one, other) for one, other in zip(illegal, game.outputs(), strict=True))
+            game.envs.load(saved)
+            game.step(np.column_stack([0 * acts, actions[:, 1], np.where(chosen, acts, 0)]))
+            after = game.observations
+            ends = game.terminals + game.truncations + after[:, DEAD] > 0
+            for i in np.flatnonzero(chosen & ~ends):
+                role, act = i % 5, acts[i]
+                seen[role, act - 1] += 1
+                if act == 1:
+                    hasted = PERIODS[role] * 2 // 3
+                    assert round(after[i, WAIT] * 10) in (PERIODS[role] - 1, hasted - 1)
+                    continue
+                assert round(after[i, COOLDOWN + act - 2] * 100) == RECOVERY[role][act - 2] - 1
+                spent = (before[i, MANA] - after[i, MANA]) * 1000
+                # What flows back in a tick: a five-hundredth, a twentieth at home, and no more than there is room for.
+                assert -0.01 <= COSTS[role][act - 2] - spent <= 25
+            game.envs.load(saved)
+            game.actions[:] = actions
+        game.step()
+    assert (seen[:, 0] > 0).all() and (seen > 0).sum() > 15, seen
+
+
+def test_moba_experience_and_levels():
+    """With rewards for experience alone, what was earned is what the levels took and what is left of it."""
+    only = {"reward_win": 0.0, "reward_tower": 0.0, "reward_siege": 0.0, "reward_kill": 0.0, "reward_death": 0.0}
+    game = Moba(8, demo=True, reward_xp=1.0, frameskip=4, max_ticks=1200, **only)
+    takes = 60 * (1 + np.arange(15) * 2 / 3)
+    below = np.concatenate([[0], np.cumsum(takes)])
+    whole, earned = np.zeros(40, bool), np.zeros(40)
+    for _ in range(700):
+        game.step(0 * game.actions)
+        ends = game.terminals + game.truncations > 0
+        earned = np.where(ends, 0, earned + game.rewards)
+        whole |= ends
+        levels = np.rint(game.observations[:, LEVEL] * 15).astype(int)
+        has = below[levels - 1] + game.observations[:, XP] * takes[levels - 1]
+        np.testing.assert_allclose(has[whole], earned[whole], rtol=1e-3, atol=0.1)
+        assert (levels[ends] == 1).all()
+    assert levels.max() >= 4
+
+
+def test_moba_death_and_return():
+    only = {"reward_win": 0.0, "reward_tower": 0.0, "reward_siege": 0.0, "reward_kill": 0.0, "reward_xp": 0.0}
+    game = Moba(8, reward_death=-1.0, respawn=5, respawn_level=2, max_ticks=3000, **only)
+    deaths = returns = 0
+    for _ in range(1500):
+        before = game.observations.copy()
+        game.random_actions(game.rng)
+        game.actions[:, 0] = np.where(game.rng.random(40) < 0.7, 6, game.actions[:, 0])
+        game.step()
+        o, ends = game.observations, game.terminals + game.truncations > 0
+        died = (game.rewards == -1) & ~ends
+        levels = np.rint(o[:, LEVEL] * 15)
+        waits = np.rint(o[died, AGAIN] * 300 - 4) / 2
+        assert (o[died, DEAD] == 1).all() and ((waits == levels[died]) | (waits == levels[died] - 1)).all()
+        dead = o[:, DEAD] == 1
+        assert np.array_equal(game.masks[dead].nonzero()[1].reshape(-1, 3), np.tile([0, 9, 12], (dead.sum(), 1)))
+        assert (o[dead, 7] == 0).all() and (game.rewards[(before[:, DEAD] == 1) & dead] == 0).all()
+        back = (before[:, DEAD] == 1) & ~dead & ~ends
+        assert (o[back, 7] == 1).all()
+        places = o[back, PLACE : PLACE + 2] * 32
+        assert (np.linalg.norm(places - [-25.5, 25.5], axis=1) < 2.1).all()
+        deaths, returns = deaths + died.sum(), returns + back.sum()
+    assert deaths > 30 and returns > 30
+
+
+def test_moba_towers_fall_in_order_and_sight_is_shared():
+    game = Moba(6, demo=True, self_play=True, frameskip=4, tower_health=40.0, ancient_health=50.0)
+    fallen, unseen, won = 0, 0, 0
+    before = game.observations[::5].copy()
+    for _ in range(900):
+        game.step(0 * game.actions)
+        o, ends = game.observations, game.terminals[::5] + game.truncations[::5] > 0
+        teams = o.reshape(12, 5, -1)
+        enemies = teams[..., ENEMIES:124].reshape(12, 5, 5, 7)
+        assert (enemies[:, :, :, :2] == enemies[:, :1, :, :2]).all()  # dead and seen: the team knows
+        assert not (enemies[..., 0] * enemies[..., 1]).any()
+        assert not enemies[..., 2:][enemies[..., 1] == 0].any()
+        unseen += (enemies[..., 1] == 0).sum()
+        lanes = teams[:, 0, LANES:48].reshape(12, 3, 4)
+        kept = before[:, LANES:48].reshape(12, 3, 4)
+        assert (lanes[..., 2:] <= kept[..., 2:])[~ends].all()
+        np.testing.assert_array_equal(lanes[::2, :, 2], lanes[1::2, ::-1, 3])  # the other team's view
+        fallen = max(fallen, (lanes[..., 2] == 0).sum())
+        won += game.terminals[::10].sum()
+        assert (np.sign(game.rewards[::10]) == -np.sign(game.rewards[5::10]))[game.terminals[::10] == 1].all()
+        before = teams[:, 0].copy()
+    assert fallen > 2 and unseen > 1000 and won > 2
+
+
+def test_moba_frameskip_is_as_many_ticks():
+    fast, slow = Moba(3, frameskip=5, max_ticks=500), Moba(3, max_ticks=500)
+    ended = 0
+    for _ in range(250):
+        fast.random_actions(fast.rng)
+        slow.actions[:] = fast.actions
+        fast.step()
+        earned, over = np.zeros(15), np.zeros(15, bool)
+        for _ in range(5):
+            if not over.all():
+                slow.step()
+                earned += slow.rewards
+                over |= slow.terminals + slow.truncations > 0
+        if over.any():
+            ended += 1
+            break  # from here on they are not in step
+        assert np.array_equal(fast.observations, slow.observations)
+        np.testing.assert_allclose(fast.rewards, earned, atol=1e-5)
+    assert ended
+
+
+def test_moba_script_beats_chance():
+    game = Moba(12, frameskip=4)
+    for _ in range(1200):
+        game.random_actions(game.rng)
+        game.step()
+    log = game.envs.log()
+    assert log["n"] >= 12 and log["lost"] > 0.9 and log["score"] < -0.9 and log["perf"] < 0.05
+    assert log["kills"] < log["deaths"]
