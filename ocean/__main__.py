@@ -43,6 +43,7 @@ PLAY = {
     "tetris": [{"LEFT": 1, "RIGHT": 2, "UP": 3, "Z": 4, "DOWN": 5, "SPACE": 6, "C": 7}],
     "snake": [ARROWS],
     "trash_pickup": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
+    "moba": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}, {"C": 1, "B": 2}, {"SPACE": 1, "A": 2, "S": 3, "D": 4}],
     "boids": [{"LEFT": 0, "RIGHT": 4, None: 2}, {"DOWN": 0, "UP": 2, None: 1}],
 }
 # In continuous control a key sets one number of the action.
@@ -58,8 +59,8 @@ TURNS = {
 }
 CLICKS = {"go": "size", "minesweeper": "width"}  # the setting that tells the columns of the board
 FPS = {"breakout": 15, "pong": 15, "freeway": 15, "enduro": 15, "asteroids": 15, "tetris": 20, "snake": 8,
-       "trash_pickup": 8, "acrobot": 10, "pendulum": 20, "double_pendulum": 20, "lander": 50, "cartpole": 25,
-       "drone": 50}  # fmt: skip
+       "trash_pickup": 8, "moba": 10, "acrobot": 10, "pendulum": 20, "double_pendulum": 20, "lander": 50,
+       "cartpole": 25, "drone": 50}  # fmt: skip
 GUARD = 64  # bytes around each buffer of a check that must stay as they are
 
 

@@ -154,7 +154,8 @@ struct Env {
     int16_t wait[UNITS], stun[UNITS], slow[UNITS], new_stun[UNITS], new_slow[UNITS], victim[UNITS], hurter[UNITS];
     uint8_t lane[UNITS], leg[UNITS], ranged[UNITS]; /* of creeps; leg: of the lane's one or two straight parts */
     float front[2][LANES]; /* how far the first creep of a lane has come, as a share */
-    uint64_t open[SIDE], sight[2][SIDE]; /* a bit a tile, a word a row */
+    uint64_t sight[2][SIDE], outlook[2][SIDE]; /* a bit a tile, a word a row; outlook: what the buildings see */
+    uint64_t open[SIDE];
     uint64_t disc[MAX_SIGHT + 1][2 * MAX_SIGHT + 1]; /* rows of the discs of sight, centred on bit 31 */
 };
 
@@ -369,11 +370,10 @@ static inline int tile(float x) {
     return at < 0 ? 0 : at >= SIDE ? SIDE - 1 : at;
 }
 
-static void look(Env* env, int team, int unit, int radius) {
+static void look(const Env* env, int unit, int radius, uint64_t* sight) {
     int column = tile(env->x[unit]) - 31, row = tile(env->y[unit]);
     int first = row - radius < 0 ? 0 : row - radius, last = row + radius >= SIDE ? SIDE - 1 : row + radius;
     const uint64_t* disc = env->disc[radius] + MAX_SIGHT - row;
-    uint64_t* sight = env->sight[team];
     if (column >= 0)
         for (int r = first; r <= last; r++)
             sight[r] |= disc[r] << column;
@@ -386,11 +386,17 @@ static inline bool seen_by(const Env* env, int team, int unit) {
     return env->sight[team][tile(env->y[unit])] >> tile(env->x[unit]) & 1;
 }
 
+static void see_from_buildings(Env* env, int team) {
+    memset(env->outlook[team], 0, sizeof(env->outlook[team]));
+    for (int unit = team * TEAM + BUILDING; unit < team * TEAM + CREEP; unit++)
+        if (env->health[unit] > 0) look(env, unit, MAX_SIGHT, env->outlook[team]);
+}
+
 static void see(Env* env) {
-    memset(env->sight, 0, sizeof(env->sight));
+    memcpy(env->sight, env->outlook, sizeof(env->sight));
     for (int team = 0; team < 2; team++) {
-        for (int unit = team * TEAM; unit < team * TEAM + TEAM; unit++)
-            if (env->health[unit] > 0) look(env, team, unit, unit % TEAM < CREEP ? MAX_SIGHT : 6);
+        for (int k = 0; k < TEAM; k = k == HEROES - 1 ? CREEP : k + 1)
+            if (env->health[team * TEAM + k] > 0) look(env, team * TEAM + k, k < CREEP ? MAX_SIGHT : 6, env->sight[team]);
     }
     for (int team = 0; team < 2; team++) {
         for (int k = 0; k < TEAM; k++) {
@@ -534,7 +540,6 @@ static void obey(Env* env, int unit, const int32_t* order) {
 /* A creep whose target is dead, hidden or out of reach looks for the nearest, every fourth tick; else it walks along its
  * lane, drawn to a line of its own a little aside. It gives up a target that leads it off its lane. */
 static void creep_act(Env* env, int unit) {
-    if (env->stun[unit]) return;
     int team = unit / TEAM, base = team ? 0 : TEAM, lane = env->lane[unit], target = env->victim[unit];
     float x = env->x[unit], y = env->y[unit], sign = turned(team), own_x = sign * x, own_y = sign * y;
     float aside, left; /* of the middle of the lane; tiles to walk on this part of it */
@@ -547,6 +552,9 @@ static void creep_act(Env* env, int unit) {
         aside = (up ? own_x : own_y) - middle;
         left = up ? own_y + EDGE : EDGE - own_x;
     }
+    float share = 1 - (env->leg[unit] || lane == 1 ? left : left + 2 * EDGE) / lane_length(lane);
+    env->front[team][lane] = maxf(env->front[team][lane], minf(share, 1));
+    if (env->stun[unit]) return;
     float dx = 0, dy = 0, squared = 0;
     if (target == NONE && (env->tick + unit) % 4 == 0) target = nearest(env, base, TEAM, x, y, CREEP_REACH);
     if (target != NONE) {
@@ -798,6 +806,7 @@ static void die(Env* env, int unit) {
         share_xp(env, other, unit, env->hero_xp * (1 + 0.2f * (float)(hero->level - 1)));
     } else if (k < CREEP) {
         env->standing[team]--;
+        see_from_buildings(env, team);
         for (int h = 0; h < HEROES; h++) {
             env->heroes[other * HEROES + h].gain += env->reward_tower;
             env->heroes[team * HEROES + h].gain -= env->reward_tower;
@@ -905,22 +914,6 @@ static void pass_time(Env* env) {
         else if (env->health[unit] > 0 && env->victim[unit] == NONE) env->health[unit] = env->max_health[unit];
     }
     if (env->tick % env->wave_period == 0) send_wave(env);
-}
-
-/* How far the first creep of each lane has come, in its own team's view. */
-static void find_fronts(Env* env) {
-    memset(env->front, 0, sizeof(env->front));
-    for (int team = 0; team < 2; team++) {
-        for (int unit = team * TEAM + CREEP; unit < team * TEAM + TEAM; unit++) {
-            if (env->health[unit] <= 0) continue;
-            int lane = env->lane[unit];
-            float x = turned(team) * env->x[unit], y = turned(team) * env->y[unit];
-            float along = lane == 1 ? (x - y + 2 * EDGE) / (4 * EDGE) /* on the other lanes by the leg */
-                          : env->leg[unit] ? 0.5f + (lane == 0 ? x + EDGE : EDGE - y) / (4 * EDGE)
-                                           : (lane == 0 ? EDGE - y : x + EDGE) / (4 * EDGE);
-            env->front[team][lane] = maxf(env->front[team][lane], minf(along, 1));
-        }
-    }
 }
 
 /* Observations. */
@@ -1103,6 +1096,7 @@ static void c_reset(Env* env) {
         place_building(env, team, GUARD + 1, -EDGE + 3, EDGE + 1, env->tower_health * 4 / 3);
         place_building(env, team, ANCIENT, -EDGE - 2, EDGE + 2, env->ancient_health);
         env->standing[team] = BUILDINGS;
+        see_from_buildings(env, team);
     }
     for (int h = 0; h < 2 * HEROES; h++) {
         env->heroes[h].level = 1;
@@ -1118,7 +1112,6 @@ static void c_reset(Env* env) {
     env->winner = NONE;
     send_wave(env);
     see(env);
-    find_fronts(env);
     write_all(env, env->observations, env->action_masks);
 }
 
@@ -1153,6 +1146,7 @@ static void play_tick(Env* env) {
         env->victim[unit_of(h)] = NONE;
         obey(env, unit_of(h), bot ? order : env->actions + 3 * h);
     }
+    memset(env->front, 0, sizeof(env->front));
     for (int unit = 0; unit < 2 * TEAM; unit++) {
         if (env->health[unit] <= 0 || unit % TEAM < BUILDING || unit % TEAM == ANCIENT) continue;
         if (unit % TEAM >= CREEP) creep_act(env, unit);
@@ -1165,7 +1159,6 @@ static void play_tick(Env* env) {
     env->tick++;
     pass_time(env);
     see(env);
-    find_fronts(env);
 }
 
 static void c_step(Env* env) {
