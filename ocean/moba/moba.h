@@ -59,7 +59,7 @@
     X(float, ranged_damage, 18.0, "of its attack") \
     X(float, tower_health, 600.0, "of a tower of the first row; a sixth more for each row behind") \
     X(float, tower_damage, 60.0, "of its attack") \
-    X(float, ancient_health, 1200.0, "") \
+    X(float, ancient_health, 1200.0, "of the building that decides the game") \
     X(float, neutral_health, 350.0, "of a small neutral creep; a large one has four times as much") \
     X(float, neutral_damage, 20.0, "of its attack; a large one three times as much") \
     X(int, neutral_respawn, 300, "ticks until a dead neutral creep comes back") \
