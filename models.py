@@ -292,7 +292,8 @@ class _Picture(nn.Module):
 
 def _image_encoder(space):
     """Mnih et al. 2015 for pictures; 3 × 3 convolutions that keep the size for small grids, as MiniGrid's."""
-    last = space.shape[-1] < space.shape[0]
+    rows, columns, depth = space.shape
+    last = rows == columns or (columns != depth and depth < rows)  # what is not a side is the channels
     channels, side = space.shape[-1 if last else 0], min(sorted(space.shape)[1:])
     if side >= 36:
         return nn.Sequential(

@@ -418,8 +418,9 @@ def resolve(env_name):
     env_name, own = find_config(env_name)
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
-    if load_creator(env_name) is not None:
-        values["vec"]["num_envs"] = 64  # in Python they are many times slower than in C, so fewer are worth their while
+    creator = load_creator(env_name)
+    if creator is not None:  # in Python they are many times slower than in C, so fewer are worth their while
+        values["vec"]["num_envs"] = getattr(creator, "num_envs", 64)
     for path in (ROOT / "config" / "default.ini", own):
         if path.exists():
             read_ini(path, schema, values)
@@ -546,7 +547,8 @@ def load_python_env(creator, args):
     if backend == "auto":
         alone = min(num_envs, vec["num_workers"] or vector.physical_cores()) == 1
         backend = "serial" if alone else "multiprocessing"
-        if vec["num_workers"] is None and vec["batch_size"] is None and getattr(creator, "prefers_native", False):
+        free = vec["num_workers"] is None and vec["batch_size"] is None
+        if num_envs > 1 and free and getattr(creator, "prefers_native", False):
             backend = "native"
     return make_vector(creator, num_envs, backend, args, settings)
 

@@ -677,9 +677,11 @@ class _Emulated(_Vector):
             self._driver.close()
 
     def __del__(self):
-        if "_driver" in self.__dict__:
-            with contextlib.suppress(Exception):
+        if "_driver" in self.__dict__ and not self.closed:
+            try:  # noqa: SIM105 - when the interpreter ends, contextlib may be gone already
                 self.close()
+            except Exception:
+                pass
 
 
 class Serial(_Emulated):
