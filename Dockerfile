@@ -3,7 +3,7 @@
 # On NVIDIA GPUs (the host needs the NVIDIA container toolkit):
 #   docker build -t trainer --build-arg BASE=nvidia/cuda:12.8.1-devel-ubuntu24.04 --build-arg TORCH=cu128 .
 #   docker run -it --rm --gpus all trainer python pufferl.py train breakout
-# --build-arg EXTRAS=1 adds the third-party environments of requirements-extras.txt.
+# --build-arg EXTRAS=1 adds the third-party environments of requirements-extras.txt, and Java for MicroRTS.
 ARG BASE=ubuntu:24.04
 FROM ${BASE}
 ARG TORCH=cpu
@@ -13,6 +13,7 @@ ARG EXTRAS=0
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         build-essential ca-certificates cmake git make python3 python3-dev python3-venv swig \
         libegl1 libgl1 libglfw3 libglib2.0-0 libosmesa6 libsdl2-2.0-0 \
+        $([ "$EXTRAS" = 1 ] && echo default-jre-headless) \
     && rm -rf /var/lib/apt/lists/*
 
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH SDL_VIDEODRIVER=dummy MUJOCO_GL=egl
@@ -23,4 +24,6 @@ RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/wh
     && if [ "$TORCH" != cpu ] && [ -f requirements-cuda.txt ]; then pip install --no-cache-dir -r requirements-cuda.txt; fi \
     && if [ "$EXTRAS" = 1 ]; then pip install --no-cache-dir -r requirements-extras.txt; fi
 COPY . .
+# make takes the packages that are there already.
+RUN ln -s $VIRTUAL_ENV .venv && touch .venv/ready
 CMD ["bash"]
