@@ -497,7 +497,8 @@ def converged_values(vecenv, tmp_path, epochs=150):
 def test_truncated_values_are_those_of_an_endless_episode(tmp_path):
     values, _, log = converged_values(vector.make(Constant, 16), tmp_path)
     np.testing.assert_allclose(values, 10.0, atol=0.5)
-    assert log == {"t": 5, "episode_return": 5, "episode_length": 5, "score": 5, "n": log["n"]}
+    ends = {"episode_return_min": 5, "episode_return_max": 5}
+    assert log == {"t": 5, "episode_return": 5, "episode_length": 5, "score": 5, "n": log["n"], **ends}
 
 
 def test_terminated_values_are_those_of_the_rest_of_the_episode(tmp_path):
