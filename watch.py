@@ -644,8 +644,10 @@ class Page:
         """Another environment, or another policy in it. policy: "given" is that of the command line, None the best."""
         policies = self._policies(name)
         policy = policy or policies[0][0]
-        options = {"given": None, "baseline": ["--baseline"], "untrained": [],
-                   "latest": ["--load-model-path", "latest", "--data-dir", self.given["data_dir"]]}[policy]  # fmt: skip
+        if policy not in [one for one, *_ in policies]:
+            raise ValueError(f"there is no policy {policy!r} of {name} to choose")
+        run = ["--load-model-path", policy, "--data-dir", self.given["data_dir"]]
+        options = {"given": None, "baseline": ["--baseline"], "untrained": []}.get(policy, run)
         args = self.given if options is None else pufferl.load_config(name, options)
         args = {**args, "eval": self.given["eval"]}
         seed = self.view.seed if self.view else self.given["train"]["seed"] + EVAL_SEED
@@ -670,9 +672,10 @@ class Page:
         if name in self.trained:
             about = pufferl.read_baseline(name)[1]
             found.append(("baseline", "the one that ships", f"score {about['score']:.4g}, {about['steps']:,} steps"))
-        with contextlib.suppress(pufferl.ConfigError):
-            model = pufferl.find_model("latest", self.given["data_dir"], pufferl.find_config(name)[0])
-            found.append(("latest", "the latest run", str(model)))
+        for run, what in (("best", "the latest run's best"), ("latest", "the latest run")):
+            with contextlib.suppress(pufferl.ConfigError):
+                model = pufferl.find_model(run, self.given["data_dir"], pufferl.find_config(name)[0])
+                found.append((run, what, str(model)))
         return [*found, ("untrained", "untrained", "random weights")]
 
     def _begin(self):
@@ -895,10 +898,13 @@ def ship(env_name, args):
 
 
 def steps_of(model):
-    """Environment steps that a run's model file was trained for."""
-    state = torch.load(model.parent / "trainer_state.pt", weights_only=True, map_location="cpu")
-    epoch = int(re.search(r"_(\d+)$", model.stem)[1])
-    return epoch * state["global_step"] // state["epoch"]
+    """Environment steps that a run's model file was trained for; of best_*.pt, that the run has had."""
+    path = model.parent / "trainer_state.pt"
+    if not path.exists():
+        raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps {model.name} was trained.")
+    state = torch.load(path, weights_only=True, map_location="cpu")
+    epoch = re.search(r"_(\d+)$", model.stem)
+    return state["global_step"] if epoch is None else int(epoch[1]) * state["global_step"] // state["epoch"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -169,10 +169,15 @@ def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch, capsy
     played = watch.evaluate("squared", pufferl.load_config("squared", ["--baseline", "--eval.episodes", "32"]))
     assert played["score"].mean == about["score"]
     assert "score" in capsys.readouterr().out
+    best = pufferl.load_config("squared", [*run[2:], "--data-dir", str(tmp_path), "--load-model-path", "best"])
+    assert watch.ship("squared", best) == path and pufferl.read_baseline("squared")[1]["steps"] == 8192
     with pytest.raises(pufferl.ConfigError, match="one of them"):
         watch.evaluate("squared", pufferl.load_config("squared", ["--baseline", *run]))
     monkeypatch.setattr(watch, "LARGEST_BASELINE", 1000)
     with pytest.raises(pufferl.ConfigError, match="smaller policy"):
+        watch.ship("squared", pufferl.load_config("squared", run))
+    (trained.run_folder / "trainer_state.pt").unlink()
+    with pytest.raises(pufferl.ConfigError, match="how many steps"):
         watch.ship("squared", pufferl.load_config("squared", run))
     path.unlink()
     with pytest.raises(pufferl.ConfigError, match="no trained policy ships"):
