@@ -160,7 +160,8 @@ class Episodes:
     def statistics(self):
         """{field: Statistic}. The error takes the episodes of one environment with several agents for related."""
         if self.by_agent:
-            samples = [(env, weight, log) for env, reports in enumerate(self.reports) for weight, log in reports]
+            samples = [(env, weight, log) for env, reports in enumerate(self.reports)
+                       for weight, log in reports if weight]  # fmt: skip
         else:
             samples = [(env, 1, log) for env, reports in enumerate(self.reports)
                        for _, log in reports[: self.quotas[env]]]
@@ -173,8 +174,7 @@ class Episodes:
         return results
 
     def _statistic(self, name, samples):
-        envs, weights, values = np.array([(env, weight, log[name]) for env, weight, log in samples
-                                          if name in log and weight]).T  # fmt: skip
+        envs, weights, values = np.array([(env, weight, log[name]) for env, weight, log in samples if name in log]).T
         mean = np.average(values, weights=weights)
         groups = envs if self.agents > 1 and len(set(envs)) > 1 else np.arange(len(envs))
         labels, index = np.unique(groups, return_inverse=True)
@@ -205,7 +205,7 @@ def evaluate(env_name, args):
     try:
         while counted.open:
             if play.step == longest:
-                raise RuntimeError(
+                raise pufferl.ConfigError(
                     f"{len(counted.open)} of {vecenv.num_envs} environments did not finish {max(quotas)} episodes in "
                     f"{longest} steps. Raise eval.max_steps where they are meant to be that long.")
             play.decide()
@@ -953,6 +953,8 @@ def main(argv=None):
             play(argv[0], args)
     except pufferl.ConfigError as error:
         sys.exit(f"watch.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as a shell's own commands do
 
 
 if __name__ == "__main__":

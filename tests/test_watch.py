@@ -143,6 +143,11 @@ def test_an_environment_that_holds_its_own_copies(capsys):
     assert "20 episodes, 85 steps" in capsys.readouterr().out
 
 
+def test_episodes_without_an_end_are_an_error():
+    with pytest.raises(SystemExit, match=r"3 of 3 environments did not finish 1 episodes in 5 steps.*eval.max_steps"):
+        watch.main(["performance", "--eval.episodes", "3", "--eval.max-steps", "5"])
+
+
 def test_several_agents_and_python_environments_are_evaluated():
     small = ["--env.num-agents", "4", "--env.width", "24", "--env.height", "16", "--env.patience", "99"]
     for name, options in (("snake", small), ("target", []),
