@@ -20,6 +20,7 @@ train: .venv/ready  ## train Breakout to a solved policy
 test: .venv/ready-test  ## every fast test
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m "not slow and not gpu and not cudasim"
+	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"

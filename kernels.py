@@ -10,8 +10,11 @@ Read from top to bottom: the arena, scalar mathematics, then the kernels in the 
     *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
     _*_cpu      the CPU driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous
                 axis innermost so that it vectorises
-    the public function: checks shapes and types and hands the arrays to the driver, over as many threads as
-                `with kernels.threads(n)` allows the caller (1 by default: the trainer's workers bring the parallelism)
+    _*_cuda     the CUDA driver where that is not the same function: on a GPU every thread has a range of one lane, and
+                neighbouring lanes are neighbours in memory
+    the public function: checks shapes and types and hands the arrays to the driver that the tensors' device asks for,
+                on a CPU over as many threads as `with kernels.threads(n)` allows the caller (1 by default: the
+                trainer's workers bring the parallelism), on a GPU on torch's current stream
 
 To change a formula, edit its cell and its reference in tests/reference.py; to add a kernel, copy `advantage`.
 
@@ -21,6 +24,7 @@ uint8. Every constant in a cell is a np.float32: one bare literal would turn a w
 
 import itertools
 import math
+import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +40,6 @@ REDUCTION = FASTMATH | {"reassoc"}
 cell = njit(inline="always", error_model="numpy")
 driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH)
 reduction_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCTION)
-# Sampling must round in the same way on every target, so that equal logits give equal actions: no contraction.
-exact_driver = njit(nogil=True, cache=True, error_model="numpy")
 
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
@@ -160,7 +162,11 @@ def threads(count):
 
 
 def run(function, lanes, size, *arguments):
-    """function(first, last, *arguments) over all lanes, in ranges of `size` or more; `function` releases the GIL."""
+    """function(first, last, *arguments) over all lanes, in ranges of `size` or more; `function` releases the GIL.
+    The last argument is an array; if it is a GPU's, each of the GPU's threads takes one lane."""
+    if SIMULATOR or not isinstance(arguments[-1], np.ndarray):
+        _launch(function, lanes, arguments)
+        return
     pieces = min(getattr(_local, "count", 1), lanes // size)
     if pieces <= 1:
         function(0, lanes, *arguments)
@@ -177,10 +183,64 @@ def run(function, lanes, size, *arguments):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# CUDA: numba compiles the drivers for the GPU at their first launch; nothing of CUDA is imported before
+
+SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # CPU tensors, but the CUDA drivers in numba's simulator
+THREADS = 128  # a block
+
+_kernels, _streams = {}, {}  # driver -> its kernel; torch's stream -> numba's
+cuda = None  # numba.cuda, once it is used
+
+
+def cuda_kernel(function):
+    """The kernel in which thread `lane` calls function(lane, lane + 1, *arguments)."""
+    global cuda
+    from numba import cuda
+
+    def kernel(lanes, arguments):
+        lane = cuda.grid(1)
+        if lane < lanes:
+            function(lane, lane + 1, *arguments)
+
+    kernel.__name__ = kernel.__qualname__ = getattr(function, "__name__", "kernel")
+    return kernel
+
+
+def _launch(function, lanes, arguments):
+    if lanes == 0:
+        return
+    if not SIMULATOR and any(isinstance(argument, np.ndarray) for argument in arguments):
+        raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all on one device.")
+    if function not in _kernels:
+        kernel = cuda_kernel(function)
+        _kernels[function] = cuda.jit(kernel)
+    stream = 0
+    if not SIMULATOR:
+        handle = torch.cuda.current_stream().cuda_stream
+        if handle not in _streams:
+            _streams[handle] = cuda.external_stream(handle)
+        stream = _streams[handle]
+    _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
+
+
+def on_gpu(tensor):
+    """Whether the CUDA drivers are the ones for this tensor."""
+    return tensor.is_cuda or SIMULATOR
+
+
+def device(tensor):
+    """numba's view of a CUDA tensor, made once while the tensor lives and stays in its place."""
+    global cuda
+    from numba import cuda
+
+    return _view(tensor, lambda tensor: cuda.as_cuda_array(tensor.detach(), sync=False))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Checks: what each public function says when it is handed the wrong thing
 
-_DTYPES = {torch.float32: np.dtype("f4"), torch.int32: np.dtype("i4"), torch.uint8: np.dtype("u1"),
-           torch.int64: np.dtype("i8"), torch.float64: np.dtype("f8")}
+def numpy_dtype(tensor):
+    return np.dtype(str(tensor.dtype).removeprefix("torch."))
 
 
 _views = {}  # id of a tensor -> (weak reference to it, its address, its numpy view)
@@ -188,11 +248,15 @@ _views = {}  # id of a tensor -> (weak reference to it, its address, its numpy v
 
 def host(tensor):
     """The numpy view of a CPU tensor, made once while the tensor lives and stays in its place (0.3 µs, not 1.5)."""
+    return _view(tensor, lambda tensor: tensor.detach().numpy())
+
+
+def _view(tensor, make):
     key = id(tensor)
     kept = _views.get(key)
     if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
         return kept[2]
-    view = tensor.detach().numpy()
+    view = make(tensor)
     _views[key] = (weakref.ref(tensor, lambda _: _views.pop(key, None)), tensor.data_ptr(), view)
     return view
 
@@ -205,33 +269,62 @@ def _sizes(kernel, name, tensor, dimensions):
 
 
 def _array(kernel, name, tensor, shape, dtype=np.float32):
-    """`tensor` as a numpy array, or a ValueError/TypeError that says what was expected and what came."""
-    if tensor.device.type != "cpu":
-        raise NotImplementedError(
-            f"kernels.{kernel}: {name} is on {tensor.device}; this kernel has only its CPU driver."
-        )
-    array = host(tensor)
+    """`tensor` as numpy's or numba's array, or a ValueError/TypeError that says what was expected and what came."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or a CUDA tensor.")
+    array = device(tensor) if tensor.is_cuda else host(tensor)
     if array.shape != shape:
         raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
     if array.dtype != dtype:
         raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {np.dtype(dtype)}.")
-    if not array.flags.c_contiguous:
+    if not tensor.is_contiguous():
         raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass {name}.contiguous().")
     return array
 
 
-_NO_MASK, _NO_MASKS = np.zeros((0, 0), np.uint8), np.zeros((0, 0, 0), np.uint8)
+_constants = {}  # what some kernel needs on each device: columns in order, the sizes of the heads, an absent mask
 
 
-def _index(kernel, index, start, count, columns):
-    """The segments' columns as a numpy array, all in order where `index` is None; the chunk must lie within it."""
+def _constant(key, like, make):
+    """The array of the CPU tensor make() on the device of `like`, kept under `key`."""
+    key = (*key, like.device)
+    if key not in _constants:
+        _constants[key] = make().to(like.device)
+    return (device if like.is_cuda else host)(_constants[key])
+
+
+def _numbers(kernel, name, values, count, dtype, like):
+    """Numbers, or a tensor of them, as an array (count,) on the device of `like`: what a graph may not bake in."""
+    if isinstance(values, torch.Tensor):
+        return _array(kernel, name, values, (count,), dtype)
+    array = np.array(values, dtype).reshape(count)
+    return device(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
+
+
+def _workspace(shape, dtype, like):
+    """Zeroed memory on the device of `like` for as long as a call takes: (a tensor or array to sum, the array)."""
+    if like.is_cuda:
+        tensor = torch.zeros(shape, dtype=dtype, device=like.device)
+        return tensor, device(tensor)
+    array = np.zeros(shape, str(dtype).removeprefix("torch."))
+    return array, array
+
+
+def _index(kernel, index, start, count, columns, like):
+    """The segments' columns as an array, all in order where `index` is None; the chunk must lie within it."""
     if index is None:
-        index = np.arange(columns)
+        index = _constant(("columns", columns), like, lambda: torch.arange(columns))
     else:
         index = _array(kernel, "index", index, (_sizes(kernel, "index", index, 1)[0],), np.int64)
     if start < 0 or start + count > len(index):
         raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} of an index of {len(index)}.")
     return index
+
+
+def _masks(array, like, dimensions):
+    """(is there a mask?, the mask): a driver reads row 0 of the absent one, but nothing in it."""
+    none = _constant(("mask", dimensions), like, lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
+    return (False, none) if array is None else (True, array)
 
 
 def _rows(kernel, name, tensor, least, shape, dtype=np.float32):
@@ -241,18 +334,18 @@ def _rows(kernel, name, tensor, least, shape, dtype=np.float32):
     return _array(kernel, name, tensor, (len(tensor), *shape), dtype)
 
 
-def _heads(kernel, heads, count, width):
-    """The sizes of the action heads; they must fill the logits."""
-    heads = _array(kernel, "heads", heads, (count,), np.int64)
-    if heads.sum() != width or (heads < 1).any():
-        raise ValueError(f"kernels.{kernel}: heads {heads.tolist()} do not add up to {width} logits.")
-    return heads
+def _heads(kernel, heads, count, width, like):
+    """The sizes of the action heads, a CPU tensor, on the device of `like`; they must fill the logits."""
+    sizes = tuple(_array(kernel, "heads", heads, (count,), np.int64).tolist())
+    if sum(sizes) != width or min(sizes) < 1:
+        raise ValueError(f"kernels.{kernel}: heads {list(sizes)} do not add up to {width} logits.")
+    return _constant(("heads", sizes), like, lambda: torch.tensor(sizes))
 
 
 def _log_std(kernel, log_std, shape):
     """log_std (A,), or one a row, as an array of `shape`, without a copy."""
-    own = shape if log_std.dim() > 1 else shape[-1:]
-    return np.broadcast_to(_array(kernel, "log_std", log_std, own), shape)
+    array = _array(kernel, "log_std", log_std, shape if log_std.dim() > 1 else shape[-1:])
+    return device(log_std.expand(shape)) if log_std.is_cuda else np.broadcast_to(array, shape)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -330,15 +423,16 @@ def head_max_cell(row, mask, masked, first, last):
     return top
 
 
-@exact_driver
+@driver
 def _sample_discrete_cpu(
-    begin, end, logits, masks, heads, seed, first_agent, step, deterministic, actions, logprobs, values
+    begin, end, logits, masked, masks, heads, seed, first_agent, clock, deterministic, actions, logprobs, values
 ):
-    width = logits.shape[1]
-    masked, no_mask = masks.shape[0] > 0, np.zeros(0, np.uint8)
+    # Equal logits give equal actions on every device: each product below meets one sum, so that there is one way only
+    # to contract the two.
+    width, step = logits.shape[1], u64(clock[0])
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
-        row, mask = logits[i], masks[i] if masked else no_mask
+        row, mask = logits[i], masks[i if masked else 0]
         logprob, first = ZERO, 0
         for head in range(len(heads)):
             last = first + heads[head]
@@ -369,11 +463,11 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 TWO_PI = f32(6.283185307179586)
 
 
-@exact_driver
+@driver
 def _sample_continuous_cpu(
-    begin, end, means, log_std, seed, first_agent, step, deterministic, actions, logprobs, values
+    begin, end, means, log_std, seed, first_agent, clock, deterministic, actions, logprobs, values
 ):
-    width = means.shape[1]
+    width, step = means.shape[1], u64(clock[0])
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
         logprob = ZERO
@@ -398,18 +492,20 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     float32, the unclipped sample. Written: actions, logprobs (n,) joint over heads or dimensions, values (n,).
 
     Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for any split of the
-    agents over buffers, threads and devices. `deterministic` takes the most likely action instead.
+    agents over buffers, threads and devices. `step` is a number or an int64 tensor (1,), which a captured graph reads
+    anew. `deterministic` takes the most likely action instead. `heads` stays on the CPU.
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
     n, width = _sizes("sample", "outputs", outputs, 2)
-    outputs = _array("sample", "outputs", outputs, (n, width))
+    outputs, like = _array("sample", "outputs", outputs, (n, width)), logprobs
     logprobs, values = _array("sample", "logprobs", logprobs, (n,)), _array("sample", "values", values, (n,))
-    random = (u64(seed), u64(first_agent), u64(step), deterministic)
+    random = (u64(seed), u64(first_agent), _numbers("sample", "step", step, 1, np.int64, like), deterministic)
     if heads is not None:
-        heads = _heads("sample", heads, _sizes("sample", "actions", actions, 2)[1], width - 1)
+        heads = _heads("sample", heads, _sizes("sample", "actions", actions, 2)[1], width - 1, like)
+        masks = None if masks is None else _array("sample", "masks", masks, (n, width - 1), np.uint8)
         actions = _array("sample", "actions", actions, (n, len(heads)), np.int32)
-        masks = _NO_MASK if masks is None else _array("sample", "masks", masks, (n, width - 1), np.uint8)
-        run(_sample_discrete_cpu, n, 256, outputs, masks, heads, *random, actions, logprobs, values)
+        run(_sample_discrete_cpu, n, 256, outputs, *_masks(masks, like, 2), heads, *random, actions,
+            logprobs, values)
     else:
         log_std = _log_std("sample", log_std, (n, width - 1))
         actions = _array("sample", "actions", actions, (n, width - 1))
@@ -498,10 +594,10 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
         _array("advantage", "advantages", advantages, (T, N)),
     )
-    if index is None:
+    if index is None and not on_gpu(values):
         run(_advantage_cpu, N, 256, *arrays)
     else:
-        index = _index("advantage", index, 0, 0, N)
+        index = _index("advantage", index, 0, 0, N, values)
         run(_advantage_columns_cpu, len(index), 256, index, *arrays)
 
 
@@ -513,10 +609,10 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
 def _priorities_cpu(begin, end, advantages, valid, alpha, index, masses):
     for m in range(begin, end):
         n = index[m]
-        total, live = 0.0, False
+        total, live = np.float64(0.0), False
         for t in range(len(advantages)):
             if valid[t, n] != 0:
-                total += abs(advantages[t, n])
+                total += np.float64(abs(advantages[t, n]))
                 live = True
         masses[n] = total**alpha + 1e-6 if live else 0.0
 
@@ -528,41 +624,65 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
     """
     T, N = _sizes("priorities", "advantages", advantages, 2)
-    index = _index("priorities", index, 0, 0, N)
+    index = _index("priorities", index, 0, 0, N, masses)
     run(_priorities_cpu, len(index), 256, _array("priorities", "advantages", advantages, (T, N)),
         _array("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
         _array("priorities", "masses", masses, (N,), np.float64))
 
 
-@exact_driver
-def _draw_cpu(masses, seed, epoch, minibatch, first, beta, cumulative, index, weights):
-    N, M = len(masses), len(index)
+@cell
+def search_cell(sorted_values, value, inclusive):
+    """How many of the sorted values are below `value` (or equal to it, if inclusive)."""
+    low, high = 0, len(sorted_values)
+    while low < high:
+        middle = (low + high) // 2
+        if sorted_values[middle] < value or (inclusive and sorted_values[middle] == value):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@driver
+def _draw_cpu(begin, end, cumulative, seed, clock, first, index):
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
-    total, live = 0.0, 0
-    for n in range(N):
-        total += masses[n]
-        cumulative[n] = total
-        live = n if masses[n] > 0 else live
-    for m in range(M):
-        high, low, _, _ = philox_cell(u32(first + m), u32(epoch), u32(minibatch), PURPOSE_DRAW, key0, key1)
-        u = (float(high) * 4294967296.0 + float(low)) * 2.0**-64
-        index[m] = min(np.searchsorted(cumulative, u * total, side="right"), live)  # a NaN ends at the last segment
-    index.sort()
-    for m in range(M):
-        weights[m] = (N * (masses[index[m]] / total)) ** -beta
+    N = len(cumulative)
+    total = cumulative[N - 1]
+    live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass; a NaN ends at some segment
+    for m in range(begin, end):
+        high, low, _, _ = philox_cell(u32(first + m), u32(clock[0]), u32(clock[1]), PURPOSE_DRAW, key0, key1)
+        u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64
+        index[m] = min(search_cell(cumulative, u * total, True), live)
 
 
-def draw(masses, cumulative, index, weights, *, seed, epoch, minibatch, beta, first=0):
+@driver
+def _draw_weights_cpu(begin, end, masses, cumulative, index, beta, weights):
+    N = len(masses)
+    for m in range(begin, end):
+        weights[m] = (N * (masses[index[m]] / cumulative[N - 1])) ** -np.float64(beta[0])
+
+
+def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
     """Draw M segments with replacement, p_n = masses_n / sum, sorted, and their importance weights (N · p_n)^-beta.
 
-    masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32. Random words are
-    Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first` is the draws of other ranks before these. The
-    index is always within bounds, whatever the masses hold.
+    masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32. `clock` is (epoch,
+    minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,). Random words are Philox(key=seed,
+    counter=(first + m, epoch, minibatch, draw)); `first` is the draws of other ranks before these. The index is always
+    within bounds, whatever the masses hold.
     """
     N, M = _sizes("draw", "masses", masses, 1)[0], _sizes("draw", "index", index, 1)[0]
-    _draw_cpu(_array("draw", "masses", masses, (N,), np.float64), u64(seed), epoch, minibatch, first, float(beta),
+    arrays = (_array("draw", "masses", masses, (N,), np.float64),
               _array("draw", "cumulative", cumulative, (N,), np.float64),
-              _array("draw", "index", index, (M,), np.int64), _array("draw", "weights", weights, (M,)))
+              _array("draw", "index", index, (M,), np.int64))
+    weights = _array("draw", "weights", weights, (M,))
+    clock = _numbers("draw", "clock", clock, 2, np.int64, masses)
+    torch.cumsum(masses, 0, out=cumulative)
+    run(_draw_cpu, M, 4096, arrays[1], u64(seed), clock, first, arrays[2])
+    if masses.is_cuda:
+        index.copy_(index.sort().values)
+    else:
+        arrays[2].sort()
+    run(_draw_weights_cpu, M, 4096, *arrays, _numbers("draw", "beta", beta, 1, np.float32, masses), weights)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -578,6 +698,15 @@ def _gather_cpu(begin, end, source, index, start, count, out):
                 target[j] = row[j]
 
 
+@driver
+def _gather_cuda(begin, end, source, index, start, count, out):
+    width = source.shape[2]
+    for lane in range(begin, end):
+        row, j = lane // width, lane % width
+        t, m = row // count, row % count
+        out[t, m, j] = source[t, index[start + m], j]
+
+
 def gather(source, index, out, *, start=0):
     """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`.
 
@@ -586,11 +715,12 @@ def gather(source, index, out, *, start=0):
     T, M = out.shape[:2]
     if len(source) < T or source.shape[2:] != out.shape[2:]:
         raise ValueError(f"kernels.gather: source {tuple(source.shape)} cannot fill out {tuple(out.shape)}.")
-    index = _index("gather", index, start, M, source.shape[1])
+    columns = _index("gather", index, start, M, source.shape[1], source)
     width = math.prod(out.shape[2:])
-    source = _array("gather", "source", source, tuple(source.shape), host(source).dtype)
-    out = _array("gather", "out", out, tuple(out.shape), host(out).dtype)
-    run(_gather_cpu, T, 8, source.reshape(*source.shape[:2], width), index, start, M, out.reshape(T, M, width))
+    arrays = [_array("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
+              .reshape(*tensor.shape[:2], width) for name, tensor in (("source", source), ("out", out))]
+    driver, lanes, size = (_gather_cuda, T * M * width, 1) if on_gpu(out) else (_gather_cpu, T, 8)
+    run(driver, lanes, size, arrays[0], columns, start, M, arrays[1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -609,6 +739,13 @@ def mingru_cell(x, h, g, p, state):
 @cell
 def highway_cell(x, p, state):
     return x + sigmoid_cell(p) * (state - x)
+
+
+@cell
+def highway_cell_grad(x, p, state, grad_out, grad_state):
+    """(dp, dx, dstate) of highway_cell."""
+    q = sigmoid_cell(p)
+    return grad_out * (state - x) * q * (ONE - q), grad_out * (ONE - q), grad_state + grad_out * q
 
 
 @cell
@@ -641,11 +778,26 @@ def _mingru_step_cpu(begin, end, hgp, x, state, resets, valid, out):
                 o[j] = highway_cell(xs[j], p[j], s[j])
 
 
+@driver
+def _mingru_step_cuda(begin, end, hgp, x, state, resets, valid, out):
+    H = x.shape[1]
+    for lane in range(begin, end):
+        m, j = lane // H, lane % H
+        s = state[m, j] * (ZERO if resets[m] else ONE)
+        if valid[m]:
+            s, y = mingru_cell(x[m, j], hgp[m, j], hgp[m, H + j], hgp[m, 2 * H + j], s)
+        else:
+            y = highway_cell(x[m, j], hgp[m, 2 * H + j], s)
+        state[m, j] = s
+        out[m, j] = y
+
+
 def mingru_step(hgp, x, state, resets, valid, out):
     """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H);
     resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
     M, H = _sizes("mingru_step", "x", x, 2)
-    run(_mingru_step_cpu, M, 64,
+    driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_cpu, M)
+    run(driver, lanes, 64,
         _array("mingru_step", "hgp", hgp, (M, 3 * H)), _array("mingru_step", "x", x, (M, H)),
         _array("mingru_step", "state", state, (M, H)), _array("mingru_step", "resets", resets, (M,), np.uint8),
         _array("mingru_step", "valid", valid, (M,), np.uint8), _array("mingru_step", "out", out, (M, H)))
@@ -674,16 +826,33 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
                     o[j] = highway_cell(xs[j], p[j], s[j])
 
 
+@driver
+def _mingru_scan_cuda(begin, end, hgp, x, states, resets, valid, index, start, out):
+    T, _, H = x.shape
+    for lane in range(begin, end):
+        m, j = lane // H, lane % H
+        column, s = index[start + m], states[0, m, j]
+        for t in range(T):
+            s *= ZERO if resets[t, column] else ONE
+            if valid[t, column]:
+                s, y = mingru_cell(x[t, m, j], hgp[t, m, j], hgp[t, m, H + j], hgp[t, m, 2 * H + j], s)
+            else:
+                y = highway_cell(x[t, m, j], hgp[t, m, 2 * H + j], s)
+            states[t + 1, m, j] = s
+            out[t, m, j] = y
+
+
 def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H); states (T+1, M, H): row 0 is read, the rest written.
     resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order where
     there is no index) are meant."""
     T, M, H = _sizes("mingru_scan", "x", x, 3)
     N = _sizes("mingru_scan", "resets", resets, 2)[1]
-    index = _index("mingru_scan", index, start, M, N)
+    index = _index("mingru_scan", index, start, M, N, x)
+    driver, lanes = (_mingru_scan_cuda, M * H) if on_gpu(x) else (_mingru_scan_cpu, M)
     run(
-        _mingru_scan_cpu,
-        M,
+        driver,
+        lanes,
         1,
         _array("mingru_scan", "hgp", hgp, (T, M, 3 * H)),
         _array("mingru_scan", "x", x, (T, M, H)),
@@ -712,11 +881,27 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
                     carry[j] = ds * keep
             else:
                 for j in range(H):
-                    q = sigmoid_cell(p[j])
                     h[j], g[j] = ZERO, ZERO
-                    p[j] = dy[j] * (s[j] * keep - xs[j]) * q * (ONE - q)
-                    carry[j] = (carry[j] + dy[j] * q) * keep
-                    dy[j] = dy[j] * (ONE - q)
+                    p[j], dy[j], ds = highway_cell_grad(xs[j], p[j], s[j] * keep, dy[j], carry[j])
+                    carry[j] = ds * keep
+
+
+@driver
+def _mingru_scan_grad_cuda(begin, end, hgp, x, states, resets, valid, index, start, grad_out):
+    T, _, H = x.shape
+    for lane in range(begin, end):
+        m, j = lane // H, lane % H
+        column, carry = index[start + m], ZERO
+        for t in range(T - 1, -1, -1):
+            keep = ZERO if resets[t, column] else ONE
+            s, dh, dg = states[t, m, j] * keep, ZERO, ZERO
+            if valid[t, column]:
+                dh, dg, dp, dx, ds = mingru_cell_grad(x[t, m, j], hgp[t, m, j], hgp[t, m, H + j], hgp[t, m, 2 * H + j],
+                                                      s, grad_out[t, m, j], carry)
+            else:
+                dp, dx, ds = highway_cell_grad(x[t, m, j], hgp[t, m, 2 * H + j], s, grad_out[t, m, j], carry)
+            carry = ds * keep
+            hgp[t, m, j], hgp[t, m, H + j], hgp[t, m, 2 * H + j], grad_out[t, m, j] = dh, dg, dp, dx
 
 
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, index=None, start=0):
@@ -724,8 +909,9 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, index=None, sta
     highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated."""
     T, M, H = _sizes("mingru_scan_grad", "x", x, 3)
     N = _sizes("mingru_scan_grad", "resets", resets, 2)[1]
-    index = _index("mingru_scan_grad", index, start, M, N)
-    run(_mingru_scan_grad_cpu, M, 1,
+    index = _index("mingru_scan_grad", index, start, M, N, x)
+    driver, lanes = (_mingru_scan_grad_cuda, M * H) if on_gpu(x) else (_mingru_scan_grad_cpu, M)
+    run(driver, lanes, 1,
         _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan_grad", "x", x, (T, M, H)),
         _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
         _rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
@@ -744,33 +930,44 @@ SUMS = len(LOSS_SUMS)
 
 
 @driver
-def _advantage_moments_cpu(begin, end, advantages, valid, index, parts):
-    for t in range(begin, end):
-        for m in range(len(index)):
-            if valid[t, index[m]] != 0:
-                a = np.float64(advantages[t, index[m]])
-                parts[t, 0] += 1.0
-                parts[t, 1] += a
-                parts[t, 2] += a * a
+def _advantage_moments(begin, end, size, advantages, valid, index, parts):
+    M = len(index)
+    for lane in range(begin, end):
+        t, first = lane * size // M, lane * size % M
+        for m in range(first, first + size):
+            n = index[m]
+            if valid[t, n] != 0:
+                a = np.float64(advantages[t, n])
+                parts[lane, 0] += 1.0
+                parts[lane, 1] += a
+                parts[lane, 2] += a * a
+
+
+def _lanes(like, T, M):
+    """(lanes, steps a lane) of T · M steps: a lane is a row of them on a CPU, one on a GPU."""
+    return (T * M, 1) if on_gpu(like) else (T, M)
 
 
 def advantage_moments(advantages, valid, index):
-    """(count, sum, sum of squares) in float64 of the advantages of the drawn segments' valid steps: what the loss needs
-    to normalise them, and what the ranks of a parallel run add up first."""
+    """(count, sum, sum of squares), a float64 tensor (3,), of the advantages of the drawn segments' valid steps: what
+    the loss needs to normalise them, and what the ranks of a parallel run add up first."""
     T, N = _sizes("advantage_moments", "advantages", advantages, 2)
-    parts = np.zeros((T, 3))
-    run(_advantage_moments_cpu, T, 8, _array("advantage_moments", "advantages", advantages, (T, N)),
+    lanes, size = _lanes(advantages, T, len(index))
+    parts, array = _workspace((lanes, 3), torch.float64, advantages)
+    run(_advantage_moments, lanes, 8, size, _array("advantage_moments", "advantages", advantages, (T, N)),
         _array("advantage_moments", "valid", valid, (T + 1, N), np.uint8),
-        _index("advantage_moments", index, 0, 0, N), parts)
-    return parts.sum(0)
+        _index("advantage_moments", index, 0, 0, N, advantages), array)
+    return torch.as_tensor(parts.sum(0))
 
 
 def normalisation(moments):
-    """LOSS_SETTINGS' first three, (mean, 1/(std + 1e-8), 1/count), from advantage_moments' (count, sum, squares)."""
-    count, total, squares = moments
-    count = max(count, 1.0)
+    """LOSS_SETTINGS' first three, (mean, 1/(std + 1e-8), 1/count), a tensor (3,), from advantage_moments' (count, sum,
+    squares)."""
+    count, total, squares = moments.unbind()
+    count = count.clamp(min=1.0)
     mean = total / count
-    return mean, 1.0 / (math.sqrt(max(squares / count - mean * mean, 0.0)) + 1e-8), 1.0 / count
+    spread = (squares / count - mean * mean).clamp(min=0.0).sqrt()
+    return torch.stack([mean, 1.0 / (spread + 1e-8), 1.0 / count])
 
 
 @cell
@@ -819,12 +1016,14 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
 
 
 @driver
-def _ppo_loss_discrete_cpu(
+def _ppo_loss_discrete(
     begin,
     end,
+    size,
     outputs,
     index,
     start,
+    masked,
     masks,
     heads,
     actions,
@@ -837,16 +1036,16 @@ def _ppo_loss_discrete_cpu(
     grad,
     new_values,
     ratios,
+    scratch,
     parts,
 ):
     _, M, width = outputs.shape
-    masked = masks.shape[0] > 0
-    mean, scale, row_scale, clip_coef, vf_coef, vf_clip_coef, ent_coef = settings
-    for t in range(begin, end):
-        part = parts[t]
-        probabilities = np.empty(width, np.float32)
-        no_mask = np.zeros(0, np.uint8)
-        for m in range(M):
+    mean, scale, row_scale, clip_coef = settings[0], settings[1], settings[2], settings[3]
+    vf_coef, vf_clip_coef, ent_coef = settings[4], settings[5], settings[6]
+    for lane in range(begin, end):
+        part, probabilities = parts[lane], scratch[lane]
+        t, first_segment = lane * size // M, lane * size % M
+        for m in range(first_segment, first_segment + size):
             n, column = index[start + m], start + m
             row, drow = outputs[t, m], grad[t, m]
             value = row[width - 1]
@@ -856,7 +1055,7 @@ def _ppo_loss_discrete_cpu(
                 drow[:] = ZERO
                 ratios[t, column] = ONE
                 continue
-            mask = masks[t, n] if masked else no_mask
+            mask = masks[t if masked else 0, n if masked else 0]
             logprob, entropy, first = ZERO, ZERO, 0
             for head in range(len(heads)):
                 last = first + heads[head]
@@ -896,9 +1095,10 @@ def _ppo_loss_discrete_cpu(
 
 
 @driver
-def _ppo_loss_continuous_cpu(
+def _ppo_loss_continuous(
     begin,
     end,
+    size,
     outputs,
     index,
     start,
@@ -917,10 +1117,12 @@ def _ppo_loss_continuous_cpu(
     parts,
 ):
     _, M, width = outputs.shape
-    mean, scale, row_scale, clip_coef, vf_coef, vf_clip_coef, ent_coef = settings
-    for t in range(begin, end):
-        part = parts[t]
-        for m in range(M):
+    mean, scale, row_scale, clip_coef = settings[0], settings[1], settings[2], settings[3]
+    vf_coef, vf_clip_coef, ent_coef = settings[4], settings[5], settings[6]
+    for lane in range(begin, end):
+        part = parts[lane]
+        t, first_segment = lane * size // M, lane * size % M
+        for m in range(first_segment, first_segment + size):
             n, column = index[start + m], start + m
             row, drow, spread, dspread = outputs[t, m], grad[t, m], log_std[t, m], grad_log_std[t, m]
             value = row[width - 1]
@@ -970,28 +1172,32 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     name = "ppo_loss"
     T, M, width = _sizes(name, "outputs", outputs, 3)
     N, B = _sizes(name, "logprobs", logprobs, 2)[1], _sizes(name, "weights", weights, 1)[0]
-    index = _index(name, index, start, M, N)
+    index = _index(name, index, start, M, N, outputs)
     if start + M > B:
         raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
+    (lanes, size), like = _lanes(outputs, T, M), outputs
+    parts, part_array = _workspace((lanes, SUMS), torch.float32 if on_gpu(like) else torch.float64, like)
     outputs, grad = _array(name, "outputs", outputs, (T, M, width)), _array(name, "grad", grad, (T, M, width))
     rollout = (_array(name, "logprobs", logprobs, (T, N)), _rows(name, "values", values, T, (N,)),
                _array(name, "advantages", advantages, (T, N)), _array(name, "weights", weights, (B,)),
                _rows(name, "valid", valid, T, (N,), np.uint8),
                _array(name, "settings", settings, (len(LOSS_SETTINGS),)))
-    sums, parts = _array(name, "sums", sums, (SUMS,), np.float64), np.zeros((T, SUMS))
-    written = (_array(name, "new_values", new_values, (T, B)), _array(name, "ratios", ratios, (T, B)), parts)
+    written = (_array(name, "new_values", new_values, (T, B)), _array(name, "ratios", ratios, (T, B)))
+    _array(name, "sums", sums, (SUMS,), np.float64)
     if heads is not None:
-        heads = _heads(name, heads, _sizes(name, "actions", actions, 3)[2], width - 1)
-        masks = _NO_MASKS if masks is None else _rows(name, "masks", masks, T, (N, width - 1), np.uint8)
+        heads = _heads(name, heads, _sizes(name, "actions", actions, 3)[2], width - 1, like)
+        masks = None if masks is None else _rows(name, "masks", masks, T, (N, width - 1), np.uint8)
         actions = _array(name, "actions", actions, (T, N, len(heads)), np.int32)
-        run(_ppo_loss_discrete_cpu, T, 4, outputs, index, start, masks, heads, actions, *rollout, grad, *written)
+        _, scratch = _workspace((lanes, width), torch.float32, like)
+        run(_ppo_loss_discrete, lanes, 4, size, outputs, index, start, *_masks(masks, like, 3), heads, actions,
+            *rollout, grad, *written, scratch, part_array)
     else:
         log_std = _log_std(name, log_std, (T, M, width - 1))
         grad_log_std = _array(name, "grad_log_std", grad_log_std, (T, M, width - 1))
         actions = _array(name, "actions", actions, (T, N, width - 1))
-        run(_ppo_loss_continuous_cpu, T, 4, outputs, index, start, log_std, actions, *rollout, grad, grad_log_std,
-            *written)
-    sums += parts.sum(0)
+        run(_ppo_loss_continuous, lanes, 4, size, outputs, index, start, log_std, actions, *rollout, grad,
+            grad_log_std, *written, part_array)
+    sums += torch.as_tensor(parts.sum(0))
 
 
 def loss_statistics(sums):
@@ -1005,9 +1211,11 @@ def loss_statistics(sums):
 
 
 @driver
-def _write_back_cpu(begin, end, index, new_values, new_ratios, values, ratios):
-    for t in range(begin, end):
-        for m in range(len(index)):
+def _write_back(begin, end, size, index, new_values, new_ratios, values, ratios):
+    M = len(index)
+    for lane in range(begin, end):
+        t, first = lane * size // M, lane * size % M
+        for m in range(first, first + size):
             values[t, index[m]] = new_values[t, m]
             ratios[t, index[m]] = new_ratios[t, m]
 
@@ -1016,10 +1224,10 @@ def write_back(index, new_values, new_ratios, values, ratios):
     """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
     values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns."""
     T, N = _sizes("write_back", "ratios", ratios, 2)
-    index = _index("write_back", index, 0, 0, N)
-    M = len(index)
-    run(_write_back_cpu, T, 8,
-        index,
+    columns = _index("write_back", index, 0, 0, N, ratios)
+    M = len(columns)
+    lanes, size = _lanes(ratios, T, M)
+    run(_write_back, lanes, 8, size, columns,
         _array("write_back", "new_values", new_values, (T, M)), _array("write_back", "new_ratios", new_ratios, (T, M)),
         _array("write_back", "values", values, (T + 1, N)), _array("write_back", "ratios", ratios, (T, N)))
 
@@ -1049,25 +1257,33 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 
 
 @driver
-def _nesterov_cpu(begin, end, gradients, buffers, updates, scale, momentum):
-    g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
-    for i in range(len(g)):
-        buffer, update = nesterov_cell(g[i] * scale, m[i], momentum)
-        m[i] = buffer
-        u[i] = update
+def _nesterov_cpu(begin, end, gradients, buffers, updates, scalars):
+    scale, momentum = scalars[0], scalars[1]
+    if scale == scale:  # a NaN where the gradients hold one
+        g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
+        for i in range(len(g)):
+            buffer, update = nesterov_cell(g[i] * scale, m[i], momentum)
+            m[i] = buffer
+            u[i] = update
 
 
 @driver
-def _apply_cpu(begin, end, weights, updates, decay, learning_rate):
-    w, u = weights[begin:end], updates[begin:end]
-    for i in range(len(w)):
-        w[i] = w[i] * decay - learning_rate * u[i]
+def _apply_cpu(begin, end, weights, updates, scalars):
+    scale, decay, learning_rate = scalars[0], scalars[2], scalars[3]
+    if scale == scale:
+        w, u = weights[begin:end], updates[begin:end]
+        for i in range(len(w)):
+            w[i] = w[i] * decay - learning_rate * u[i]
 
 
 def gradient_norm(flat):
-    """Euclidean norm of a flat float32 range, summed in float64 by fixed blocks in block order."""
-    parts = np.zeros(-(-len(flat) // BLOCK))
-    run(_squares_cpu, len(parts), 16, _array("gradient_norm", "flat", flat, tuple(flat.shape)), parts)
+    """Euclidean norm of a flat float32 range: on a CPU a float, summed in float64 by fixed blocks in block order; on a
+    GPU a float64 tensor."""
+    array = _array("gradient_norm", "flat", flat, tuple(flat.shape))
+    if on_gpu(flat):
+        return torch.linalg.vector_norm(flat, dtype=torch.float64)
+    parts = np.zeros(-(-len(array) // BLOCK))
+    run(_squares_cpu, len(parts), 16, array, parts)
     return math.sqrt(parts.sum())
 
 
@@ -1106,6 +1322,7 @@ class Muon:
                 ("p", (rows, rows)),
             ):
                 arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape))
+        arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
         self._groups = None
 
     def _bind(self):
@@ -1119,27 +1336,30 @@ class Muon:
             self._groups.append((work, matrices))
 
     def step(self, learning_rate):
-        """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes."""
+        """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
+
+        On a GPU nothing waits: the learning rate may be a tensor, and the norm returned is one.
+        """
         if self._groups is None:
             self._bind()
-        flats = [host(self.arena.flat(group)) for group in ("gradients", "momentum", "updates", "weights")]
-        gradients, momentum, updates, weights = flats
-        norm = gradient_norm(self.arena.flat("gradients"))
-        if not math.isfinite(norm):
+        flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
+        gradients, momentum, updates, weights = (_array("Muon", "flat", flat, tuple(flat.shape)) for flat in flats)
+        scalars, norm = self.arena["muon/scalars"], gradient_norm(flats[0])
+        decay = 1.0 - learning_rate * self.weight_decay
+        if isinstance(norm, torch.Tensor):
+            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            scalars[0] = torch.where(norm.isfinite(), scale, math.nan)
+            scalars[1:2].fill_(self.momentum)
+            scalars[2], scalars[3] = decay, learning_rate
+        elif not math.isfinite(norm):
             return norm
-        scale = min(1.0, self.max_grad_norm / (norm + 1e-6))
-        run(_nesterov_cpu, len(gradients), 16 * BLOCK, gradients, momentum, updates, f32(scale), f32(self.momentum))
+        else:
+            host(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
+        scalars = _array("Muon", "scalars", scalars, (4,))
+        run(_nesterov_cpu, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars)
         for group in self._groups:
             self._orthogonalise(*group)
-        run(
-            _apply_cpu,
-            len(weights),
-            16 * BLOCK,
-            weights,
-            updates,
-            f32(1.0 - learning_rate * self.weight_decay),
-            f32(learning_rate),
-        )
+        run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
         return norm
 
     @staticmethod

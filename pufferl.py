@@ -1025,10 +1025,10 @@ class PuffeRL:
             self._renew(None)
             norms = []
             for minibatch in range(count):
-                kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=c["seed"], epoch=self.epoch,
-                             minibatch=minibatch, beta=beta, first=self._first_segment)
+                kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=c["seed"],
+                             clock=(self.epoch, minibatch), beta=beta, first=self._first_segment)
                 moments = self.ranks.sum(kernels.advantage_moments(self.advantages, s["valid"], self.index))
-                self.settings[:3] = torch.tensor(kernels.normalisation(moments))
+                self.settings[:3] = kernels.normalisation(moments)
                 if self.fused:
                     list(self._pool.map(self._learn_fused, range(len(self._chunks))))
                     for other in self._gradients[1:]:

@@ -128,7 +128,7 @@ def advantage_cases():
         lambda: kernels.priorities(source, data["valid"], masses, alpha=0.1),
         lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N, size(source, data["valid"]))  # fmt: skip
     yield "draw", Case(
-        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, epoch=5, minibatch=2, beta=0.8),
+        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, clock=(5, 2), beta=0.8),
         check_draw, B, size(p, cumulative, drawn, weights))  # fmt: skip
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),

@@ -7,6 +7,7 @@ that stay visible, the same bits for any split or thread count, vector instructi
 
 import concurrent.futures
 import copy
+import gc
 import io
 import itertools
 import math
@@ -517,8 +518,8 @@ def test_priorities(N, alpha):
 
 def draw_segments(masses, M, *, seed=5, epoch=0, minibatch=0, beta=0.6):
     index, weights = poison(M, dtype=torch.int64), poison(M)
-    kernels.draw(masses, poison(len(masses), dtype=torch.float64), index, weights, seed=seed, epoch=epoch,
-                 minibatch=minibatch, beta=beta)
+    kernels.draw(masses, poison(len(masses), dtype=torch.float64), index, weights, seed=seed,
+                 clock=(epoch, minibatch), beta=beta)
     return index, weights
 
 
@@ -910,8 +911,8 @@ def test_advantage_moments_and_normalisation(N):
     assert row_scale == 1 / len(chosen)
     if chosen.std(correction=0) > 0:
         close(1 / scale, chosen.std(correction=0), 1e-7)
-    mean, scale, row_scale = kernels.normalisation(np.zeros(3))  # no valid step: finite, and nothing to scale
-    assert math.isfinite(mean) and math.isfinite(scale) and math.isfinite(row_scale)
+    nothing = torch.zeros(3, dtype=torch.float64)  # no valid step: finite, and nothing to scale
+    assert kernels.normalisation(nothing).isfinite().all()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1080,7 +1081,7 @@ def good_calls():
         "priorities": (kernels.priorities, {"advantages": f(T, N), "valid": byte(T + 1, N), "masses": double(N),
                                             "index": index}, {"alpha": 0.5}),
         "draw": (kernels.draw, {"masses": double(N), "cumulative": double(N), "index": torch.zeros(M).long(),
-                                "weights": f(M)}, {"seed": 1, "epoch": 0, "minibatch": 0, "beta": 0.5}),
+                                "weights": f(M)}, {"seed": 1, "clock": (0, 0), "beta": 0.5}),
         "gather": (kernels.gather, {"source": f(T, N, 2), "index": index, "out": f(T, M, 2)}, {}),
         "write_back": (kernels.write_back, {"index": index, "new_values": f(T, M), "new_ratios": f(T, M),
                                             "values": f(T + 1, N), "ratios": f(T, N)}, {}),
@@ -1170,7 +1171,7 @@ def test_non_contiguous_is_refused_by_name(call, name):
 
 
 def test_other_devices_are_refused_by_name():
-    with pytest.raises((NotImplementedError, ValueError), match="gradient_norm: flat is on meta"):
+    with pytest.raises(ValueError, match="gradient_norm: flat is on meta"):
         kernels.gradient_norm(torch.zeros(3, device="meta"))
 
 
@@ -1356,7 +1357,7 @@ def test_thread_count_changes_no_bit(call):
             return [x for x in fused_loss(loss["dims" if "continuous" in call else "heads"], **COEFFICIENTS)[1:]
                     if x is not None]
         if call == "advantage_moments":
-            return [torch.from_numpy(kernels.advantage_moments(data["rewards"], data["valid"], torch.arange(N)))]
+            return [kernels.advantage_moments(data["rewards"], data["valid"], torch.arange(N))]
         return [torch.tensor([kernels.gradient_norm(flat)])]
 
     expected = [bits(x) for x in run()]
@@ -1544,6 +1545,7 @@ def growth(function, repeats=50):
     tracemalloc.reset_peak()
     for _ in range(repeats):
         function()
+    gc.collect()  # Python's free lists of small tuples too
     after, peak = tracemalloc.get_traced_memory()
     return after - before, peak - before, held_by_numba() - blocks
 

@@ -1,0 +1,120 @@
+"""The CUDA drivers, through the tests of tests/test_kernels.py: on a GPU, or without one in numba's simulator.
+
+    NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 python -m pytest tests/test_cuda.py -m cudasim
+    python -m pytest tests/test_cuda.py -m gpu
+
+and, in any process, each of them compiled to PTX for three generations of GPUs.
+"""
+
+import functools
+import inspect
+import types
+
+import pytest
+import test_kernels
+import torch
+
+import kernels
+
+numerics = pytest.mark.cudasim if kernels.SIMULATOR else pytest.mark.gpu
+
+KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan", "mingru_scan_grad",
+           "advantage_moments", "ppo_loss", "write_back", "gradient_norm")
+
+
+def on_the_gpu(function):
+    """The kernel with every tensor on the GPU; what it wrote comes back into the caller's own."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        names = inspect.signature(function).bind(*args, **kwargs).arguments
+        moved = {name: value.cuda() if isinstance(value, torch.Tensor) and name != "heads" else value
+                 for name, value in names.items()}
+        positional = [moved[name] for name in list(moved)[: len(args)]]
+        result = function(*positional, **{name: moved[name] for name in kwargs})
+        for name, value in names.items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(moved[name])
+        return result.cpu() if isinstance(result, torch.Tensor) else result
+
+    return call
+
+
+@pytest.fixture
+def through_the_gpu(monkeypatch):
+    if kernels.SIMULATOR:
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    for name in KERNELS:
+        monkeypatch.setattr(kernels, name, on_the_gpu(getattr(kernels, name)))
+
+
+def borrowed(test):
+    """A test of tests/test_kernels.py, on the GPU."""
+
+    @functools.wraps(test)
+    def call(*args, through_the_gpu, **kwargs):
+        test(*args, **kwargs)
+
+    parameters = list(inspect.signature(test).parameters.values())
+    parameters.append(inspect.Parameter("through_the_gpu", inspect.Parameter.KEYWORD_ONLY))
+    call.__signature__ = inspect.Signature(parameters)
+    return numerics(call)
+
+
+for name in (
+    "sample_discrete", "sample_continuous", "sample_deterministic_is_argmax_or_mean", "nan_sample",
+    "nan_sample_masked_action_is_never_taken", "advantage", "advantage_of_drawn_segments_equals_the_full_pass",
+    "nan_advantage", "priorities", "draw", "gather", "write_back",
+    "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step", "nan_mingru",
+    "ppo_loss_and_every_gradient", "ppo_loss_of_drawn_segments", "ppo_loss_at_ratio_one",
+    "ppo_loss_clamps_the_log_ratio", "ppo_loss_in_chunks_equals_the_whole", "ppo_loss_writes_only_its_chunk",
+    "nan_ppo_loss", "advantage_moments_and_normalisation", "gradient_norm", "good_calls_are_good",
+    "wrong_size_is_refused_by_name", "wrong_dtype_is_refused_by_name",
+):  # fmt: skip
+    globals()[f"test_{name}"] = borrowed(getattr(test_kernels, f"test_{name}"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PTX, for machines without a GPU
+
+SINGLE = {"_sample_discrete_cpu", "_advantage_columns_cpu", "_gather_cuda", "_mingru_step_cuda", "_mingru_scan_cuda",
+          "_mingru_scan_grad_cuda", "_ppo_loss_discrete", "_ppo_loss_continuous", "_write_back", "_nesterov_cpu",
+          "_apply_cpu"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def launches():
+    """name -> (driver, arguments) of every launch that the kernels make on a GPU."""
+    seen = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "SIMULATOR", True)
+        patch.setattr(kernels, "_launch", lambda driver, lanes, arguments: seen.setdefault(
+            driver.__name__, (driver, arguments)))  # fmt: skip
+        for function, tensors, options in test_kernels.good_calls().values():
+            function(**tensors, **options)
+        arena = kernels.Arena()
+        arena.adopt(torch.nn.Linear(3, 2))
+        optimizer = kernels.Muon(arena)
+        arena.allocate()
+        optimizer.step(0.1)
+    return seen
+
+
+@pytest.mark.skipif(kernels.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+def test_every_driver_compiles_to_ptx(launches, capability, monkeypatch):
+    cuda = pytest.importorskip("numba.cuda", reason="pip install -r requirements-test.txt")
+    import numba
+    from numba.cuda import dispatcher
+
+    # A function that is not inlined asks the driver what to compile for.
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: types.SimpleNamespace(compute_capability=capability))
+    assert launches.keys() >= SINGLE and len(launches) >= len(SINGLE) + 4
+    for name, (driver, arguments) in launches.items():
+        signature = (numba.int64, numba.typeof(arguments))
+        ptx, _ = cuda.compile(kernels.cuda_kernel(driver), signature, cc=capability, output="ptx", device=False,
+                              abi="numba")  # fmt: skip
+        assert f".target sm_{capability[0]}{capability[1]}" in ptx
+        assert (".f64" in ptx) == (name not in SINGLE), f"{name} computes in another precision than it should"
