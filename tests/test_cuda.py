@@ -79,9 +79,9 @@ for name in (
 # ---------------------------------------------------------------------------------------------------------------------
 # PTX, for machines without a GPU
 
-SINGLE = {"_sample_discrete_cpu", "_advantage_columns_cpu", "_gather_cuda", "_mingru_step_cuda", "_mingru_scan_cuda",
-          "_mingru_scan_grad_cuda", "_ppo_loss_discrete", "_ppo_loss_continuous", "_write_back", "_nesterov_cpu",
-          "_apply_cpu"}  # fmt: skip
+SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu", "_gather_cuda",
+          "_mingru_step_cuda", "_mingru_scan_cuda", "_mingru_scan_grad_cuda", "_ppo_loss_discrete",
+          "_ppo_loss_continuous", "_write_back", "_nesterov_cpu", "_apply_cpu"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

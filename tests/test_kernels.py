@@ -256,6 +256,31 @@ def sigmoid_probe(x, out):
         out[i] = kernels.sigmoid_cell(x[i])
 
 
+@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+def log_probe(x, out):
+    for i in range(len(x)):
+        out[i] = kernels.log_cell(x[i])
+
+
+@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+def cos_turn_probe(x, out):
+    for i in range(len(x)):
+        out[i] = kernels.cos_turn_cell(x[i])
+
+
+def test_log_and_cosine():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([1 - np.arange(2**16) * 2.0**-24, np.exp(rng.uniform(-80, 80, 100_000))]).astype(np.float32)
+    out = np.full_like(x, np.nan)
+    log_probe(x, out)
+    exact = np.log(x.astype(np.float64))
+    assert np.abs(out - exact).max() < 1e-5 and (np.abs(out - exact) <= 2e-7 * np.abs(exact)).all()
+    x = np.arange(0, 1, 2.0**-20, dtype=np.float32)
+    out = np.full_like(x, np.nan)
+    cos_turn_probe(x, out)
+    assert np.abs(out - np.cos(2 * np.pi * x.astype(np.float64))).max() < 1e-6
+
+
 def test_exp_and_sigmoid():
     x = np.linspace(-87, 88, 1_000_003, dtype=np.float32)
     out = np.full_like(x, np.nan)
