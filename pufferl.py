@@ -47,20 +47,12 @@ import torch
 import emulation
 import environments
 import kernels
+import loggers
 import models
 import ocean
 import ranks
 import vector
-from loggers import (  # noqa: F401  the loggers are here for scripts
-    Dashboard,
-    JsonLines,
-    NeptuneLogger,
-    NoLogger,
-    TensorBoardLogger,
-    WandbLogger,
-    make_logger,
-    write_whole,
-)
+from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import make  # noqa: F401  for scripts: make("breakout", num_envs=256)
 
 ROOT = Path(__file__).resolve().parent
@@ -251,15 +243,8 @@ class Profile:
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
 # Names from other trainers: translated where the meaning is the same, refused with the equivalent where it is not.
-RENAMED = {
-    "num_steps": "horizon",
-    "bptt_horizon": "horizon",
-    "n_epochs": "replay_ratio",
-    "update_epochs": "replay_ratio",
-    "adam_beta1": "momentum",
-    "adam_beta2": "beta2",
-    "adam_eps": "eps",
-}
+RENAMED = {"num_steps": "horizon", "bptt_horizon": "horizon", "n_epochs": "replay_ratio",
+           "update_epochs": "replay_ratio", "adam_beta1": "momentum", "adam_beta2": "beta2", "adam_eps": "eps"}
 REFUSED = {
     "batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon",
     "num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
@@ -576,16 +561,13 @@ def load_policy(args, vecenv, env_name=""):
     encoded = name in ("default", "feed-forward") and models.wants_encoding(env)
     if name == "default" and kind == "mingru" and not encoded:
         if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
-            raise ConfigError(
-                f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must equal "
-                f"policy.hidden_size {hidden}: the MinGRU's highway adds input and output."
-            )
+            raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
+                              f"equal policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
         policy = models.Policy(env, hidden_size=hidden, num_layers=rnn["num_layers"])
     else:
         if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
-            raise ConfigError(
-                f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads it."
-            )
+            raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
+                              "it.")
         cls = models.Encoded if encoded else models.Default if name in ("default", "feed-forward") else load_class(name)
         policy = cls(env, hidden_size=hidden)
         if kind != "none":
@@ -614,9 +596,8 @@ def load_class(name):
     path, _, attribute = name.partition(".py:")
     path = Path(path + ".py")
     if not attribute or not path.exists():
-        raise ConfigError(
-            f"policy.name = {name}: must be default, feed-forward or path/to/file.py:Class of a file that exists."
-        )
+        raise ConfigError(f"policy.name = {name}: must be default, feed-forward or path/to/file.py:Class of a file "
+                          "that exists.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -728,6 +709,9 @@ class PuffeRL:
             self.ranks.join(self, agents)
         self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
         self.fused = type(policy) is models.Policy
+        if self.fused and policy.encoder.in_features != (size := math.prod(vecenv.observation_shape)):
+            raise ConfigError(f"the policy was made for observations of {policy.encoder.in_features} numbers, these "
+                              f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
         self._allocate()
         self.best_score, self._recent, self._return_range = -math.inf, (0.0, 0), (math.inf, -math.inf)
         self._best = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
@@ -861,14 +845,9 @@ class PuffeRL:
         row = {name: s[name][t, agents] if s[name] is not None else None for name in names}
         if last:
             return {**row, "values": self.values[t, agents]}
-        return {
-            **row,
-            "actions": s["actions"][t, agents],
-            "logprobs": self.logprobs[t, agents],
-            "values": self.values[t, agents],
-            "truncations": s["truncations"][t, agents].numpy(),
-            "terminals": s["terminals"][t, agents].numpy(),
-        }
+        return {**row, "actions": s["actions"][t, agents], "logprobs": self.logprobs[t, agents],
+                "values": self.values[t, agents], "truncations": s["truncations"][t, agents].numpy(),
+                "terminals": s["terminals"][t, agents].numpy()}
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 
@@ -1196,11 +1175,8 @@ class PuffeRL:
         return (self.global_step - step) / max(time.perf_counter() - since, 1e-9)
 
     def _losses(self, sums, norms):
-        return {
-            **kernels.loss_statistics(sums),
-            "grad_norm": float(np.mean(norms)) if norms else math.nan,
-            "learning_rate": self._used_lr,
-        }
+        norm = float(np.mean(norms)) if norms else math.nan
+        return {**kernels.loss_statistics(sums), "grad_norm": norm, "learning_rate": self._used_lr}
 
     # -- logs ------------------------------------------------------------------------------------------------------
 
@@ -1224,12 +1200,9 @@ class PuffeRL:
         if self._grad_norms:
             losses = self._losses(self._loss_sums, self._grad_norms)
             metrics |= {f"losses/{name}": value for name, value in losses.items()}
-        metrics |= {
-            "performance/sps": self.last_sps,
-            "performance/uptime": self.uptime,
-            "performance/epoch": self.epoch,
-            "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step),
-        }
+        metrics |= {"performance/sps": self.last_sps, "performance/uptime": self.uptime,
+                    "performance/epoch": self.epoch,
+                    "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         metrics |= {f"performance/seconds_{name}": value for name, value in stages.items()}
         self.logger.log(metrics, self.global_step)
         if self._record:
@@ -1257,8 +1230,8 @@ class PuffeRL:
                     folder.mkdir(parents=True, exist_ok=True)
                     for part in folder.glob("*.part"):  # of a process that was killed
                         part.unlink()
-                    write_whole(folder / "config.json", lambda file: file.write(settings.encode()))
-                    self._record = JsonLines(folder / "metrics.jsonl", self.global_step)
+                    loggers.write_whole(folder / "config.json", lambda file: file.write(settings.encode()))
+                    self._record = loggers.JsonLines(folder / "metrics.jsonl", self.global_step)
                     if fresh:
                         self._save(state, folder / "trainer_state.pt")
                 except OSError as error:
@@ -1273,7 +1246,7 @@ class PuffeRL:
         if self.ranks.rank > 0:
             return
         if self._dashboard is None:
-            self._dashboard = Dashboard()
+            self._dashboard = loggers.Dashboard()
         self._dashboard.show(self)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -1306,7 +1279,7 @@ class PuffeRL:
     @staticmethod
     def _save(state, path):
         try:
-            write_whole(path, lambda file: torch.save(state, file))
+            loggers.write_whole(path, lambda file: torch.save(state, file))
         except RuntimeError as error:  # torch's own word for a write that failed
             raise OSError(f"{path}: {error}") from None
 
@@ -1377,9 +1350,8 @@ class PuffeRL:
 
     def _saved_tensors(self):
         s = self.storage
-        rows = {
-            name: s[name][-1] for name in ("observations", "resets", "valid", "action_masks") if s[name] is not None
-        }
+        rows = ("observations", "resets", "valid", "action_masks")
+        rows = {name: s[name][-1] for name in rows if s[name] is not None}
         momentum = {"momentum": self.arena.flat("momentum")} if isinstance(self.optimizer, kernels.Muon) else {}
         state = {f"state/{name}": tensor for name, tensor in self.state.items()}
         return {**rows, **momentum, **state, "running_returns": self.running_returns}
@@ -1492,7 +1464,7 @@ def train(env_name, args):
 
     def open_logger():
         try:
-            trainer.logger = make_logger(args, trainer.run_folder, trainer.global_step)
+            trainer.logger = loggers.make_logger(args, trainer.run_folder, trainer.global_step)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigError(str(error)) from None
 

@@ -393,6 +393,8 @@ def test_the_short_form_takes_keywords():
         PuffeRL(env=vecenv, policy=policy, batch_size=1000)
     with pytest.raises(ConfigError, match="Did you mean learning_rate"):
         PuffeRL(env=vecenv, policy=policy, learning_rat=0.02)
+    with pytest.raises(ConfigError, match="made for observations of 118 numbers, these environments give 25"):
+        PuffeRL(env=make("squared", num_envs=8, env_kwargs={"distance": 2}), policy=policy)
     with pytest.raises(ConfigError, match="needs an environment and a policy"):
         PuffeRL({"learning_rate": 0.1}, vecenv)
 
