@@ -185,3 +185,9 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch, capsys):
     log.log({"a": 4.0}, 4)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 4]
     assert capsys.readouterr().err.count("Training goes on") == 1
+
+
+def test_every_metric_stands_in_the_docs(run):
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    names = {name for line in lines_of(run) for name in line} - {"step"}
+    assert len(names) > 20 and not [name for name in names if f"`{name}`" not in text]

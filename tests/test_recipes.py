@@ -1,11 +1,13 @@
 """Every block of docs/recipes.md runs as it stands there and does what it says."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 import models
+import pufferl
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.M)[1:]
@@ -97,3 +99,14 @@ def test_gradient_accumulation(recipe):
 def test_checkpoints(recipe, capsys):
     assert recipe("Checkpoints from a script")["same"]
     assert "{'why': 'half way'}" in capsys.readouterr().out
+
+
+def test_settings_in_the_docs_exist():
+    schema, _ = pufferl.resolve("squared")
+    names = {f"{section}.{field.name}" for section, cls in schema.items() for field in dataclasses.fields(cls)}
+    named = {}
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        if path.name not in ("LOG.md", "sweeps.md"):
+            for name in re.findall(r"(?<![\w./])(?:--)?((?:train|vec|rnn|eval|profile)\.[a-z_-]+)", path.read_text()):
+                named.setdefault(name.replace("-", "_"), path.name)
+    assert len(named) > 20 and {name: path for name, path in named.items() if name not in names} == {}

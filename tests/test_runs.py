@@ -50,7 +50,7 @@ def read_until(process, text):
 @pytest.mark.slow
 def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
     """One run, killed 20 times while it trains and writes, ends with the weights of an undisturbed one."""
-    interval, epoch, epochs = 2, 64 * 64, 1200
+    interval, epoch, epochs = 2, 64 * 64, 400
     command = ["train", "squared", *SMALL, "--train.total-timesteps", str(epochs * epoch)]
     often = ["--train.checkpoint-interval", str(interval), "--train.log-interval", "0"]
     moments, reached = random.Random(5), 0
