@@ -713,6 +713,7 @@ class PuffeRL:
             raise ConfigError(f"the policy was made for observations of {policy.encoder.in_features} numbers, these "
                               f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
         self._allocate()
+        self.ranks.device = self.arena.memory.device
         self.best_score, self._recent, self._return_range = -math.inf, (0.0, 0), (math.inf, -math.inf)
         self._best = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
         self._best_unsaved = False
@@ -1189,8 +1190,9 @@ class PuffeRL:
         seconds = time.perf_counter() - since
         if self.ranks.count > 1:
             stages["ranks"] = self.ranks.take_seconds()
-            low, high = zip(*self.ranks.gather(self._return_range), strict=True)
-            self._return_range = min(low), max(high)
+            low, high = self._return_range
+            low, high = self.ranks.max(np.array([-low, high])).tolist()
+            self._return_range = -low, high
         if self._environment and self._return_range[0] <= self._return_range[1]:
             ends = ("episode_return_min", "episode_return_max")
             self.environment |= dict(zip(ends, self._return_range, strict=True))

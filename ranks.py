@@ -45,13 +45,15 @@ class Ranks:
     """This process's place among the ranks, and what they do together.
 
     rank: its number; count: how many there are; local_rank: its number on this machine; machines: how many those are.
-    seconds: time spent in collective operations since `take_seconds`, waiting for the slowest rank included.
+    device: where the trainer's tensors are; numpy arrays travel from there as well, because NCCL adds up in a few steps
+    what takes gloo as many as there are ranks. seconds: time spent in collective operations since `take_seconds`,
+    waiting for the slowest rank included. bytes: added up so far.
     """
 
     def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None):
         self.rank, self.count, self.local_rank, self.local_count = rank, count, local_rank, local_count
         self.machines = int(os.environ.get("GROUP_WORLD_SIZE", -(-count // local_count)))
-        self.seconds, self.bytes = 0.0, 0
+        self.device, self.seconds, self.bytes = torch.device("cpu"), 0.0, 0
         self._control = control  # the group that moves Python objects and numbers on the CPU; None is the default one
         self._names = []
 
@@ -71,10 +73,20 @@ class Ranks:
 
     def sum(self, values):
         """Add up a tensor, or a numpy array, over all ranks: in place and returned, the same bits everywhere."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values):
+        """The largest of all ranks, element by element, in the same way."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values, operation):
         if self.count > 1:
-            tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+            host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+            tensor = host.to(self.device) if isinstance(values, np.ndarray) else values
             self.bytes += tensor.nbytes
-            self._run(dist.all_reduce, tensor, group=self._group(tensor))
+            self._run(dist.all_reduce, tensor, operation, group=self._group(tensor))
+            if tensor is not host:
+                host.copy_(tensor)
         return values
 
     def broadcast(self, tensor):

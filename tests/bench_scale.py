@@ -2,11 +2,13 @@
 
     python tests/bench_scale.py                       # Breakout's own settings, 1 rank plain, 1 under torchrun, 2 ranks
     python tests/bench_scale.py --env squared --repeats 7
+    python tests/bench_scale.py --predict 10e6        # no run: a calculation for GPUs that train 10 M steps/s each
 
 Three kinds of runs take turns, each in processes of its own, and the medians of their steps a second count; the first
 epochs, with the compiler in them, do not. `forced` is one rank with a process group of one member, so that each sum
 really goes through torch.distributed: what the calls alone cost. With one rank there is no group, and nothing to pay.
-Bytes are counted where they are sent. The last line is one JSON object.
+Bytes are counted where they are sent. CPU seconds tell more than steps a second where other work shares the cores. The
+last line is one JSON object.
 """
 
 import json
@@ -37,6 +39,8 @@ class Arguments:
     """Threads of a rank, the same in every kind."""
     kinds: str = "plain torchrun forced two"
     """Which kinds to run; the first one is what the others are compared with."""
+    predict: float | None = None
+    """Trained steps/s of one device: print what 8, 64 and 512 of them would give by `prediction`, and run nothing."""
     measure: bool = False
     """Be one rank (what the benchmark starts)."""
 
@@ -57,19 +61,20 @@ def measure(arguments):
     seconds = []
     for epoch in range(2 + arguments.epochs):
         if epoch == 2:
-            group.bytes, group.seconds = 0, 0.0
+            group.bytes, group.seconds, cpu = 0, 0.0, time.process_time()
         begun = time.perf_counter()
         trainer.evaluate()
         trainer.train()
         seconds.append(time.perf_counter() - begun)
-    timed = sum(seconds[2:])
+    timed, cpu = sum(seconds[2:]), time.process_time() - cpu
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
     if group.rank == 0:
         print(json.dumps({"sps": trainer.batch_size * arguments.epochs / timed, "steps_epoch": trainer.batch_size,
                           "bytes_epoch": group.bytes / arguments.epochs, "minibatches_epoch": minibatches,
                           "gradient_bytes": trainer.arena.flat("gradients").nbytes,
                           "parameters": sum(p.numel() for p in policy.parameters()),
-                          "share_in_ranks": group.seconds / timed}))  # fmt: skip
+                          "share_in_ranks": group.seconds / timed,
+                          "cpu_seconds": cpu / arguments.epochs}))  # fmt: skip
     trainer.release()
 
 
@@ -112,10 +117,39 @@ def run(kind, arguments):
     return json.loads(lines[-1])
 
 
+# Assumed, not measured: an all-reduce of a few bytes over 8 GPUs of one machine, what each doubling of machines adds to
+# it, and the bytes a second that one GPU sends to its neighbour: NVLink 4 within a machine, 400 Gb/s between machines.
+ALL_REDUCE, PER_DOUBLING, NVLINK, NETWORK = 25e-6, 15e-6, 400e9, 45e9
+GRADIENT = 131_584  # bytes: the default network of breakout, as this benchmark counts them
+
+
+def prediction(rate, count, minibatch, *, replay=1.42, agents=4096, horizon=64, gradient=GRADIENT):
+    """Steps a second of `count` GPUs that train `rate` alone: a minibatch waits for two all-reduces, an epoch for four.
+    What a GPU loses because its share of a minibatch is small is not in it."""
+    machines = -(-count // 8)
+    latency = ALL_REDUCE + PER_DOUBLING * (machines - 1).bit_length() if count > 1 else 0.0
+    transfer = 2 * gradient * (count - 1) / count / (NVLINK if machines == 1 else NETWORK)
+    batch = count * agents * horizon
+    alone = agents * horizon / rate
+    return batch / (alone + replay * batch / minibatch * (2 * latency + transfer) + 4 * latency)
+
+
+def print_predictions(rate):
+    """The table of docs/scale.md."""
+    print(f"calculated, not measured: {rate:,.0f} steps/s a GPU")
+    print(f"{'GPUs':>5} {'minibatch':>10} {'steps/s':>14} {'of k':>6}")
+    for count in (8, 64, 512):
+        for minibatch in dict.fromkeys((65_536, 65_536 * count // 8, 65_536 * count)):
+            total = prediction(rate, count, minibatch)
+            print(f"{count:5} {minibatch:10,} {total:14,.0f} {total / rate / count:6.0%}")
+
+
 def main():
     arguments = tyro.cli(Arguments)
     if arguments.measure:
         return measure(arguments)
+    if arguments.predict:
+        return print_predictions(arguments.predict)
     kinds = arguments.kinds.split()
     found = {kind: [] for kind in kinds}
     for _ in range(arguments.repeats):
@@ -123,17 +157,19 @@ def main():
             found[kind].append(run(kind, arguments))
     base = statistics.median(one["sps"] for one in found[kinds[0]])
     result = {"env": arguments.env}
-    print(f"{'kind':10} {'steps/s':>12} {'median ratio':>13} {'in ranks':>9} {'bytes/epoch':>12} {'bytes/step':>11}")
+    print(f"{'kind':10} {'steps/s':>12} {'ratio':>7} {'CPU ratio':>10} {'in ranks':>9} {'bytes/epoch':>12} "
+          f"{'bytes/step':>11}")  # fmt: skip
     for kind in kinds:
         sps = statistics.median(one["sps"] for one in found[kind])
         # Ratios of runs that followed each other, so that what else the machine does counts for both.
-        pairs = zip(found[kind], found[kinds[0]], strict=True)
+        pairs = list(zip(found[kind], found[kinds[0]], strict=True))
         ratio = statistics.median(one["sps"] / first["sps"] for one, first in pairs)
+        cpu = statistics.median(one["cpu_seconds"] / first["cpu_seconds"] for one, first in pairs)
         share = statistics.median(one["share_in_ranks"] for one in found[kind])
         last = found[kind][-1]
-        print(f"{kind:10} {sps:12,.0f} {ratio:13.3f} {share:9.1%} {last['bytes_epoch']:12,.0f} "
+        print(f"{kind:10} {sps:12,.0f} {ratio:7.3f} {cpu:10.3f} {share:9.1%} {last['bytes_epoch']:12,.0f} "
               f"{last['bytes_epoch'] / last['steps_epoch']:11.3f}")  # fmt: skip
-        result[kind] = {**last, "sps": sps, "ratio": ratio, "share_in_ranks": share}
+        result[kind] = {**last, "sps": sps, "ratio": ratio, "cpu_ratio": cpu, "share_in_ranks": share}
     print(f"{found[kinds[0]][0]['parameters']:,} parameters; {base:,.0f} steps/s is 1")
     print(json.dumps(result))
 

@@ -107,6 +107,7 @@ def test_unequal_weights_and_settings_are_errors_that_name_them(two):
 def test_what_ranks_tell_each_other(two):
     for rank, seen in enumerate(two[0]):
         assert seen["sum"].tolist() == [3.0, 2e-17] and seen["sum"].dtype == np.float64
+        assert seen["max"].tolist() == [0, 1, -np.inf]
         assert seen["any"] == [False, True, True]
         assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be", rank == 1)
         assert seen["shared"] == (0, [0, 1], "ab"[rank])
