@@ -170,11 +170,12 @@ class Ranks:
         return {**means, "n": sums[0, 0].item()} if sums[0, 0] else {}
 
     def launchers(self):
-        """{machine and process: when it began} of the torchruns that started the ranks; {} without torchrun."""
+        """[[machine and process, when it began], ...] of the torchruns that started the ranks; [] without torchrun."""
         if "TORCHELASTIC_RUN_ID" not in os.environ:
-            return {}
+            return []
         parent = psutil.Process(os.getppid())
-        return dict(self.gather((f"{socket.gethostname()}:{parent.pid}", parent.create_time())))
+        found = dict(self.gather((f"{socket.gethostname()}:{parent.pid}", parent.create_time())))
+        return [[name, began] for name, began in found.items()]
 
     def find_interrupted(self, data_dir, env_name):
         """The folder of the run that these torchruns were at before they restarted their ranks, or None: the newest
@@ -185,8 +186,9 @@ class Ranks:
             saved = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
             for path in sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True):
                 with contextlib.suppress(OSError, ValueError):
-                    then = json.loads(path.with_name("config.json").read_text()).get("launch", {})
-                    if any(abs(then.get(name, 0) - began) < 5 for name, began in launchers.items()):
+                    then = json.loads(path.with_name("config.json").read_text()).get("launch", [])
+                    if any(name == other and abs(began - before) < 5
+                           for name, began in launchers for other, before in then):  # fmt: skip
                         return str(path.parent)
 
         return self.first(find) if launchers else None

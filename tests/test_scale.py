@@ -300,7 +300,7 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL, "train", "squared"]
     process = start([*command, *FOREVER], tmp_path)
     (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
-    (old / "config.json").write_text(json.dumps({"launch": {"other:1": 0.0}}))
+    (old / "config.json").write_text(json.dumps({"launch": [["other:1", 0.0]]}))
     before = torch.load(state, weights_only=True)["epoch"]
     members = ranks_of(process)
     members[0].kill()
@@ -315,6 +315,32 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     _, text = finish(process, tmp_path)
     assert text.count("checkpoint   ") == 1, "torchrun hands SIGTERM to its ranks, which save"
     assert len(list((tmp_path / "experiments").glob("squared_*/metrics.jsonl"))) == 1
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_and_one_that_leaves(tmp_path):
+    def node(address):
+        (tmp_path / address).mkdir()
+        return start([*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", f"--local-addr={address}", "--max-restarts=3",
+                      "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test",
+                      "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train", "squared", *FOREVER,
+                      "--data-dir", str(tmp_path / "experiments")],
+                     tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # fmt: skip
+
+    def resumed(times):
+        text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
+        return text.count("resumed ") == times and "sps" in text.rpartition("resumed ")[2]
+
+    port = free_port()
+    first = node("127.0.0.1")
+    wait_for(lambda: checkpoints(tmp_path), first, tmp_path / "127.0.0.1")
+    second = node("127.0.0.2")
+    wait_for(lambda: resumed(1), first, tmp_path / "127.0.0.1")
+    second.kill()
+    wait_for(lambda: resumed(2), first, tmp_path / "127.0.0.1")
+    text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
+    assert "there were 1 ranks, now there are 2" in text and "there were 2 ranks, now there are 1" in text
+    assert len(list((tmp_path / "experiments").iterdir())) == 1
 
 
 SCRIPT = f"""
