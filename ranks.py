@@ -296,9 +296,11 @@ def _disconnect():
 
 
 def _die_with_launcher():
-    """Have Linux send SIGTERM when the launcher is killed: else its ranks would train on with nobody to stop them."""
+    """Have Linux end this rank when its launcher is killed: else it would train on with nobody to stop it. With a
+    checkpoint, unless the others are to start again without it."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        again = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL if again else signal.SIGTERM)
 
 
 def started():
