@@ -333,9 +333,9 @@ def test_a_node_that_joins_and_one_that_leaves(tmp_path):
 
     port = free_port()
     first = node("127.0.0.1")
-    wait_for(lambda: checkpoints(tmp_path), first, tmp_path / "127.0.0.1")
+    (state,) = wait_for(lambda: checkpoints(tmp_path), first, tmp_path / "127.0.0.1")
     second = node("127.0.0.2")
-    wait_for(lambda: resumed(1), first, tmp_path / "127.0.0.1")
+    wait_for(lambda: resumed(1) and torch.load(state, weights_only=True)["others"], first, tmp_path / "127.0.0.1")
     second.kill()
     wait_for(lambda: resumed(2), first, tmp_path / "127.0.0.1")
     text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
