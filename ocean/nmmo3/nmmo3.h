@@ -10,15 +10,15 @@
  *     10        tier of the node, foe or agent
  *     11        its weapon: 1 sword, 2 bow, 3 staff
  *     ... then 80 bytes about the agent itself:
- *     0 - 2     health, food, water in tenths
+ *     0 - 2     health, food, water in fifths
  *     3 - 5     struck in the last step; a foe, an agent in reach of a blow
  *     6 - 10    tier of the land here, and `vision` tiles up, down, left, right
  *     11 - 13   weapon: sword, bow, staff
  *     14 - 16   tier of weapon, armour, tool
- *     17 - 19   gold (binary digits, up to 10), free places in the bag (up to 10), open offers
- *     20 - 27   levels of fishing, herbalism, woodcutting, mining, carving, melee, archery, magic
- *     28 - 35   tenths of the way to the next level of each
- *     36 - 46   pieces of each kind in the bag, up to 10: fish, herb, wood, ore, crystal, hide, sword, bow, staff,
+ *     17 - 19   gold (binary digits, up to 9), free places in the bag (up to 5), open offers
+ *     20 - 27   levels beyond the first of fishing, herbalism, woodcutting, mining, carving, melee, archery, magic
+ *     28 - 35   fifths of the way to the next level of each
+ *     36 - 46   pieces of each kind in the bag, up to 5: fish, herb, wood, ore, crystal, hide, sword, bow, staff,
  *               armour, tool
  *     47 - 57   highest tier of each kind in the bag
  *     58 - 68   tier of what buying each kind would get at the highest price step, 0 nothing
@@ -40,18 +40,18 @@
     X(int, height, 256, "tiles") \
     X(int, vision, 5, "tiles that an agent sees in each direction") \
     X(int, max_steps, 1000, "steps after which a life is cut off") \
-    X(float, water, 0.40, "noise below it is water") \
-    X(float, rock, 0.64, "noise above it is rock") \
-    X(float, berries, 0.03, "share of the land with berries") \
-    X(float, fish, 0.2, "share of the water beside land with fish") \
-    X(float, herbs, 0.04, "share of dry land with herbs") \
-    X(float, trees, 0.08, "share of moist land with trees") \
-    X(float, ores, 0.3, "share of dry land beside rock with ore") \
-    X(float, crystals, 0.3, "share of moist land beside rock with crystals") \
+    X(float, water, 0.38, "noise below it is water") \
+    X(float, rock, 0.66, "noise above it is rock") \
+    X(float, berries, 0.05, "share of the land with berries") \
+    X(float, fish, 0.4, "share of the water beside land with fish") \
+    X(float, herbs, 0.12, "share of dry land with herbs") \
+    X(float, trees, 0.18, "share of moist land with trees") \
+    X(float, ores, 0.5, "share of dry land beside rock with ore") \
+    X(float, crystals, 0.5, "share of moist land beside rock with crystals") \
     X(int, villages, 16, "villages") \
     X(int, home, 20, "steps from a village up to which land has tier 1") \
     X(int, tier_distance, 7, "steps further for each higher tier") \
-    X(int, regrow, 150, "steps until a spent node is ripe again") \
+    X(int, regrow, 40, "steps until a spent node is ripe again") \
     X(int, purse, 5, "gold at birth") \
     X(int, hunger, 4, "steps in which an agent loses a point of food and of water") \
     X(int, starving, 1, "health lost in a step without food or without water") \
@@ -61,7 +61,8 @@
     X(int, herb_health, 20, "health of a herb, times its tier") \
     X(int, xp_level, 5, "experience for level L: this times L (L - 1) / 2") \
     X(int, xp_harvest, 1, "experience of a harvest, times its tier") \
-    X(int, xp_kill, 4, "experience of a kill, times the tier of the slain") \
+    X(int, xp_foe, 4, "experience of slaying a foe, times its tier") \
+    X(int, xp_agent, 0, "experience of slaying an agent, times its tier") \
     X(int, bag, 12, "pieces that a bag holds") \
     X(int, craft_cost, 3, "pieces of material for a piece of equipment") \
     X(float, tool_luck, 0.1, "chance of a second piece at a harvest, times the tier of the tool") \
@@ -85,7 +86,7 @@
     X(int, offer_steps, 256, "steps after which an unsold offer comes back") \
     X(float, fee, 0.1, "share of a price that is lost, rounded down") \
     X(bool, market_everywhere, true, "agents trade from anywhere, not in villages only") \
-    X(float, reward_level, 0.5, "for each level gained") \
+    X(float, reward_level, 0.5, "for each level gained, in parts as experience comes") \
     X(float, reward_death, -1.0, "for dying")
 #define HAS_ACTION_MASKS
 #define HEAP \
@@ -204,7 +205,7 @@ static const char* c_init(Env* env) {
         if (!(shares[i] >= 0 && shares[i] <= 1)) return "shares and chances, and luck, must lie within 0..1";
     if (!(env->water >= 0 && env->water < env->rock && env->rock <= 1)) return "0 <= water < rock <= 1 must hold";
     int amounts[] = {env->purse, env->starving, env->berry_food, env->fish_food, env->herb_health, env->foe_health_tier,
-                     env->xp_harvest, env->xp_kill, env->foe_pause};
+                     env->xp_harvest, env->xp_foe, env->xp_agent, env->foe_pause};
     for (size_t i = 0; i < sizeof(amounts) / sizeof(amounts[0]); i++)
         if (amounts[i] < 0 || amounts[i] > 100000)
             return "purse, starving, food, health, experience and foe_pause must lie within 0..100000";
@@ -243,7 +244,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
         .num_agents = env->num_agents,
         .observation_shape = {side * side * TILE + OWN},
         .observation_low = 0,
-        .observation_high = 10,
+        .observation_high = 9,
         .action_heads = {MOVES, ACTS, STEPS},
     };
 }
@@ -255,14 +256,16 @@ static float lattice(uint64_t seed, int x, int y) {
 }
 
 static float noise(uint64_t seed, int x, int y) {
-    float sum = 0, weight = 4.0f / 7;
-    for (int size = 32; size >= 8; size /= 2, weight /= 2, seed++) {
+    const float weights[] = {0.5f, 0.3f, 0.2f};
+    float sum = 0;
+    for (int octave = 0; octave < 3; octave++, seed++) {
+        int size = 32 >> octave;
         int column = x / size, row = y / size;
         float u = (float)(x % size) / (float)size, v = (float)(y % size) / (float)size;
         u *= u * (3 - 2 * u), v *= v * (3 - 2 * v);
         float top = lattice(seed, column, row) * (1 - u) + lattice(seed, column + 1, row) * u;
         float bottom = lattice(seed, column, row + 1) * (1 - u) + lattice(seed, column + 1, row + 1) * u;
-        sum += weight * (top * (1 - v) + bottom * v);
+        sum += weights[octave] * (top * (1 - v) + bottom * v);
     }
     return sum;
 }
@@ -421,12 +424,14 @@ static void stand(Env* env, int* cell, int* column, int* row, int at) {
 
 /* What a change of the pieces of one kind, or of the levels, brings with it. */
 static void refresh(const Env* env, Agent* agent, int kind) {
-    int held = 0, top = 0, use = 0, is_material = kind >= ITEM_WOOD && kind <= ITEM_HIDE;
+    int held = 0, top = 0, use = 0, is_material = kind >= ITEM_WOOD && kind <= ITEM_HIDE, worn = 0;
+    if (kind == ITEM_ARMOUR || kind == ITEM_TOOL) worn = kind == ITEM_ARMOUR ? agent->armour : agent->tool;
+    else if (kind == agent->weapon_kind) worn = agent->weapon;
     for (int t = 0; t < TIERS; t++) {
         int n = agent->bag[kind][t];
         held += n;
         if (n) top = t + 1;
-        use |= is_material ? n >= env->craft_cost : n && (agent->may[kind] >> t & 1);
+        use |= is_material ? n >= env->craft_cost : n && t >= worn && (agent->may[kind] >> t & 1);
     }
     agent->held[kind] = (uint8_t)held;
     agent->top[kind] = (uint8_t)top;
@@ -478,19 +483,26 @@ static void know(Env* env, Agent* agent) {
     show_agent(env, agent);
 }
 
+/* The share done of the way from a level to the next. */
+static float part_done(const Env* env, int level, int experience) {
+    if (level == LEVELS) return 0;
+    return (float)(experience - env->need[level]) / (float)(env->need[level + 1] - env->need[level]);
+}
+
 static void gain(Env* env, int i, int skill, int experience) {
     Agent* agent = &env->agents[i];
     int level = agent->levels[skill], before = level;
     if (level == LEVELS) return;
+    float share = part_done(env, level, agent->xp[skill]);
     agent->xp[skill] += experience;
     while (level < LEVELS && agent->xp[skill] >= env->need[level + 1])
         level++;
-    int done = agent->xp[skill] - env->need[level], whole = env->need[level + 1] - env->need[level];
-    agent->progress[skill] = (uint8_t)(level == LEVELS ? 0 : 10 * done / whole);
+    float new_share = part_done(env, level, agent->xp[skill]);
+    agent->progress[skill] = (uint8_t)(5 * new_share);
+    env->rewards[i] += env->reward_level * ((float)(level - before) + new_share - share);
     if (level == before) return;
     agent->levels[skill] = (uint8_t)level;
     agent->gained += level - before;
-    env->rewards[i] += env->reward_level * (float)(level - before);
     know(env, agent);
 }
 
@@ -720,7 +732,7 @@ static void strike_foe(Env* env, int i) {
     env->who[foe->cell] = 0;
     show(env, foe->cell, 0, 0, 0, 0);
     raise_foe(env, (int)(foe - env->foes));
-    gain(env, i, skill, env->xp_kill * tier);
+    gain(env, i, skill, env->xp_foe * tier);
 }
 
 /* Takes health from an agent; whether it dies of it. */
@@ -743,7 +755,7 @@ static void strike_agent(Env* env, int i) {
                              other->armour, other->weapon_kind);
     if (!wound(env, who - 1, damage, SLAIN_BY_AGENT, agent)) return;
     agent->agent_kills++;
-    gain(env, i, skill, env->xp_kill * tier);
+    gain(env, i, skill, env->xp_agent * tier);
 }
 
 /* --- What agents do */
@@ -784,6 +796,8 @@ static void use(Env* env, Agent* agent, int kind) {
         if (*worn) put(env, agent, is_weapon ? agent->weapon_kind : kind, *worn, 1);
         *worn = (uint8_t)tier;
         if (is_weapon) agent->weapon_kind = (uint8_t)kind;
+        for (int other = ITEM_SWORD; other < KINDS; other++)
+            refresh(env, agent, other);
     }
     show_agent(env, agent);
 }
@@ -937,12 +951,6 @@ static void act_foe(Env* env, int f) {
 
 /* --- What agents see */
 
-static uint8_t* write_capped(uint8_t* out, const uint8_t* values, int n) {
-    for (int k = 0; k < n; k++)
-        out[k] = values[k] < 10 ? values[k] : 10;
-    return out + n;
-}
-
 static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* masks) {
     const Agent* agent = &env->agents[i];
     int side = 2 * env->vision + 1, cell = agent->cell, far = env->vision;
@@ -960,9 +968,9 @@ static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* mask
     }
     others = others > 1 && tier_at(env, cell) >= env->pvp_tier && find_target(env, agent, false);
 
-    *out++ = (uint8_t)((agent->health * 10 + FULL - 1) / FULL);
-    *out++ = (uint8_t)((agent->food * 10 + FULL - 1) / FULL);
-    *out++ = (uint8_t)((agent->water * 10 + FULL - 1) / FULL);
+    *out++ = (uint8_t)((agent->health * 5 + FULL - 1) / FULL);
+    *out++ = (uint8_t)((agent->food * 5 + FULL - 1) / FULL);
+    *out++ = (uint8_t)((agent->water * 5 + FULL - 1) / FULL);
     *out++ = agent->struck == env->tick;
     *out++ = (uint8_t)foes;
     *out++ = (uint8_t)others;
@@ -977,14 +985,17 @@ static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* mask
     *out++ = agent->armour;
     *out++ = agent->tool;
     int digits = agent->gold ? 32 - __builtin_clz((unsigned)agent->gold) : 0, room = env->bag - agent->bag_count;
-    *out++ = (uint8_t)(digits < 10 ? digits : 10);
-    *out++ = (uint8_t)(room < 10 ? room : 10);
+    *out++ = (uint8_t)(digits < 9 ? digits : 9);
+    *out++ = (uint8_t)(room < 5 ? room : 5);
     *out++ = agent->offer_count;
-    memcpy(out, agent->levels, SKILLS);
+    for (int skill = 0; skill < SKILLS; skill++)
+        out[skill] = agent->levels[skill] - 1;
     memcpy(out + SKILLS, agent->progress, SKILLS);
-    out = write_capped(out + 2 * SKILLS, agent->held, KINDS);
-    memcpy(out, agent->top, KINDS);
-    out += KINDS;
+    out += 2 * SKILLS;
+    for (int kind = 0; kind < KINDS; kind++)
+        out[kind] = agent->held[kind] < 5 ? agent->held[kind] : 5;
+    memcpy(out + KINDS, agent->top, KINDS);
+    out += 2 * KINDS;
     bool trades = may_trade(env, agent);
     for (int kind = 0; kind < KINDS; kind++) {
         int step = 0, tier = trades && room ? best_offer(env, agent, kind, STEPS - 1, &step) : 0;
@@ -1090,8 +1101,214 @@ static void c_load(Env* env, const char* in) {
     memcpy(env->block, in, arrange(env));
 }
 
+/* --- Drawing: the whole map, and beside it the surroundings of agent 0, its state and the market */
+
+enum { MAP = 768, PANEL = 384, ZOOM = 24 };
+
+static const Color land_colors[] = {{52, 64, 60, 255},  {82, 132, 74, 255}, {122, 140, 70, 255},
+                                    {158, 130, 66, 255}, {156, 98, 62, 255}, {124, 62, 66, 255}};
+static const Color node_colors[] = {{226, 74, 128, 255}, {142, 212, 240, 255}, {178, 236, 122, 255},
+                                    {30, 84, 48, 255},   {232, 152, 72, 255},  {186, 146, 255, 255}};
+static const Color weapon_colors[] = {{236, 242, 246, 255}, {250, 214, 90, 255}, {110, 214, 240, 255}};
+static const Color water_color = {36, 78, 122, 255}, rock_color = {92, 94, 102, 255}, spent_color = {70, 72, 66, 255},
+                   village_color = {206, 188, 150, 255}, foe_color = {200, 40, 44, 255};
+
+static Color ground_color(const Env* env, int cell) {
+    int ground = env->ground[cell], land = env->land[cell];
+    if (ground == WATER || ground == FISH) return water_color;
+    if (ground == ROCK) return rock_color;
+    return land & VILLAGE ? village_color : land_colors[land & TIER];
+}
+
+static void draw_map(const Env* env) {
+    int longer = env->width > env->height ? env->width : env->height;
+    int size = MAP / longer, skip = (longer + MAP - 1) / MAP; /* pixels a tile, or tiles a pixel */
+    if (size < 1) size = 1;
+    for (int row = 0; row < env->height; row += skip) {
+        for (int column = 0, begin = 0; column < env->width; column = begin) {
+            Color color = ground_color(env, cell_at(env, column, row));
+            for (begin = column; begin < env->width; begin += skip) { /* tiles of one colour in one go */
+                Color other = ground_color(env, cell_at(env, begin, row));
+                if (memcmp(&color, &other, sizeof(color)) != 0) break;
+            }
+            DrawRectangle(column / skip * size, row / skip * size, (begin - column) / skip * size, size, color);
+        }
+    }
+    for (int row = 0; row < env->height; row += skip) {
+        for (int column = 0; column < env->width; column += skip) {
+            int cell = cell_at(env, column, row), ground = env->ground[cell], who = env->who[cell];
+            if (ground < SPENT && !who) continue;
+            Color color = ground == SPENT ? spent_color : node_colors[ground >= BERRIES ? ground - BERRIES : 0];
+            if (who) color = who > env->num_agents ? foe_color : DRAW_WHITE;
+            DrawRectangle(column / skip * size, row / skip * size, size, size, color);
+        }
+    }
+    int side = PANEL / ZOOM * size / skip, x = (env->agents[0].column - env->border) * size / skip - side / 2;
+    int y = (env->agents[0].row - env->border) * size / skip - side / 2;
+    DrawRectangle(x, y, side, 2, DRAW_GOLD);
+    DrawRectangle(x, y + side, side, 2, DRAW_GOLD);
+    DrawRectangle(x, y, 2, side, DRAW_GOLD);
+    DrawRectangle(x + side, y, 2, side + 2, DRAW_GOLD);
+}
+
+static Vector2 point(float x, float y) {
+    return (Vector2){x, y};
+}
+
+static void draw_node(int ground, float x, float y) {
+    Color color = node_colors[ground - BERRIES];
+    if (ground == TREE) {
+        DrawRectangle((int)x - 2, (int)y + 3, 4, 8, (Color){94, 66, 44, 255});
+        draw_triangle(point(x - 10, y + 5), point(x + 10, y + 5), point(x, y - 11), color);
+        draw_triangle(point(x - 8, y - 1), point(x + 8, y - 1), point(x, y - 11), (Color){44, 112, 62, 255});
+    } else if (ground == FISH) {
+        draw_triangle(point(x + 3, y), point(x + 9, y - 5), point(x + 9, y + 5), color);
+        draw_quad(point(x - 8, y), point(x - 2, y - 5), point(x + 5, y), point(x - 2, y + 5), color);
+    } else if (ground == CRYSTAL || ground == ORE) {
+        draw_quad(point(x - 10, y + 9), point(x - 5, y - 5), point(x + 6, y - 7), point(x + 10, y + 9), rock_color);
+        if (ground == CRYSTAL) {
+            draw_quad(point(x - 6, y), point(x - 3, y - 10), point(x, y), point(x - 3, y + 6), color);
+            draw_quad(point(x + 1, y + 2), point(x + 4, y - 6), point(x + 7, y + 2), point(x + 4, y + 7), color);
+        } else {
+            for (int k = 0; k < 4; k++)
+                DrawRectangle((int)x - 6 + 4 * k, (int)y + (k & 1 ? -3 : 3), 4, 4, color);
+        }
+    } else {
+        DrawCircleV(point(x, y + 1), 9, (Color){56, 110, 60, 255});
+        for (int k = 0; k < 4; k++)
+            DrawCircleV(point(x - 4 + (float)(k % 2 * 8), y - 3 + (float)(k / 2 * 7)), 2.5f, color);
+    }
+}
+
+/* A creature with its weapon and a bar of health; share is what it has left. */
+static void draw_creature(float x, float y, Color color, int weapon_kind, float share, bool is_player) {
+    Color metal = weapon_colors[weapon_kind - ITEM_SWORD];
+    if (is_player) DrawCircleV(point(x, y), 11.5f, DRAW_GOLD);
+    DrawCircleV(point(x, y), 9, (Color){14, 20, 26, 255});
+    DrawCircleV(point(x, y), 8, color);
+    if (weapon_kind == ITEM_SWORD) {
+        DrawLineEx(point(x - 3, y + 5), point(x + 6, y - 6), 2.5f, metal);
+        DrawLineEx(point(x - 4, y), point(x + 1, y + 5), 2, metal);
+    } else if (weapon_kind == ITEM_BOW) {
+        DrawRing(point(x - 2, y), 5, 7, -80, 80, 16, metal);
+        DrawLineEx(point(x - 1, y - 6), point(x - 1, y + 6), 1, metal);
+    } else {
+        DrawLineEx(point(x - 4, y + 6), point(x + 3, y - 4), 2.5f, metal);
+        DrawCircleV(point(x + 4, y - 5), 2.5f, metal);
+    }
+    DrawRectangle((int)x - 9, (int)y - 12, 18, 3, (Color){14, 20, 26, 255});
+    DrawRectangle((int)x - 9, (int)y - 12, (int)(18 * share), 3, share > 0.5f ? DRAW_GREEN : DRAW_RED);
+}
+
+static void draw_surroundings(const Env* env) {
+    const Agent* player = &env->agents[0];
+    int tiles = PANEL / ZOOM;
+    for (int layer = 0; layer < 2; layer++) {
+        for (int y = 0; y < tiles; y++) {
+            for (int x = 0; x < tiles; x++) {
+                int column = player->column - tiles / 2 + x, row = player->row - tiles / 2 + y;
+                if (column < 0 || row < 0 || column >= env->stride || row >= env->rows) continue;
+                int cell = row * env->stride + column, ground = env->ground[cell], who = env->who[cell];
+                int left = MAP + x * ZOOM, top = y * ZOOM, middle = ZOOM / 2;
+                if (layer == 0) {
+                    Color color = ground_color(env, cell);
+                    DrawRectangle(left, top, ZOOM, ZOOM, color);
+                    if (ground == ROCK) DrawRectangle(left, top, ZOOM, 5, draw_mix(color, DRAW_WHITE, 0.2f));
+                    else DrawRectangle(left, top, ZOOM - 1, ZOOM - 1, draw_mix(color, DRAW_BACKGROUND, 0.08f));
+                    if (ground == SPENT) DrawCircleV(point((float)(left + middle), (float)(top + middle)), 5, spent_color);
+                    if (ground >= BERRIES) draw_node(ground, (float)(left + middle), (float)(top + middle));
+                } else if (who > env->num_agents) {
+                    const Foe* foe = &env->foes[who - 1 - env->num_agents];
+                    draw_creature((float)(left + middle), (float)(top + middle),
+                                  draw_mix(foe_color, DRAW_BACKGROUND, 0.12f * (float)(foe->tier - 1)), foe->weapon_kind,
+                                  (float)foe->health / (float)foe_full(env, foe->tier), false);
+                } else if (who) {
+                    const Agent* agent = &env->agents[who - 1];
+                    draw_creature((float)(left + middle), (float)(top + middle), (Color){52, 92, 170, 255},
+                                  agent->weapon_kind, (float)agent->health / FULL, agent == player);
+                }
+            }
+        }
+    }
+}
+
+static void draw_bar(const char* name, int x, int y, int width, float share, Color color, const char* value) {
+    DrawText(name, x, y, 10, DRAW_GREY);
+    DrawRectangle(x + 66, y, width, 9, DRAW_BACKGROUND);
+    DrawRectangle(x + 66, y, (int)((float)width * share), 9, color);
+    DrawText(value, x + 72 + width, y, 10, DRAW_WHITE);
+}
+
+static void draw_panel(const Env* env) {
+    static const char* const skills[] = {"fishing", "herbalism", "woodcutting", "mining",
+                                         "carving", "melee",     "archery",     "magic"};
+    static const char* const kinds[] = {"fish",  "herb", "wood",  "ore",    "crystal", "hide",
+                                        "sword", "bow",  "staff", "armour", "tool"};
+    const Agent* agent = &env->agents[0];
+    const int left = MAP + 14, right = MAP + 206;
+    char text[64];
+    DrawRectangle(MAP, PANEL, PANEL, MAP - PANEL, DRAW_PANEL);
+    const int vitals[] = {agent->health, agent->food, agent->water};
+    const Color colors[] = {DRAW_RED, DRAW_GOLD, DRAW_CYAN};
+    for (int k = 0; k < 3; k++) {
+        snprintf(text, sizeof(text), "%d", vitals[k]);
+        draw_bar(k == 0 ? "health" : k == 1 ? "food" : "water", left, PANEL + 14 + 15 * k, 80, (float)vitals[k] / FULL,
+                 colors[k], text);
+    }
+    snprintf(text, sizeof(text), "step %d of %d", agent->age, env->max_steps);
+    DrawText(text, right, PANEL + 14, 10, DRAW_WHITE);
+    snprintf(text, sizeof(text), "%d gold, %d of %d in the bag", agent->gold, agent->bag_count, env->bag);
+    DrawText(text, right, PANEL + 29, 10, DRAW_WHITE);
+    snprintf(text, sizeof(text), "%s %d, armour %d, tool %d", agent->weapon ? kinds[agent->weapon_kind] : "fists",
+             agent->weapon, agent->armour, agent->tool);
+    DrawText(text, right, PANEL + 44, 10, DRAW_WHITE);
+    for (int skill = 0; skill < SKILLS; skill++) {
+        int column = skill < GATHER ? left : right, y = PANEL + 70 + 15 * (skill % GATHER);
+        float share = part_done(env, agent->levels[skill], agent->xp[skill]);
+        snprintf(text, sizeof(text), "%d", agent->levels[skill]);
+        draw_bar(skills[skill], column, y, 70, share, skill < GATHER ? DRAW_GREEN : DRAW_RED, text);
+    }
+
+    /* The market: pieces on offer of each kind and tier, at the lowest price. */
+    int top = PANEL + 158;
+    DrawText("market: lowest price", left, top, 10, DRAW_GOLD);
+    for (int t = 0; t < TIERS; t++) {
+        snprintf(text, sizeof(text), "tier %d", t + 1);
+        DrawText(text, left + 122 + 38 * t, top, 10, DRAW_GREY);
+    }
+    DrawText("bag", left + 316, top, 10, DRAW_GREY);
+    for (int kind = 0; kind < KINDS; kind++) {
+        int y = top + 16 + 14 * kind;
+        DrawText(kinds[kind], left, y, 10, DRAW_GREY);
+        for (int t = 0; t < TIERS; t++) {
+            if (!env->steps_offered[kind][t]) continue;
+            snprintf(text, sizeof(text), "%d", price_of(t + 1, __builtin_ctz(env->steps_offered[kind][t])));
+            DrawText(text, left + 130 + 38 * t, y, 10, DRAW_WHITE);
+        }
+        if (!agent->held[kind]) continue;
+        snprintf(text, sizeof(text), "%d", agent->held[kind]);
+        DrawText(text, left + 322, y, 10, DRAW_GOLD);
+    }
+
+    int tiers[TIERS] = {0};
+    for (int i = 0; i < env->num_agents; i++)
+        tiers[tier_at(env, env->agents[i].cell) - 1]++;
+    DrawText("agents by land", left, top + 186, 10, DRAW_GREY);
+    for (int t = 0; t < TIERS; t++) {
+        DrawRectangle(left + 116 + 38 * t, top + 187, 8, 8, land_colors[t + 1]);
+        snprintf(text, sizeof(text), "%d", tiers[t]);
+        DrawText(text, left + 130 + 38 * t, top + 186, 10, DRAW_WHITE);
+    }
+    snprintf(text, sizeof(text), "gold there is: %lld", (long long)(env->gold_made - env->gold_lost));
+    DrawText(text, left, top + 202, 10, DRAW_GREY);
+}
+
 static void c_render(Env* env) {
-    (void)env;
+    draw_begin(MAP + PANEL, MAP, "nmmo3");
+    draw_map(env);
+    draw_surroundings(env);
+    draw_panel(env);
+    draw_end();
 }
 
 static void c_close(Env* env) {
