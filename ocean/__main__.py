@@ -45,6 +45,12 @@ PLAY = {
     "trash_pickup": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
     "moba": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}, {"C": 1, "B": 2}, {"SPACE": 1, "A": 2, "S": 3, "D": 4}],
     "boids": [{"LEFT": 0, "RIGHT": 4, None: 2}, {"DOWN": 0, "UP": 2, None: 1}],
+    # Use by digits, sell by the upper row, buy by the lower ones, a kind a key; shift and control say at what price.
+    "nmmo3": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4},
+              {"SPACE": 1, "X": 2, **{key: 3 + i for i, key in enumerate("1234567890N")},
+               **{key: 14 + i for i, key in enumerate("QWETYUIOPLM")},
+               **{key: 25 + i for i, key in enumerate("ASDFGHJKZCV")}},
+              {None: 3, "SHIFT": 7, "CONTROL": 0}],
 }
 # In continuous control a key sets one number of the action.
 PLAY_CONTINUOUS = {"LEFT": (-1, -1.0), "RIGHT": (-1, 1.0), "UP": (0, 1.0), "DOWN": (0, -1.0)}
@@ -60,7 +66,7 @@ TURNS = {
 CLICKS = {"go": "size", "minesweeper": "width"}  # the setting that tells the columns of the board
 FPS = {"breakout": 15, "pong": 15, "freeway": 15, "enduro": 15, "asteroids": 15, "tetris": 20, "snake": 8,
        "trash_pickup": 8, "moba": 10, "acrobot": 10, "pendulum": 20, "double_pendulum": 20, "lander": 50,
-       "cartpole": 25, "drone": 50}  # fmt: skip
+       "cartpole": 25, "drone": 50, "nmmo3": 8}  # fmt: skip
 GUARD = 64  # bytes around each buffer of a check that must stay as they are
 
 

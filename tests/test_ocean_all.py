@@ -17,6 +17,7 @@ SHORT = {
     "double_pendulum": {"max_steps": 4},
     "boids": {"max_steps": 200},
     "moba": {"max_ticks": 200},
+    "nmmo3": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2, "max_steps": 99},
 }
 MORE = [
     ("bandit", {"arms": 2, "good_arm": 0}),
@@ -61,6 +62,9 @@ MORE = [
     ("trash_pickup", {"num_agents": 30, "width": 30, "height": 10, "num_trash": 200, "vision": 8, "max_steps": 40}),
     ("moba", {"self_play": True, "frameskip": 3, "max_ticks": 500, "bot_skill": 0.5}),
     ("moba", {"demo": True, "self_play": True, "frameskip": 8, "tower_health": 20.0, "ancient_health": 20.0}),
+    ("nmmo3", {"num_agents": 3, "num_foes": 0, "width": 12, "height": 12, "villages": 1, "vision": 1, "max_steps": 20}),
+    ("nmmo3", {"num_agents": 20, "num_foes": 30, "width": 24, "height": 20, "villages": 2, "home": 1,
+               "tier_distance": 1, "vision": 7, "max_steps": 150, "market_everywhere": False, "hunger": 1}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 KNOWN = {name for name, _ in VARIANTS}

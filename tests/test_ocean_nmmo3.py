@@ -5,6 +5,7 @@ The header is compiled once more with functions that look into a world, set a sc
 
 import ctypes
 import hashlib
+import re
 from collections import deque
 
 import numpy as np
@@ -24,8 +25,8 @@ PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 
          "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "max_steps": 100000}  # fmt: skip
 CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4, "tier_distance": 3,
          "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5, "regrow": 9,
-         "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12, "offer_steps": 40,
-         "xp_harvest": 3}  # fmt: skip
+         "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12,
+         "offer_steps": 40, "xp_harvest": 3}  # fmt: skip
 
 PROBE = r"""
 #include "nmmo3/nmmo3.h"
@@ -43,6 +44,10 @@ int get_bag(Env* env, int i, int kind, int tier) { return env->agents[i].bag[kin
 int get_ground(Env* env, int column, int row) { return env->ground[cell_at(env, column, row)]; }
 int get_land(Env* env, int column, int row) { return env->land[cell_at(env, column, row)]; }
 int get_who(Env* env, int column, int row) { return env->who[cell_at(env, column, row)]; }
+int get_well(Env* env, int i, int is_row) {
+    int well = env->wells[env->nearest[env->agents[i].cell]];
+    return (is_row ? well / env->stride : well % env->stride) - env->border;
+}
 int get_tick(Env* env) { return (int)env->tick; }
 void set_ground(Env* env, int column, int row, int ground, int tier) {
     int cell = cell_at(env, column, row);
@@ -206,7 +211,7 @@ class World(Masked):
         return self
 
     def own(self, i=0):
-        return self.observations[i, -80:].astype(int)
+        return self.observations[i, -84:].astype(int)
 
     def mask(self, i=0):
         return self.masks[i, 5:41].astype(bool)
@@ -265,6 +270,14 @@ def test_wrong_settings(options, message):
         ocean.load("nmmo3").create(1, settings=options)
 
 
+def test_the_page_names_the_defaults():
+    """docs/nmmo3.md says `setting`=default for each setting."""
+    page = (ocean.FOLDER.parent / "docs" / "nmmo3.md").read_text()
+    said = dict(re.findall(r"`(\w+)`=(−?\d[\d.]*\d|−?\d)", page))
+    defaults = {name: float(value) for name, value in ocean.load("nmmo3").settings.items()}
+    assert {name: float(value.replace("−", "-")) for name, value in said.items()} == pytest.approx(defaults)
+
+
 # The land
 
 
@@ -276,11 +289,13 @@ def test_land_has_the_tiers_of_its_distance(seed):
     ground = {at: world.get_ground(*at) for at in size}
     land = {at: world.get_land(*at) for at in size}
     village = {at for at in size if land[at] & 0x80}
-    assert 49 <= len(village) <= 5 * 49 and all(ground[at] == OPEN for at in village)
-    distance, queue = dict.fromkeys(village, 0), deque(sorted(village))
+    wells = {at for at in village if ground[at] == WATER}
+    assert len(wells) == 5 and 49 <= len(village) <= 5 * 49 and all(ground[at] == OPEN for at in village - wells)
+    distance, queue = dict.fromkeys(village - wells, 0), deque(sorted(village - wells))
 
     def beside(at):
-        return [(at[0] + x, at[1] + y) for x, y in ((0, -1), (0, 1), (-1, 0), (1, 0)) if (at[0] + x, at[1] + y) in ground]
+        around = [(at[0] + x, at[1] + y) for x, y in ((0, -1), (0, 1), (-1, 0), (1, 0))]
+        return [other for other in around if other in ground]
 
     while queue:
         at = queue.popleft()
@@ -294,14 +309,17 @@ def test_land_has_the_tiers_of_its_distance(seed):
             continue
         near = [distance[other] + 1 for other in beside(at) if other in distance]
         steps = distance.get(at, min(near, default=None))
-        if ground[at] in (ROCK, WATER) or steps is None:
+        if at in wells:
+            assert land[at] == 0x81
+        elif ground[at] in (ROCK, WATER) or steps is None:
             assert land[at] == 0
         else:
-            assert land[at] & 7 == min(5, 1 if steps <= 9 else 2 + (steps - 10) // 7)
+            assert land[at] & 7 == min(5, 1 if steps <= 9 else 2 + (steps - 10) // 9)
     kinds = list(ground.values())
     assert all(kinds.count(kind) > 3 for kind in (WATER, ROCK, BERRIES, FISH, HERB, TREE)), "something is missing"
     for i in range(100):
-        assert world.get_land(world.get_column(i), world.get_row(i)) & 7 == 1
+        at = world.get_column(i), world.get_row(i)
+        assert land[at] & 7 == 1 and (world.get_well(i, 0), world.get_well(i, 1)) in wells
     assert world.check() is None
 
 
@@ -373,7 +391,7 @@ def test_what_an_agent_sees():
             continue
         i = int(rng.integers(40))
         column, row, tick = world.get_column(i), world.get_row(i), world.get_tick()
-        window = world.observations[i, :-80].reshape(7, 7, 12).astype(int)
+        window = world.observations[i, :-84].reshape(7, 7, 12).astype(int)
         for y in range(7):
             for x in range(7):
                 at, wanted = (column + x - 3, row + y - 3), np.zeros(12, int)
@@ -399,19 +417,21 @@ def test_what_an_agent_sees():
         assert own[:3].tolist() == [-(-5 * v(i) // 100) for v in (world.get_health, world.get_food, world.get_water)]
         assert own[3] == (world.get_struck(i) == tick)
         assert own[6:11].tolist() == [tier(*way) for way in ((0, 0), (0, -3), (0, 3), (-3, 0), (3, 0))]
-        assert own[11:14].tolist() == [world.get_weapon_kind(i) == 6 + k for k in range(3)]
-        assert own[14:17].tolist() == [world.get_weapon(i), world.get_armour(i), world.get_tool(i)]
-        assert own[17:20].tolist() == [min(9, world.get_gold(i).bit_length()), min(5, 12 - world.get_bag_count(i)),
+        up, left = row - world.get_well(i, 1), column - world.get_well(i, 0)
+        assert own[11:15].tolist() == [min(9, -(-max(0, way) // 4)) for way in (up, -up, left, -left)]
+        assert own[15:18].tolist() == [world.get_weapon_kind(i) == 6 + k for k in range(3)]
+        assert own[18:21].tolist() == [world.get_weapon(i), world.get_armour(i), world.get_tool(i)]
+        assert own[21:24].tolist() == [min(9, world.get_gold(i).bit_length()), min(5, 12 - world.get_bag_count(i)),
                                        world.get_offer_count(i)]  # fmt: skip
         levels = [world.get_level(i, skill) for skill in SKILLS]
-        assert own[20:28].tolist() == [level - 1 for level in levels]
+        assert own[24:32].tolist() == [level - 1 for level in levels]
         need = [2 * level * (level - 1) // 2 for level in range(12)]
         done = [world.get_xp(i, skill) - need[level] for skill, level in zip(SKILLS, levels, strict=True)]
-        assert own[28:36].tolist() == [0 if level == 10 else 5 * d // (need[level + 1] - need[level])
+        assert own[32:40].tolist() == [0 if level == 10 else 5 * d // (need[level + 1] - need[level])
                                        for d, level in zip(done, levels, strict=True)]  # fmt: skip
         bag = np.array([[world.get_bag(i, kind, t) for t in range(1, 6)] for kind in KINDS])
-        assert own[36:47].tolist() == np.minimum(bag.sum(axis=1), 5).tolist()
-        assert own[47:58].tolist() == [max(np.flatnonzero(row) + 1, default=0) for row in bag]
+        assert own[40:51].tolist() == np.minimum(bag.sum(axis=1), 5).tolist()
+        assert own[51:62].tolist() == [max(np.flatnonzero(row) + 1, default=0) for row in bag]
 
 
 # Foraging
@@ -560,7 +580,7 @@ def test_a_kill_ends_a_life_and_pays():
     assert (world.get_bag(0, "sword", 1), world.get_bag(0, "armour", 2), world.get_bag(0, "wood", 3)) == (1, 1, 2)
     assert world.get_bag_count(0) == 12 and world.get_bag(0, "fish", 1) == 0, "no room for the fish"
     assert (world.get_life(1), world.get_health(1), world.get_gold(1)) == (life + 1, 100, 5)
-    assert world.get_offer_count(1) == 0 and world.own(0)[58] == 0, "its offers are gone"
+    assert world.get_offer_count(1) == 0 and world.own(0)[62] == 0, "its offers are gone"
     log = world.envs.log()
     assert log["n"] == 1 and log["slain_by_agents"] == 1 and log["score"] == 0
 
@@ -647,7 +667,7 @@ def test_the_cheapest_then_the_oldest_offer_is_bought():
     world.act((0, sell("wood"), 5))
     world.act((0,), (0, sell("wood"), 3))
     world.act((0,), (0,), (0, sell("wood"), 3))
-    assert world.own(4)[[60, 71]].tolist() == [1, 4] and world.mask(4)[buy("wood")]
+    assert world.own(4)[[64, 75]].tolist() == [1, 4] and world.mask(4)[buy("wood")]
     wait = [(0,)] * 4
     world.act(*wait, (0, buy("wood"), 2))
     assert world.get_bag(4, "wood", 1) == 0, "3 gold are not enough"
@@ -669,13 +689,13 @@ def test_what_one_cannot_use_or_pay_is_not_bought():
     world.act((0, sell("bow"), 0))
     assert (world.get_bag(0, "bow", 1), world.get_bag(0, "bow", 2)) == (0, 1), "the lowest tier is sold first"
     world.act((0, sell("bow"), 0))
-    assert world.own(1)[[65, 76]].tolist() == [1, 1], "tier 2 wants archery of 3"
+    assert world.own(1)[[69, 80]].tolist() == [1, 1], "tier 2 wants archery of 3"
     world.set_level(1, "archery", 3)
     world.act()
-    assert world.own(1)[65] == 2
+    assert world.own(1)[69] == 2
     world.pay(1, 1 - world.get_gold(1))
     world.act()
-    assert world.own(1)[65] == 1, "two gold for tier 2"
+    assert world.own(1)[69] == 1, "two gold for tier 2"
     world.pay(1, -1)
     world.act((0,), (0, buy("bow"), 7))
     assert world.get_bag(1, "bow", 1) == 0 and not world.mask(1)[buy("bow")]
@@ -766,7 +786,7 @@ def test_old_age_is_a_truncation_with_its_last_view():
 def test_the_default_world_is_full_of_life():
     """1,024 agents and 512 foes on 256 x 256 tiles; births anywhere at home, in all three callings."""
     world, rng = World({}), np.random.default_rng(0)
-    assert world.envs.num_agents == 1024 and world.observations.shape == (1024, 1532)
+    assert world.envs.num_agents == 1024 and world.observations.shape == (1024, 1536)
     for _ in range(60):
         world.random_actions(rng)
         world.step()

@@ -9,20 +9,21 @@
  *     8, 9      a foe, an agent: its health in quarters, 1 to 4
  *     10        tier of the node, foe or agent
  *     11        its weapon: 1 sword, 2 bow, 3 staff
- *     ... then 80 bytes about the agent itself:
+ *     ... then 84 bytes about the agent itself:
  *     0 - 2     health, food, water in fifths
  *     3 - 5     struck in the last step; a foe, an agent in reach of a blow
  *     6 - 10    tier of the land here, and `vision` tiles up, down, left, right
- *     11 - 13   weapon: sword, bow, staff
- *     14 - 16   tier of weapon, armour, tool
- *     17 - 19   gold (binary digits, up to 9), free places in the bag (up to 5), open offers
- *     20 - 27   levels beyond the first of fishing, herbalism, woodcutting, mining, carving, melee, archery, magic
- *     28 - 35   fifths of the way to the next level of each
- *     36 - 46   pieces of each kind in the bag, up to 5: fish, herb, wood, ore, crystal, hide, sword, bow, staff,
+ *     11 - 14   how far the well of the nearest village is up, down, left, right: in 4 tiles, rounded up, at most 9
+ *     15 - 17   weapon: sword, bow, staff
+ *     18 - 20   tier of weapon, armour, tool
+ *     21 - 23   gold (binary digits, up to 9), free places in the bag (up to 5), open offers
+ *     24 - 31   levels beyond the first of fishing, herbalism, woodcutting, mining, carving, melee, archery, magic
+ *     32 - 39   fifths of the way to the next level of each
+ *     40 - 50   pieces of each kind in the bag, up to 5: fish, herb, wood, ore, crystal, hide, sword, bow, staff,
  *               armour, tool
- *     47 - 57   highest tier of each kind in the bag
- *     58 - 68   tier of what buying each kind would get at the highest price step, 0 nothing
- *     69 - 79   its price step, 1 to 8
+ *     51 - 61   highest tier of each kind in the bag
+ *     62 - 72   tier of what buying each kind would get at the highest price step, 0 nothing
+ *     73 - 83   its price step, 1 to 8
  *
  *     actions: head 0: stay, up, down, left, right (into water to drink, into a node to harvest it)
  *              head 1: 0 nothing, 1 strike a foe, 2 strike an agent, 3 + kind use, 14 + kind sell, 25 + kind buy
@@ -49,9 +50,9 @@
     X(float, ores, 0.5, "share of dry land beside rock with ore") \
     X(float, crystals, 0.5, "share of moist land beside rock with crystals") \
     X(int, villages, 16, "villages") \
-    X(int, home, 20, "steps from a village up to which land has tier 1") \
-    X(int, tier_distance, 7, "steps further for each higher tier") \
-    X(int, regrow, 40, "steps until a spent node is ripe again") \
+    X(int, home, 24, "steps from a village up to which land has tier 1") \
+    X(int, tier_distance, 9, "steps further for each higher tier") \
+    X(int, regrow, 25, "steps until a spent node is ripe again") \
     X(int, purse, 5, "gold at birth") \
     X(int, hunger, 4, "steps in which an agent loses a point of food and of water") \
     X(int, starving, 1, "health lost in a step without food or without water") \
@@ -92,7 +93,8 @@
 #define HEAP \
     char* block; /* one allocation, which all that follows points into */ \
     uint8_t *look, *ground, *land; \
-    uint16_t* who; \
+    uint16_t *who, *nearest; \
+    int* wells; \
     int32_t* open; \
     Spent* spent; \
     Agent* agents; \
@@ -102,7 +104,7 @@
 #include "draw.h"
 
 enum { FULL = 100, TIERS = 5, LEVELS = 10, GATHER = 5, SKILLS = 8, STEPS = 8, MAX_CREATURES = 1 << 14, MAX_OFFERS = 8 };
-enum { TILE = 12, OWN = 80, MAX_REACH = 8, PLAZA = 3, PACE = 64 }; /* PACE: steps between looks at one's own offers */
+enum { TILE = 12, OWN = 84, MAX_REACH = 8, PLAZA = 3, PACE = 64 }; /* PACE: steps between looks at one's own offers */
 
 /* A tile's ground. Nodes from BERRIES on give the kind of item that is their number less FISH. */
 enum { OPEN, WATER, ROCK, SPENT, BERRIES, FISH, HERB, TREE, ORE, CRYSTAL };
@@ -177,6 +179,8 @@ static size_t arrange(Env* env) {
     ARRAY(ground, cells)
     ARRAY(land, cells)
     ARRAY(who, cells)
+    ARRAY(nearest, cells)
+    ARRAY(wells, (size_t)env->villages)
     ARRAY(open, cells)
     ARRAY(spent, cells)
     ARRAY(agents, agents)
@@ -293,31 +297,37 @@ static bool is_beside(const Env* env, int cell, int ground) {
 
 /* Founds villages: each at the one of some random open tiles that is farthest from those before. */
 static void found_villages(Env* env) {
-    int columns[1024], rows[1024];
     for (int n = 0; n < env->villages; n++) {
         int farthest = -1;
         for (int try = 0; try < 16; try++) {
             int column = PLAZA + random_int(&env->rng, env->width - 2 * PLAZA);
             int row = PLAZA + random_int(&env->rng, env->height - 2 * PLAZA), nearest = 1 << 24;
+            int cell = cell_at(env, column, row);
             for (int k = 0; k < n; k++) {
-                int x = column - columns[k], y = row - rows[k];
+                int x = cell % env->stride - env->wells[k] % env->stride, y = cell / env->stride - env->wells[k] / env->stride;
                 if (x * x + y * y < nearest) nearest = x * x + y * y;
             }
-            if (env->ground[cell_at(env, column, row)] != OPEN) nearest = 0;
+            if (env->ground[cell] != OPEN) nearest = 0;
             if (nearest <= farthest) continue;
             farthest = nearest;
-            columns[n] = column;
-            rows[n] = row;
+            env->wells[n] = cell;
         }
-        for (int row = rows[n] - PLAZA; row <= rows[n] + PLAZA; row++) {
-            for (int column = columns[n] - PLAZA; column <= columns[n] + PLAZA; column++) {
-                int cell = cell_at(env, column, row);
-                env->ground[cell] = OPEN;
+        for (int y = -PLAZA; y <= PLAZA; y++) {
+            for (int x = -PLAZA; x <= PLAZA; x++) {
+                int cell = env->wells[n] + y * env->stride + x;
                 if (env->land[cell] == 0) env->open[env->open_count++] = cell;
+                env->ground[cell] = OPEN;
                 env->land[cell] = VILLAGE | 1;
+                env->nearest[cell] = (uint16_t)n;
             }
         }
     }
+    int kept = 0;
+    for (int n = 0; n < env->villages; n++)
+        env->ground[env->wells[n]] = WATER;
+    for (int k = 0; k < env->open_count; k++)
+        if (env->ground[env->open[k]] == OPEN) env->open[kept++] = env->open[k];
+    env->open_count = kept;
 }
 
 /* Gives land its tiers by the steps from the nearest village, wave after wave; env->open begins with the villages. */
@@ -335,6 +345,7 @@ static void measure_land(Env* env) {
                 if (env->land[cell]) continue;
                 if (env->ground[cell] == OPEN) env->open[env->open_count++] = cell;
                 if (env->ground[cell] == OPEN || env->ground[cell] >= BERRIES) env->land[cell] = land;
+                env->nearest[cell] = env->nearest[env->open[begin]];
             }
         }
     }
@@ -357,7 +368,7 @@ static bool draw_land(Env* env, float rough) {
     for (int row = 0; row < env->height; row++) {
         for (int column = 0; column < env->width; column++) {
             int cell = cell_at(env, column, row), ground = env->ground[cell];
-            if (ground == ROCK || env->land[cell]) continue;
+            if (ground == ROCK || env->land[cell]) continue; /* nothing grows in villages */
             float chance = random_float(&env->rng, 0, 1) / rough; /* infinite for 0 */
             if (ground == WATER) {
                 if (chance < env->fish && is_beside(env, cell, OPEN)) env->ground[cell] = FISH;
@@ -979,6 +990,13 @@ static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* mask
     *out++ = (uint8_t)tier_at(env, cell + far * env->stride);
     *out++ = (uint8_t)tier_at(env, cell - far);
     *out++ = (uint8_t)tier_at(env, cell + far);
+    int well = env->wells[env->nearest[cell]], rows = well / env->stride - agent->row;
+    int columns = well % env->stride - agent->column;
+    const int ways[] = {-rows, rows, -columns, columns};
+    for (int way = 0; way < 4; way++) {
+        int away = (ways[way] + 3) / 4;
+        *out++ = (uint8_t)(away < 0 ? 0 : away < 9 ? away : 9);
+    }
     for (int kind = ITEM_SWORD; kind <= ITEM_STAFF; kind++)
         *out++ = agent->weapon_kind == kind;
     *out++ = agent->weapon;
