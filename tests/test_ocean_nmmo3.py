@@ -22,11 +22,11 @@ STAY, UP, DOWN, LEFT, RIGHT = range(5)
 STRIKE_FOE, STRIKE_AGENT = 1, 2
 PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 1, "water": 0.0, "rock": 1.0,
          "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0, "crystals": 0.0, "home": 5,
-         "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "max_steps": 100000}  # fmt: skip
+         "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "pvp_tier": 2, "max_steps": 100000}  # fmt: skip
 CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4, "tier_distance": 3,
          "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5, "regrow": 9,
          "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12,
-         "offer_steps": 40, "xp_harvest": 3}  # fmt: skip
+         "offer_steps": 40, "xp_harvest": 3, "pvp_tier": 2}  # fmt: skip
 
 PROBE = r"""
 #include "nmmo3/nmmo3.h"
@@ -45,8 +45,8 @@ int get_ground(Env* env, int column, int row) { return env->ground[cell_at(env, 
 int get_land(Env* env, int column, int row) { return env->land[cell_at(env, column, row)]; }
 int get_who(Env* env, int column, int row) { return env->who[cell_at(env, column, row)]; }
 int get_well(Env* env, int i, int is_row) {
-    int well = env->wells[env->nearest[env->agents[i].cell]];
-    return (is_row ? well / env->stride : well % env->stride) - env->border;
+    Place well = env->wells[env->nearest[env->agents[i].cell]];
+    return (is_row ? well.row : well.column) - env->border;
 }
 int get_tick(Env* env) { return (int)env->tick; }
 void set_ground(Env* env, int column, int row, int ground, int tier) {

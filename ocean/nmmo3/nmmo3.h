@@ -70,7 +70,7 @@
     X(int, sword_reach, 1, "tiles") \
     X(int, bow_reach, 3, "tiles") \
     X(int, staff_reach, 2, "tiles") \
-    X(int, pvp_tier, 2, "agents can be struck by agents on land of this tier and higher; 6: nowhere") \
+    X(int, pvp_tier, 4, "agents can be struck by agents on land of this tier and higher; 6: nowhere") \
     X(float, blow, 6, "strength of a blow at level 0 without a weapon") \
     X(float, tier_power, 3, "strength of a weapon and defence of armour, times its tier") \
     X(float, toughness, 20, "defence that halves a blow") \
@@ -94,7 +94,7 @@
     char* block; /* one allocation, which all that follows points into */ \
     uint8_t *look, *ground, *land; \
     uint16_t *who, *nearest; \
-    int* wells; \
+    Place* wells; \
     int32_t* open; \
     Spent* spent; \
     Agent* agents; \
@@ -118,13 +118,16 @@ enum { NOTHING, STRIKE_FOE, STRIKE_AGENT, USE, SELL = USE + KINDS, BUY = SELL + 
 enum { MOVES = 5 };
 typedef enum { ALIVE, STARVED, SLAIN_BY_FOE, SLAIN_BY_AGENT, AGED } Fate;
 
+/* Columns and rows count the border. */
+typedef struct { int column, row; } Place;
+
 typedef struct {
     int cell, kind;
     uint32_t due;
 } Spent;
 
 typedef struct {
-    int cell, column, row; /* column and row count the border */
+    int cell, column, row;
     int age, health, food, water, gold;
     int hunger_clock, healing_clock;
     uint32_t life, struck; /* how many lives were before; when it was struck last */
@@ -278,6 +281,10 @@ static int cell_at(const Env* env, int column, int row) {
     return (row + env->border) * env->stride + column + env->border;
 }
 
+static int cell_of(const Env* env, Place place) {
+    return place.row * env->stride + place.column;
+}
+
 /* Makes the window's bytes of a tile those of its ground; there is no creature on it. */
 static void paint(Env* env, int cell) {
     uint8_t* look = env->look + (size_t)cell * TILE;
@@ -302,19 +309,19 @@ static void found_villages(Env* env) {
         for (int try = 0; try < 16; try++) {
             int column = PLAZA + random_int(&env->rng, env->width - 2 * PLAZA);
             int row = PLAZA + random_int(&env->rng, env->height - 2 * PLAZA), nearest = 1 << 24;
-            int cell = cell_at(env, column, row);
+            Place place = {column + env->border, row + env->border};
             for (int k = 0; k < n; k++) {
-                int x = cell % env->stride - env->wells[k] % env->stride, y = cell / env->stride - env->wells[k] / env->stride;
+                int x = place.column - env->wells[k].column, y = place.row - env->wells[k].row;
                 if (x * x + y * y < nearest) nearest = x * x + y * y;
             }
-            if (env->ground[cell] != OPEN) nearest = 0;
+            if (env->ground[cell_of(env, place)] != OPEN) nearest = 0;
             if (nearest <= farthest) continue;
             farthest = nearest;
-            env->wells[n] = cell;
+            env->wells[n] = place;
         }
         for (int y = -PLAZA; y <= PLAZA; y++) {
             for (int x = -PLAZA; x <= PLAZA; x++) {
-                int cell = env->wells[n] + y * env->stride + x;
+                int cell = cell_of(env, env->wells[n]) + y * env->stride + x;
                 if (env->land[cell] == 0) env->open[env->open_count++] = cell;
                 env->ground[cell] = OPEN;
                 env->land[cell] = VILLAGE | 1;
@@ -324,7 +331,7 @@ static void found_villages(Env* env) {
     }
     int kept = 0;
     for (int n = 0; n < env->villages; n++)
-        env->ground[env->wells[n]] = WATER;
+        env->ground[cell_of(env, env->wells[n])] = WATER;
     for (int k = 0; k < env->open_count; k++)
         if (env->ground[env->open[k]] == OPEN) env->open[kept++] = env->open[k];
     env->open_count = kept;
@@ -990,8 +997,8 @@ static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* mask
     *out++ = (uint8_t)tier_at(env, cell + far * env->stride);
     *out++ = (uint8_t)tier_at(env, cell - far);
     *out++ = (uint8_t)tier_at(env, cell + far);
-    int well = env->wells[env->nearest[cell]], rows = well / env->stride - agent->row;
-    int columns = well % env->stride - agent->column;
+    Place well = env->wells[env->nearest[cell]];
+    int columns = well.column - agent->column, rows = well.row - agent->row;
     const int ways[] = {-rows, rows, -columns, columns};
     for (int way = 0; way < 4; way++) {
         int away = (ways[way] + 3) / 4;
