@@ -22,7 +22,8 @@ STAY, UP, DOWN, LEFT, RIGHT = range(5)
 STRIKE_FOE, STRIKE_AGENT = 1, 2
 PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 1, "water": 0.0, "rock": 1.0,
          "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0, "crystals": 0.0, "home": 5,
-         "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "pvp_tier": 2, "max_steps": 100000}  # fmt: skip
+         "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "pvp_tier": 2,
+         "max_steps": 100000, "xp_level": 5}  # fmt: skip
 CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4, "tier_distance": 3,
          "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5, "regrow": 9,
          "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12,
@@ -486,6 +487,16 @@ def test_harvests_want_levels_tools_count_and_bags_fill(tier):
     world.set_level(0, "mining", 10)
     world.act((UP,))
     assert world.get_ground(20, 19) == ORE, "a full bag"
+
+
+def test_food_and_water_pay_where_that_is_set():
+    world = scene(reward_vitals=2.0)
+    world.set_ground(20, 19, WATER, 0), world.set_ground(20, 21, BERRIES, 1)
+    world.set_water(0, 70), world.set_food(0, 90), world.give(0, "fish", 1, 1)
+    assert world.act((UP,)).rewards[0] == pytest.approx(0.6)
+    assert world.act((UP,)).rewards[0] <= 0.02
+    assert world.act((STAY, use("fish"))).rewards[0] == pytest.approx(0.2, abs=0.021)
+    assert world.act((DOWN,)).rewards[0] <= 0.021 and world.get_ground(20, 21) == SPENT
 
 
 def test_levels_and_their_reward():

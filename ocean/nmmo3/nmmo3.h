@@ -52,7 +52,7 @@
     X(int, villages, 16, "villages") \
     X(int, home, 24, "steps from a village up to which land has tier 1") \
     X(int, tier_distance, 9, "steps further for each higher tier") \
-    X(int, regrow, 25, "steps until a spent node is ripe again") \
+    X(int, regrow, 15, "steps until a spent node is ripe again") \
     X(int, purse, 5, "gold at birth") \
     X(int, hunger, 4, "steps in which an agent loses a point of food and of water") \
     X(int, starving, 1, "health lost in a step without food or without water") \
@@ -60,7 +60,7 @@
     X(int, berry_food, 40, "food of a berry") \
     X(int, fish_food, 25, "food of a fish, times its tier") \
     X(int, herb_health, 20, "health of a herb, times its tier") \
-    X(int, xp_level, 5, "experience for level L: this times L (L - 1) / 2") \
+    X(int, xp_level, 3, "experience for level L: this times L (L - 1) / 2") \
     X(int, xp_harvest, 1, "experience of a harvest, times its tier") \
     X(int, xp_foe, 4, "experience of slaying a foe, times its tier") \
     X(int, xp_agent, 0, "experience of slaying an agent, times its tier") \
@@ -88,6 +88,7 @@
     X(float, fee, 0.1, "share of a price that is lost, rounded down") \
     X(bool, market_everywhere, true, "agents trade from anywhere, not in villages only") \
     X(float, reward_level, 0.5, "for each level gained, in parts as experience comes") \
+    X(float, reward_vitals, 0.0, "for 100 points of food or water won; helps training, not in score") \
     X(float, reward_death, -1.0, "for dying")
 #define HAS_ACTION_MASKS
 #define HEAP \
@@ -782,21 +783,28 @@ static int fill(int value, int more) {
     return value + more < FULL ? value + more : FULL;
 }
 
+static void feed(Env* env, int i, int* vital, int more) {
+    int before = *vital;
+    *vital = fill(before, more);
+    env->rewards[i] += env->reward_vitals * (float)(*vital - before) / FULL;
+}
+
 static void consume(Env* env, Agent* agent, int kind, int tier, int n) {
     take(env, agent, kind, tier, n);
     env->items_lost[kind] += n;
 }
 
-static void use(Env* env, Agent* agent, int kind) {
+static void use(Env* env, int i, int kind) {
     static const uint8_t products[] = {[ITEM_WOOD] = ITEM_BOW, [ITEM_ORE] = ITEM_SWORD, [ITEM_CRYSTAL] = ITEM_STAFF,
                                        [ITEM_HIDE] = ITEM_ARMOUR};
+    Agent* agent = &env->agents[i];
     if (!agent->use[kind]) return;
     int tier = 1;
     if (kind == ITEM_FISH || kind == ITEM_HERB) {
         while (!agent->bag[kind][tier - 1])
             tier++;
         consume(env, agent, kind, tier, 1);
-        if (kind == ITEM_FISH) agent->food = fill(agent->food, env->fish_food * tier);
+        if (kind == ITEM_FISH) feed(env, i, &agent->food, env->fish_food * tier);
         else agent->health = fill(agent->health, env->herb_health * tier);
     } else if (kind <= ITEM_HIDE) {
         for (tier = TIERS; agent->bag[kind][tier - 1] < env->craft_cost;)
@@ -825,7 +833,7 @@ static void harvest(Env* env, int i, int cell) {
     Agent* agent = &env->agents[i];
     int kind = env->ground[cell] - FISH, tier = tier_at(env, cell);
     if (kind < 0) {
-        agent->food = fill(agent->food, env->berry_food);
+        feed(env, i, &agent->food, env->berry_food);
     } else {
         if (!has_room(env, agent) || agent->levels[kind] + agent->tool < 2 * tier - 1) return;
         make(env, agent, kind, tier);
@@ -856,7 +864,7 @@ static void move(Env* env, int i, int way) {
         agent->column += steps[way] - rows[way] * env->stride;
         return;
     }
-    if (ground == WATER || ground == FISH) agent->water = FULL;
+    if (ground == WATER || ground == FISH) feed(env, i, &agent->water, FULL);
     if (ground >= BERRIES) harvest(env, i, next);
 }
 
@@ -868,7 +876,7 @@ static void act(Env* env, int i) {
     else if (what == STRIKE_AGENT) strike_agent(env, i);
     else if (what >= BUY) buy(env, agent, what - BUY, action[2]);
     else if (what >= SELL) sell(env, i, what - SELL, action[2]);
-    else if (what >= USE) use(env, agent, what - USE);
+    else if (what >= USE) use(env, i, what - USE);
     if (action[0]) move(env, i, action[0]);
     if (((env->tick + (uint32_t)i) & (PACE - 1)) == 0 && agent->offer_count) look_after_stall(env, i);
 }
