@@ -40,7 +40,8 @@
     X(int, width, 256, "tiles") \
     X(int, height, 256, "tiles") \
     X(int, vision, 5, "tiles that an agent sees in each direction") \
-    X(int, max_steps, 1000, "steps after which a life is cut off") \
+    X(int, max_steps, 1000, "steps after which a life is cut off, at the latest") \
+    X(float, spread, 0.25, "share of max_steps by which this may come earlier, at random") \
     X(float, water, 0.38, "noise below it is water") \
     X(float, rock, 0.66, "noise above it is rock") \
     X(float, berries, 0.05, "share of the land with berries") \
@@ -129,7 +130,7 @@ typedef struct {
 
 typedef struct {
     int cell, column, row;
-    int age, health, food, water, gold;
+    int age, span, health, food, water, gold;
     int hunger_clock, healing_clock;
     uint32_t life, struck; /* how many lives were before; when it was struck last */
     int gained; /* levels */
@@ -208,9 +209,9 @@ static const char* c_init(Env* env) {
         return "max_steps, hunger, healing, regrow and offer_steps must be 1 or more";
     if (env->home < 1 || env->tier_distance < 1) return "home and tier_distance must be 1 or more";
     float shares[] = {env->berries, env->fish, env->herbs, env->trees, env->ores, env->crystals, env->luck,
-                      env->drop_tool, env->fee, env->tool_luck, env->berries + env->herbs, env->berries + env->trees};
+                      env->drop_tool, env->fee, env->tool_luck, env->spread, env->berries + env->herbs, env->berries + env->trees};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++)
-        if (!(shares[i] >= 0 && shares[i] <= 1)) return "shares and chances, and luck, must lie within 0..1";
+        if (!(shares[i] >= 0 && shares[i] <= 1)) return "shares and chances, luck and spread must lie within 0..1";
     if (!(env->water >= 0 && env->water < env->rock && env->rock <= 1)) return "0 <= water < rock <= 1 must hold";
     int amounts[] = {env->purse, env->starving, env->berry_food, env->fish_food, env->herb_health, env->foe_health_tier,
                      env->xp_harvest, env->xp_foe, env->xp_agent, env->foe_pause};
@@ -620,6 +621,7 @@ static void be_born(Env* env, int i) {
     stand(env, &agent->cell, &agent->column, &agent->row, free_cell(env, env->home_count, true));
     env->who[agent->cell] = (uint16_t)(1 + i);
     agent->weapon_kind = (uint8_t)(ITEM_SWORD + random_int(&env->rng, SKILLS - GATHER));
+    agent->span = env->max_steps - random_int(&env->rng, 1 + (int)(env->spread * (float)(env->max_steps - 1)));
     agent->hunger_clock = 1 + random_int(&env->rng, env->hunger);
     agent->healing_clock = env->healing;
     memset(agent->levels, 1, SKILLS);
@@ -1074,7 +1076,6 @@ static void c_reset(Env* env) {
     for (int i = 0; i < env->num_agents; i++) {
         env->agents[i].life = 0;
         be_born(env, i);
-        env->agents[i].age = random_int(&env->rng, env->max_steps);
     }
     for (int f = 0; f < env->num_foes; f++)
         raise_foe(env, f);
@@ -1089,6 +1090,10 @@ static void ripen(Env* env) {
         env->spent_first = env->spent_first + 1 == env->cells ? 0 : env->spent_first + 1;
         env->spent_count--;
     }
+}
+
+static bool is_old(const Agent* agent) {
+    return agent->alive && agent->age >= agent->span;
 }
 
 static void c_step(Env* env) {
@@ -1107,15 +1112,15 @@ static void c_step(Env* env) {
     bool is_cut = false;
     for (int i = 0; i < n; i++) {
         if (env->agents[i].alive) grow_older(env, i);
-        is_cut |= env->agents[i].age >= env->max_steps;
+        is_cut |= is_old(&env->agents[i]);
     }
     if (is_cut) {
         int side = 2 * env->vision + 1, size = side * side * TILE + OWN;
         for (int i = 0; i < n && env->final_observations; i++)
-            if (env->agents[i].alive && env->agents[i].age >= env->max_steps)
+            if (is_old(&env->agents[i]))
                 write_observation(env, i, env->final_observations + (size_t)i * (size_t)size, NULL);
         for (int i = 0; i < n; i++)
-            if (env->agents[i].alive && env->agents[i].age >= env->max_steps) end_life(env, i, AGED, NULL);
+            if (is_old(&env->agents[i])) end_life(env, i, AGED, NULL);
     }
     for (int i = 0; i < n; i++) {
         if (env->agents[i].alive) env->agents[i].total += env->rewards[i];
@@ -1288,7 +1293,7 @@ static void draw_panel(const Env* env) {
         draw_bar(k == 0 ? "health" : k == 1 ? "food" : "water", left, PANEL + 14 + 15 * k, 80, (float)vitals[k] / FULL,
                  colors[k], text);
     }
-    snprintf(text, sizeof(text), "step %d of %d", agent->age, env->max_steps);
+    snprintf(text, sizeof(text), "step %d of %d", agent->age, agent->span);
     DrawText(text, right, PANEL + 14, 10, DRAW_WHITE);
     snprintf(text, sizeof(text), "%d gold, %d of %d in the bag", agent->gold, agent->bag_count, env->bag);
     DrawText(text, right, PANEL + 29, 10, DRAW_WHITE);
