@@ -77,11 +77,11 @@
     X(float, toughness, 20, "defence that halves a blow") \
     X(float, luck, 0.5, "a blow varies by this share either way") \
     X(float, advantage, 1.5, "factor of sword against bow, bow against staff, staff against sword") \
-    X(int, foe_health, 30, "of a foe of tier 1") \
+    X(int, foe_health, 20, "of a foe of tier 1") \
     X(int, foe_health_tier, 15, "more for each higher tier") \
     X(int, foe_sight, 3, "tiles from which a foe goes for an agent") \
     X(int, foe_leash, 8, "tiles at which it gives up") \
-    X(int, foe_pause, 2, "steps from one blow of a foe to the next") \
+    X(int, foe_pause, 3, "steps from one blow of a foe to the next") \
     X(int, drop_gold, 3, "a dead foe leaves 1 to this much gold, times its tier") \
     X(float, drop_tool, 0.1, "chance that a dead foe leaves a tool") \
     X(int, offers, 4, "offers that an agent may have in the market") \
@@ -342,12 +342,10 @@ static void found_villages(Env* env) {
 /* Gives land its tiers by the steps from the nearest village, wave after wave; env->open begins with the villages. */
 static void measure_land(Env* env) {
     const int ways[4] = {-env->stride, env->stride, -1, 1};
-    env->home_count = 0;
     for (int begin = 0, distance = 1; begin < env->open_count; distance++) {
         int end = env->open_count, beyond = distance - env->home;
         int tier = beyond <= 0 ? 1 : 2 + (beyond - 1) / env->tier_distance;
         uint8_t land = (uint8_t)(tier < TIERS ? tier : TIERS);
-        if (land == 1 || env->home_count == 0) env->home_count = end;
         for (; begin < end; begin++) {
             for (int way = 0; way < 4; way++) {
                 int cell = env->open[begin] + ways[way];
@@ -357,6 +355,7 @@ static void measure_land(Env* env) {
                 env->nearest[cell] = env->nearest[env->open[begin]];
             }
         }
+        if (land == 1) env->home_count = env->open_count;
     }
 }
 
@@ -1251,8 +1250,10 @@ static void draw_surroundings(const Env* env) {
                 if (layer == 0) {
                     Color color = ground_color(env, cell);
                     DrawRectangle(left, top, ZOOM, ZOOM, color);
-                    if (ground == ROCK) DrawRectangle(left, top, ZOOM, 5, draw_mix(color, DRAW_WHITE, 0.2f));
-                    else DrawRectangle(left, top, ZOOM - 1, ZOOM - 1, draw_mix(color, DRAW_BACKGROUND, 0.08f));
+                    if (ground != ROCK)
+                        DrawRectangle(left, top, ZOOM - 1, ZOOM - 1, draw_mix(color, DRAW_BACKGROUND, 0.08f));
+                    else if (row == 0 || env->ground[cell - env->stride] != ROCK)
+                        DrawRectangle(left, top, ZOOM, 5, draw_mix(color, DRAW_WHITE, 0.2f));
                     if (ground == SPENT) DrawCircleV(point((float)(left + middle), (float)(top + middle)), 5, spent_color);
                     if (ground >= BERRIES) draw_node(ground, (float)(left + middle), (float)(top + middle));
                 } else if (who > env->num_agents) {
