@@ -23,7 +23,8 @@ STRIKE_FOE, STRIKE_AGENT = 1, 2
 PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 1, "water": 0.0, "rock": 1.0,
          "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0, "crystals": 0.0, "home": 5,
          "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "pvp_tier": 2,
-         "max_steps": 100000, "spread": 0.0, "xp_level": 5, "foe_health": 30, "foe_pause": 2}  # fmt: skip
+         "max_steps": 100000, "spread": 0.0, "xp_level": 5, "foe_health": 30, "foe_pause": 2,
+         "xp_foe": 4}  # fmt: skip
 CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4, "tier_distance": 3,
          "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5, "regrow": 9,
          "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12,
@@ -796,7 +797,7 @@ def test_old_age_is_a_truncation_with_its_last_view():
 
 
 def test_the_default_world_is_full_of_life():
-    """1,024 agents and 512 foes on 256 x 256 tiles; births anywhere at home, in all three callings."""
+    """1,024 agents and 768 foes on 256 x 256 tiles; births anywhere at home, in all three callings."""
     world, rng = World({}), np.random.default_rng(0)
     assert world.envs.num_agents == 1024 and world.observations.shape == (1024, 1536)
     for _ in range(60):

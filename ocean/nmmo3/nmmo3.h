@@ -36,7 +36,7 @@
     X(harvests) X(crafted) X(kills) X(agent_kills) X(sold) X(bought) X(gold) X(combat_level) X(gather_level) X(gear)
 #define SETTINGS(X) \
     X(int, num_agents, 1024, "agents in one world") \
-    X(int, num_foes, 512, "foes in one world") \
+    X(int, num_foes, 768, "foes in one world") \
     X(int, width, 256, "tiles") \
     X(int, height, 256, "tiles") \
     X(int, vision, 5, "tiles that an agent sees in each direction") \
@@ -63,7 +63,7 @@
     X(int, herb_health, 20, "health of a herb, times its tier") \
     X(int, xp_level, 3, "experience for level L: this times L (L - 1) / 2") \
     X(int, xp_harvest, 1, "experience of a harvest, times its tier") \
-    X(int, xp_foe, 4, "experience of slaying a foe, times its tier") \
+    X(int, xp_foe, 2, "experience of slaying a foe, times its tier") \
     X(int, xp_agent, 0, "experience of slaying an agent, times its tier") \
     X(int, bag, 12, "pieces that a bag holds") \
     X(int, craft_cost, 3, "pieces of material for a piece of equipment") \
@@ -681,10 +681,14 @@ static void end_life(Env* env, int i, Fate fate, Agent* slayer) {
     show(env, agent->cell, 0, 0, 0, 0);
 }
 
-static void raise_foe(Env* env, int f) {
+/* A new foe somewhere, on land of the given tier if that is soon found; 0: of any. */
+static void raise_foe(Env* env, int f, int tier) {
     Foe* foe = &env->foes[f];
+    int cell = free_cell(env, env->open_count, false);
+    for (int try = 0; tier && tier_at(env, cell) != tier && try < 64; try++)
+        cell = free_cell(env, env->open_count, false);
     *foe = (Foe){.target = -1};
-    stand(env, &foe->cell, &foe->column, &foe->row, free_cell(env, env->open_count, false));
+    stand(env, &foe->cell, &foe->column, &foe->row, cell);
     env->who[foe->cell] = (uint16_t)(1 + env->num_agents + f);
     foe->tier = (uint8_t)tier_at(env, foe->cell);
     foe->weapon_kind = (uint8_t)(ITEM_SWORD + random_int(&env->rng, SKILLS - GATHER));
@@ -751,7 +755,7 @@ static void strike_foe(Env* env, int i) {
     agent->kills++;
     env->who[foe->cell] = 0;
     show(env, foe->cell, 0, 0, 0, 0);
-    raise_foe(env, (int)(foe - env->foes));
+    raise_foe(env, (int)(foe - env->foes), tier);
     gain(env, i, skill, env->xp_foe * tier);
 }
 
@@ -1077,7 +1081,7 @@ static void c_reset(Env* env) {
         be_born(env, i);
     }
     for (int f = 0; f < env->num_foes; f++)
-        raise_foe(env, f);
+        raise_foe(env, f, 0);
     write_observations(env);
 }
 
