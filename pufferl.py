@@ -1237,8 +1237,7 @@ class PuffeRL:
                     if fresh:
                         self._save(state, folder / "trainer_state.pt")
                 except OSError as error:
-                    raise ConfigError(f"cannot write the run's folder {folder}: {error}. Set --data-dir to one that "
-                                      "can be, on a disk with room for checkpoints.") from None
+                    raise ConfigError(UNWRITABLE.format(folder, error)) from None
 
             self.ranks.first(begin)
         self.logger.config(self.args)
@@ -1401,6 +1400,8 @@ class PuffeRL:
         self.vecenv.close()
 
 
+UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
+              "checkpoints.")
 BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
 SAVED_NUMBERS = ("epoch", "_minibatches_owed", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
@@ -1467,8 +1468,10 @@ def train(env_name, args):
     def open_logger():
         try:
             trainer.logger = loggers.make_logger(args, trainer.run_folder, trainer.global_step)
-        except (ImportError, ValueError, OSError) as error:
+        except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from None
+        except OSError as error:
+            raise ConfigError(UNWRITABLE.format(trainer.run_folder, error)) from None
 
     try:
         if args["resume"]:

@@ -131,6 +131,13 @@ def test_an_unwritable_folder_is_an_error_before_anything_starts(tmp_path):
     trainer.release()
 
 
+def test_an_unwritable_folder_is_named_with_a_logger_too(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    args = pufferl.load_config("squared", ["--data-dir", str(tmp_path / "file"), "--env.num-envs", "64"])
+    with pytest.raises(ConfigError, match="cannot write the run's folder"):
+        pufferl.train("squared", args)
+
+
 def test_too_small_a_disk_is_an_error_before_anything_starts(tmp_path):
     """A real limit of the operating system: no file above 16 kB."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))  # noqa: E731
