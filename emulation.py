@@ -1181,17 +1181,18 @@ class Envs:
         else:
             actions = [env._action.unflatten(action) for env, action in zip(self.envs, row.actions, strict=True)]
         observations, masks, rewards, ended = row.observations, row.action_masks, [], []
+        plain = masks is None and not self._structured
         for i, (step, action) in enumerate(zip(self._steps, actions)):  # noqa: B905
             result = observation, reward, terminated, truncated, info = step(action)
             rewards.append(reward)
             if terminated or truncated:
                 ended.append((i, result))
-            elif self._structured:
-                self.envs[i]._write(observations, i, observation)
-            else:
+            elif plain:
                 observations[i] = observation
-            if masks is not None:
-                write_mask(masks[i], _find_mask(observation, info))
+            else:
+                self.envs[i]._write(observations, i, observation)
+                if masks is not None:
+                    write_mask(masks[i], _find_mask(observation, info))
         row.rewards[:] = rewards
         self._returns += row.rewards
         self._steps_taken += 1
