@@ -2,7 +2,7 @@
 
     python tests/bench_vector.py                 # CartPole with 8 and 64 environments, one that sleeps unevenly
     python tests/bench_vector.py --repeats 9 --seconds 1
-    python tests/bench_vector.py --atari         # and ALE Pong, where ale_py is installed
+    python tests/bench_vector.py --atari --nethack       # and ALE Pong and NetHack, where ale_py and nle are installed
 
 Numbers are medians over interleaved repeats; ratios are to Gymnasium's vectorizer of the same kind. A step is one that
 an environment really takes: Gymnasium's vectorizers spend one call after each episode on its reset, which ours do not
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import gymnasium
 import numpy as np
 
+import environments
 import vector
 
 
@@ -53,6 +54,12 @@ def pong():
     env = gymnasium.make("ALE/Pong-v5", frameskip=1, disable_env_checker=True)
     env = gymnasium.wrappers.AtariPreprocessing(env)
     return gymnasium.wrappers.FrameStackObservation(env, 4)
+
+
+def nethack():
+    import nle  # noqa: F401 - registers the id
+
+    return gymnasium.make("NetHackScore-v0", disable_env_checker=True)
 
 
 def check(creator, vecenv, steps=30):
@@ -157,22 +164,25 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--atari", action="store_true")
+    parser.add_argument("--nethack", action="store_true")
     args = parser.parse_args()
     cores, figures = vector.physical_cores(), {}
     sync, asynchronous = gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv
 
-    def games(creator, n):
+    def games(creator, n, compared=True):
         workers = max(w for w in range(1, cores + 1) if n % w == 0)
         contestants = {
             "gymnasium SyncVectorEnv": (lambda: Gymnasium(creator, n, sync), None),
             "gymnasium AsyncVectorEnv": (lambda: Gymnasium(creator, n, asynchronous), None),
-            "Serial": (lambda: Ours(creator, n, backend="serial"), "gymnasium SyncVectorEnv"),
+            "Serial": (lambda: Ours(creator, n, compared=compared, backend="serial"), "gymnasium SyncVectorEnv"),
             f"Multiprocessing, {workers} workers": (
-                lambda: Ours(creator, n, backend="multiprocessing", num_workers=workers), "gymnasium AsyncVectorEnv"),
+                lambda: Ours(creator, n, compared=compared, backend="multiprocessing", num_workers=workers),
+                "gymnasium AsyncVectorEnv"),
         }  # fmt: skip
         if workers > 1:
             contestants[f"Multiprocessing, {workers} workers, batch {n // workers}"] = (
-                lambda: Ours(creator, n, backend="multiprocessing", num_workers=workers, batch_size=n // workers),
+                lambda: Ours(creator, n, compared=compared, backend="multiprocessing", num_workers=workers,
+                             batch_size=n // workers),
                 "gymnasium AsyncVectorEnv")  # fmt: skip
         return contestants
 
@@ -189,7 +199,14 @@ def main():
         "gymnasium AsyncVectorEnv": (lambda: Gymnasium(Uneven, 8, asynchronous), None),
     }, args.repeats, max(args.seconds, 1.0))  # fmt: skip
     if args.atari:
-        figures["pong 8"] = compare("ALE/Pong-v5, 8 environments", games(pong, 8), args.repeats, args.seconds)
+        own = environments.load_creator("gym/ALE/Pong-v5")
+        contestants = games(pong, 8) | {"ALE's own vector environment (native)": (
+            lambda: Ours(own, 8, compared=False, backend="native"), "gymnasium AsyncVectorEnv")}  # fmt: skip
+        figures["pong 8"] = compare("ALE/Pong-v5, 8 environments", contestants, args.repeats, args.seconds)
+    if args.nethack:  # its heroes differ under one seed, so there is nothing to compare with
+        figures["nethack 8"] = compare(
+            "NetHackScore-v0, 8 environments", games(nethack, 8, compared=False), args.repeats, args.seconds
+        )
     print(json.dumps(figures))
 
 
