@@ -157,9 +157,11 @@ void ocean_load(char* envs, int64_t index, const char* in) {
 #endif
 }
 
+#ifndef WITHOUT_DRAWING /* main.c: a program that is linked without raylib */
 void ocean_render(char* envs, int64_t index) {
     c_render((Env*)envs + index);
 }
+#endif
 
 void ocean_close(char* envs, int64_t start, int64_t end) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)

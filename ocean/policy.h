@@ -1,0 +1,221 @@
+/* Runs a trained default network (models.Policy: linear encoder, MinGRU layers with highway gates, linear decoder) in
+ * plain C, from the file that `python export.py ENV --export.flat policy.bin` writes. Needs libm and nothing else; a
+ * Policy has scratch memory, so it is for one thread.
+ *
+ *     Policy policy;
+ *     const char* problem = policy_load(&policy, "policy.bin");     NULL, or what is wrong
+ *     float* state = policy_new_state(&policy, agents);             zeros: an episode begins
+ *     float* outputs = policy.outputs;                              policy.width numbers, overwritten by each call
+ *   and on every step, for agent i,
+ *     policy_forward(&policy, observation, reset, state + i * policy.state_size);    reset: an episode begins here
+ *     policy_act(&policy, mask, seed, i, step, deterministic, action);               mask: NULL, or 0 forbids
+ *
+ * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
+ *     the bytes "PUFR"; format 1; observation type (see PolicyType); inputs; hidden; layers; heads; dims; the size of each head
+ *     encoder: weight (hidden, inputs), bias (hidden)
+ *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
+ *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
+ *     log_std (dims)
+ * with actions = the sum of the head sizes (discrete), or dims (continuous). Matrices are row by row, as torch has them. */
+#pragma once
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum { POLICY_FLOAT32, POLICY_FLOAT64, POLICY_INT8, POLICY_UINT8, POLICY_INT16, POLICY_UINT16, POLICY_INT32,
+               POLICY_UINT32, POLICY_INT64, POLICY_UINT64, POLICY_TYPES } PolicyType;
+
+enum { POLICY_MAX_HEADS = 64, POLICY_HEADER = 8 };
+typedef struct {
+    int type, inputs, hidden, layers; /* inputs: numbers in one observation */
+    int heads, head_sizes[POLICY_MAX_HEADS]; /* discrete actions, or ... */
+    int dims; /* ... continuous ones */
+    int width; /* of the outputs: logits (or means), then the value */
+    int state_size; /* floats of recurrent state an agent */
+    const float *encoder, *layer, *decoder, *log_std; /* each matrix with its bias behind it */
+    float *weights, *outputs, *scratch;
+} Policy;
+
+static void policy_free(Policy* policy) {
+    free(policy->weights);
+    free(policy->scratch);
+    *policy = (Policy){0};
+}
+
+/* A policy from the contents of a file, `count` floats, which are copied. Returns NULL, or what is wrong with them. */
+static const char* policy_read(Policy* policy, const float* file, size_t count) {
+    *policy = (Policy){0};
+    if (count < POLICY_HEADER || memcmp(file, "PUFR", 4)) return "this is no policy file: it does not begin with PUFR";
+    if (file[1] != 1) return "the file has another format than 1, which this policy.h reads";
+    for (int i = 2; i < POLICY_HEADER; i++)
+        if (!(file[i] >= 0 && file[i] < 1e7f)) return "the file's sizes are damaged";
+    Policy p = {.type = (int)file[2], .inputs = (int)file[3], .hidden = (int)file[4], .layers = (int)file[5],
+                .heads = (int)file[6], .dims = (int)file[7]};
+    if (p.type >= POLICY_TYPES || !p.inputs || !p.hidden || !p.layers || p.heads > POLICY_MAX_HEADS || !p.heads == !p.dims)
+        return "the file's sizes are damaged";
+    if (count < POLICY_HEADER + (size_t)p.heads) return "the file is cut off";
+    p.width = p.dims + 1;
+    for (int i = 0; i < p.heads; i++)
+        p.width += p.head_sizes[i] = (int)file[POLICY_HEADER + i];
+    p.state_size = p.layers * p.hidden;
+
+    size_t inputs = (size_t)p.inputs, hidden = (size_t)p.hidden, width = (size_t)p.width;
+    size_t encoder = hidden * (inputs + 1), layers = (size_t)p.layers * 3 * hidden * (hidden + 1);
+    size_t total = encoder + layers + width * (hidden + 1) + (size_t)p.dims;
+    if (count - POLICY_HEADER - (size_t)p.heads != total) return "the file is cut off, or has bytes that do not belong";
+    p.weights = malloc(total * sizeof(float));
+    p.scratch = malloc((inputs + 4 * hidden + width) * sizeof(float)); /* observation, x, hgp, outputs */
+    if (!p.weights || !p.scratch) {
+        policy_free(&p);
+        return "there is not enough memory";
+    }
+    memcpy(p.weights, file + POLICY_HEADER + p.heads, total * sizeof(float));
+    p.encoder = p.weights;
+    p.layer = p.encoder + encoder;
+    p.decoder = p.layer + layers;
+    p.log_std = p.decoder + width * (hidden + 1);
+    p.outputs = p.scratch + inputs + 4 * hidden;
+    *policy = p;
+    return NULL;
+}
+
+static const char* policy_load(Policy* policy, const char* path) {
+    *policy = (Policy){0};
+    FILE* file = fopen(path, "rb");
+    if (!file) return "the policy file cannot be opened";
+    const char* problem = "the policy file cannot be read";
+    if (!fseek(file, 0, SEEK_END)) {
+        long size = ftell(file);
+        float* contents = size > 0 ? malloc((size_t)size) : NULL;
+        if (contents && !fseek(file, 0, SEEK_SET) && fread(contents, 1, (size_t)size, file) == (size_t)size)
+            problem = policy_read(policy, contents, (size_t)size / sizeof(float));
+        free(contents);
+    }
+    fclose(file);
+    return problem;
+}
+
+/* The recurrent state of some agents, zero; free() it. */
+static float* policy_new_state(const Policy* policy, int agents) {
+    return calloc((size_t)agents * (size_t)policy->state_size, sizeof(float));
+}
+
+static inline float policy_sigmoid(float x) {
+    return 1 / (1 + expf(-x));
+}
+
+/* y = weight x + bias. Eight sums side by side, so that the compiler may use SIMD without reordering anything. */
+static void policy_linear(const float* weight, int outputs, int inputs, const float* x, float* y) {
+    const float* bias = weight + (size_t)outputs * (size_t)inputs;
+    for (int o = 0; o < outputs; o++, weight += inputs) {
+        float sums[8] = {0}, rest = 0;
+        int i = 0;
+        for (; i + 8 <= inputs; i += 8)
+            for (int k = 0; k < 8; k++)
+                sums[k] += weight[i + k] * x[i + k];
+        for (; i < inputs; i++)
+            rest += weight[i] * x[i];
+        y[o] = bias[o] + rest + ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+    }
+}
+
+/* An observation of the policy's own type as floats. */
+static void policy_floats(const Policy* policy, const void* observation, float* x) {
+#define POLICY_CASE(name, type) \
+    case name: \
+        for (int i = 0; i < policy->inputs; i++) \
+            x[i] = (float)((const type*)observation)[i]; \
+        break;
+    switch (policy->type) {
+        POLICY_CASE(POLICY_FLOAT32, float)
+        POLICY_CASE(POLICY_FLOAT64, double)
+        POLICY_CASE(POLICY_INT8, int8_t)
+        POLICY_CASE(POLICY_UINT8, uint8_t)
+        POLICY_CASE(POLICY_INT16, int16_t)
+        POLICY_CASE(POLICY_UINT16, uint16_t)
+        POLICY_CASE(POLICY_INT32, int32_t)
+        POLICY_CASE(POLICY_UINT32, uint32_t)
+        POLICY_CASE(POLICY_INT64, int64_t)
+        POLICY_CASE(POLICY_UINT64, uint64_t)
+    }
+#undef POLICY_CASE
+}
+
+/* One step of one agent: policy->outputs from an observation of policy->inputs numbers of the policy's type, and the
+ * agent's new state. `reset` where the observation is the first of an episode. */
+static void policy_forward(const Policy* policy, const void* observation, bool reset, float* state) {
+    int H = policy->hidden;
+    float *floats = policy->scratch, *x = floats + policy->inputs, *hgp = x + H;
+    const float* weight = policy->layer;
+    policy_floats(policy, observation, floats);
+    policy_linear(policy->encoder, H, policy->inputs, floats, x);
+    for (int i = 0; i < policy->layers; i++, state += H, weight += 3 * (size_t)H * ((size_t)H + 1)) {
+        policy_linear(weight, 3 * H, H, x, hgp);
+        for (int j = 0; j < H; j++) {
+            float h = hgp[j], g = hgp[H + j], p = hgp[2 * H + j], s = reset ? 0 : state[j];
+            float candidate = h >= 0 ? h + 0.5f : policy_sigmoid(h);
+            state[j] = s + policy_sigmoid(g) * (candidate - s);
+            x[j] += policy_sigmoid(p) * (state[j] - x[j]);
+        }
+    }
+    policy_linear(policy->decoder, policy->width, H, x, policy->outputs);
+}
+
+/* The first two of Philox4x32-10's four random words (Salmon et al. 2011). */
+static void policy_random(uint64_t seed, uint32_t agent, uint64_t step, int head, uint32_t words[2]) {
+    enum { ACTION = 1 }; /* what the words are for: the last counter, as in kernels.sample */
+    uint32_t c[4] = {agent, (uint32_t)step, (uint32_t)(step >> 32) << 16 | (uint32_t)head, ACTION};
+    uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)c[0] * 0xD2511F53u, b = (uint64_t)c[2] * 0xCD9E8D57u;
+        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ key[0];
+        c[1] = (uint32_t)b;
+        c[2] = (uint32_t)(a >> 32) ^ c[3] ^ key[1];
+        c[3] = (uint32_t)a;
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    words[0] = c[0];
+    words[1] = c[1];
+}
+
+static inline float policy_uniform(uint32_t word) {
+    return (float)(word >> 8) * 0x1p-24f;
+}
+
+/* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1. The random words are those
+ * of kernels.sample: the same seed, agent and step give the trainer's action. `deterministic`: the most likely one. */
+static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent, uint64_t step,
+                       bool deterministic, void* action) {
+    const float* logits = policy->outputs;
+    uint32_t words[2];
+    for (int head = 0; head < policy->heads; head++) {
+        int size = policy->head_sizes[head], choice = 0;
+        float top = -INFINITY, total = 0, sum = 0;
+        for (int i = 0; i < size; i++)
+            if (!mask || mask[i]) top = logits[i] > top ? logits[i] : top;
+        for (int i = 0; i < size; i++)
+            if (!mask || mask[i]) total += expf(logits[i] - top);
+        policy_random(seed, agent, step, head, words);
+        for (int i = 0; i < size; i++) {
+            if (mask && !mask[i]) continue;
+            choice = i; /* the last allowed one, where rounding leaves the target beyond all */
+            sum += expf(logits[i] - top);
+            if (deterministic ? logits[i] == top : sum > policy_uniform(words[0]) * total) break;
+        }
+        ((int32_t*)action)[head] = choice;
+        logits += size;
+        mask = mask ? mask + size : NULL;
+    }
+    for (int i = 0; i < policy->dims; i++) {
+        float noise = 0;
+        policy_random(seed, agent, step, i, words);
+        if (!deterministic)
+            noise = sqrtf(-2 * logf(1 - policy_uniform(words[0]))) * cosf(6.283185307f * policy_uniform(words[1]));
+        ((float*)action)[i] = logits[i] + expf(policy->log_std[i]) * noise;
+    }
+}
