@@ -347,12 +347,14 @@ class LSTMWrapper(_Recurrent):
         x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
         resets, valid = self.flags(state, T, N, x.device)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One LSTM call for each stretch without a reset or a dead step; on a GPU, where looking is a sync, one a step.
-        events = (resets.any(1) | (valid == 0).any(1)).tolist() if x.device.type == "cpu" else [True] * T
+        # One LSTM call for each stretch without a reset or a dead step; one a step where looking is a sync (on a GPU) or
+        # breaks a traced graph.
+        look = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        events = (resets.any(1) | (valid == 0).any(1)).tolist() if look else [True] * T
         h, c = state["lstm_h"], state["lstm_c"]
         outputs, t = [], 0
         while t < T:
-            stop, whole = t + 1, not events[t] or bool(live[t].all())
+            stop, whole = t + 1, not events[t] or (look and bool(live[t].all()))
             while stop < T and whole and not events[stop]:
                 stop += 1
             h, c = h * keep[t], c * keep[t]

@@ -1502,11 +1502,12 @@ def train(env_name, args):
     return trainer
 
 
-USAGE = """usage: python pufferl.py {train,eval,sweep,autotune,profile} ENV [--section.key value ...]
+USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]
 
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
+  export ENV   a trained policy as ONNX, for C or as a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest here
   profile ENV  where the time goes: tables, and a trace for a browser; the same as python profiler.py ENV
 
@@ -1520,7 +1521,7 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE + ", ".join(ocean.names()))
         return
-    elsewhere = {"sweep": "protein", "eval": "watch", "autotune": "autotune", "profile": "profiler"}
+    elsewhere = {"sweep": "protein", "eval": "watch", "autotune": "autotune", "profile": "profiler", "export": "export"}
     if argv[0] in elsewhere:
         return importlib.import_module(elsewhere[argv[0]]).main(argv[1:])
     if argv[0] not in verbs:

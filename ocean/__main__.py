@@ -321,6 +321,30 @@ def keyed_action(agents, name, is_down, columns, mouse):
     return action if pressed or name not in TURNS else None
 
 
+def player_keys(library, settings):
+    """[(number of the action, key or None, value)] for `settings`: what main.c has in place of `keyed_action`. None is
+    for no key; the value -1 is a head's last action."""
+    envs = library.create(1, settings=settings)
+    heads, dims = envs.action_heads, envs.action_dims
+    envs.close()
+    if not heads:
+        return [(dim % dims, key, value) for key, (dim, value) in PLAY_CONTINUOUS.items()]
+    if library.name in CLICKS:
+        return [(0, "P", -1)] if library.name == "go" else []
+    keys = [(i, key, value) for i, table in enumerate(TURNS.get(library.name) or PLAY.get(library.name) or [])
+            for key, value in table.items()]  # fmt: skip
+    return sorted(keys, key=lambda entry: entry[1] is not None)  # what holds at rest comes first: a key overrides it
+
+
+def defines(library, settings):
+    """The compiler options with which main.c draws an environment: its keys and frames a second."""
+    name, keys = library.name, player_keys(library, settings)
+    flags = [f"-DFPS={FPS.get(name, 10 if name in TURNS or name in CLICKS else 30)}"]
+    flags += ["-DKEYS=" + "".join(f"{{{dim},{KEYS.get(key, 0)},{value:g}}}," for dim, key, value in keys)]
+    flags += ["-DTURNS"] if name in TURNS or name in CLICKS else []
+    return flags + ([f"-DCLICK_COLUMNS={CLICKS[name]}"] if name in CLICKS else [])
+
+
 def play(library, settings, at_random, seed):
     name, raylib = library.name, ocean._raylib()
     agents, rng = Agents(library, 1, settings, seed), np.random.default_rng(seed)

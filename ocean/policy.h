@@ -29,7 +29,7 @@
 typedef enum { POLICY_FLOAT32, POLICY_FLOAT64, POLICY_INT8, POLICY_UINT8, POLICY_INT16, POLICY_UINT16, POLICY_INT32,
                POLICY_UINT32, POLICY_INT64, POLICY_UINT64, POLICY_TYPES } PolicyType;
 
-enum { POLICY_MAX_HEADS = 64, POLICY_HEADER = 8 };
+enum { POLICY_HEADER = 8, POLICY_MAX_HEADS = 64, POLICY_MAX_SIZE = 1 << 20 };
 typedef struct {
     int type, inputs, hidden, layers; /* inputs: numbers in one observation */
     int heads, head_sizes[POLICY_MAX_HEADS]; /* discrete actions, or ... */
@@ -52,32 +52,35 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
     if (count < POLICY_HEADER || memcmp(file, "PUFR", 4)) return "this is no policy file: it does not begin with PUFR";
     if (file[1] != 1) return "the file has another format than 1, which this policy.h reads";
     for (int i = 2; i < POLICY_HEADER; i++)
-        if (!(file[i] >= 0 && file[i] < 1e7f)) return "the file's sizes are damaged";
+        if (!(file[i] >= 0 && file[i] <= POLICY_MAX_SIZE)) return "the file's sizes are damaged";
     Policy p = {.type = (int)file[2], .inputs = (int)file[3], .hidden = (int)file[4], .layers = (int)file[5],
                 .heads = (int)file[6], .dims = (int)file[7]};
     if (p.type >= POLICY_TYPES || !p.inputs || !p.hidden || !p.layers || p.heads > POLICY_MAX_HEADS || !p.heads == !p.dims)
         return "the file's sizes are damaged";
     if (count < POLICY_HEADER + (size_t)p.heads) return "the file is cut off";
     p.width = p.dims + 1;
-    for (int i = 0; i < p.heads; i++)
-        p.width += p.head_sizes[i] = (int)file[POLICY_HEADER + i];
-    p.state_size = p.layers * p.hidden;
+    for (int i = 0; i < p.heads; i++) {
+        float size = file[POLICY_HEADER + i];
+        if (!(size >= 1 && size <= POLICY_MAX_SIZE)) return "the file's sizes are damaged";
+        p.width += p.head_sizes[i] = (int)size;
+    }
 
-    size_t inputs = (size_t)p.inputs, hidden = (size_t)p.hidden, width = (size_t)p.width;
-    size_t encoder = hidden * (inputs + 1), layers = (size_t)p.layers * 3 * hidden * (hidden + 1);
-    size_t total = encoder + layers + width * (hidden + 1) + (size_t)p.dims;
+    uint64_t inputs = (uint64_t)p.inputs, hidden = (uint64_t)p.hidden, width = (uint64_t)p.width;
+    uint64_t encoder = hidden * (inputs + 1), layer = 3 * hidden * (hidden + 1), decoder = width * (hidden + 1);
+    uint64_t total = encoder + (uint64_t)p.layers * layer + decoder + (uint64_t)p.dims;
     if (count - POLICY_HEADER - (size_t)p.heads != total) return "the file is cut off, or has bytes that do not belong";
-    p.weights = malloc(total * sizeof(float));
-    p.scratch = malloc((inputs + 4 * hidden + width) * sizeof(float)); /* observation, x, hgp, outputs */
+    p.state_size = p.layers * p.hidden;
+    p.weights = malloc((size_t)total * sizeof(float));
+    p.scratch = malloc((size_t)(inputs + 4 * hidden + width) * sizeof(float)); /* observation, x, hgp, outputs */
     if (!p.weights || !p.scratch) {
         policy_free(&p);
         return "there is not enough memory";
     }
-    memcpy(p.weights, file + POLICY_HEADER + p.heads, total * sizeof(float));
+    memcpy(p.weights, file + POLICY_HEADER + p.heads, (size_t)total * sizeof(float));
     p.encoder = p.weights;
     p.layer = p.encoder + encoder;
-    p.decoder = p.layer + layers;
-    p.log_std = p.decoder + width * (hidden + 1);
+    p.decoder = p.layer + (uint64_t)p.layers * layer;
+    p.log_std = p.decoder + decoder;
     p.outputs = p.scratch + inputs + 4 * hidden;
     *policy = p;
     return NULL;

@@ -1,0 +1,307 @@
+"""A trained policy outside of the trainer: an ONNX model, a flat file for C, a C program, a page in a browser.
+
+    python pufferl.py export breakout --load-model-path latest --export.flat breakout.bin      # the same as export.py
+    python export.py breakout --load-model-path latest --export.onnx breakout.onnx
+    python export.py breakout --load-model-path latest --export.c breakout_c && make -C breakout_c run
+    python export.py breakout --load-model-path latest --export.web breakout_web
+
+ONNX is for any network and environment. The others are for the default network (models.Policy), which ocean/policy.h
+runs without a library; c and web also compile the environment, so they are for those in C. See docs/export.md.
+"""
+
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import models
+import ocean
+import pufferl
+from ocean import __main__ as player
+
+
+@dataclass
+class Export:
+    onnx: str | None = None
+    """Write the network to this .onnx file, with its recurrent state as inputs and outputs."""
+    flat: str | None = None
+    """Write the default network to this file as one row of float32, for ocean/policy.h."""
+    c: str | None = None
+    """Write environment, policy and a main as a C program into this folder, with a Makefile."""
+    web: str | None = None
+    """Build a page into this folder, on which the policy plays the environment; needs emscripten."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One flat file for policy.h
+
+# The numbers of the observation's types in policy.h.
+TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def flat_policy(policy, env):
+    """The default network as one row of float32, as it stands in the comment of ocean/policy.h.
+
+    `env` is anything with `single_observation_space`. Raises ConfigError for another network or observation type.
+    """
+    if type(policy) is not models.Policy:
+        raise pufferl.ConfigError(
+            f"The network is {_describe(policy)}; the flat file, C and web are for the default one (policy.name "
+            "default with rnn.name mingru, observations that are plain numbers). --export.onnx writes any network."
+        )
+    dtype = np.dtype(env.single_observation_space.dtype).name
+    if dtype not in TYPES:
+        raise pufferl.ConfigError(f"Observations are {dtype}; policy.h reads {', '.join(TYPES)}.")
+    decoder = policy.decoder
+    heads, dims = decoder.heads or [], 0 if decoder.log_std is None else len(decoder.log_std)
+    magic = np.frombuffer(b"PUFR", "<f4")[0]
+    sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers, len(heads), dims]
+    linears = [policy.encoder, *policy.rnn.layers, decoder]
+    weights = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
+    weights += [] if decoder.log_std is None else [decoder.log_std]
+    header = np.array([magic, 1, *sizes, *heads], "<f4")
+    return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights)]).astype("<f4")
+
+
+def _describe(policy):
+    inner = getattr(policy, "policy", None)
+    return type(policy).__name__ + (f" over {type(inner).__name__}" if inner is not None else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# ONNX
+
+
+class Step(torch.nn.Module):
+    """One step of a policy with tensors in and tensors out: (observation (N, ...), state (layers, N, size), ...) ->
+    (logits (N, A) or mean and log_std (N, A), value (N, 1), new state, ...)."""
+
+    def __init__(self, policy, names):
+        super().__init__()
+        self.policy, self.names = policy, names
+
+    def forward(self, observation, *state):
+        carried = dict(zip(self.names, state, strict=True))
+        outputs, log_std = models.join_outputs(*models.one_step(self.policy, observation, carried))
+        logits = (outputs[..., :-1],) if log_std is None else (outputs[..., :-1], log_std)
+        return *logits, outputs[..., -1:], *(carried[name] for name in self.names)
+
+
+def write_onnx(policy, env, path, name=""):
+    """Write `policy` to `path` as ONNX, for any number N of agents, and check it where onnxruntime is installed.
+
+    Inputs `observation` and a recurrent policy's states (zeros where an episode begins), outputs `logits` (all heads,
+    one after another) or `mean` and `log_std`, `value` and, for each state, `new_` and its name. The metadata says what
+    the actions are. Returns what check_onnx does. ConfigError where a package is missing or the export fails.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise pufferl.ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})") from None
+    state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
+    step, space = Step(policy, list(state)).eval(), env.single_observation_space
+    heads, dims = models.action_layout(env.single_action_space)
+    outputs = [*(["logits"] if heads else ["mean", "log_std"]), "value", *(f"new_{key}" for key in state)]
+    example = torch.from_numpy(np.stack([space.sample() for _ in range(2)]))
+    agents = torch.export.Dim("agents", min=1)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # torch's notes about itself would bury ours; check_onnx tells whether it went well
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                step, (example, *state.values()), dynamo=True, verbose=False,
+                input_names=["observation", *state], output_names=outputs,
+                dynamic_shapes=({0: agents}, *([tuple({1: agents} for _ in state)] if state else [])))
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise pufferl.ConfigError(f"torch cannot export {_describe(policy)}: {error}") from error
+    finally:
+        logger.setLevel(level)
+    actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(dims)}
+    program.model.metadata_props.update({"environment": name, **actions})
+    program.save(path, external_data=False)
+    return check_onnx(step, space, state, path)
+
+
+def check_onnx(step, space, state, path, tolerance=1e-4):
+    """The largest relative difference of the file from the network, on random observations and states of 1, 2 and 5
+    agents; None without onnxruntime. ConfigError where it is beyond `tolerance`."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    session, largest = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]), 0.0
+    names = [entry.name for entry in session.get_inputs()]
+    for n in (1, 2, 5):
+        inputs = [torch.from_numpy(np.stack([space.sample() for _ in range(n)]))]
+        inputs += [torch.randn(tensor.shape[0], n, tensor.shape[2]) for tensor in state.values()]
+        with torch.no_grad():
+            expected = step(*inputs)
+        feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        for ours, theirs in zip(expected, session.run(None, feed), strict=True):
+            scale = max(1.0, float(ours.abs().max()))
+            largest = max(largest, float(np.abs(ours.numpy() - theirs).max()) / scale)
+    if not largest <= tolerance:
+        raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the largest output; the "
+                                  "network does something that torch.onnx cannot follow.")
+    return largest
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Environment and policy as a program: in C, and in a browser
+
+
+def settings_arguments(library, settings):
+    """The settings that differ from the header's defaults as main.c takes them: ["frameskip=2", ...]."""
+    parsed = dict(zip(library.settings, library.parse_settings(settings), strict=True))
+    return [f"{name}={float(value):.9g}" for name, value in parsed.items() if value != float(library.settings[name])]
+
+
+def sources(library):
+    """What main.c includes for an environment: files of ocean/ and of the header's own folder."""
+    shared = [ocean.FOLDER / name for name in ("main.c", "binding.c", "policy.h", "env.h", "draw.h")]
+    return shared + sorted(library.header.parent.glob("*.[ch]"))
+
+
+MAKEFILE = """# {name} with its policy as a C program; nothing of Python is needed. Written by export.py.
+CFLAGS ?= -O3 -march=native
+
+run: {name}
+	./{name} policy.bin {arguments}
+
+# With raylib installed: make window && ./{name}_window policy.bin {arguments}
+{name}: $(wildcard *.h *.c)
+	$(CC) -std=gnu11 $(CFLAGS) '-DENV_HEADER="{header}"' main.c -o $@ -lm
+window: $(wildcard *.h *.c)
+	$(CC) -std=gnu11 $(CFLAGS) -DDRAW '-DENV_HEADER="{header}"' {defines} main.c -o {name}_window -lraylib -lm
+.PHONY: run window
+"""
+
+
+def write_c(library, settings, flat, folder):
+    """A folder with the sources of environment, policy and main, the policy and a Makefile."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sources(library):
+        shutil.copy(path, folder / path.name)
+    flat.tofile(folder / "policy.bin")
+    defines = " ".join(shlex.quote(define) for define in player.defines(library, settings))
+    (folder / "Makefile").write_text(MAKEFILE.format(
+        name=library.name, header=library.header.name, arguments=" ".join(settings_arguments(library, settings)),
+        defines=defines))
+
+
+EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score", "demo_return",
+            "demo_by_player", "demo_give_back", "demo_restart")  # fmt: skip
+
+
+def write_web(library, settings, flat, folder, trained=True):
+    """A static folder (index.html, NAME.js, NAME.wasm) on which the policy plays. ConfigError without emscripten."""
+    emcc = shutil.which("emcc")
+    if emcc is None:
+        raise pufferl.ConfigError("--export.web needs emscripten, whose compiler emcc is not in the PATH: "
+                                  "apt-get install emscripten node-acorn, or https://emscripten.org")
+    folder, name = Path(folder), library.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        flat.tofile(Path(temporary) / "policy.bin")
+        command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I", str(ocean.FOLDER), "-DDRAW",
+                   f'-DENV_HEADER="{library.header}"', *player.defines(library, settings),
+                   str(ocean.FOLDER / "main.c"), "--js-library", str(ocean.FOLDER / "web" / "canvas.js"),
+                   "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
+                   "-sEXPORTED_FUNCTIONS=" + ",".join(f"_{function}" for function in EXPORTED),
+                   "-o", str(folder / f"{name}.js")]  # fmt: skip
+        # Debian's emscripten finds its acorn by itself only with Debian's own node.
+        node_path = os.pathsep.join(filter(None, [os.environ.get("NODE_PATH"), "/usr/share/nodejs"]))
+        result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NODE_PATH": node_path})
+    if result.returncode != 0:
+        raise pufferl.ConfigError(f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    page = (ocean.FOLDER / "web" / "index.html").read_text()
+    values = {"NAME": name, "WHO": "the policy plays" if trained else "an untrained policy plays",
+              "KEYS": keys_help(library, settings),
+              "ARGUMENTS": str(["policy.bin", *settings_arguments(library, settings)])}  # fmt: skip
+    for key, value in values.items():
+        page = page.replace(f"@{key}@", value)
+    (folder / "index.html").write_text(page)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def keys_help(library, settings):
+    """One line for the page: what takes the first agent over."""
+    keys = player.player_keys(library, settings)
+    names = list(dict.fromkeys(key for _, key, _ in keys if key))
+    names = [{"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→"}.get(name, name.lower()) for name in names]
+    clicks = ["a click on a cell"] if library.name in player.CLICKS else []
+    if not names and not clicks:
+        return "this environment has no keys: watch"
+    return f"{', '.join(clicks + names)}: you play instead of the policy; enter: it goes on"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def export(env_name, args):
+    """Write what the export section asks for; without anything named, the flat file ENV.bin."""
+    chosen = dict(args["export"])
+    if not any(chosen.values()):
+        chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
+    args = {**args, "env": {**args["env"], "num_envs": 1},
+            "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
+                    "batch_size": None}}  # fmt: skip
+    library = None if pufferl.load_creator(args["env_name"]) else pufferl.load_library(args["env_name"])
+    for kind in ("c", "web"):
+        if chosen[kind] and library is None:
+            raise pufferl.ConfigError(f"--export.{kind} compiles the environment, but {env_name} is not one in C.")
+    settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
+    if library is None and args["vec"]["backend"] in ("auto", "multiprocessing", "ray"):
+        args["vec"]["backend"] = "serial"
+    vecenv = pufferl.load_env(env_name, args)
+    try:
+        env, policy = vecenv.driver_env, pufferl.load_policy(args, vecenv, env_name)
+    finally:
+        vecenv.close()
+    if not args["load_model_path"]:
+        print("no --load-model-path: this is an untrained policy")
+    flat = flat_policy(policy, env) if any(chosen[kind] for kind in ("flat", "c", "web")) else None
+    if chosen["onnx"]:
+        difference = write_onnx(policy, env, chosen["onnx"], args["env_name"])
+        checked = "not checked: pip install onnxruntime" if difference is None else f"within {difference:.1g} of torch"
+        print(f"wrote {chosen['onnx']} ({checked})")
+    if chosen["flat"]:
+        flat.tofile(chosen["flat"])
+        print(f"wrote {chosen['flat']}: {len(flat):,} float32 for ocean/policy.h")
+    if chosen["c"]:
+        write_c(library, settings, flat, chosen["c"])
+        print(f"wrote {chosen['c']}: make -C {chosen['c']} run")
+    if chosen["web"]:
+        files = write_web(library, settings, flat, chosen["web"], trained=bool(args["load_model_path"]))
+        print(f"wrote {chosen['web']}: {', '.join(files)}\n"
+              f"to see it: python -m http.server --bind 127.0.0.1 -d {chosen['web']} 8000, then http://127.0.0.1:8000")
+
+
+def main(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0].startswith("-"):
+        sys.exit(__doc__ if argv and argv[0] in ("-h", "--help") else
+                 f"export.py: which environment? There are: {', '.join(ocean.names())}")
+    pufferl.SECTIONS["export"] = Export
+    try:
+        export(argv[0], pufferl.load_config(argv[0], argv[1:]))
+    except pufferl.ConfigError as error:
+        sys.exit(f"export.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,439 @@
+"""export.py, ocean/policy.h, ocean/main.c and the page: the same numbers and the same games as in Python."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import export
+import kernels
+import models
+import ocean
+import ocean.__main__ as player
+import pufferl
+
+ROOT = Path(__file__).resolve().parent.parent
+CC = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+
+OBSERVATIONS = {
+    "float32": spaces.Box(-1, 1, (7,), np.float32),
+    "float64": spaces.Box(-1, 1, (3, 2), np.float64),
+    "uint8": spaces.Box(0, 5, (11, 11), np.uint8),
+    "int8": spaces.Box(-5, 5, (9,), np.int8),
+    "int16": spaces.Box(-3, 3, (8,), np.int16),
+    "uint16": spaces.Box(0, 3, (16,), np.uint16),
+    "int32": spaces.Box(-3, 3, (5,), np.int32),
+    "uint32": spaces.Box(0, 3, (5,), np.uint32),
+    "int64": spaces.Box(-3, 3, (5,), np.int64),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(5),
+    "multi-discrete": spaces.MultiDiscrete([3, 1, 4]),
+    "continuous": spaces.Box(-1, 1, (2,), np.float32),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks this small only lose by more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_policy(observation="float32", action="discrete", kind="default", hidden=16, layers=1):
+    """An untrained policy whose outputs are far enough from zero to tell right from wrong."""
+    torch.manual_seed(0)
+    env = SimpleNamespace(single_observation_space=OBSERVATIONS[observation], single_action_space=ACTIONS[action])
+    if kind == "default":
+        policy = models.Policy(env, hidden, layers)
+    else:
+        policy = models.Default(env, hidden)
+        if kind == "lstm":
+            policy = models.LSTMWrapper(env, policy, hidden, layers)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "bias" in name or "log_std" in name:
+                parameter.uniform_(-0.5, 0.5)
+            elif "decoder" in name:
+                parameter.uniform_(-0.3, 0.3)
+    return policy, env
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# policy.h
+
+DRIVER = r"""
+#include "policy.h"
+const char* run(const float* file, int64_t count, const char* observations, const uint8_t* resets, const uint8_t* masks,
+                int64_t steps, uint64_t seed, uint32_t agent, int deterministic, float* outputs, char* actions) {
+    Policy policy;
+    const char* problem = policy_read(&policy, file, (size_t)count);
+    if (problem) return problem;
+    static const int bytes[POLICY_TYPES] = {4, 8, 1, 1, 2, 2, 4, 4, 8, 8};
+    float* state = policy_new_state(&policy, 1);
+    for (int64_t t = 0; t < steps; t++) {
+        policy_forward(&policy, observations + t * policy.inputs * bytes[policy.type], resets[t], state);
+        memcpy(outputs + t * policy.width, policy.outputs, (size_t)policy.width * sizeof(float));
+        const uint8_t* mask = masks ? masks + t * (policy.width - 1) : NULL;
+        char* action = actions + t * 4 * (policy.heads + policy.dims);
+        policy_act(&policy, mask, seed, agent, (uint64_t)t, deterministic, action);
+    }
+    free(state);
+    policy_free(&policy);
+    return NULL;
+}
+const char* load(const char* path, int32_t* inputs) {
+    Policy policy;
+    const char* problem = policy_load(&policy, path);
+    *inputs = policy.inputs;
+    policy_free(&policy);
+    return problem;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    if CC is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    subprocess.run([CC, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-I", str(ocean.FOLDER),
+                    str(folder / "driver.c"), "-o", str(folder / "driver.so"), "-lm"], check=True)  # fmt: skip
+    library = ctypes.CDLL(str(folder / "driver.so"))
+    library.run.restype = library.load.restype = ctypes.c_char_p
+    return library
+
+
+def run_c(driver, flat, observations, resets, width, actions, *, masks=None, seed=0, agent=0, deterministic=False):
+    """outputs (steps, width) and the filled actions of one agent through policy.h."""
+    outputs = np.full((len(observations), width), np.nan, np.float32)
+    address = [None if array is None else array.ctypes.data_as(ctypes.c_void_p)
+               for array in (flat, observations, resets, masks, outputs, actions)]
+    problem = driver.run(address[0], ctypes.c_int64(len(flat)), *address[1:4], ctypes.c_int64(len(observations)),
+                         ctypes.c_uint64(seed), ctypes.c_uint32(agent), int(deterministic), *address[4:])
+    assert problem is None, problem
+    return outputs, actions
+
+
+def plain(policy, observations, resets):
+    """outputs (steps, A + 1) of one agent by the plain torch form of the network."""
+    with torch.no_grad():
+        x = policy.encoder(torch.from_numpy(observations).reshape(len(observations), 1, -1).float())
+        resets, valid = torch.from_numpy(resets)[:, None], torch.ones(len(resets), 1)
+        for layer in policy.rnn.layers:
+            x, _ = models.mingru_layer(x, layer(x), torch.zeros(1, policy.hidden_size), resets, valid)
+        return policy.decoder(x)[:, 0].numpy()
+
+
+def random_run(space, steps=1000):
+    rng = np.random.default_rng(0)
+    if space.dtype.kind == "f":
+        observations = rng.uniform(-1, 1, (steps, *space.shape)).astype(space.dtype)
+    else:
+        observations = rng.integers(int(space.low.min()), int(space.high.max()) + 1, (steps, *space.shape), space.dtype)
+    resets = (rng.random(steps) < 0.03).astype(np.uint8)
+    resets[0] = 1
+    return observations, resets
+
+
+@pytest.mark.parametrize("observation,action,hidden,layers", [
+    ("float32", "discrete", 64, 2), ("uint8", "multi-discrete", 128, 1), ("float64", "continuous", 33, 3),
+    ("int8", "discrete", 1, 1), ("int16", "continuous", 7, 2), ("uint16", "discrete", 8, 1),
+    ("int32", "multi-discrete", 20, 1), ("uint32", "discrete", 12, 1), ("int64", "discrete", 24, 5)])  # fmt: skip
+def test_c_network_equals_the_plain_one(driver, observation, action, hidden, layers):
+    policy, env = make_policy(observation, action, hidden=hidden, layers=layers)
+    observations, resets = random_run(env.single_observation_space)
+    flat = export.flat_policy(policy, env)
+    width = policy.decoder.out_features
+    outputs, _ = run_c(driver, flat, observations, resets, width, np.empty((1000, width), np.int32))
+    expected = plain(policy, observations, resets)
+    assert np.abs(expected).max() > 0.05
+    np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=0)
+    without = plain(policy, observations, np.zeros_like(resets))  # the resets matter, so the test sees them
+    assert np.abs(without - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_c_actions_are_the_trainers(driver, action, deterministic):
+    policy, env = make_policy(action=action)
+    observations, resets = random_run(env.single_observation_space, 3000)
+    flat, width, heads = export.flat_policy(policy, env), policy.decoder.out_features, policy.decoder.heads
+    dtype, columns = (np.int32, len(heads)) if heads else (np.float32, width - 1)
+    masks = None
+    if heads:
+        masks = (np.random.default_rng(1).random((3000, width - 1)) < 0.6).astype(np.uint8)
+        for first, size in zip(np.cumsum([0, *heads]), heads, strict=False):
+            masks[:, first] |= masks[:, first : first + size].sum(axis=1) == 0  # one is always allowed
+    seed, agent = 2**40 + 12345, 77
+    outputs, actions = run_c(driver, flat, observations, resets, width, np.empty((3000, columns), dtype), masks=masks,
+                             seed=seed, agent=agent, deterministic=deterministic)
+    expected, drawn, log_std = np.empty_like(actions), torch.empty(2), policy.decoder.log_std
+    layout = {"heads": torch.tensor(heads)} if heads else {"log_std": log_std.detach()}
+    for t in range(3000):
+        mask = {} if masks is None else {"masks": torch.from_numpy(masks[t : t + 1])}
+        kernels.sample(torch.from_numpy(outputs[t : t + 1]), torch.from_numpy(expected[t : t + 1]), drawn[:1],
+                       drawn[1:], seed=seed, step=t, first_agent=agent, deterministic=deterministic, **layout, **mask)
+    if heads:  # their exponentials may round otherwise, which moves one draw in millions
+        assert (actions == expected).mean() > 0.999
+        assert masks[np.arange(3000), actions[:, 0]].all()
+    else:
+        np.testing.assert_allclose(actions, expected, atol=2e-6)
+    assert len(np.unique(actions, axis=0)) > 3
+
+
+def test_c_refuses_damaged_files(driver, tmp_path):
+    policy, env = make_policy(action="multi-discrete")
+    good = export.flat_policy(policy, env)
+    inputs = ctypes.c_int32()
+
+    def problem(contents):
+        (tmp_path / "p.bin").write_bytes(contents)
+        return (driver.load(str(tmp_path / "p.bin").encode(), ctypes.byref(inputs)) or b"").decode()
+
+    whole = good.tobytes()
+    assert problem(whole) == "" and inputs.value == 7
+    assert "cut off" in problem(whole[:-4]) and "cut off" in problem(whole[:36])
+    assert "do not belong" in problem(whole + b"\0\0\0\0")
+    assert "cannot be read" in problem(b"") and "PUFR" in problem(b"x" + whole)
+    for place, value, text in [(1, 2, "format"), (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
+                               (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"), (8, 0.5, "damaged"),
+                               (4, 2**20, "cut off")]:  # fmt: skip
+        broken = good.copy()
+        broken[place] = value
+        assert text in problem(broken.tobytes()), place
+    assert "cannot be opened" in driver.load(b"/no/such/file", ctypes.byref(inputs)).decode()
+
+
+def test_flat_file_is_what_its_comment_says():
+    policy, env = make_policy("uint8", "continuous", hidden=6, layers=2)
+    flat = export.flat_policy(policy, env)
+    assert flat.dtype == "<f4" and flat[:1].tobytes() == b"PUFR"
+    assert flat[1:8].tolist() == [1, 3, 121, 6, 2, 0, 2]
+    expected = [policy.encoder.weight, policy.encoder.bias]
+    for layer in policy.rnn.layers:
+        expected += [layer.weight, layer.bias]
+    expected += [policy.decoder.weight, policy.decoder.bias, policy.decoder.log_std]
+    np.testing.assert_array_equal(flat[8:], torch.cat([tensor.detach().flatten() for tensor in expected]).numpy())
+
+
+def test_flat_file_is_for_the_default_network_only():
+    policy, env = make_policy(kind="lstm")
+    with pytest.raises(pufferl.ConfigError, match=r"LSTMWrapper over Default.*--export.onnx"):
+        export.flat_policy(policy, env)
+    policy, _ = make_policy()
+    odd = SimpleNamespace(single_observation_space=spaces.Box(-1, 1, (7,), np.float16))
+    with pytest.raises(pufferl.ConfigError, match="float16"):
+        export.flat_policy(policy, odd)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# main.c
+
+
+def play_in_python(name, settings, policy, seed, episodes, deterministic):
+    """What main.c does: one environment, its log over some episodes."""
+    envs = ocean.load(name).create(1, seed=seed, settings=settings)
+    n = envs.num_agents
+    observations = np.zeros((n, *envs.observation_shape), envs.observation_dtype)
+    actions, rewards = np.zeros((n, envs.action_dims), envs.action_dtype), np.zeros(n, np.float32)
+    terminals, truncations = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
+    valid = np.ones(n, np.uint8) if envs.has_valid else None
+    masks = np.ones((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
+    rows = ocean.rows(observations, actions, rewards, terminals, truncations, None, valid, masks)
+    envs.reset(rows)
+    resets, state, total, step = np.ones(n, np.uint8), policy.initial_state(n), {"n": 0}, 0
+    while total["n"] < episodes:
+        state |= {"resets": torch.from_numpy(resets), "valid": None if valid is None else torch.from_numpy(valid)}
+        with torch.no_grad():
+            logits, value = models.one_step(policy, torch.from_numpy(observations), state)
+        chosen, _, _ = models.sample_logits(logits, value, seed=seed, step=step, heads=envs.action_heads,
+                                            masks=None if masks is None else torch.from_numpy(masks),
+                                            deterministic=deterministic)  # fmt: skip
+        actions[:] = chosen.numpy()
+        envs.step(rows)
+        step += 1
+        resets = terminals | truncations
+        log = envs.log()
+        for key, number in log.items():
+            total[key] = total.get(key, 0) + (number if key == "n" else number * log["n"])
+    envs.close()
+    return {key: number / (total["n"] if key != "n" else 1) for key, number in total.items()} | {"steps": step}
+
+
+def compile_main(name, folder, *flags):
+    subprocess.run([CC, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-I",
+                    str(ocean.FOLDER), f'-DENV_HEADER="{name}/{name}.h"', *flags, str(ocean.FOLDER / "main.c"), "-o",
+                    str(folder / name), "-lm"], check=True)  # fmt: skip
+    return folder / name
+
+
+def run_main(program, *arguments):
+    result = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return result, {line.split()[0]: float(line.split()[1]) for line in result.stdout.splitlines()}
+
+
+@pytest.mark.skipif(CC is None, reason="there is no C compiler")
+@pytest.mark.parametrize("name,settings,deterministic", [
+    ("cartpole", {}, False), ("squared", {"distance": 3}, True), ("masked", {}, False),
+    *(pytest.param(name, {}, False, marks=pytest.mark.slow) for name in ("pendulum", "target", "drone", "snake"))])
+def test_a_c_program_plays_the_same_episodes(tmp_path, name, settings, deterministic):
+    torch.manual_seed(1)
+    library, seed = ocean.load(name), 5
+    envs = library.create(1, settings=settings)
+    policy = models.Policy(envs, 32, 2)
+    export.flat_policy(policy, envs).tofile(tmp_path / "policy.bin")
+    program = compile_main(name, tmp_path)
+    result, log = run_main(program, tmp_path / "policy.bin", "--seed", seed, "--episodes", 12,
+                           *(["--deterministic"] if deterministic else []),
+                           *export.settings_arguments(library, settings))  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    expected = play_in_python(name, settings, policy, seed, 12, deterministic)
+    assert log.keys() == expected.keys()
+    for key, number in expected.items():
+        assert log[key] == pytest.approx(number, rel=1e-4, abs=1e-4), key
+
+
+@pytest.mark.skipif(CC is None, reason="there is no C compiler")
+def test_a_c_program_says_what_is_wrong(tmp_path):
+    program = compile_main("squared", tmp_path)
+    result, log = run_main(program, "--episodes", 5)  # without a policy, at random
+    assert result.returncode == 0 and log["n"] == 5
+    policy, env = make_policy("uint8", "discrete")
+    export.flat_policy(policy, env).tofile(tmp_path / "squared.bin")
+    assert run_main(program, tmp_path / "squared.bin")[0].returncode == 0
+    for arguments, text in [(["distance=3", tmp_path / "squared.bin"], "other observations"),
+                            (["/no/such.bin"], "cannot be opened"), (["distanc=3"], "no such setting: distanc=3"),
+                            (["distance=x"], "wants a number"), (["distance=0"], "must lie within 1..256"),
+                            (["--speed"], "options are"), (["--steps", "1"], "no episode ended")]:  # fmt: skip
+        result, _ = run_main(program, *arguments)
+        assert result.returncode == 1 and text in result.stderr, (arguments, result.stderr)
+
+
+@pytest.mark.skipif(CC is None, reason="there is no C compiler")
+@pytest.mark.parametrize("name", ["breakout", "go", pytest.param("*", marks=pytest.mark.slow)])
+def test_main_compiles_with_the_keys_of_each_environment(name):
+    for one in ocean.names() if name == "*" else [name]:
+        command = [CC, "-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-I", str(ocean.FOLDER), "-DDRAW",
+                   f'-DENV_HEADER="{one}/{one}.h"', *player.defines(ocean.load(one), {}), str(ocean.FOLDER / "main.c")]
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, f"{one}: {result.stderr}"
+
+
+def test_keys_are_those_of_the_player():
+    assert player.player_keys(ocean.load("breakout"), {}) == [(0, "LEFT", 1), (0, "RIGHT", 2)]
+    keys = player.player_keys(ocean.load("breakout"), {"continuous": True})
+    assert keys[:2] == [(0, "LEFT", -1.0), (0, "RIGHT", 1.0)]
+    assert player.player_keys(ocean.load("target"), {})[:2] == [(0, None, 4), (1, None, 1)]
+    assert player.player_keys(ocean.load("drone"), {})[0] == (3, "LEFT", -1.0)
+    assert "-DCLICK_COLUMNS=size" in player.defines(ocean.load("go"), {})
+
+
+def run_python(*arguments, **options):
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+
+
+@pytest.mark.skipif(CC is None, reason="there is no C compiler")
+def test_command_line_writes_a_program(tmp_path):
+    """As a user: a folder that make builds and runs anywhere, with the settings that the policy was exported with."""
+    result = run_python(ROOT / "pufferl.py", "export", "squared", "--env.distance", 3, "--export.c", tmp_path / "game",
+                     "--export.flat", tmp_path / "p.bin", cwd=tmp_path)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "untrained" in result.stdout
+    assert (tmp_path / "p.bin").read_bytes() == (tmp_path / "game" / "policy.bin").read_bytes()
+    made = subprocess.run(["make", "-C", tmp_path / "game", "run", f"CC={CC}"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert "distance=3" in made.stdout and re.search(r"^n +100$", made.stdout, re.M)
+
+
+def test_errors_say_what_to_do(tmp_path, monkeypatch):
+    args = pufferl.load_config("squared") | {"export": {"onnx": None, "flat": None, "c": None, "web": str(tmp_path)}}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(pufferl.ConfigError, match="apt-get install emscripten"):
+        export.export("squared", args)
+    args = pufferl.load_config("gym/CartPole-v1") | {"export": args["export"]}
+    with pytest.raises(pufferl.ConfigError, match="not one in C"):
+        export.export("gym/CartPole-v1", args)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(pufferl.ConfigError, match="pip install onnx onnxscript"):
+        export.write_onnx(*make_policy(), str(tmp_path / "x.onnx"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# ONNX
+
+
+def need_onnx():
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} is not installed (requirements-test.txt)")
+
+
+def check_onnx_run(kind, observation, action, path, steps=100):
+    """The file in a loop with its own states, resets by zeroing them, against the policy with its `resets`."""
+    import onnx
+    import onnxruntime
+
+    policy, env = make_policy(observation, action, kind, layers=2)
+    assert export.write_onnx(policy, env, str(path), "test") < 1e-5
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    agents, rng = 3, np.random.default_rng(0)
+    ours = policy.initial_state(agents) if kind != "feed-forward" else {}
+    theirs = {name: np.zeros(tensor.shape, np.float32) for name, tensor in ours.items()}
+    assert [entry.name for entry in session.get_inputs()] == ["observation", *ours]
+    names = [entry.name for entry in session.get_outputs()]
+    assert names == [*(["mean", "log_std"] if action == "continuous" else ["logits"]), "value",
+                     *(f"new_{name}" for name in ours)]  # fmt: skip
+    heads, _ = models.action_layout(env.single_action_space)
+    metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    assert metadata == {"environment": "test", **({"action_heads": " ".join(map(str, heads))} if heads
+                                                   else {"action_dims": "2"})}  # fmt: skip
+    observations, _ = random_run(env.single_observation_space, steps * agents)
+    for chunk in observations.reshape(steps, agents, *observations.shape[1:]):
+        resets = (rng.random(agents) < 0.1).astype(np.uint8)
+        for tensor in theirs.values():
+            tensor[:, resets == 1] = 0
+        ours["resets"] = torch.from_numpy(resets)
+        with torch.no_grad():
+            outputs, log_std = models.join_outputs(*models.one_step(policy, torch.from_numpy(chunk), ours))
+        result = dict(zip(names, session.run(None, {"observation": chunk, **theirs}), strict=True))
+        theirs = {name: result[f"new_{name}"] for name in theirs}
+        np.testing.assert_allclose(result.get("logits", result.get("mean")), outputs[:, :-1], atol=1e-5)
+        np.testing.assert_allclose(result["value"], outputs[:, -1:], atol=1e-5)
+        if log_std is not None:
+            np.testing.assert_allclose(result["log_std"], log_std, atol=1e-6)
+    return policy, env
+
+
+def test_onnx_equals_torch(tmp_path):
+    """And a file that does not is refused."""
+    need_onnx()
+    policy, env = check_onnx_run("default", "uint8", "multi-discrete", tmp_path / "policy.onnx")
+    with torch.no_grad():
+        policy.decoder.bias += 0.01
+    state = policy.initial_state(1)
+    with pytest.raises(pufferl.ConfigError, match="differs from the network"):
+        export.check_onnx(export.Step(policy, list(state)).eval(), env.single_observation_space, state,
+                          str(tmp_path / "policy.onnx"))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["default", "lstm", "feed-forward"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_onnx_equals_torch_for_all(tmp_path, kind, action):
+    need_onnx()
+    check_onnx_run(kind, "float32", action, tmp_path / "policy.onnx")
