@@ -347,8 +347,8 @@ class LSTMWrapper(_Recurrent):
         x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
         resets, valid = self.flags(state, T, N, x.device)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One LSTM call for each stretch without a reset or a dead step; one a step where looking is a sync (on a GPU) or
-        # breaks a traced graph.
+        # One LSTM call for each stretch without a reset or a dead step; one a step where looking is a sync (on a GPU)
+        # or breaks a traced graph.
         look = x.device.type == "cpu" and not torch.compiler.is_compiling()
         events = (resets.any(1) | (valid == 0).any(1)).tolist() if look else [True] * T
         h, c = state["lstm_h"], state["lstm_c"]

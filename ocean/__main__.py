@@ -331,18 +331,18 @@ def player_keys(library, settings):
         return [(dim % dims, key, value) for key, (dim, value) in PLAY_CONTINUOUS.items()]
     if library.name in CLICKS:
         return [(0, "P", -1)] if library.name == "go" else []
-    keys = [(i, key, value) for i, table in enumerate(TURNS.get(library.name) or PLAY.get(library.name) or [])
-            for key, value in table.items()]  # fmt: skip
+    tables = TURNS.get(library.name) or PLAY.get(library.name) or []
+    keys = [(i, key, value) for i, table in enumerate(tables) for key, value in table.items() if value < heads[i]]
     return sorted(keys, key=lambda entry: entry[1] is not None)  # what holds at rest comes first: a key overrides it
 
 
 def defines(library, settings):
     """The compiler options with which main.c draws an environment: its keys and frames a second."""
     name, keys = library.name, player_keys(library, settings)
-    flags = [f"-DFPS={FPS.get(name, 10 if name in TURNS or name in CLICKS else 30)}"]
-    flags += ["-DKEYS=" + "".join(f"{{{dim},{KEYS.get(key, 0)},{value:g}}}," for dim, key, value in keys)]
-    flags += ["-DTURNS"] if name in TURNS or name in CLICKS else []
-    return flags + ([f"-DCLICK_COLUMNS={CLICKS[name]}"] if name in CLICKS else [])
+    flags = [f"-DDEMO_FPS={FPS.get(name, 10 if name in TURNS or name in CLICKS else 30)}"]
+    flags += ["-DDEMO_KEYS=" + "".join(f"{{{dim},{KEYS.get(key, 0)},{value:g}}}," for dim, key, value in keys)]
+    flags += ["-DDEMO_TURNS"] if name in TURNS or name in CLICKS else []
+    return flags + ([f"-DDEMO_CLICK_COLUMNS={CLICKS[name]}"] if name in CLICKS else [])
 
 
 def play(library, settings, at_random, seed):

@@ -5,9 +5,9 @@
  *     ./breakout frameskip=2 balls=0                                 settings by name; without a policy, at random
  *
  * prints the means of the log over some episodes. With -DDRAW and raylib (or export.py's canvas.js, in a browser) it
- * shows them: a key of the game takes over the first agent, Enter gives it back. What the keys do comes from the table
- * in ocean/__main__.py, as defines: KEYS {dim, key, value}, ... (key 0: at rest; value -1: the last action of a head),
- * TURNS where time waits for a key, CLICK_COLUMNS the setting that holds the columns of a board to click on, and FPS. */
+ * shows them: a key of the game takes over the first agent, Enter gives it back. The keys come from the table in
+ * ocean/__main__.py, as defines: DEMO_KEYS {dim, key, value}, ... (key 0: at rest; value -1: the last action of a head),
+ * DEMO_TURNS where time waits for a key, DEMO_CLICK_COLUMNS the setting that holds the columns of a board, DEMO_FPS. */
 #ifndef DRAW
 #define WITHOUT_DRAWING
 #endif
@@ -147,19 +147,19 @@ _Bool IsMouseButtonPressed(int button);
 int GetMouseX(void);
 int GetMouseY(void);
 
-#ifndef FPS
-#define FPS 30
+#ifndef DEMO_FPS
+#define DEMO_FPS 30
 #endif
-#ifndef KEYS
-#define KEYS
+#ifndef DEMO_KEYS
+#define DEMO_KEYS
 #endif
-#ifdef TURNS
+#ifdef DEMO_TURNS
 enum { demo_turns = 1 };
 #else
 enum { demo_turns = 0 };
 #endif
 enum { DEMO_ENTER = 257, DEMO_MAX_ACTION = 64 };
-static const struct { int dim, key; float value; } demo_keys[] = {KEYS {-1, 0, 0}};
+static const struct { int dim, key; float value; } demo_keys[] = {DEMO_KEYS {-1, 0, 0}};
 
 /* The player's action; false where no key of the game is down. */
 static bool demo_player(int32_t* action) {
@@ -174,8 +174,8 @@ static bool demo_player(int32_t* action) {
         else continue;
         pressed |= key != 0;
     }
-#ifdef CLICK_COLUMNS
-    int columns = demo.env->CLICK_COLUMNS, side = GetScreenWidth() / columns;
+#ifdef DEMO_CLICK_COLUMNS
+    int columns = demo.env->DEMO_CLICK_COLUMNS, side = GetScreenWidth() / columns;
     if (side && IsMouseButtonPressed(0) && GetMouseX() / side < columns) {
         int cell = GetMouseY() / side * columns + GetMouseX() / side;
         pressed = cell < demo.spaces.action_heads[0];
@@ -200,7 +200,7 @@ void demo_frame(void) {
 }
 
 /* What a page calls besides. */
-int demo_fps(void) { return FPS; }
+int demo_fps(void) { return DEMO_FPS; }
 int demo_steps(void) { return (int)demo.step; }
 int demo_episodes(void) { return (int)demo.sum.n; }
 float demo_score(void) { return demo.sum.n > 0 ? demo.sum.score / demo.sum.n : 0; }
@@ -244,7 +244,7 @@ int main(int argc, char** argv) {
 #elif !defined(__EMSCRIPTEN__) /* a browser calls demo_frame by itself */
     (void)episodes, (void)limit;
     c_render(demo.env); /* opens the window */
-    SetTargetFPS(FPS);
+    SetTargetFPS(DEMO_FPS);
     float shown = 0;
     while (!WindowShouldClose()) {
         demo_frame();

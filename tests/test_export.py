@@ -1,11 +1,14 @@
 """export.py, ocean/policy.h, ocean/main.c and the page: the same numbers and the same games as in Python."""
 
+import base64
 import ctypes
+import io
 import re
 import shutil
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from PIL import Image
 
 import export
 import kernels
@@ -245,34 +249,41 @@ def test_flat_file_is_for_the_default_network_only():
 # main.c
 
 
-def play_in_python(name, settings, policy, seed, episodes, deterministic):
-    """What main.c does: one environment, its log over some episodes."""
-    envs = ocean.load(name).create(1, seed=seed, settings=settings)
-    n = envs.num_agents
-    observations = np.zeros((n, *envs.observation_shape), envs.observation_dtype)
-    actions, rewards = np.zeros((n, envs.action_dims), envs.action_dtype), np.zeros(n, np.float32)
-    terminals, truncations = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
-    valid = np.ones(n, np.uint8) if envs.has_valid else None
-    masks = np.ones((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
-    rows = ocean.rows(observations, actions, rewards, terminals, truncations, None, valid, masks)
-    envs.reset(rows)
-    resets, state, total, step = np.ones(n, np.uint8), policy.initial_state(n), {"n": 0}, 0
-    while total["n"] < episodes:
-        state |= {"resets": torch.from_numpy(resets), "valid": None if valid is None else torch.from_numpy(valid)}
+class Game:
+    """What main.c does, in Python: one environment and a policy."""
+
+    def __init__(self, name, settings, policy, seed, deterministic=False):
+        self.policy, self.seed, self.deterministic, self.steps, self.total = policy, seed, deterministic, 0, {"n": 0}
+        self.envs = envs = ocean.load(name).create(1, seed=seed, settings=settings)
+        n = envs.num_agents
+        self.observations = np.zeros((n, *envs.observation_shape), envs.observation_dtype)
+        self.actions, self.rewards = np.zeros((n, envs.action_dims), envs.action_dtype), np.zeros(n, np.float32)
+        self.terminals, self.truncations = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
+        self.valid = np.ones(n, np.uint8) if envs.has_valid else None
+        self.masks = np.ones((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
+        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations, None,
+                               self.valid, self.masks)  # fmt: skip
+        envs.reset(self.rows)
+        self.resets, self.state = np.ones(n, np.uint8), policy.initial_state(n)
+
+    def step(self):
+        valid, masks = (None if array is None else torch.from_numpy(array) for array in (self.valid, self.masks))
+        self.state |= {"resets": torch.from_numpy(self.resets), "valid": valid}
         with torch.no_grad():
-            logits, value = models.one_step(policy, torch.from_numpy(observations), state)
-        chosen, _, _ = models.sample_logits(logits, value, seed=seed, step=step, heads=envs.action_heads,
-                                            masks=None if masks is None else torch.from_numpy(masks),
-                                            deterministic=deterministic)  # fmt: skip
-        actions[:] = chosen.numpy()
-        envs.step(rows)
-        step += 1
-        resets = terminals | truncations
-        log = envs.log()
+            logits, value = models.one_step(self.policy, torch.from_numpy(self.observations), self.state)
+        actions, _, _ = models.sample_logits(logits, value, seed=self.seed, step=self.steps, masks=masks,
+                                             heads=self.envs.action_heads, deterministic=self.deterministic)
+        self.actions[:] = actions.numpy()
+        self.envs.step(self.rows)
+        self.steps += 1
+        self.resets = self.terminals | self.truncations
+        log = self.envs.log()
         for key, number in log.items():
-            total[key] = total.get(key, 0) + (number if key == "n" else number * log["n"])
-    envs.close()
-    return {key: number / (total["n"] if key != "n" else 1) for key, number in total.items()} | {"steps": step}
+            self.total[key] = self.total.get(key, 0) + (number if key == "n" else number * log["n"])
+
+    def log(self):
+        n = self.total["n"]
+        return {key: number / (n if key != "n" else 1) for key, number in self.total.items()} | {"steps": self.steps}
 
 
 def compile_main(name, folder, *flags):
@@ -302,9 +313,11 @@ def test_a_c_program_plays_the_same_episodes(tmp_path, name, settings, determini
                            *(["--deterministic"] if deterministic else []),
                            *export.settings_arguments(library, settings))  # fmt: skip
     assert result.returncode == 0, result.stderr
-    expected = play_in_python(name, settings, policy, seed, 12, deterministic)
-    assert log.keys() == expected.keys()
-    for key, number in expected.items():
+    game = Game(name, settings, policy, seed, deterministic)
+    while game.total["n"] < 12:
+        game.step()
+    assert log.keys() == game.log().keys()
+    for key, number in game.log().items():
         assert log[key] == pytest.approx(number, rel=1e-4, abs=1e-4), key
 
 
@@ -340,7 +353,7 @@ def test_keys_are_those_of_the_player():
     assert keys[:2] == [(0, "LEFT", -1.0), (0, "RIGHT", 1.0)]
     assert player.player_keys(ocean.load("target"), {})[:2] == [(0, None, 4), (1, None, 1)]
     assert player.player_keys(ocean.load("drone"), {})[0] == (3, "LEFT", -1.0)
-    assert "-DCLICK_COLUMNS=size" in player.defines(ocean.load("go"), {})
+    assert "-DDEMO_CLICK_COLUMNS=size" in player.defines(ocean.load("go"), {})
 
 
 def run_python(*arguments, **options):
@@ -437,3 +450,146 @@ def test_onnx_equals_torch(tmp_path):
 def test_onnx_equals_torch_for_all(tmp_path, kind, action):
     need_onnx()
     check_onnx_run(kind, "float32", action, tmp_path / "policy.onnx")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page
+
+
+def prototypes(path):
+    return set(re.findall(r"^(?!static|#|typedef)[_A-Za-z]\w*\s+(\w+)\([^;{]*\);", path.read_text(), re.M))
+
+
+def test_the_canvas_has_every_drawing_function():
+    wanted = prototypes(ocean.FOLDER / "draw.h") | prototypes(ocean.FOLDER / "main.c")
+    wanted -= {"WindowShouldClose", "SetTargetFPS"}  # of the window's loop, which a browser has of its own
+    assert {"DrawRing", "MeasureText", "IsKeyDown", "InitWindow"} <= wanted
+    source = (ocean.FOLDER / "web" / "canvas.js").read_text()
+    assert wanted == set(re.findall(r"^  ([A-Z]\w*): function", source, re.M))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if shutil.which("emcc") is None:
+        pytest.skip("emscripten is not installed (apt-get install emscripten node-acorn)")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-test.txt)")
+    installed = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            chromium = playwright.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"there is no Chromium that starts (playwright install chromium): {str(error).splitlines()[0]}")
+        yield chromium
+        chromium.close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def open_page(browser, folder):
+    """A page of a served folder that has begun to play; fails on errors in the browser."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page, errors = browser.new_page(), []
+    page.set_default_timeout(120_000)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text))
+    try:
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.wait_for_function("""document.getElementById('status').textContent.includes('step')
+                                  || document.getElementById('problem').textContent""")
+        assert page.inner_text("#problem") == ""
+        yield page
+        assert errors == [] and page.inner_text("#problem") == ""
+    finally:
+        page.close()
+        server.shutdown()
+
+
+def picture(page):
+    """What the canvas shows: (height, width, 3) uint8."""
+    data = page.evaluate("Module.canvas.toDataURL()")
+    return np.array(Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))).convert("RGB"))
+
+
+def build_page(name, folder, settings=None):
+    torch.manual_seed(1)
+    library = ocean.load(name)
+    policy = models.Policy(library.create(1, settings=settings), 16, 1)
+    export.write_web(library, settings or {}, export.flat_policy(policy, library.create(1, settings=settings)), folder)
+    return policy
+
+
+@pytest.mark.slow
+def test_page_plays_breakout(browser, tmp_path):
+    build_page("breakout", tmp_path, {"frameskip": 2})
+    assert {"index.html", "breakout.js", "breakout.wasm"} == {path.name for path in tmp_path.iterdir()}
+    with open_page(browser, tmp_path) as page:
+        steps = "Module._demo_steps()"
+        first, before = picture(page), page.evaluate(steps)
+        page.wait_for_function(f"{steps} > {before} + 5")
+        assert (picture(page) != first).any()
+
+        page.click("#pause")
+        before, still = page.evaluate(steps), picture(page)
+        page.wait_for_timeout(500)
+        assert page.evaluate(steps) == before and (picture(page) == still).all()
+        page.click("#pause")
+        page.select_option("#speed", "16")
+        page.wait_for_function("Module._demo_episodes() > 1 && Module._demo_score() > 0")
+        page.wait_for_function("!document.getElementById('status').textContent.includes('mean score 0.00')")
+        assert page.inner_text("#status").startswith("the policy plays")
+
+        page.select_option("#speed", "4")  # the player holds the paddle at a wall, then the policy has it back
+        page.keyboard.down("ArrowLeft")
+        page.wait_for_function("document.getElementById('status').textContent.startsWith('you')")
+        for _ in range(300):  # a lost ball puts the paddle back into the middle
+            paddle = np.flatnonzero((picture(page)[630] == (0, 187, 204)).all(axis=-1))
+            if paddle.min() == 0:
+                break
+            page.wait_for_timeout(20)
+        assert len(paddle) > 50 and paddle.min() == 0
+        page.keyboard.up("ArrowLeft")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.getElementById('status').textContent.startsWith('the policy plays')")
+        before = page.evaluate("Module._demo_return()")
+        page.click("#restart")
+        page.wait_for_function("Module._demo_return() == 0")
+
+
+@pytest.mark.slow
+def test_page_waits_for_the_players_turn(browser, tmp_path):
+    build_page("go", tmp_path, {"size": 7})
+    with open_page(browser, tmp_path) as page:
+        page.select_option("#speed", "0.25")
+        page.click("#restart")
+        box = page.locator("#canvas").bounding_box()
+        page.mouse.click(box["x"] + box["width"] * 2.5 / 7, box["y"] + box["height"] * 3.5 / 7)
+        page.wait_for_function("Module._demo_by_player() == 1")
+        before = page.evaluate("Module._demo_steps()")
+        page.wait_for_timeout(2000)
+        assert page.evaluate("Module._demo_steps()") == before  # it is the player's turn
+        page.click("#give")
+        page.wait_for_function(f"Module._demo_steps() > {before}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ocean.names())
+def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name):
+    """After some steps of the same policy the canvas shows what raylib draws: alike but for letters and edges."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
+    policy = build_page(name, tmp_path)
+    with open_page(browser, tmp_path) as page:
+        page.evaluate("() => { paused = true; while (Module._demo_steps() < 30) Module._demo_frame(); }")
+        ours, steps = picture(page), page.evaluate("Module._demo_steps()")
+    game = Game(name, {}, policy, 0)
+    for _ in range(steps):
+        game.step()
+    theirs = game.envs.render()
+    assert ours.shape == theirs.shape
+    far = (np.abs(ours.astype(int) - theirs).max(axis=-1) > 40).mean()
+    assert far < 0.02, f"{far:.1%} of the pixels differ"

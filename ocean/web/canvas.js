@@ -57,10 +57,10 @@ const canvasLibrary = {
   },
   SetTraceLogLevel: function () {},
   GetScreenWidth: function () {
-    return view.canvas.width;
+    return view.open ? view.canvas.width : 0;
   },
   GetScreenHeight: function () {
-    return view.canvas.height;
+    return view.open ? view.canvas.height : 0;
   },
   BeginDrawing: function () {},
   EndDrawing: function () {
