@@ -591,5 +591,8 @@ def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name
         game.step()
     theirs = game.envs.render()
     assert ours.shape == theirs.shape
-    far = (np.abs(ours.astype(int) - theirs).max(axis=-1) > 40).mean()
-    assert far < 0.02, f"{far:.1%} of the pixels differ"
+    height, width = (size // 4 * 4 for size in ours.shape[:2])  # means of 4 × 4 pixels hardly see smoothed edges
+    ours, theirs = (image[:height, :width].reshape(height // 4, 4, width // 4, 4, 3).mean(axis=(1, 3))
+                    for image in (ours, theirs))  # fmt: skip
+    far = (np.abs(ours - theirs).max(axis=-1) > 40).mean()
+    assert far < 0.015, f"{far:.1%} of the picture differs"

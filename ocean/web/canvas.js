@@ -141,7 +141,7 @@ const canvasLibrary = {
     context.closePath();
     context.fill();
     if (HEAPU8[color + 3] === 255) { // a hairline over the seam to the next triangle of a quad
-      context.lineWidth = 0.7;
+      context.lineWidth = 1;
       context.stroke();
     }
   },
