@@ -1,9 +1,9 @@
 """A trained policy outside of the trainer: an ONNX model, a flat file for C, a C program, a page in a browser.
 
-    python pufferl.py export breakout --load-model-path latest --export.flat breakout.bin      # the same as export.py
-    python export.py breakout --load-model-path latest --export.onnx breakout.onnx
-    python export.py breakout --load-model-path latest --export.c breakout_c && make -C breakout_c run
-    python export.py breakout --load-model-path latest --export.web breakout_web
+    python pufferl.py export breakout --load-model-path latest --export.onnx breakout.onnx      # the same as export.py
+    python export.py breakout --baseline --export.flat breakout.bin      # --baseline: the policy that ships with it
+    python export.py breakout --baseline --export.c breakout_c && make -C breakout_c run
+    python export.py breakout --baseline --export.web breakout_web
 
 ONNX is for any network and environment. The others are for the default network (models.Policy), which ocean/policy.h
 runs without a library; c and web also compile the environment, so they are for those in C. See docs/export.md.
@@ -272,8 +272,9 @@ def export(env_name, args):
         env, policy = vecenv.driver_env, pufferl.load_policy(args, vecenv, env_name)
     finally:
         vecenv.close()
-    if not args["load_model_path"]:
-        print("no --load-model-path: this is an untrained policy")
+    trained = bool(args["load_model_path"] or args["baseline"])
+    if not trained:
+        print("neither --load-model-path nor --baseline: this is an untrained policy")
     flat = flat_policy(policy, env) if any(chosen[kind] for kind in ("flat", "c", "web")) else None
     if chosen["onnx"]:
         difference = write_onnx(policy, env, chosen["onnx"], args["env_name"])
@@ -286,7 +287,7 @@ def export(env_name, args):
         write_c(library, settings, flat, chosen["c"])
         print(f"wrote {chosen['c']}: make -C {chosen['c']} run")
     if chosen["web"]:
-        files = write_web(library, settings, flat, chosen["web"], trained=bool(args["load_model_path"]))
+        files = write_web(library, settings, flat, chosen["web"], trained)
         print(f"wrote {chosen['web']}: {', '.join(files)}\n"
               f"to see it: python -m http.server --bind 127.0.0.1 -d {chosen['web']} 8000, then http://127.0.0.1:8000")
 

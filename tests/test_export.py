@@ -3,6 +3,7 @@
 import base64
 import ctypes
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -393,7 +394,7 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
 
 def need_onnx():
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package, reason=f"{package} is not installed (requirements-test.txt)")
+        pytest.importorskip(package, reason=f"needs the package {package}")
 
 
 def check_onnx_run(kind, observation, action, path, steps=100):
@@ -471,14 +472,14 @@ def test_the_canvas_has_every_drawing_function():
 @pytest.fixture(scope="module")
 def browser():
     if shutil.which("emcc") is None:
-        pytest.skip("emscripten is not installed (apt-get install emscripten node-acorn)")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (requirements-test.txt)")
-    installed = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        pytest.skip("needs emscripten, which was not found (Debian: apt-get install emscripten node-acorn)")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
     with sync_api.sync_playwright() as playwright:
-        try:
-            chromium = playwright.chromium.launch(executable_path=installed, args=["--no-sandbox"])
-        except sync_api.Error as error:
-            pytest.skip(f"there is no Chromium that starts (playwright install chromium): {str(error).splitlines()[0]}")
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield chromium
         chromium.close()
 
