@@ -32,6 +32,7 @@ FOLDER = Path(__file__).resolve().parent
 # No -ffast-math: a NaN must stay one, and every build of one machine must give the same trajectories.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
 # Lazy binding: the functions of raylib that c_render calls are looked up when it runs, not when the library loads.
 SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Wl,-z,lazy"]
 
@@ -283,6 +284,15 @@ class Envs:
         function(self.address, start, end, rows if isinstance(rows, int) else rows.ctypes.data)
 
 
+def find_compiler():
+    """The path of CC, gcc, clang or cc, whichever is there first; RuntimeError where none is."""
+    names = filter(None, [os.environ.get("CC"), "gcc", "clang", "cc"])
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
+    return compiler
+
+
 def build(header, debug=False, extra_flags=()):
     """The path of the shared library of a header, compiled unless the same one was compiled before.
 
@@ -290,9 +300,7 @@ def build(header, debug=False, extra_flags=()):
     machine's processor. It is written under another name and then moved into place, so that processes which start
     at once never see half of one. RuntimeError where there is no compiler, or with the compiler's own message.
     """
-    compiler = next(filter(None, map(shutil.which, filter(None, [os.environ.get("CC"), "gcc", "clang", "cc"]))), None)
-    if compiler is None:
-        raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
+    compiler = find_compiler()
     target_flags = DEBUG_FLAGS if debug else FLAGS
     flags = [*target_flags, *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
     # Its predefined macros are a compiler's version and every feature of the processor that -march=native found.

@@ -5,6 +5,7 @@
     python -m ocean breakout --random --set frameskip=2 balls=0
     python -m ocean breakout --png breakout.png --steps 200      # no window: the picture after some random steps
     python -m ocean path/to/own.h --check            # a million steps under sanitizers, looking for the usual bugs
+    python -m ocean breakout --standalone            # a program of its own; --debug, --profile: the same to look into
 
 In the window: F12 saves a picture, ctrl+F12 starts and stops a GIF, R begins anew, escape ends. The first agent is the
 player; all others act at random. `--debug` builds with sanitizers.
@@ -16,8 +17,10 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -345,6 +348,43 @@ def defines(library, settings):
     return flags + ([f"-DDEMO_CLICK_COLUMNS={CLICKS[name]}"] if name in CLICKS else [])
 
 
+def find_raylib(compiler):
+    """The options that link the system's raylib, or None where there is none."""
+    static = ["-lraylib", "-lGL", "-lm", "-lpthread", "-ldl", "-lrt", "-lX11"]
+    candidates = [["-lraylib", "-lm"], static]
+    if shutil.which("pkg-config"):
+        found = subprocess.run(["pkg-config", "--cflags", "--libs", "raylib"], capture_output=True, text=True)
+        candidates = [found.stdout.split()] * (found.returncode == 0) + candidates
+    program = "int GetScreenWidth(void); int main(void) { return GetScreenWidth(); }"
+    with tempfile.TemporaryDirectory() as folder:
+        for options in candidates:
+            command = [compiler, "-x", "c", "-", "-o", os.path.join(folder, "probe"), *options]
+            if subprocess.run(command, input=program, capture_output=True, text=True).returncode == 0:
+                return options
+    return None
+
+
+def standalone(library, settings, path, kind="fast"):
+    """Builds the environment as a program without Python (main.c) at `path`: with a window where the system has raylib,
+    except for a profile. `kind`: fast (optimised), debug (with sanitizers) or profile (optimised, with symbols)."""
+    compiler = ocean.find_compiler()
+    flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
+    raylib = None if kind == "profile" else find_raylib(compiler)
+    window = [] if raylib is None else ["-DDRAW", *defines(library, settings)]
+    command = [compiler, *flags, "-I", str(ocean.FOLDER), f'-DENV_HEADER="{library.header}"', *window,
+               str(ocean.FOLDER / "main.c"), "-o", str(path), *(raylib or []), "-lm"]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"{library.header} does not compile:\n{' '.join(command)}\n{result.stderr}")
+    run = " ".join([str(path) if os.path.dirname(path) else f"./{path}",
+                    *(f"{name}={float(value):g}" for name, value in settings.items())])  # fmt: skip
+    print(f"built {path} {'with a window' if window else 'without a window'}"
+          + (" (no raylib was found)" if raylib is None and kind != "profile" else ""))
+    print(f"to run it: {run}   at random; add a file of python pufferl.py export {library.name} for a policy")
+    if kind == "profile":
+        print(f"to see where the time goes: perf record -g {run} --episodes 100000 --steps 10000000 && perf report")
+
+
 def play(library, settings, at_random, seed):
     name, raylib = library.name, ocean._raylib()
     agents, rng = Agents(library, 1, settings, seed), np.random.default_rng(seed)
@@ -425,19 +465,30 @@ def main():
     parser.add_argument("--gif", metavar="FILE", help="the same for all of these steps")
     parser.add_argument("--steps", type=int, help="of --png and --gif (100), agent steps of --check (1,000,000)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--debug", action="store_true", help="build with address and undefined-behaviour sanitizers")
-    parser.add_argument("--fast", action="store_true", help="with --check: without the sanitizers")
+    parser.add_argument("--standalone", nargs="?", const="", metavar="FILE",
+                        help="build a program that needs no Python (FILE: its path, by default the environment's name)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--debug", action="store_true", help="build with address and undefined-behaviour sanitizers")
+    kind.add_argument("--fast", action="store_true", help="build optimised: what --check does not do by itself")
+    kind.add_argument("--profile", action="store_true",
+                      help="build the standalone program optimised with symbols, to be run under perf")
     arguments = parser.parse_args()
     if arguments.name is None:
         print("\n".join(ocean.names()))
         return 0
-    debug = arguments.debug or (arguments.check and not arguments.fast)
+    build_program = arguments.standalone is not None or arguments.profile
+    debug = not build_program and (arguments.debug or (arguments.check and not arguments.fast))
     if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
         debug = restart_with_sanitizers()
     try:
         library = ocean.load(arguments.name, debug=debug)
         settings = dict(parse_setting(library, text) for text in arguments.set)
         library.parse_settings(settings)
+        if build_program:
+            built = "debug" if arguments.debug else "profile" if arguments.profile else "fast"
+            path = arguments.standalone or (f"{library.name}_{built}" if built != "fast" else library.name)
+            standalone(library, settings, path, built)
+            return 0
     except (ValueError, TypeError, RuntimeError) as error:
         raise SystemExit(str(error)) from None
     if arguments.check:

@@ -6,7 +6,7 @@
  *
  * prints the means of the log over some episodes. With -DDRAW and raylib (or export.py's canvas.js, in a browser) it
  * shows them: a key of the game takes over the first agent, Enter gives it back. The keys come from the table in
- * ocean/__main__.py, as defines: DEMO_KEYS {dim, key, value}, ... (key 0: at rest; value -1: the last action of a head),
+ * ocean/__main__.py, as defines: DEMO_KEYS {dim, key, value}, ... (key 0: at rest; value -1: a head's last action),
  * DEMO_TURNS where time waits for a key, DEMO_CLICK_COLUMNS the setting that holds the columns of a board, DEMO_FPS. */
 #ifndef DRAW
 #define WITHOUT_DRAWING
@@ -14,6 +14,7 @@
 #include "binding.c"
 #include "policy.h"
 
+enum { DEMO_MAX_ACTION = 64 };
 static struct {
     Env* env;
     Spaces spaces;
@@ -75,6 +76,7 @@ static void demo_start(const double* settings) {
     for (int i = 0; i < MAX_HEADS && demo.spaces.action_heads[i]; i++, demo.heads++)
         demo.mask_bytes += (size_t)demo.spaces.action_heads[i];
     if (!demo.heads) demo.heads = demo.spaces.action_dims;
+    if (demo.heads > DEMO_MAX_ACTION) demo_fail("an action has more numbers than DEMO_MAX_ACTION", "");
     demo.actions = demo_new(agents * (size_t)demo.heads, 4);
     demo.ended = demo_new(agents, 1);
     memset(demo.ended, 1, agents);
@@ -98,7 +100,7 @@ static void demo_load(const char* path) {
                 policy->dims == demo.spaces.action_dims && (policy->dims || policy->heads == demo.heads);
     for (int i = 0; i < policy->heads && fits; i++)
         fits = policy->head_sizes[i] == demo.spaces.action_heads[i];
-    if (!fits) demo_fail("this policy has other observations or actions than the environment with these settings:", path);
+    if (!fits) demo_fail("with these settings the environment has other observations or actions than", path);
     demo.state = policy_new_state(policy, demo.spaces.num_agents);
     if (!demo.state) demo_fail("there is not enough memory", "");
 }
@@ -158,7 +160,7 @@ enum { demo_turns = 1 };
 #else
 enum { demo_turns = 0 };
 #endif
-enum { DEMO_ENTER = 257, DEMO_MAX_ACTION = 64 };
+enum { DEMO_ENTER = 257 };
 static const struct { int dim, key; float value; } demo_keys[] = {DEMO_KEYS {-1, 0, 0}};
 
 /* The player's action; false where no key of the game is down. */
@@ -228,7 +230,7 @@ int main(int argc, char** argv) {
         else if (!strcmp(argv[i], "--steps")) limit = strtoull(value, NULL, 10), i++;
         else if (strchr(argv[i], '=')) demo_set(settings, argv[i]);
         else if (argv[i][0] != '-' && !path) path = argv[i];
-        else demo_fail("options are --episodes N --steps N --seed N --deterministic name=value policy.bin, got", argv[i]);
+        else demo_fail("options: --episodes N --steps N --seed N --deterministic name=value policy.bin; got", argv[i]);
     }
     demo_start(settings);
     if (path) demo_load(path);

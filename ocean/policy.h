@@ -11,12 +11,12 @@
  *     policy_act(&policy, mask, seed, i, step, deterministic, action);               mask: NULL, or 0 forbids
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
- *     the bytes "PUFR"; format 1; observation type (see PolicyType); inputs; hidden; layers; heads; dims; the size of each head
+ *     the bytes "PUFR"; format 1; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
  *     encoder: weight (hidden, inputs), bias (hidden)
  *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
  *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
  *     log_std (dims)
- * with actions = the sum of the head sizes (discrete), or dims (continuous). Matrices are row by row, as torch has them. */
+ * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by row, as in torch. */
 #pragma once
 
 #include <math.h>
@@ -55,8 +55,8 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
         if (!(file[i] >= 0 && file[i] <= POLICY_MAX_SIZE)) return "the file's sizes are damaged";
     Policy p = {.type = (int)file[2], .inputs = (int)file[3], .hidden = (int)file[4], .layers = (int)file[5],
                 .heads = (int)file[6], .dims = (int)file[7]};
-    if (p.type >= POLICY_TYPES || !p.inputs || !p.hidden || !p.layers || p.heads > POLICY_MAX_HEADS || !p.heads == !p.dims)
-        return "the file's sizes are damaged";
+    bool empty = !p.inputs || !p.hidden || !p.layers || (p.heads > 0) == (p.dims > 0);
+    if (p.type >= POLICY_TYPES || p.heads > POLICY_MAX_HEADS || empty) return "the file's sizes are damaged";
     if (count < POLICY_HEADER + (size_t)p.heads) return "the file is cut off";
     p.width = p.dims + 1;
     for (int i = 0; i < p.heads; i++) {
@@ -93,7 +93,7 @@ static const char* policy_load(Policy* policy, const char* path) {
     const char* problem = "the policy file cannot be read";
     if (!fseek(file, 0, SEEK_END)) {
         long size = ftell(file);
-        float* contents = size > 0 ? malloc((size_t)size) : NULL;
+        float* contents = size > 0 && size % 4 == 0 ? malloc((size_t)size) : NULL;
         if (contents && !fseek(file, 0, SEEK_SET) && fread(contents, 1, (size_t)size, file) == (size_t)size)
             problem = policy_read(policy, contents, (size_t)size / sizeof(float));
         free(contents);
@@ -115,14 +115,16 @@ static inline float policy_sigmoid(float x) {
 static void policy_linear(const float* weight, int outputs, int inputs, const float* x, float* y) {
     const float* bias = weight + (size_t)outputs * (size_t)inputs;
     for (int o = 0; o < outputs; o++, weight += inputs) {
-        float sums[8] = {0}, rest = 0;
+        float sums[8] = {0}, sum = bias[o];
         int i = 0;
         for (; i + 8 <= inputs; i += 8)
             for (int k = 0; k < 8; k++)
                 sums[k] += weight[i + k] * x[i + k];
         for (; i < inputs; i++)
-            rest += weight[i] * x[i];
-        y[o] = bias[o] + rest + ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+            sum += weight[i] * x[i];
+        for (int k = 0; k < 8; k++)
+            sum += sums[k];
+        y[o] = sum;
     }
 }
 
@@ -190,8 +192,8 @@ static inline float policy_uniform(uint32_t word) {
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1. The random words are those
- * of kernels.sample: the same seed, agent and step give the trainer's action. `deterministic`: the most likely one. */
+/* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1. The random words are
+ * those of kernels.sample: the same seed, agent and step give its action. `deterministic`: the most likely one. */
 static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent, uint64_t step,
                        bool deterministic, void* action) {
     const float* logits = policy->outputs;

@@ -213,7 +213,7 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     whole = good.tobytes()
     assert problem(whole) == "" and inputs.value == 7
     assert "cut off" in problem(whole[:-4]) and "cut off" in problem(whole[:36])
-    assert "do not belong" in problem(whole + b"\0\0\0\0")
+    assert "do not belong" in problem(whole + b"\0\0\0\0") and "cannot be read" in problem(whole + b"\0")
     assert "cannot be read" in problem(b"") and "PUFR" in problem(b"x" + whole)
     for place, value, text in [(1, 2, "format"), (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
                                (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"), (8, 0.5, "damaged"),
@@ -333,7 +333,7 @@ def test_a_c_program_says_what_is_wrong(tmp_path):
     for arguments, text in [(["distance=3", tmp_path / "squared.bin"], "other observations"),
                             (["/no/such.bin"], "cannot be opened"), (["distanc=3"], "no such setting: distanc=3"),
                             (["distance=x"], "wants a number"), (["distance=0"], "must lie within 1..256"),
-                            (["--speed"], "options are"), (["--steps", "1"], "no episode ended")]:  # fmt: skip
+                            (["--speed"], "options: "), (["--steps", "1"], "no episode ended")]:  # fmt: skip
         result, _ = run_main(program, *arguments)
         assert result.returncode == 1 and text in result.stderr, (arguments, result.stderr)
 

@@ -1,5 +1,7 @@
 """`python -m ocean`: the check finds planted bugs and none where there are none; pictures without a window."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +128,59 @@ def test_command_line(tmp_path):
     picture = tmp_path / "squared.png"
     assert command("squared", "--set", "distance=3", "--png", str(picture), "--steps", "2").returncode == 0
     assert Image.open(picture).size == (714, 714)
+
+
+@pytest.mark.parametrize("kind", ["fast", "profile", pytest.param("debug", marks=pytest.mark.slow)])
+def test_a_program_without_python(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.setattr(cli, "find_raylib", lambda compiler: None)
+    cli.standalone(ocean.load("squared"), {"distance": 2}, tmp_path / "program", kind)
+    assert f"{tmp_path / 'program'} distance=2" in capsys.readouterr().out
+    result = subprocess.run([tmp_path / "program", "distance=2", "--episodes", "7"], capture_output=True, text=True)
+    assert result.returncode == 0 and re.search(r"^n +7$", result.stdout, re.M), result.stderr
+    assert (b".debug_info" in (tmp_path / "program").read_bytes()) == (kind != "fast")
+    assert (b"__asan" in (tmp_path / "program").read_bytes()) == (kind == "debug")
+
+
+RAYLIB = """
+#include <stdio.h>
+#include "draw.h"
+static int frames, ready;
+void InitWindow(int width, int height, const char* title) {
+    printf("window %d %d %s\\n", width, height, title);
+    ready = 1;
+}
+_Bool IsWindowReady(void) { return ready; }
+void CloseWindow(void) { printf("closed after %d\\n", frames); }
+void SetTraceLogLevel(int level) { (void)level; }
+int GetScreenWidth(void) { return 715; }
+int GetScreenHeight(void) { return 715; }
+void BeginDrawing(void) {}
+void EndDrawing(void) { frames++; }
+void ClearBackground(Color color) { (void)color; }
+void DrawRectangle(int x, int y, int w, int h, Color color) { (void)x, (void)y, (void)w, (void)h, (void)color; }
+_Bool WindowShouldClose(void) { return frames > 40; }
+void SetTargetFPS(int fps) { printf("fps %d\\n", fps); }
+_Bool IsKeyDown(int key) { (void)key; return 0; }
+_Bool IsKeyPressed(int key) { return frames > 20 && key == 264; } /* down */
+"""
+
+
+def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch):
+    """With a library in raylib's place, which presses a key of a game by turns from frame 21 on."""
+    compiler = ocean.find_compiler()
+    if shutil.which("ar") is None:
+        pytest.skip("needs ar, to make a library")
+    (tmp_path / "raylib.c").write_text(RAYLIB)
+    subprocess.run([compiler, "-I", ocean.FOLDER, "-c", tmp_path / "raylib.c", "-o", tmp_path / "raylib.o"], check=True)
+    subprocess.run(["ar", "rcs", tmp_path / "libraylib.a", tmp_path / "raylib.o"], check=True)
+    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("PKG_CONFIG_LIBDIR", str(tmp_path))
+    cli.standalone(ocean.load("squared"), {}, tmp_path / "program")
+    result = subprocess.run([tmp_path / "program"], capture_output=True, text=True)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "window 715 715 squared" and lines[1] == "fps 10" and lines[-1] == "closed after 41", lines
+    # From frame 21 on the player walks down, off the grid within six steps, again and again.
+    assert sum("episodes" in line for line in lines) >= 3
 
 
 @pytest.mark.slow
