@@ -78,7 +78,8 @@ typedef struct {
     int action_dims;
 } Spaces;
 
-/* splitmix64 (Steele, Lea and Flood 2014): a counter and a mixing function, one word of state, any seed good. */
+/* splitmix64 (Steele, Lea and Flood 2014): a counter and a mixing function, one word of state, any seed good. Draw one
+ * number a statement: C leaves the order of two calls in one expression to the compiler. */
 static inline uint64_t random_word(uint64_t* rng) {
     uint64_t z = (*rng += 0x9E3779B97F4A7C15u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;

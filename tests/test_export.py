@@ -348,6 +348,22 @@ def test_main_compiles_with_the_keys_of_each_environment(name):
         assert result.returncode == 0, f"{one}: {result.stderr}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ocean.names())
+def test_compilers_agree_on_the_games(tmp_path, name):
+    """Random numbers are drawn in an order that the C standard fixes: gcc and clang play the same episodes."""
+    clang = next(filter(None, map(shutil.which, ("clang", "clang-14", "clang-16", "clang-19"))), None)
+    if clang is None or shutil.which("gcc") is None:
+        pytest.skip("needs gcc and clang")
+    printed = []
+    for compiler in ("gcc", clang):
+        subprocess.run([compiler, "-std=gnu11", "-O2", "-ffp-contract=off", "-w", "-I", str(ocean.FOLDER),
+                        f'-DENV_HEADER="{name}/{name}.h"', str(ocean.FOLDER / "main.c"), "-o", str(tmp_path / name),
+                        "-lm"], check=True)  # fmt: skip
+        printed.append(run_main(tmp_path / name, "--episodes", 20, "--steps", 5000)[0].stdout)
+    assert printed[0] == printed[1]
+
+
 def test_keys_are_those_of_the_player():
     assert player.player_keys(ocean.load("breakout"), {}) == [(0, "LEFT", 1), (0, "RIGHT", 2)]
     keys = player.player_keys(ocean.load("breakout"), {"continuous": True})
@@ -596,4 +612,4 @@ def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name
     ours, theirs = (image[:height, :width].reshape(height // 4, 4, width // 4, 4, 3).mean(axis=(1, 3))
                     for image in (ours, theirs))  # fmt: skip
     far = (np.abs(ours - theirs).max(axis=-1) > 40).mean()
-    assert far < 0.015, f"{far:.1%} of the picture differs"
+    assert far < 0.035, f"{far:.1%} of the picture differs"

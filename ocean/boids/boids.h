@@ -217,13 +217,9 @@ static void observe_all(Env* env, float* observations, float* rewards) {
 static void c_reset(Env* env) {
     for (int i = 0; i < env->num_agents; i++) {
         float heading = random_float(&env->rng, 0, (float)(2 * M_PI));
-        env->boids[i] = (Boid){
-            .x = random_float(&env->rng, 0, env->width),
-            .y = random_float(&env->rng, 0, env->height),
-            .cosine = cosf(heading),
-            .sine = sinf(heading),
-            .speed = random_float(&env->rng, env->min_speed, env->max_speed),
-        };
+        float x = random_float(&env->rng, 0, env->width), y = random_float(&env->rng, 0, env->height);
+        float speed = random_float(&env->rng, env->min_speed, env->max_speed);
+        env->boids[i] = (Boid){.x = x, .y = y, .cosine = cosf(heading), .sine = sinf(heading), .speed = speed};
     }
     env->tick = env->begun ? 0 : random_int(&env->rng, env->max_steps);
     env->whole = env->tick == 0;

@@ -99,7 +99,8 @@ static void add_tile(Env* env) {
     for (int i = 0; i < CELLS; i++)
         if (!env->tiles[i]) empty[count++] = i;
     if (count == 0) return;
-    env->tiles[empty[random_int(&env->rng, count)]] = random_float(&env->rng, 0, 1) < env->fours ? 2 : 1;
+    int tile = random_float(&env->rng, 0, 1) < env->fours ? 2 : 1;
+    env->tiles[empty[random_int(&env->rng, count)]] = (uint8_t)tile;
 }
 
 static void write_all(Env* env) {

@@ -89,7 +89,8 @@ static void dig(Env* env) {
     for (int row = 0; row < env->size; row++)
         for (int column = 0; column < env->size; column++)
             env->cells[room(env, row, column)] = SEEN; /* here: not yet reached */
-    int at = room(env, random_int(&env->rng, env->size), random_int(&env->rng, env->size)), waiting = 0;
+    int column = random_int(&env->rng, env->size), row = random_int(&env->rng, env->size);
+    int at = room(env, row, column), waiting = 0;
     env->cells[at] = 0;
     env->queue[waiting++] = (uint16_t)at;
     while (waiting) {
