@@ -408,7 +408,7 @@ def test_the_short_form_takes_keywords():
 
 @pytest.mark.parametrize("kind", ["fused", "custom", "lstm"])
 def test_a_second_trainer_takes_over_a_policy_and_memory_does_not_grow(kind):
-    vecenv = make("cartpole", num_envs=16, num_buffers=1)
+    vecenv = make("cartpole", num_envs=16, num_threads=1)
     if kind == "fused":
         policy = models.Policy(vecenv, hidden_size=32)
     elif kind == "custom":
@@ -418,7 +418,7 @@ def test_a_second_trainer_takes_over_a_policy_and_memory_does_not_grow(kind):
     arenas = []
     for stage in range(3):
         before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-        env = make("cartpole", num_envs=16, num_buffers=1, env_kwargs={"max_steps": 20 * (stage + 1)})
+        env = make("cartpole", num_envs=16, num_threads=1, env_kwargs={"max_steps": 20 * (stage + 1)})
         trainer = PuffeRL(env=env, policy=policy, learning_rate=0.01 / (stage + 1), batch_size=128, data_dir=None)
         assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
         run_epochs(trainer, 2)
