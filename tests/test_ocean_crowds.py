@@ -16,6 +16,8 @@ import ocean
         ("boids", {"neighbours": 17}, "neighbours must lie within"),
         ("trash_pickup", {"num_bins": 5, "width": 5, "height": 5}, "num_bins must lie within"),
         ("trash_pickup", {"num_trash": 391}, "no more than the cells"),
+        ("moba", {"bot_range": 0.5, "bot_skill": 0.4}, "bot_range must lie within"),
+        ("moba", {"respawn": 0}, "respawn must lie within"),
     ],
 )
 def test_wrong_settings(name, options, message):

@@ -40,6 +40,7 @@
     X(bool, self_play, false, "both teams are agents; else the second is scripted") \
     X(bool, demo, false, "the script acts for the agents too") \
     X(float, bot_skill, 1.0, "share of ticks in which a scripted hero acts") \
+    X(float, bot_range, 0.0, "the script's skill is drawn anew for each game, from bot_skill - bot_range .. bot_skill") \
     X(int, bot_push, 1200, "tick at which scripted heroes gather in the middle lane") \
     X(int, frameskip, 1, "ticks of the game in a step") \
     X(int, max_ticks, 3000, "ticks after which a game is truncated") \
@@ -146,6 +147,7 @@ struct Env {
     bool begun, whole; /* whole: the game began with its first tick */
     int tick, steps, waves, winner; /* winner: NONE while it goes on, 2: both fell */
     int kills[2], deaths[2], last_hits[2], standing[2]; /* standing: buildings */
+    float skill; /* of the script in this game */
     Hero heroes[2 * HEROES];
     /* A team's TEAM slots: heroes, towers lane by lane from the outside, guards, the ancient, creeps; then neutrals.
      * health is above 0 while a unit lives. aim_x is x, or FAR where the other team cannot aim at it. */
@@ -236,6 +238,7 @@ static void camp_of(int neutral, float* x, float* y) {
 
 static const char* c_init(Env* env) {
     if (!(env->bot_skill >= 0 && env->bot_skill <= 1)) return "bot_skill must lie within 0..1";
+    if (!(env->bot_range >= 0 && env->bot_range <= env->bot_skill)) return "bot_range must lie within 0..bot_skill";
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->max_ticks < 1 || env->max_ticks > 1 << 20) return "max_ticks must lie within 1..1048576";
     if (env->wave_period < 1) return "wave_period must be 1 or more";
@@ -638,7 +641,7 @@ static void bot_order(Env* env, int unit, int32_t* order) {
     Hero* hero = &env->heroes[hero_of(unit)];
     float sign = turned(team), x = env->x[unit], y = env->y[unit], share = env->health[unit] / env->max_health[unit];
     order[0] = order[1] = order[2] = 0;
-    if (hero->dead || (env->bot_skill < 1 && random_float(&env->rng, 0, 1) >= env->bot_skill)) return;
+    if (hero->dead || (env->skill < 1 && random_float(&env->rng, 0, 1) >= env->skill)) return;
     int lane = env->tick >= env->bot_push ? 1 : BOT_LANES[role];
     float along = lane_along(lane, sign * x, sign * y), length = lane_length(lane), range = ROLES[role].range;
 
@@ -1106,6 +1109,7 @@ static void c_reset(Env* env) {
     for (int unit = NEUTRAL; unit < NEUTRAL + NEUTRALS; unit++)
         place_neutral(env, unit);
     env->tick = env->begun ? 0 : random_int(&env->rng, env->max_ticks);
+    env->skill = env->bot_skill - (env->bot_range > 0 ? random_float(&env->rng, 0, env->bot_range) : 0);
     env->whole = env->tick == 0;
     env->begun = true;
     env->steps = env->waves = 0;
