@@ -15,7 +15,7 @@ SHORT = {
     "freeway": {"seconds": 20.0},
     "enduro": {"day": 20.0, "first_day": 1},
     "double_pendulum": {"max_steps": 4},
-    "boids": {"max_steps": 200},
+    "boids": {"max_steps": 64},
     "moba": {"max_ticks": 200},
     "nmmo3": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2, "max_steps": 99},
 }

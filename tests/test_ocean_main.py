@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_ocean_all import SHORT
 
 import ocean
 import ocean.__main__ as cli
@@ -186,5 +187,6 @@ def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ocean.names())
 def test_check_under_sanitizers(name):
-    result = command(name, "--check", "--steps", "50000")
+    short = [f"{setting}={value}" for setting, value in SHORT.get(name, {}).items()]
+    result = command(name, "--check", "--steps", "50000", *(["--set", *short] if short else []))
     assert result.returncode == 0 and "no problem found" in result.stdout, result.stdout + result.stderr
