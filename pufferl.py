@@ -1523,6 +1523,8 @@ def main(argv=None):
         return
     elsewhere = {"sweep": "protein", "eval": "watch", "autotune": "autotune", "profile": "profiler", "export": "export"}
     if argv[0] in elsewhere:
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")
         return importlib.import_module(elsewhere[argv[0]]).main(argv[1:])
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
@@ -1537,7 +1539,9 @@ def main(argv=None):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this machine; leave it out.")
         verbs[argv[0]](argv[1], args)
     except (ConfigError, FloatingPointError, MemoryError, ranks.RankError) as error:
-        sys.exit(1 if getattr(error, "elsewhere", False) else f"pufferl.py: {error}")
+        # Rank 0 says it where it happened there, or to all alike, as a gradient that is not finite does.
+        alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
+        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {error}")
 
 
 if __name__ == "__main__":

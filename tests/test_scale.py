@@ -291,6 +291,8 @@ def test_settings_that_cannot_work_are_said_once(tmp_path):
     assert code == 1 and text.count("--train.gamma") == 1, text
     code, text = finish(start([*command, "--train.gpus", "3"], tmp_path), tmp_path)
     assert code == 1 and "train.gpus = 3, but torchrun has started 2" in text
+    code, text = finish(start([*command[:-2], "eval", "squared"], tmp_path), tmp_path)
+    assert code == 1 and "eval runs in one process" in text
 
 
 @pytest.mark.slow
