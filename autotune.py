@@ -59,7 +59,9 @@ class Rollouts:
     def __init__(self, env_name, args, vec):
         import pufferl
 
-        args = {**args, "vec": {**args["vec"], **vec}, "load_model_path": None}
+        # It learns nothing, so that the minibatch need not fit.
+        train = {**args["train"], "minibatch_size": None, "max_minibatch_size": None}
+        args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
         vecenv = pufferl.load_env(env_name, args)
         try:
             policy = pufferl.load_policy(args, vecenv, env_name)
