@@ -85,14 +85,14 @@ def test_flags_are_what_differs():
 
 @pytest.mark.slow
 def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
-    """Eight environments that sleep: more workers than one are several times as fast, and the flags work."""
+    """Four environments that sleep: more workers than one are several times as fast, and the flags work."""
     import pufferl
 
     name = f"{__file__}:Slow"
-    options = ["--train.horizon", "4", "--vec.num-envs", "8", "--policy.hidden-size", "16", "--train.total-timesteps",
-               "32", "--logger", "none"]  # fmt: skip
+    options = ["--train.horizon", "4", "--vec.num-envs", "4", "--policy.hidden-size", "16", "--train.total-timesteps",
+               "16", "--logger", "none"]  # fmt: skip
     best = autotune.main([name, "--seconds", "0.2", *options])
-    assert best["backend"] == "multiprocessing" and best["num_workers"] >= 4
+    assert best["backend"] == "multiprocessing" and best["num_workers"] >= 2
     last = capsys.readouterr().out.splitlines()[-1]
     args = pufferl.load_config(name, last.split(name)[1].split() + options)
     with pufferl.load_env(name, args) as vecenv:
