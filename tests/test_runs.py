@@ -114,7 +114,8 @@ def test_a_second_signal_leaves_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_signal_leaves_no_worker_behind(tmp_path):
-    long = ["--vec.num-envs", "8", "--vec.num-workers", "2", "--train.horizon", "8192", "--logger", "none"]
+    long = ["--vec.backend", "multiprocessing", "--vec.num-envs", "8", "--vec.num-workers", "2", "--train.horizon",
+            "8192", "--train.minibatch-size", "8192", "--logger", "none"]  # fmt: skip
     process, output, children = interrupted(tmp_path, "train", "gym/CartPole-v1", *long, wait=3.0)
     assert process.returncode == -signal.SIGINT and len(children) == 2, output
     assert not psutil.wait_procs(children, timeout=20)[1]
