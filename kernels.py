@@ -19,7 +19,8 @@ Read from top to bottom: the arena, scalar mathematics, then the kernels in the 
 To change a formula, edit its cell and its reference in tests/reference.py; to add a kernel, copy `advantage`.
 
 All data is time-major, (T, N, ...): T the horizon, N agents. float32 unless a docstring says otherwise; flags are
-uint8. Every constant in a cell is a np.float32: one bare literal would turn a whole loop to double.
+uint8. Where it says floats, bfloat16 will do as well; computed is in float32 all the same. Every constant in a cell is
+a np.float32: one bare literal would turn a whole loop to double.
 """
 
 import itertools
@@ -32,7 +33,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 # Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
 FASTMATH = {"contract", "nsz", "arcp"}
@@ -41,7 +43,7 @@ cell = njit(inline="always", error_model="numpy")
 driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH)
 reduction_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCTION)
 
-f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
+f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
 ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
 
 
@@ -233,14 +235,23 @@ def device(tensor):
     global cuda
     from numba import cuda
 
-    return _view(tensor, lambda tensor: cuda.as_cuda_array(tensor.detach(), sync=False))
+    return _view(tensor, lambda tensor: cuda.as_cuda_array(_bits(tensor), sync=False))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Checks: what each public function says when it is handed the wrong thing
 
+FLOATS = (np.float32, np.uint16)  # what a float may be: float32, or bfloat16's bits
+
+
 def numpy_dtype(tensor):
-    return np.dtype(str(tensor.dtype).removeprefix("torch."))
+    return np.dtype(str(_bits(tensor).dtype).removeprefix("torch."))
+
+
+def _bits(tensor):
+    """The tensor as numpy and numba can see it."""
+    tensor = tensor.detach()
+    return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 _views = {}  # id of a tensor -> (weak reference to it, its address, its numpy view)
@@ -248,7 +259,7 @@ _views = {}  # id of a tensor -> (weak reference to it, its address, its numpy v
 
 def host(tensor):
     """The numpy view of a CPU tensor, made once while the tensor lives and stays in its place (0.3 µs, not 1.5)."""
-    return _view(tensor, lambda tensor: tensor.detach().numpy())
+    return _view(tensor, lambda tensor: _bits(tensor).numpy())
 
 
 def _view(tensor, make):
@@ -275,8 +286,9 @@ def _array(kernel, name, tensor, shape, dtype=np.float32):
     array = device(tensor) if tensor.is_cuda else host(tensor)
     if array.shape != shape:
         raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
-    if array.dtype != dtype:
-        raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {np.dtype(dtype)}.")
+    if array.dtype != dtype and not (dtype is FLOATS and array.dtype in FLOATS):
+        expected = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
+        raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {expected}.")
     if not tensor.is_contiguous():
         raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass {name}.contiguous().")
     return array
@@ -375,6 +387,41 @@ def exp_cell(x):
     p = p * r + f32(5.0000001201e-1)
     p = p * (r * r) + r + ONE
     return p * power_of_two(shifted)
+
+
+# bfloat16, the upper half of a float32: numba has no such type, so drivers see its bits as uint16.
+
+
+@njit(error_model="numpy")
+def float_of_bfloat(bits):
+    return u32(u32(bits) << u32(16)).view(f32)
+
+
+@njit(error_model="numpy")
+def bfloat_of_float(x):
+    """Rounded to the nearest, to even where two are as near; a NaN stays one."""
+    bits = f32(x).view(u32)
+    return u16(u32(bits + u32(0x7FFF) + ((bits >> u32(16)) & u32(1))) >> u32(16))
+
+
+def widen(x):
+    """A number read from an array, as a float32 if the array holds bfloat16."""
+    return float_of_bfloat(x) if isinstance(x, u16) else x
+
+
+def narrow(x, array):
+    """A number to be written into an array, as bfloat16 if the array holds that."""
+    return bfloat_of_float(x) if array.dtype == u16 else x
+
+
+@overload(widen, inline="always")
+def _widen(x):
+    return (lambda x: float_of_bfloat(x)) if x == types.uint16 else (lambda x: x)
+
+
+@overload(narrow, inline="always")
+def _narrow(x, array):
+    return (lambda x, array: bfloat_of_float(x)) if array.dtype == types.uint16 else (lambda x, array: x)
 
 
 @cell
@@ -735,7 +782,7 @@ def _gather_cpu(begin, end, source, index, start, count, out):
         for m in range(count):
             row, target = source[t, index[start + m]], out[t, m]
             for j in range(len(row)):
-                target[j] = row[j]
+                target[j] = narrow(widen(row[j]), target)
 
 
 @driver
@@ -744,7 +791,7 @@ def _gather_cuda(begin, end, source, index, start, count, out):
     for lane in range(begin, end):
         row, j = lane // width, lane % width
         t, m = row // count, row % count
-        out[t, m, j] = source[t, index[start + m], j]
+        out[t, m, j] = narrow(widen(source[t, index[start + m], j]), out)
 
 
 def gather(source, index, out, *, start=0):
@@ -768,36 +815,26 @@ def gather(source, index, out, *, start=0):
 
 
 @cell
-def mingru_cell(x, h, g, p, state):
+def mingru_cell(x, h, g, p, state, live):
     """(new state, output) of one channel; MinGRU (Feng et al. 2024, section 3.1) in linear space with a highway gate
-    (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x, z = sigmoid(g), q = sigmoid(p)."""
+    (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x, z = sigmoid(g), q = sigmoid(p).
+    A dead agent's state stays. (A choice of results, not of ways: a branch costs the loop twice its time.)"""
     candidate = h + HALF if h >= ZERO else sigmoid_cell(h)
-    state = state + sigmoid_cell(g) * (candidate - state)
+    new_state = state + sigmoid_cell(g) * (candidate - state)
+    state = new_state if live else state
     return state, x + sigmoid_cell(p) * (state - x)
 
 
 @cell
-def highway_cell(x, p, state):
-    return x + sigmoid_cell(p) * (state - x)
-
-
-@cell
-def highway_cell_grad(x, p, state, grad_out, grad_state):
-    """(dp, dx, dstate) of highway_cell."""
-    q = sigmoid_cell(p)
-    return grad_out * (state - x) * q * (ONE - q), grad_out * (ONE - q), grad_state + grad_out * q
-
-
-@cell
-def mingru_cell_grad(x, h, g, p, state, grad_out, grad_state):
+def mingru_cell_grad(x, h, g, p, state, live, grad_out, grad_state):
     """(dh, dg, dp, dx, dstate) of mingru_cell; the gates are computed again, which is cheaper than storing them."""
     candidate = h + HALF if h >= ZERO else sigmoid_cell(h)
     slope = ONE if h >= ZERO else candidate * (ONE - candidate)
     z, q = sigmoid_cell(g), sigmoid_cell(p)
-    new_state = state + z * (candidate - state)
+    new_state = state + z * (candidate - state) if live else state
     ds = grad_state + grad_out * q
-    return (ds * z * slope, ds * (candidate - state) * z * (ONE - z), grad_out * (new_state - x) * q * (ONE - q),
-            grad_out * (ONE - q), ds * (ONE - z))
+    return (ds * z * slope if live else ZERO, ds * (candidate - state) * z * (ONE - z) if live else ZERO,
+            grad_out * (new_state - x) * q * (ONE - q), grad_out * (ONE - q), ds * (ONE - z) if live else ds)
 
 
 @driver
@@ -806,16 +843,11 @@ def _mingru_step_cpu(begin, end, hgp, x, state, resets, valid, out):
     for m in range(begin, end):
         row, xs, s, o = hgp[m], x[m], state[m], out[m]
         h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-        keep = ZERO if resets[m] else ONE
-        if valid[m]:
-            for j in range(H):
-                new, y = mingru_cell(xs[j], h[j], g[j], p[j], s[j] * keep)
-                s[j] = new
-                o[j] = y
-        else:
-            for j in range(H):
-                s[j] *= keep
-                o[j] = highway_cell(xs[j], p[j], s[j])
+        keep, live = ZERO if resets[m] else ONE, valid[m] != 0
+        for j in range(H):
+            new, y = mingru_cell(widen(xs[j]), widen(h[j]), widen(g[j]), widen(p[j]), s[j] * keep, live)
+            s[j] = new
+            o[j] = narrow(y, o)
 
 
 @driver
@@ -823,24 +855,21 @@ def _mingru_step_cuda(begin, end, hgp, x, state, resets, valid, out):
     H = x.shape[1]
     for lane in range(begin, end):
         m, j = lane // H, lane % H
+        h, g, p = widen(hgp[m, j]), widen(hgp[m, H + j]), widen(hgp[m, 2 * H + j])
         s = state[m, j] * (ZERO if resets[m] else ONE)
-        if valid[m]:
-            s, y = mingru_cell(x[m, j], hgp[m, j], hgp[m, H + j], hgp[m, 2 * H + j], s)
-        else:
-            y = highway_cell(x[m, j], hgp[m, 2 * H + j], s)
-        state[m, j] = s
-        out[m, j] = y
+        state[m, j], y = mingru_cell(widen(x[m, j]), h, g, p, s, valid[m] != 0)
+        out[m, j] = narrow(y, out)
 
 
 def mingru_step(hgp, x, state, resets, valid, out):
-    """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H);
+    """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H), floats;
     resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
     M, H = _sizes("mingru_step", "x", x, 2)
     driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_cpu, M)
     run(driver, lanes, 64,
-        _array("mingru_step", "hgp", hgp, (M, 3 * H)), _array("mingru_step", "x", x, (M, H)),
+        _array("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), _array("mingru_step", "x", x, (M, H), FLOATS),
         _array("mingru_step", "state", state, (M, H)), _array("mingru_step", "resets", resets, (M,), np.uint8),
-        _array("mingru_step", "valid", valid, (M,), np.uint8), _array("mingru_step", "out", out, (M, H)))
+        _array("mingru_step", "valid", valid, (M,), np.uint8), _array("mingru_step", "out", out, (M, H), FLOATS))
 
 
 @driver
@@ -852,18 +881,12 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
         for t in range(T):
             row, xs, new, o = hgp[t, m], x[t, m], states[t + 1, m], out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-            keep = ZERO if resets[t, column] else ONE
-            if valid[t, column]:
-                for j in range(H):
-                    state, y = mingru_cell(xs[j], h[j], g[j], p[j], s[j] * keep)
-                    s[j] = state
-                    new[j] = state
-                    o[j] = y
-            else:
-                for j in range(H):
-                    s[j] *= keep
-                    new[j] = s[j]
-                    o[j] = highway_cell(xs[j], p[j], s[j])
+            keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
+            for j in range(H):
+                state, y = mingru_cell(widen(xs[j]), widen(h[j]), widen(g[j]), widen(p[j]), s[j] * keep, live)
+                s[j] = state
+                new[j] = state
+                o[j] = narrow(y, o)
 
 
 @driver
@@ -873,19 +896,17 @@ def _mingru_scan_cuda(begin, end, hgp, x, states, resets, valid, index, start, o
         m, j = lane // H, lane % H
         column, s = index[start + m], states[0, m, j]
         for t in range(T):
+            h, g, p = widen(hgp[t, m, j]), widen(hgp[t, m, H + j]), widen(hgp[t, m, 2 * H + j])
             s *= ZERO if resets[t, column] else ONE
-            if valid[t, column]:
-                s, y = mingru_cell(x[t, m, j], hgp[t, m, j], hgp[t, m, H + j], hgp[t, m, 2 * H + j], s)
-            else:
-                y = highway_cell(x[t, m, j], hgp[t, m, 2 * H + j], s)
+            s, y = mingru_cell(widen(x[t, m, j]), h, g, p, s, valid[t, column] != 0)
             states[t + 1, m, j] = s
-            out[t, m, j] = y
+            out[t, m, j] = narrow(y, out)
 
 
 def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
-    """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H); states (T+1, M, H): row 0 is read, the rest written.
-    resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order where
-    there is no index) are meant."""
+    """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
+    written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
+    where there is no index) are meant."""
     T, M, H = _sizes("mingru_scan", "x", x, 3)
     N = _sizes("mingru_scan", "resets", resets, 2)[1]
     index = _index("mingru_scan", index, start, M, N, x)
@@ -894,14 +915,14 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
         driver,
         lanes,
         1,
-        _array("mingru_scan", "hgp", hgp, (T, M, 3 * H)),
-        _array("mingru_scan", "x", x, (T, M, H)),
+        _array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS),
+        _array("mingru_scan", "x", x, (T, M, H), FLOATS),
         _array("mingru_scan", "states", states, (T + 1, M, H)),
         _rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
         _rows("mingru_scan", "valid", valid, T, (N,), np.uint8),
         index,
         start,
-        _array("mingru_scan", "out", out, (T, M, H)),
+        _array("mingru_scan", "out", out, (T, M, H), FLOATS),
     )
 
 
@@ -913,17 +934,12 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-            keep = ZERO if resets[t, column] else ONE
-            if valid[t, column]:
-                for j in range(H):
-                    h[j], g[j], p[j], dy[j], ds = mingru_cell_grad(
-                        xs[j], h[j], g[j], p[j], s[j] * keep, dy[j], carry[j])
-                    carry[j] = ds * keep
-            else:
-                for j in range(H):
-                    h[j], g[j] = ZERO, ZERO
-                    p[j], dy[j], ds = highway_cell_grad(xs[j], p[j], s[j] * keep, dy[j], carry[j])
-                    carry[j] = ds * keep
+            keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
+            for j in range(H):
+                dh, dg, dp, dx, ds = mingru_cell_grad(
+                    widen(xs[j]), widen(h[j]), widen(g[j]), widen(p[j]), s[j] * keep, live, widen(dy[j]), carry[j])
+                h[j], g[j], p[j], dy[j] = narrow(dh, h), narrow(dg, g), narrow(dp, p), narrow(dx, dy)
+                carry[j] = ds * keep
 
 
 @driver
@@ -933,30 +949,29 @@ def _mingru_scan_grad_cuda(begin, end, hgp, x, states, resets, valid, index, sta
         m, j = lane // H, lane % H
         column, carry = index[start + m], ZERO
         for t in range(T - 1, -1, -1):
+            h, g, p = widen(hgp[t, m, j]), widen(hgp[t, m, H + j]), widen(hgp[t, m, 2 * H + j])
             keep = ZERO if resets[t, column] else ONE
-            s, dh, dg = states[t, m, j] * keep, ZERO, ZERO
-            if valid[t, column]:
-                dh, dg, dp, dx, ds = mingru_cell_grad(x[t, m, j], hgp[t, m, j], hgp[t, m, H + j], hgp[t, m, 2 * H + j],
-                                                      s, grad_out[t, m, j], carry)
-            else:
-                dp, dx, ds = highway_cell_grad(x[t, m, j], hgp[t, m, 2 * H + j], s, grad_out[t, m, j], carry)
+            dh, dg, dp, dx, ds = mingru_cell_grad(widen(x[t, m, j]), h, g, p, states[t, m, j] * keep,
+                                                  valid[t, column] != 0, widen(grad_out[t, m, j]), carry)
+            hgp[t, m, j], hgp[t, m, H + j] = narrow(dh, hgp), narrow(dg, hgp)
+            hgp[t, m, 2 * H + j], grad_out[t, m, j] = narrow(dp, hgp), narrow(dx, grad_out)
             carry = ds * keep
-            hgp[t, m, j], hgp[t, m, H + j], hgp[t, m, 2 * H + j], grad_out[t, m, j] = dh, dg, dp, dx
 
 
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, index=None, start=0):
-    """Gradients of mingru_scan, in place: hgp (T, M, 3H) becomes d loss/d hgp, grad_out (T, M, H) becomes the
+    """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H) becomes d loss/d hgp, grad_out (T, M, H) becomes the
     highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated."""
     T, M, H = _sizes("mingru_scan_grad", "x", x, 3)
     N = _sizes("mingru_scan_grad", "resets", resets, 2)[1]
     index = _index("mingru_scan_grad", index, start, M, N, x)
     driver, lanes = (_mingru_scan_grad_cuda, M * H) if on_gpu(x) else (_mingru_scan_grad_cpu, M)
     run(driver, lanes, 1,
-        _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H)), _array("mingru_scan_grad", "x", x, (T, M, H)),
+        _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
+        _array("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
         _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
         _rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
         _rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
-        _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H)))
+        _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

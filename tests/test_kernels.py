@@ -281,6 +281,25 @@ def test_log_and_cosine():
     assert np.abs(out - np.cos(2 * np.pi * x.astype(np.float64))).max() < 1e-6
 
 
+@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+def bfloat_probe(x, bits, back):
+    for i in range(len(x)):
+        bits[i] = kernels.bfloat_of_float(x[i])
+        back[i] = kernels.float_of_bfloat(bits[i])
+
+
+def test_bfloat16_rounds_as_torch_does():
+    words = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint32)
+    ties = (np.arange(2**16, dtype=np.uint32) << 16) | 0x8000  # half way between two, and just beside
+    x = np.concatenate([words, ties, ties - 1, ties + 1]).view(np.float32)
+    x = np.concatenate([x[~np.isnan(x)], np.float32([np.nan])])
+    bits, back = np.zeros(len(x), np.uint16), np.zeros_like(x)
+    bfloat_probe(x, bits, back)
+    expected = torch.from_numpy(x).bfloat16()
+    assert np.array_equal(back, expected.float().numpy(), equal_nan=True)
+    assert np.array_equal(bits[:-1], expected.view(torch.uint16).numpy()[:-1])
+
+
 def test_exp_and_sigmoid():
     x = np.linspace(-87, 88, 1_000_003, dtype=np.float32)
     out = np.full_like(x, np.nan)
@@ -684,6 +703,25 @@ def test_mingru_step(M, H):
     kernels.mingru_step(data["hgp"][0], data["x"][0], state, data["resets"][0], data["valid"][0], out)
     close(out, expected[0], 2e-6)
     close(state, states[0], 2e-6)
+
+
+@pytest.mark.parametrize("T, M, H", [(3, 5, 7), (9, 4, 64)])
+def test_mingru_in_bfloat16(T, M, H):
+    """The same as in float32 from the rounded inputs, but for the rounding of what is written."""
+    rng = generator(H)
+    hgp, x, grad_out = (torch.randn(T, M, width, generator=rng).bfloat16() for width in (3 * H, H, H))
+    resets, valid, states = flags(rng, 0.2, T, M), flags(rng, 0.8, T, M), torch.randn(T + 1, M, H, generator=rng)
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        y, s, step_state = poison(T, M, H).to(dtype), states.clone(), states[0].clone()
+        d_hgp, dy = hgp.to(dtype, copy=True), grad_out.to(dtype, copy=True)
+        kernels.mingru_scan(d_hgp, x.to(dtype), s, resets, valid, y)
+        kernels.mingru_scan_grad(d_hgp, x.to(dtype), s, resets, valid, dy)
+        step = poison(M, H).to(dtype)
+        kernels.mingru_step(hgp[0].to(dtype), x[0].to(dtype), step_state, resets[0], valid[0], step)
+        results.append((y, s, d_hgp, dy, step, step_state))
+    for expected, actual in zip(*results, strict=True):
+        assert torch.equal(expected.to(actual.dtype), actual)
 
 
 def test_mingru_extreme_gates_stay_finite():
@@ -1446,7 +1484,7 @@ def mingru_loop(x, hgp, state, out):
     n = len(x)
     h, g, p = hgp[:n], hgp[n : 2 * n], hgp[2 * n :]
     for i in range(n):
-        s, y = kernels.mingru_cell(x[i], h[i], g[i], p[i], state[i])
+        s, y = kernels.mingru_cell(x[i], h[i], g[i], p[i], state[i], True)
         state[i] = s
         out[i] = y
 
@@ -1455,7 +1493,8 @@ def mingru_grad_loop(x, hgp, state, dy, carry):
     n = len(x)
     h, g, p = hgp[:n], hgp[n : 2 * n], hgp[2 * n :]
     for i in range(n):
-        h[i], g[i], p[i], dy[i], carry[i] = kernels.mingru_cell_grad(x[i], h[i], g[i], p[i], state[i], dy[i], carry[i])
+        h[i], g[i], p[i], dy[i], carry[i] = kernels.mingru_cell_grad(
+            x[i], h[i], g[i], p[i], state[i], True, dy[i], carry[i])
 
 
 def advantage_loop(values, rewards, done, live, ratios, carry, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
