@@ -927,10 +927,12 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
 
 
 @driver
-def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, start, grad_out):
+def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums):
     T, _, H = x.shape
     for m in range(begin, end):
         column, carry = index[start + m], np.zeros(H, np.float32)
+        sums[m] = ZERO
+        sum_h, sum_g, sum_p = sums[m, :H], sums[m, H : 2 * H], sums[m, 2 * H :]
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
@@ -939,15 +941,19 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
                 dh, dg, dp, dx, ds = mingru_cell_grad(
                     widen(xs[j]), widen(h[j]), widen(g[j]), widen(p[j]), s[j] * keep, live, widen(dy[j]), carry[j])
                 h[j], g[j], p[j], dy[j] = narrow(dh, h), narrow(dg, g), narrow(dp, p), narrow(dx, dy)
+                sum_h[j] += dh
+                sum_g[j] += dg
+                sum_p[j] += dp
                 carry[j] = ds * keep
 
 
 @driver
-def _mingru_scan_grad_cuda(begin, end, hgp, x, states, resets, valid, index, start, grad_out):
+def _mingru_scan_grad_cuda(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums):
     T, _, H = x.shape
     for lane in range(begin, end):
         m, j = lane // H, lane % H
         column, carry = index[start + m], ZERO
+        sum_h, sum_g, sum_p = ZERO, ZERO, ZERO
         for t in range(T - 1, -1, -1):
             h, g, p = widen(hgp[t, m, j]), widen(hgp[t, m, H + j]), widen(hgp[t, m, 2 * H + j])
             keep = ZERO if resets[t, column] else ONE
@@ -955,12 +961,15 @@ def _mingru_scan_grad_cuda(begin, end, hgp, x, states, resets, valid, index, sta
                                                   valid[t, column] != 0, widen(grad_out[t, m, j]), carry)
             hgp[t, m, j], hgp[t, m, H + j] = narrow(dh, hgp), narrow(dg, hgp)
             hgp[t, m, 2 * H + j], grad_out[t, m, j] = narrow(dp, hgp), narrow(dx, grad_out)
+            sum_h, sum_g, sum_p = sum_h + dh, sum_g + dg, sum_p + dp
             carry = ds * keep
+        sums[m, j], sums[m, H + j], sums[m, 2 * H + j] = sum_h, sum_g, sum_p
 
 
-def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, index=None, start=0):
+def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
     """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H) becomes d loss/d hgp, grad_out (T, M, H) becomes the
-    highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated."""
+    highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated.
+    sums (M, 3H) is written with each segment's sum of d hgp over t, which add up to the bias's gradient."""
     T, M, H = _sizes("mingru_scan_grad", "x", x, 3)
     N = _sizes("mingru_scan_grad", "resets", resets, 2)[1]
     index = _index("mingru_scan_grad", index, start, M, N, x)
@@ -971,7 +980,8 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, *, index=None, sta
         _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
         _rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
         _rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
-        _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS))
+        _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
+        _array("mingru_scan_grad", "sums", sums, (M, 3 * H)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

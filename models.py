@@ -119,7 +119,7 @@ class _FusedScan(torch.autograd.Function):
     def backward(ctx, grad_out, _):
         x, hgp, states, resets, valid = ctx.saved_tensors
         grad, grad_hgp = grad_out.contiguous().clone(), hgp.clone()
-        kernels.mingru_scan_grad(grad_hgp, x, states, resets, valid, grad)
+        kernels.mingru_scan_grad(grad_hgp, x, states, resets, valid, grad, torch.empty(x.shape[1], hgp.shape[2]))
         return grad, grad_hgp, None, None, None
 
 
@@ -384,112 +384,134 @@ class Fused:
         fused.backward(chunk, resets, valid, index, start)              # from chunk.grad_outputs, into the gradients
 
     With steps=0 it holds what `step`, the rollout's form, needs.
+
+    precision: torch.bfloat16 for the products of encoder and layers and what flows between them, forward and backward;
+    weights, states, the decoder's product and the sums of gradients stay float32. `refresh` rounds the weights anew.
     """
 
-    def __init__(self, policy, arena, name, *, steps, rows):
+    def __init__(self, policy, arena, name, *, steps, rows, precision=torch.float32):
         self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
-        inputs, width, H, L = (
-            policy.encoder.in_features,
-            policy.decoder.out_features,
-            policy.hidden_size,
-            policy.num_layers,
-        )
-        T = max(steps, 1)
+        self.half = precision != torch.float32
+        inputs, width = policy.encoder.in_features, policy.decoder.out_features
+        H, L, T = policy.hidden_size, policy.num_layers, max(steps, 1)
         # name -> the shape of its buffer for n segments
-        shapes = {"observations": lambda n: (T, n, inputs), "outputs": lambda n: (T, n, width)}
-        shapes |= {f"hgp{i}": lambda n: (T, n, 3 * H) for i in range(L if steps else 1)}
-        shapes |= {f"x{i}": lambda n: (T, n, H) for i in range(L + 1 if steps else 2)}
+        rounded = {"observations": lambda n: (T, n, inputs)}
+        rounded |= {f"hgp{i}": lambda n: (T, n, 3 * H) for i in range(L if steps else 1)}
+        rounded |= {f"x{i}": lambda n: (T, n, H) for i in range(L if steps else 2)}
+        exact = {"last": lambda n: (T, n, H), "outputs": lambda n: (T, n, width)}
         if steps:
-            shapes |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)}
-            shapes |= {
-                "grad_outputs": lambda n: (T, n, width),
-                "grad_x": lambda n: (T, n, H),
-                "ones": lambda n: (T * n,),
-            }
-            shapes |= {"grad_log_std": lambda n: (T, n, width - 1)}
-        for key, shape in shapes.items():
-            arena.register(f"{name}/{key}", shape(rows))
-        self._shapes, self._chunks = shapes, {}
+            rounded |= {"grad_x": lambda n: (T, n, H)}
+            exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)} | {"sums": lambda n: (n, 3 * H)}
+            exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1),
+                      "ones": lambda n: (T * n,)}
+            if self.half:
+                rounded |= {"half_grad_outputs": exact["grad_outputs"]}
+        for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
+            for key, shape in shapes.items():
+                arena.register(f"{name}/{key}", shape(rows), dtype)
+        self._shapes, self._chunks = rounded | exact, {}
+        if self.half:
+            for key, parameter in policy.named_parameters():
+                arena.register(f"{name}/weights/{key}", parameter.shape, precision)
+                arena.register(f"{name}/products/{key}", parameter.shape, precision)
 
     def bind(self, gradients="gradients"):
         """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
-        p = self.policy
-        self.encoder_weight, self.encoder_bias = p.encoder.weight.data, p.encoder.bias.data
-        self.layer_weights = [layer.weight.data for layer in p.rnn.layers]
-        self.layer_biases = [layer.bias.data for layer in p.rnn.layers]
-        self.decoder_weight, self.decoder_bias = p.decoder.weight.data, p.decoder.bias.data
-        self.gradients = {name: self.arena[f"{gradients}/policy.{name}"] for name, _ in p.named_parameters()}
+        self.masters = {key: parameter.data for key, parameter in self.policy.named_parameters()}
+        self.weights = self.masters
+        if self.half:
+            self.weights = {key: self.arena[f"{self.name}/weights/{key}"] for key in self.masters}
+            self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.masters}
+        self.gradients = {key: self.arena[f"{gradients}/policy.{key}"] for key in self.masters}
         if self.steps:
             self.arena[f"{self.name}/ones"].fill_(1.0)
+        self.refresh()
+
+    def refresh(self):
+        """Round the weights that the products read; due after every change of the weights."""
+        if self.half:
+            for key, weight in self.weights.items():
+                weight.copy_(self.masters[key])
 
     def chunk(self, n):
         """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""
         if n not in self._chunks:
             views = {key: self.arena[f"{self.name}/{key}"].view(-1)[: math.prod(shape(n))].view(shape(n))
                      for key, shape in self._shapes.items()}
-            layers = len(self.layer_weights)
-            for stack, count in (("hgp", layers), ("x", layers + 1), ("states", layers)):
-                views[stack] = [views[f"{stack}{i}"] for i in range(count) if f"{stack}{i}" in views]
             # The same memory as (steps · n, width) matrices, for the products.
-            views |= {
-                f"flat_{key}": views[key].flatten(0, 1)
-                for key in ("observations", "outputs", "grad_outputs", "grad_x", "grad_log_std")
-                if key in views
-            }
-            views |= {f"flat_{stack}": [view.flatten(0, 1) for view in views[stack]] for stack in ("hgp", "x")}
-            self._chunks[n] = SimpleNamespace(**views)
+            flat = {f"flat_{key}": view.flatten(0, 1) for key, view in views.items() if view.dim() == 3}
+            for stack in ("hgp", "x", "states"):
+                names = [f"{stack}{i}" for i in range(self.policy.num_layers + 1) if f"{stack}{i}" in views]
+                views[stack] = [views[name] for name in names]
+                flat[f"flat_{stack}"] = [flat[f"flat_{name}"] for name in names]
+            self._chunks[n] = SimpleNamespace(**views, **flat)
         return self._chunks[n]
+
+    def _linear(self, name, x, out):
+        torch.addmm(self.weights[f"{name}.bias"], x, self.weights[f"{name}.weight"].t(), out=out)
+
+    def _decode(self, chunk):
+        weight, bias = self.masters["decoder.weight"], self.masters["decoder.bias"]
+        return torch.addmm(bias, chunk.flat_last, weight.t(), out=chunk.flat_outputs)
 
     def step(self, observations, state, resets, valid):
         """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
         valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
-        chunk = self.chunk(len(observations))
+        chunk, layers = self.chunk(len(observations)), self.policy.num_layers
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
         observations = observations.view(len(observations), -1)
-        if observations.dtype != torch.float32:
+        if observations.dtype != chunk.observations.dtype:
             observations = chunk.flat_observations.copy_(observations)
-        torch.addmm(self.encoder_bias, observations, self.encoder_weight.t(), out=x)
-        for i, weight in enumerate(self.layer_weights):
-            torch.addmm(self.layer_biases[i], x, weight.t(), out=hgp)
-            kernels.mingru_step(hgp, x, state[i], resets, valid, y)
+        self._linear("encoder", observations, x)
+        for i in range(layers):
+            self._linear(f"rnn.layers.{i}", x, hgp)
+            kernels.mingru_step(hgp, x, state[i], resets, valid, y if i + 1 < layers else chunk.flat_last)
             x, y = y, x
-        return torch.addmm(self.decoder_bias, x, self.decoder_weight.t(), out=chunk.flat_outputs)
+        return self._decode(chunk)
 
     def forward(self, chunk, resets, valid, index, start):
         """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
         chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
-        torch.addmm(self.encoder_bias, chunk.flat_observations, self.encoder_weight.t(), out=chunk.flat_x[0])
-        for i, weight in enumerate(self.layer_weights):
-            torch.addmm(self.layer_biases[i], chunk.flat_x[i], weight.t(), out=chunk.flat_hgp[i])
-            kernels.mingru_scan(
-                chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.x[i + 1], index=index, start=start
-            )
-        torch.addmm(self.decoder_bias, chunk.flat_x[-1], self.decoder_weight.t(), out=chunk.flat_outputs)
+        self._linear("encoder", chunk.flat_observations, chunk.flat_x[0])
+        for i, out in enumerate([*chunk.x[1:], chunk.last]):
+            self._linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
+            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start)
+        self._decode(chunk)
 
     def backward(self, chunk, resets, valid, index, start):
         """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
-        grad, grad_x, gradients = chunk.flat_grad_outputs, chunk.flat_grad_x, self.gradients
-
-        def add(name, a, b):
-            torch.addmm(gradients[name], a.t(), b, out=gradients[name])
-
-        def add_sum(name, a):
-            torch.addmv(gradients[name], a.t(), chunk.ones, out=gradients[name])
-
-        add("decoder.weight", grad, chunk.flat_x[-1])
-        add_sum("decoder.bias", grad)
+        grad, grad_x = chunk.flat_grad_outputs, chunk.flat_grad_x
+        self._add("decoder.weight", grad, chunk.flat_last)
+        self._add_sum("decoder.bias", grad, chunk.ones)
         if self.policy.decoder.log_std is not None:
-            add_sum("decoder.log_std", chunk.flat_grad_log_std)
-        torch.mm(grad, self.decoder_weight, out=grad_x)
-        for i in reversed(range(len(self.layer_weights))):
-            kernels.mingru_scan_grad(
-                chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, index=index, start=start
-            )
-            add(f"rnn.layers.{i}.weight", chunk.flat_hgp[i], chunk.flat_x[i])
-            add_sum(f"rnn.layers.{i}.bias", chunk.flat_hgp[i])
-            torch.addmm(grad_x, chunk.flat_hgp[i], self.layer_weights[i], out=grad_x)
-        add("encoder.weight", grad_x, chunk.flat_observations)
-        add_sum("encoder.bias", grad_x)
+            self._add_sum("decoder.log_std", chunk.flat_grad_log_std, chunk.ones)
+        if self.half:
+            grad = chunk.flat_half_grad_outputs.copy_(grad)
+        torch.mm(grad, self.weights["decoder.weight"], out=grad_x)
+        for i in reversed(range(self.policy.num_layers)):
+            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
+                                     index=index, start=start)  # fmt: skip
+            self._add(f"rnn.layers.{i}.weight", chunk.flat_hgp[i], chunk.flat_x[i])
+            self.gradients[f"rnn.layers.{i}.bias"].add_(chunk.sums.sum(0))
+            torch.addmm(grad_x, chunk.flat_hgp[i], self.weights[f"rnn.layers.{i}.weight"], out=grad_x)
+        self._add("encoder.weight", grad_x, chunk.flat_observations)
+        self._add_sum("encoder.bias", grad_x, chunk.ones)
+
+    def _add(self, name, grad, x):
+        """Add a weight's gradient, grad^T · x: (outputs, rows) · (rows, inputs)."""
+        gradient = self.gradients[name]
+        if grad.dtype == gradient.dtype:
+            torch.addmm(gradient, grad.t(), x, out=gradient)
+        else:
+            gradient.add_(torch.mm(grad.t(), x, out=self.products[name]))
+
+    def _add_sum(self, name, grad, ones):
+        """Add the sum of grad (rows, outputs) over the rows."""
+        gradient = self.gradients[name]
+        if grad.dtype == gradient.dtype:
+            torch.addmv(gradient, grad.t(), ones, out=gradient)
+        else:
+            gradient.add_(grad.sum(0, dtype=gradient.dtype))
 
 
 def squeeze_time(logits, value):

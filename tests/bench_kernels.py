@@ -177,7 +177,7 @@ def scan_cases():
     y64, s64 = reference.mingru_layer(x64, hgp64, states[0].double(), resets[:, columns], valid[:, columns])
     y64.backward(dy.double())
     full = torch.cat([states[:1], s64.detach().float()])
-    dhgp, dx = hgp.clone(), dy.clone()
+    dhgp, dx, sums = hgp.clone(), dy.clone(), torch.empty(hgp.shape[1:])
 
     def check_scan():
         close("out", out, y64.detach(), 2e-6)
@@ -195,7 +195,7 @@ def scan_cases():
         lambda: kernels.mingru_scan(hgp, x, states, resets, valid, out, **where), check_scan, T * M * H,
         size(hgp, x, states, out))  # fmt: skip
     yield "mingru_scan_grad, chunk", Case(
-        lambda: kernels.mingru_scan_grad(dhgp, x, full, resets, valid, dx, **where), check_grad, T * M * H,
+        lambda: kernels.mingru_scan_grad(dhgp, x, full, resets, valid, dx, sums, **where), check_grad, T * M * H,
         size(dhgp, dhgp, x, full, dx, dx), restore)  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import tyro
@@ -38,6 +39,8 @@ class Arguments:
     """Steps of one update."""
     horizon: int = 64
     """Steps of one rollout."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the products."""
     replay_ratio: float = 1.42
     """How often a step is learnt from."""
     num_threads: int | None = None
@@ -51,31 +54,34 @@ class Arguments:
 
 
 def products(trainer):
-    """[(m, k, n, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of the fused default policy."""
+    """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of the default policy."""
     policy, vecenv, T = trainer.policy, trainer.vecenv, trainer.horizon
     H, D, A, L = policy.hidden_size, policy.encoder.in_features, policy.decoder.out_features, policy.num_layers
-    shapes = []
+    half, full, shapes = trainer._precision, torch.float32, []
     rows = vecenv.agents_per_batch
     steps = vecenv.num_buffers * (T + 1)  # row T is evaluated too
-    shapes += [(rows, D, H, steps), (rows, H, 3 * H, steps * L), (rows, H, A, steps)]
+    shapes += [(rows, D, H, half, steps), (rows, H, 3 * H, half, steps * L), (rows, H, A, full, steps)]
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
     for chunks in trainer._chunks:
         for _, segments in chunks:
             rows = segments * T
-            shapes += [(rows, D, H, minibatches), (rows, H, 3 * H, minibatches * L), (rows, H, A, minibatches)]
-            shapes += [(A, rows, H, minibatches), (rows, A, H, minibatches)]
-            shapes += [(3 * H, rows, H, minibatches * L), (rows, 3 * H, H, minibatches * L), (H, rows, D, minibatches)]
+            for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L), (rows, H, A, full, 1),
+                                           (A, rows, H, full, 1), (rows, A, H, half, 1), (3 * H, rows, H, half, L),
+                                           (rows, 3 * H, H, half, L), (H, rows, D, half, 1)):  # fmt: skip
+                shapes.append((m, k, n, dtype, minibatches * layers))
     merged = {}
-    for m, k, n, count in shapes:
-        merged[m, k, n] = merged.get((m, k, n), 0) + count
+    for *shape, count in shapes:
+        merged[tuple(shape)] = merged.get(tuple(shape), 0) + count
     return [(*shape, count) for shape, count in merged.items()]
 
 
-def operands(m, k, n):
+def operands(m, k, n, dtype):
     """(a, b, out) laid out as the trainer has them: activations (rows, width), weights (out, in)."""
     if k > max(m, n):  # a weight gradient: both factors are activations, the first one transposed
-        return torch.randn(k, m).t(), torch.randn(k, n), torch.empty(m, n)
-    return torch.randn(m, k), torch.randn(n, k).t(), torch.empty(m, n)
+        shapes = torch.randn(k, m).t(), torch.randn(k, n), torch.empty(m, n)
+    else:
+        shapes = torch.randn(m, k), torch.randn(n, k).t(), torch.empty(m, n)
+    return [tensor.to(dtype) for tensor in shapes]
 
 
 def floor_seconds(shapes, workers, pool):
@@ -83,8 +89,8 @@ def floor_seconds(shapes, workers, pool):
 
     def one(_):
         total = 0.0
-        for m, k, n, count in shapes:
-            a, b, out = operands(m, k, n)
+        for *shape, count in shapes:
+            a, b, out = operands(*shape)
             for _ in range(2):
                 torch.mm(a, b, out=out)
             done, begun = 0, time.perf_counter()
@@ -106,6 +112,7 @@ def main():
     args["train"] |= {
         "minibatch_size": min(a.minibatch_size, a.total_agents * a.horizon),
         "replay_ratio": a.replay_ratio,
+        "precision": a.precision,
         "horizon": a.horizon,
         "log_interval": 1e9,
         "total_timesteps": 10**12,
@@ -113,7 +120,7 @@ def main():
     vecenv = pufferl.load_env(a.env, args)
     trainer = pufferl.PuffeRL({**args["train"], "env": a.env}, vecenv, pufferl.load_policy(args, vecenv))
     shapes = products(trainer)
-    flops = sum(2 * m * k * n * count for m, k, n, count in shapes)
+    flops = sum(2 * m * k * n * count for m, k, n, _, count in shapes)
     for _ in range(2):  # compiles the kernels and touches every page
         trainer.evaluate()
         trainer.train()
@@ -153,8 +160,8 @@ def main():
     }
     print(
         f"{a.env}: {trainer.num_agents:,} agents × horizon {a.horizon}, hidden {a.hidden_size} × {a.num_layers}, "
-        f"minibatch {trainer.config['minibatch_size']:,}, replay {a.replay_ratio}, {vecenv.num_workers} workers, "
-        f"{vecenv.num_buffers} buffers"
+        f"minibatch {trainer.config['minibatch_size']:,}, replay {a.replay_ratio}, {a.precision}, "
+        f"{vecenv.num_workers} workers, {vecenv.num_buffers} buffers"
     )
     print(f"  {'trained steps a second':28} {result['sps']:12,.0f}")
     print(

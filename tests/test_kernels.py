@@ -661,9 +661,10 @@ def check_mingru(T, M, H, seed=0, start=0, columns=None, resets=0.2, live=0.8, d
     close(out, expected, 2e-6)
     close(data["states"][1:], states, 2e-6)
     expected.backward(dy.double())
-    dhgp, dx = data["hgp"].clone(), dy.clone()
-    kernels.mingru_scan_grad(dhgp, data["x"], data["states"], data["resets"], data["valid"], dx, **where)
+    dhgp, dx, sums = data["hgp"].clone(), dy.clone(), poison(M, 3 * H)
+    kernels.mingru_scan_grad(dhgp, data["x"], data["states"], data["resets"], data["valid"], dx, sums, **where)
     close(dhgp, hgp.grad, 1e-5)
+    close(sums, hgp.grad.sum(0), 1e-5)
     close(dx, x.grad, 1e-5)
 
 
@@ -716,10 +717,11 @@ def test_mingru_in_bfloat16(T, M, H):
         y, s, step_state = poison(T, M, H).to(dtype), states.clone(), states[0].clone()
         d_hgp, dy = hgp.to(dtype, copy=True), grad_out.to(dtype, copy=True)
         kernels.mingru_scan(d_hgp, x.to(dtype), s, resets, valid, y)
-        kernels.mingru_scan_grad(d_hgp, x.to(dtype), s, resets, valid, dy)
+        sums = poison(M, 3 * H)
+        kernels.mingru_scan_grad(d_hgp, x.to(dtype), s, resets, valid, dy, sums)
         step = poison(M, H).to(dtype)
         kernels.mingru_step(hgp[0].to(dtype), x[0].to(dtype), step_state, resets[0], valid[0], step)
-        results.append((y, s, d_hgp, dy, step, step_state))
+        results.append((y, s, d_hgp, dy, sums, step, step_state))
     for expected, actual in zip(*results, strict=True):
         assert torch.equal(expected.to(actual.dtype), actual)
 
@@ -1151,7 +1153,7 @@ def good_calls():
         "mingru_step": (kernels.mingru_step, {"hgp": f(M, 3 * H), "x": f(M, H), "state": f(M, H), "resets": byte(M),
                                               "valid": byte(M), "out": f(M, H)}, {}),
         "mingru_scan": (kernels.mingru_scan, {**scan, "out": f(T, M, H)}, {}),
-        "mingru_scan_grad": (kernels.mingru_scan_grad, {**scan, "grad_out": f(T, M, H)}, {}),
+        "mingru_scan_grad": (kernels.mingru_scan_grad, {**scan, "grad_out": f(T, M, H), "sums": f(M, 3 * H)}, {}),
         "ppo_loss": (kernels.ppo_loss, {"outputs": f(T, M, A + 1), "actions": torch.zeros(T, M, 2).int(), **batch,
                                         **heads, "masks": byte(T, M, A)}, {}),
         "ppo_loss continuous": (kernels.ppo_loss, {"outputs": f(T, M, A + 1), "actions": f(T, M, A), **batch,
@@ -1325,13 +1327,15 @@ def test_nan_mingru(name, valid):
     state, step_out = data["states"][2].clone(), torch.zeros(M, H)
     kernels.mingru_step(data["hgp"][2], data["x"][2], state, data["resets"][2], data["valid"][2], step_out)
     assert torch.equal(step_out.isnan(), out[2].isnan()) and torch.equal(state.isnan(), data["states"][3].isnan())
-    kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], dy)
+    kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], dy,
+                             torch.zeros(M, 3 * H))
     assert data["hgp"][2, 1].isnan().any()
     dy = torch.ones(T, M, H)
     dy[3, 0, 7] = NAN
     clean = segments(T, M, H, resets=0.0, live=1.0)
     kernels.mingru_scan(**clean, out=out)
-    kernels.mingru_scan_grad(clean["hgp"], clean["x"], clean["states"], clean["resets"], clean["valid"], dy)
+    kernels.mingru_scan_grad(clean["hgp"], clean["x"], clean["states"], clean["resets"], clean["valid"], dy,
+                             torch.zeros(M, 3 * H))
     assert clean["hgp"][:, 0, [7, H + 7]].isnan().all() and clean["hgp"][3, 0, 2 * H + 7].isnan()
 
 
@@ -1408,9 +1412,9 @@ def test_thread_count_changes_no_bit(call):
             out = poison(T, N, H)
             kernels.mingru_scan(**scan, out=out)
             if call == "mingru_scan_grad":
-                dy = out.clone()
-                kernels.mingru_scan_grad(*scan.values(), dy)
-                return [scan["hgp"], dy]
+                dy, sums = out.clone(), poison(N, 3 * H)
+                kernels.mingru_scan_grad(*scan.values(), dy, sums)
+                return [scan["hgp"], dy, sums]
             if call == "mingru_step":
                 state = scan["states"][0].clone()
                 kernels.mingru_step(scan["hgp"][0], scan["x"][0], state, scan["resets"][0], scan["valid"][0], out[0])

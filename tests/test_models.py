@@ -30,13 +30,45 @@ def segment(T=11, N=6, inputs=5):
     return torch.randn(T, N, inputs, generator=generator), *flags
 
 
-def fused_for(policy, steps, rows):
+def fused_for(policy, steps, rows, precision=torch.float32):
     arena = kernels.Arena()
     arena.adopt(policy)
-    fused = models.Fused(policy, arena, "test", steps=steps, rows=rows)
+    fused = models.Fused(policy, arena, "test", steps=steps, rows=rows, precision=precision)
     arena.allocate()
     fused.bind("gradients")
     return fused
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_fused_in_bfloat16_is_near_float32(layers):
+    """Outputs within the rounding of 8 bits, gradients of the same direction and length, the rollout's step alike."""
+    torch.manual_seed(0)
+    policy = models.Policy(environment(MULTI), hidden_size=64, num_layers=layers)
+    with torch.no_grad():
+        policy.decoder.weight.mul_(30)
+    observations, resets, valid = segment(T=16, N=8)
+    index, initial = torch.arange(8), torch.randn(layers, 8, 64)
+    grad, outputs, gradients, steps = torch.randn(16, 8, policy.decoder.out_features), [], [], []
+    for precision in (torch.float32, torch.bfloat16):
+        fused = fused_for(policy, 16, rows=8, precision=precision)
+        chunk = fused.chunk(8)
+        kernels.gather(observations, index, chunk.observations)
+        for layer, states in enumerate(chunk.states):
+            states[0] = initial[layer]
+        fused.forward(chunk, resets, valid, index, 0)
+        outputs.append(chunk.outputs.clone())
+        chunk.grad_outputs.copy_(grad)
+        fused.backward(chunk, resets, valid, index, 0)
+        gradients.append({name: parameter.grad.flatten().clone() for name, parameter in policy.named_parameters()})
+        actor = fused_for(policy, 0, rows=8, precision=precision)
+        steps.append(actor.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
+    scale = outputs[0].abs().max()
+    assert (outputs[1] - outputs[0]).abs().max() < 0.02 * scale and not torch.equal(*outputs)
+    assert (steps[1] - outputs[1][0]).abs().max() < 0.01 * scale
+    for name, exact in gradients[0].items():
+        near = gradients[1][name]
+        assert torch.cosine_similarity(exact, near, dim=0) > 0.998, name
+        assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
 
 
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
