@@ -137,7 +137,7 @@ def search(tried, make, seconds, report=print):
 
 def main(argv=None):
     """The command line; returns the best settings of the vec section."""
-    import pufferl
+    import configuration
 
     parser = argparse.ArgumentParser(prog="pufferl.py autotune", description=__doc__, add_help=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -147,17 +147,18 @@ def main(argv=None):
     if options.env is None or options.env.startswith("-"):
         sys.exit(__doc__)
     try:
-        args = pufferl.load_config(options.env, rest)
-        creator = pufferl.load_creator(args["env_name"])
-        probe = pufferl.load_env(options.env, {**args, "vec": {**args["vec"], "backend": "auto" if creator is None else
-                                                               "serial", "num_workers": None, "batch_size": None}})
+        args = configuration.load_config(options.env, rest)
+        creator = configuration.load_creator(args["env_name"])
+        vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
+               "batch_size": None}
+        probe = configuration.load_env(options.env, {**args, "vec": vec})
         num_envs, agents = probe.num_envs, probe.num_agents // probe.num_envs
         probe.close()
         tried = candidates(num_envs, creator is not None, getattr(creator, "has_native", False), agents_per_env=agents)
         print(f"{args['env_name']}: {num_envs} environments, {vector.physical_cores()} cores; steps of all agents a "
               "second in rollouts, the policy included")  # fmt: skip
         best, _ = search(tried, lambda vec: Rollouts(options.env, args, vec), options.seconds)
-    except (pufferl.ConfigError, RuntimeError) as error:
+    except (configuration.ConfigError, RuntimeError) as error:
         sys.exit(f"pufferl.py autotune: {error}")
     print(f"\nbest here:  python pufferl.py train {options.env} {flags(best, args['vec'])}".rstrip())
     return best

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import configuration
 import models
 import ocean
 import pufferl
@@ -260,7 +261,7 @@ def export(env_name, args):
     args = {**args, "env": {**args["env"], "num_envs": 1},
             "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
                     "batch_size": None}}  # fmt: skip
-    library = None if pufferl.load_creator(args["env_name"]) else pufferl.load_library(args["env_name"])
+    library = None if configuration.load_creator(args["env_name"]) else configuration.load_library(args["env_name"])
     for kind in ("c", "web"):
         if chosen[kind] and library is None:
             raise pufferl.ConfigError(f"--export.{kind} compiles the environment, but {env_name} is not one in C.")
@@ -297,7 +298,7 @@ def main(argv=None):
     if not argv or argv[0].startswith("-"):
         sys.exit(__doc__ if argv and argv[0] in ("-h", "--help") else
                  f"export.py: which environment? There are: {', '.join(ocean.names())}")
-    pufferl.SECTIONS["export"] = Export
+    configuration.SECTIONS["export"] = Export
     try:
         export(argv[0], pufferl.load_config(argv[0], argv[1:]))
     except pufferl.ConfigError as error:

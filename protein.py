@@ -1225,8 +1225,8 @@ def searched_settings(env_name, given, options=()):
     """
     if env_name is None:
         return given or {}
-    pufferl = import_pufferl()
-    args, schema = pufferl.load_config(env_name, list(options)), pufferl.resolve(env_name)[0]
+    configuration = import_configuration()
+    args, schema = configuration.load_config(env_name, list(options)), configuration.resolve(env_name)[0]
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     space = {}
@@ -1236,7 +1236,7 @@ def searched_settings(env_name, given, options=()):
             sections = [section for section in schema if section != "base"]
             raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
         types = {field.name: field.type for field in dataclasses.fields(schema[section])}
-        key = pufferl.translate(section, key, list(types), f"[sweep.{name}]")
+        key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
         if not isinstance(what, dict):
             what = {"distribution": "choice", "values": list(what)}
         what = {field: number(value) for field, value in what.items()}
@@ -1254,12 +1254,12 @@ def searched_settings(env_name, given, options=()):
     return space
 
 
-def import_pufferl():
-    """pufferl, imported only where it is needed: it brings torch and numba, and nodes that just start trials, the
-    report and the tuners by themselves need neither."""
-    import pufferl
+def import_configuration():
+    """configuration, imported only where it is needed: it brings torch, and nodes that just start trials, the report
+    and the tuners by themselves do without."""
+    import configuration
 
-    return pufferl
+    return configuration
 
 
 def import_report():
@@ -1281,7 +1281,8 @@ def run_sweep(env_name, tuner, settings=None, options=(), quiet=False):
     SIGTERM) has the running trials save and leaves them to the next start; a second one leaves at once.
     Raises SpaceError where the folder holds another sweep, RuntimeError where the first trials all fail.
     """
-    pufferl = import_pufferl()
+    import pufferl
+
     if settings is None:
         extra = dict(tuner.extra)
         fixed = extra.pop("fixed", {})
@@ -1615,14 +1616,14 @@ def report_command(argv):
 def sweep_command(env_name, argv):
     import tyro
 
-    pufferl = import_pufferl()
+    configuration = import_configuration()
     sweep_options, space_options, options = split_options(argv)
-    args = pufferl.load_config(env_name, options)
+    args = configuration.load_config(env_name, options)
     types = {field.name: field.type for field in dataclasses.fields(Sweep)}
     shipped = {}
     for key, text in args["sweep"].get("sweep", {}).items():
-        key = pufferl.translate("sweep", key, list(types), f"config [sweep] {key}")
-        shipped[key] = pufferl.coerce(text, types[key], f"config [sweep] {key}")
+        key = configuration.translate("sweep", key, list(types), f"config [sweep] {key}")
+        shipped[key] = configuration.coerce(text, types[key], f"config [sweep] {key}")
 
     arguments = dataclasses.make_dataclass("Arguments", [("sweep", Sweep, dataclasses.field(
         default_factory=lambda: Sweep(**shipped)))])

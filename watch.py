@@ -35,6 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+import configuration
 import models
 import ocean
 import ocean.__main__ as playing
@@ -189,7 +190,7 @@ def evaluate(env_name, args):
     episodes = args["eval"]["episodes"]
     if episodes < 1:
         raise pufferl.ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
-    native = pufferl.load_creator(args["env_name"]) is None
+    native = configuration.load_creator(args["env_name"]) is None
     # In Python an environment may be a process's worth of memory: no more of them than a training has.
     num_envs = min(episodes, MOST_ENVS if native else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
     play = Play(env_name, args, num_envs, args["train"]["seed"] + EVAL_SEED)
@@ -226,10 +227,10 @@ def evaluate(env_name, args):
 def describe_policy(args):
     """Which policy it is, for people."""
     if args["baseline"]:
-        about = pufferl.read_baseline(args["env_name"])[1]
+        about = configuration.read_baseline(args["env_name"])[1]
         return f"the baseline (score {about['score']:.4g} after {about['steps']:,} steps)"
     if args["load_model_path"]:
-        return str(pufferl.find_model(args["load_model_path"], args["data_dir"], args["env_name"]))
+        return str(configuration.find_model(args["load_model_path"], args["data_dir"], args["env_name"]))
     return "an untrained policy (no --load-model-path, no --baseline)"
 
 
@@ -245,7 +246,7 @@ class View(Play):
     """
 
     def __init__(self, env_name, args, seed):
-        creator = pufferl.load_creator(args["env_name"])
+        creator = configuration.load_creator(args["env_name"])
         self.native = creator is None
         drawn = {} if creator is None else creator.picture_settings
         args = {**args, "vec": {**args["vec"], "backend": "auto"}, "env": {**args["env"], **drawn}}
@@ -670,11 +671,11 @@ class Page:
             self.started = name
             found.append(("given", "as started", describe_policy(self.given)))
         if name in self.trained:
-            about = pufferl.read_baseline(name)[1]
+            about = configuration.read_baseline(name)[1]
             found.append(("baseline", "the one that ships", f"score {about['score']:.4g}, {about['steps']:,} steps"))
         for run, what in (("best", "the latest run's best"), ("latest", "the latest run")):
             with contextlib.suppress(pufferl.ConfigError):
-                model = pufferl.find_model(run, self.given["data_dir"], pufferl.find_config(name)[0])
+                model = configuration.find_model(run, self.given["data_dir"], configuration.find_config(name)[0])
                 found.append((run, what, str(model)))
         return [*found, ("untrained", "untrained", "random weights")]
 
@@ -753,7 +754,7 @@ class Requests(http.server.BaseHTTPRequestHandler):
             return
         if url.path == "/":
             nonce = f"{random.SystemRandom().getrandbits(128):032x}"
-            page = (pufferl.ROOT / "watch.html").read_text().replace("NONCE", nonce)
+            page = (configuration.ROOT / "watch.html").read_text().replace("NONCE", nonce)
             self._answer(200, page, "text/html; charset=utf-8", nonce)
         elif url.path == "/state":
             asked = dict(urllib.parse.parse_qsl(url.query))
@@ -872,13 +873,13 @@ def ship(env_name, args):
     Raises ConfigError for what cannot ship."""
     from safetensors.torch import save
 
-    path = pufferl.find_baseline(args["env_name"])
+    path = configuration.find_baseline(args["env_name"])
     if not args["load_model_path"]:
         raise pufferl.ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a model file.")
     if args["policy"]["name"] not in ("default", "feed-forward"):
         raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file that does not ship.")
-    model = pufferl.find_model(args["load_model_path"], args["data_dir"], args["env_name"])
-    before = pufferl.read_baseline(env_name)[1] if path.exists() else None
+    model = configuration.find_model(args["load_model_path"], args["data_dir"], args["env_name"])
+    before = configuration.read_baseline(env_name)[1] if path.exists() else None
     results = evaluate(env_name, args)
     about = {"score": results["score"].mean, "score_error": results["score"].error,
              "episodes": args["eval"]["episodes"], "steps": steps_of(model), "seed": args["train"]["seed"],

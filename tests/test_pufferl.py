@@ -14,6 +14,7 @@ import pytest
 import reference
 import torch
 
+import configuration
 import kernels
 import models
 import pufferl
@@ -521,11 +522,11 @@ def test_old_names_are_translated(tmp_path):
     ],
 )
 def test_ini_errors_name_file_and_key(tmp_path, text, message):
-    schema, values = pufferl.resolve("breakout")
+    schema, values = configuration.resolve("breakout")
     path = tmp_path / "bad.ini"
     path.write_text(text)
     with pytest.raises(pufferl.ConfigError, match=message) as error:
-        pufferl.read_ini(path, schema, values)
+        configuration.read_ini(path, schema, values)
     assert "bad.ini" in str(error.value)
 
 

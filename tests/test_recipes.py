@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import configuration
 import models
-import pufferl
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.M)[1:]
@@ -102,7 +102,7 @@ def test_checkpoints(recipe, capsys):
 
 
 def test_settings_in_the_docs_exist():
-    schema, _ = pufferl.resolve("squared")
+    schema, _ = configuration.resolve("squared")
     names = {f"{section}.{field.name}" for section, cls in schema.items() for field in dataclasses.fields(cls)}
     named = {}
     for path in sorted((ROOT / "docs").glob("*.md")):

@@ -20,6 +20,7 @@ import pytest
 import torch
 from test_pufferl import Plain, make_trainer, run_epochs
 
+import configuration
 import models
 import pufferl
 import vector
@@ -224,8 +225,8 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     assert names == ["best_squared.pt", "model_squared_000004.pt", "model_squared_000005.pt", "trainer_state.pt"]
     best = torch.load(trainer.run_folder / "best_squared.pt", weights_only=True)
     assert all(torch.equal(best[name], weights[2][name]) for name in best), "the weights that played"
-    assert pufferl.find_model("best", tmp_path, "squared").name == "best_squared.pt"
-    assert pufferl.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
+    assert configuration.find_model("best", tmp_path, "squared").name == "best_squared.pt"
+    assert configuration.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
     again = make_trainer(tmp_path, "squared", num_envs=64, hidden_size=8)
     again.load_checkpoint(trainer.run_folder)
     assert again.best_score == trainer.best_score and again._recent == (pytest.approx(100.0), 20)

@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+import configuration
 import emulation
 import ocean
 import pufferl
@@ -163,19 +164,19 @@ def test_several_agents_and_python_environments_are_evaluated():
 
 def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch, capsys):
     path = tmp_path / "baseline.safetensors"
-    monkeypatch.setattr(pufferl, "find_baseline", lambda env_name: path)
+    monkeypatch.setattr(configuration, "find_baseline", lambda env_name: path)
     options = ["--data-dir", str(tmp_path), "--logger", "none", "--env.num-envs", "64", "--policy.hidden-size", "20"]
     trained = pufferl.train("squared", pufferl.load_config("squared", [
         *options, "--train.total-timesteps", "8192", "--rnn.num-layers", "2", "--env.distance", "2"]))
     run = ["--load-model-path", str(trained.run_folder), "--eval.episodes", "32"]
     watch.ship("squared", pufferl.load_config("squared", ["--data-dir", str(tmp_path), *run]))
-    about = pufferl.read_baseline("squared")[1]
+    about = configuration.read_baseline("squared")[1]
     assert about["steps"] == 8192 and about["policy"]["hidden_size"] == 20 and about["env"] == {"distance": 2}
     played = watch.evaluate("squared", pufferl.load_config("squared", ["--baseline", "--eval.episodes", "32"]))
     assert played["score"].mean == about["score"]
     assert "score" in capsys.readouterr().out
     best = pufferl.load_config("squared", [*run[2:], "--data-dir", str(tmp_path), "--load-model-path", "best"])
-    assert watch.ship("squared", best) == path and pufferl.read_baseline("squared")[1]["steps"] == 8192
+    assert watch.ship("squared", best) == path and configuration.read_baseline("squared")[1]["steps"] == 8192
     with pytest.raises(pufferl.ConfigError, match="one of them"):
         watch.evaluate("squared", pufferl.load_config("squared", ["--baseline", *run]))
     monkeypatch.setattr(watch, "LARGEST_BASELINE", 1000)
@@ -210,7 +211,7 @@ def test_shipped_policies_are_small_and_fit_their_environments():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped())
 def test_a_shipped_policy_scores_what_it_says(name):
-    about = pufferl.read_baseline(name)[1]
+    about = configuration.read_baseline(name)[1]
     args = pufferl.load_config(name, ["--baseline", "--train.seed", "7", "--eval.episodes", "64"])
     score = watch.evaluate(name, args)["score"]
     assert abs(score.mean - about["score"]) < 5 * np.hypot(score.error, about["score_error"]) + 1e-3

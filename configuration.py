@@ -1,0 +1,627 @@
+"""Settings: the dataclasses, the .ini files and the command line, and the environment and network that they describe.
+
+    args = load_config("breakout", ["--train.learning-rate", "0.01"])      # nested dicts: args["train"]["horizon"]
+    vecenv = load_env("breakout", args)
+    policy = load_policy(args, vecenv, "breakout")
+
+The defaults in the dataclasses are changed by config/default.ini, then config/ENV.ini, then the command line. To add a
+setting, add a field with its docstring: it appears in --help and may stand in any .ini. An unknown key or a wrong type
+is a ConfigError that names the file, the key and the nearest right ones.
+"""
+
+import ast
+import configparser
+import contextlib
+import dataclasses
+import difflib
+import fnmatch
+import importlib.util
+import itertools
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+
+import emulation
+import environments
+import models
+import ocean
+import ranks
+import vector
+
+ROOT = Path(__file__).resolve().parent
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Configuration: a dataclass a section; config/default.ini, config/ENV.ini and the command line change the defaults
+
+
+@dataclass
+class Base:
+    load_model_path: str | None = None
+    """Start from these weights: a model file or a run's folder; "latest" is the newest run of this environment, "best"
+    its weights with the best score."""
+    baseline: bool = False
+    """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
+    resume: str | None = None
+    """Go on with a run, same folder and log: its folder, or "latest"."""
+    logger: Literal["tensorboard", "none"] = "tensorboard"
+    """Where metrics go besides metrics.jsonl in the run's folder."""
+    wandb: bool = False
+    """Log to Weights & Biases as well; WANDB_API_KEY or `wandb login` says who you are."""
+    neptune: bool = False
+    """Log to Neptune as well; NEPTUNE_API_TOKEN says who you are."""
+    project: str = "pufferl"
+    """Project of Weights & Biases and Neptune."""
+    entity: str | None = None
+    """Whose project: W&B's entity (default: your own), Neptune's workspace (default: NEPTUNE_PROJECT says both)."""
+    group: str | None = None
+    """Runs of one group belong together there."""
+    tag: str | None = None
+    """A label of the run there."""
+    data_dir: str = "experiments"
+    """Folder of the runs: checkpoints, logs, the resolved configuration."""
+
+
+@dataclass
+class Vec:
+    backend: Literal["auto", "native", "serial", "multiprocessing", "ray"] = "auto"
+    """native: environments in C, and ALE's; for others serial (one after the other in this process), multiprocessing or
+    ray. auto is native where it can be and multiprocessing elsewhere."""
+    num_envs: int = 1
+    """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all."""
+    num_workers: int | None = None
+    """Processes or Ray actors that step environments in Python (default: the physical cores, made to divide)."""
+    batch_size: int | None = None
+    """Environments whose workers the policy waits for before it acts on them (default: all)."""
+    timeout: float = 60.0
+    """Seconds after which a process that does not answer is an error."""
+    total_agents: int | None = None
+    """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
+    num_buffers: int | None = None
+    """native: ranges the environments are cut into (default: so that the work of one stays in a core's cache)."""
+    num_threads: int | None = None
+    """Threads that step environments and run the network (default: the physical cores)."""
+
+
+@dataclass
+class Policy:
+    name: str = "default"
+    """default, feed-forward (the same as default with rnn.name none), or path/to/file.py:Class for your own. default
+    reads images through convolutions and Dict, Tuple and Discrete observations field by field (models.Encoded)."""
+    hidden_size: int = 128
+    """Width of the network."""
+
+
+@dataclass
+class Rnn:
+    name: Literal["auto", "mingru", "lstm", "none"] = "auto"
+    """auto is mingru for the default policy and none for any other."""
+    hidden_size: int | None = None
+    """Width of the recurrent layers (default: policy.hidden_size)."""
+    input_size: int | None = None
+    """Width of what the encoder gives to the recurrent layers (default: policy.hidden_size)."""
+    num_layers: int = 1
+    """Recurrent layers."""
+
+
+@dataclass
+class Train:
+    total_timesteps: int = 10_000_000
+    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps."""
+    learning_rate: float = 0.015
+    """Step size at the start. Muon's steps have unit scale, so this is about ten times what Adam wants."""
+    anneal_lr: bool = True
+    """Cosine from learning_rate to min_lr_ratio of it (Loshchilov and Hutter 2017)."""
+    min_lr_ratio: float = 0.0
+    """Fraction of learning_rate that is left at the end."""
+    gamma: float = 0.995
+    """Discount."""
+    gae_lambda: float = 0.90
+    """Weight of long against short returns in the advantage (Schulman et al. 2016)."""
+    horizon: int = 64
+    """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
+    minibatch_size: int | None = None
+    """Steps of one update, a multiple of horizon (default: 8,192, or the whole batch where that is smaller); several
+    ranks share them."""
+    max_minibatch_size: int | None = None
+    """Steps that go through a custom network at once; larger minibatches accumulate gradients (default: all)."""
+    replay_ratio: float = 1.0
+    """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
+    clip_coef: float = 0.2
+    """PPO: how far the probability ratio may leave 1."""
+    vf_coef: float = 2.0
+    """Weight of the value loss."""
+    vf_clip_coef: float = 0.2
+    """How far a value may leave its old one in an update; inf for no clipping."""
+    ent_coef: float = 0.001
+    """Weight of the entropy bonus."""
+    anneal_ent_coef: bool = False
+    """Let ent_coef fall to zero linearly over the training."""
+    max_grad_norm: float = 1.5
+    """Global gradient norm above which gradients are scaled down."""
+    optimizer: Literal["muon", "adam"] = "muon"
+    """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's."""
+    momentum: float = 0.95
+    """Muon's Nesterov momentum, and Adam's beta1."""
+    beta2: float = 0.999
+    """Adam's second moment; only with optimizer adam."""
+    eps: float = 1e-8
+    """Adam's denominator; only with optimizer adam."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay: each update scales the weights by 1 - learning rate · weight_decay."""
+    vtrace_rho_clip: float = 1.0
+    """V-trace: upper bound of the importance weight of a temporal difference (Espeholt et al. 2018)."""
+    vtrace_c_clip: float = 1.0
+    """V-trace: upper bound of the weight with which later differences count for earlier steps."""
+    prio_alpha: float = 0.8
+    """How much segments with large advantages are preferred; 0 draws evenly (Schaul et al. 2016)."""
+    prio_beta0: float = 0.2
+    """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
+    reward_clip: float | None = None
+    """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
+    state: Literal["carry", "zero"] = "carry"
+    """Recurrent state at the start of a rollout: carried over from the last one, or zero."""
+    seed: int = 0
+    """Seed of the weights, the environments, the actions and the draws."""
+    device: Literal["auto", "cpu"] = "auto"
+    """Where the network runs."""
+    gpus: int = 1
+    """Processes that train together on this machine, one a GPU, or sharing the cores where there is none; for several
+    machines there is torchrun (docs/scale.md)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the matrix products and of what flows between them; weights, recurrent states, losses and statistics are
+    float32. bfloat16 wants a processor that has it, and is then two to three times faster."""
+    compile: bool = False
+    """torch.compile for a custom network (the default one is fused by hand)."""
+    compile_mode: str = "default"
+    """torch.compile's mode."""
+    checkpoint_interval: int = 200
+    """Epochs between checkpoints; one is always written at the end and on Ctrl-C."""
+    keep: int = 5
+    """Model files that are kept of a run."""
+    log_interval: float = 1.0
+    """Seconds between log entries and dashboard refreshes."""
+
+
+@dataclass
+class Eval:
+    episodes: int = 256
+    """Episodes that count: as many of each environment, fixed before it starts, so that short ones are not favoured."""
+    deterministic: bool = False
+    """Take the most likely action in place of drawing one."""
+    max_steps: int = 100_000
+    """Steps after which an episode that does not end is an error."""
+    video: str | None = None
+    """Write an episode to out.mp4 or out.gif, or a frame from the middle of it to out.png; needs no display."""
+    terminal: bool = False
+    """Show the policy playing in the terminal."""
+    web: bool = False
+    """Show the policy playing on a page at 127.0.0.1, also through an ssh tunnel."""
+    window: bool | None = None
+    """Show the policy playing in a window (default: where there is a display and the output is a terminal)."""
+    port: int = 8899
+    """Of the page; the next free one where it is taken."""
+    fps: float | None = None
+    """Steps a second that are shown (default: the environment's own)."""
+    seconds: float = 30.0
+    """Length of a video at most; of a longer episode it shows the beginning."""
+
+
+@dataclass
+class Profile:
+    epochs: int = 3
+    """Epochs that are traced, after two that warm up."""
+    output: str | None = None
+    """File of the trace (default: profile_ENV.json in data_dir)."""
+
+
+SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
+# Names from other trainers: translated where the meaning is the same, refused with the equivalent where it is not.
+RENAMED = {"num_steps": "horizon", "bptt_horizon": "horizon", "n_epochs": "replay_ratio",
+           "update_epochs": "replay_ratio", "adam_beta1": "momentum", "adam_beta2": "beta2", "adam_eps": "eps"}
+REFUSED = {
+    "batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon",
+    "num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
+    "num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
+}
+
+
+RUN_SETTINGS = ("load_model_path", "baseline", "resume", "data_dir", "launch")  # which run it is: not taken over
+
+
+class ConfigError(ValueError):
+    """A setting that does not exist, has the wrong type or cannot work; the message says what to do."""
+
+
+def difference(before, after, name=""):
+    """What two configurations, nested dicts, do not share: ["train.gamma: 0.9 is now 0.99", ...]."""
+    changes = []
+    for key in {**before, **after}:
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes += difference(old, new, f"{name}{key}.")
+        elif old != new and key not in RUN_SETTINGS:
+            changes.append(f"{name}{key}: {old} is now {new}")
+    return changes
+
+
+@contextlib.contextmanager
+def out_of_memory(settings):
+    """Say which settings to lower where memory runs out, on a CPU or a GPU."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        texts = ("out of memory", "allocate memory", "Unable to allocate", "bad_alloc")
+        if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
+            raise MemoryError(f"out of memory: lower {settings}. ({str(error).splitlines()[0]})") from error
+        raise
+
+
+def find_config(env_name):
+    """(environment, ini file) of a name on the command line. An ini file may say which environments it is for,
+    `[base] env_name = gym/CartPole-v1 gym/CartPole-*`: its own name then stands for the first of them."""
+    name = env_name.removeprefix("puffer_")
+    own = ROOT / "config" / (Path(name).with_suffix(".ini").name if name.endswith(".h") else f"{name}.ini")
+    found = []
+    for path in sorted((ROOT / "config").glob("*.ini")):
+        parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=False)
+        parser.read(path)
+        names = parser.get("base", "env_name", fallback="").split()
+        if names and path == own:
+            return names[0], path
+        found += [(len(pattern), path) for pattern in names if fnmatch.fnmatchcase(name, pattern)]
+    return name, max(found)[1] if found else own  # of several patterns that fit, the longest says most
+
+
+def load_creator(name):
+    """The creator of a Python environment, gym/ID, pettingzoo/FAMILY/NAME or file.py:callable; None for one in C."""
+    try:
+        return environments.load_creator(name)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def env_section(name):
+    """The env section as a dataclass: num_envs and the settings that a C environment's header declares, or the keyword
+    arguments with a plain default of one in Python."""
+    creator = load_creator(name)
+    if creator is not None:
+        try:
+            settings = creator.settings
+        except (ValueError, ImportError) as error:
+            raise ConfigError(str(error)) from None
+        fields = [(key, type(value), field(default=value, metadata={"help": f"As {name} has it."}))
+                  for key, value in {"num_envs": 1, **settings}.items()]
+        return dataclasses.make_dataclass("Env", fields)
+    library = load_library(name)
+    fields = [("num_envs", int, field(default=1024, metadata={"help": "Environments side by side."}))]
+    fields += [(key, type(value), field(default=value, metadata={"help": library.settings_help.get(key, "")}))
+               for key, value in library.settings.items()]
+    return dataclasses.make_dataclass("Env", fields)
+
+
+def load_library(name):
+    """The compiled environment behind ENV on the command line: a name in ocean/ or the path of a header."""
+    try:
+        return ocean.load(name.removeprefix("puffer_"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def coerce(value, kind, where):
+    """A string from an ini file, or a value from Python, as `kind`; ConfigError naming `where` if it is not one."""
+    options = getattr(kind, "__args__", ())
+    if type(None) in options:
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "")):
+            return None
+        kind = next(option for option in options if option is not type(None))
+        options = getattr(kind, "__args__", ())
+    if options:
+        if value not in options:
+            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(map(str, options))}.")
+        return value
+    try:
+        if kind is str:
+            return str(value)
+        if isinstance(value, str):
+            value = {"true": True, "false": False, "inf": math.inf}.get(value.lower(), value)
+            value = ast.literal_eval(value) if isinstance(value, str) else value
+        if kind is bool and value in (0, 1):
+            return bool(value)
+        if kind is float and not isinstance(value, bool):
+            return float(value)
+        if kind is int and not isinstance(value, bool) and int(value) == value:
+            return int(value)
+    except (ValueError, TypeError, SyntaxError, OverflowError):
+        pass
+    raise ConfigError(f"{where} = {value!r}: must be {'an' if kind is int else 'a'} {kind.__name__}.")
+
+
+def translate(section, key, known, where):
+    """The present name of a setting; ConfigError with the nearest names for one that does not exist."""
+    if key in known:
+        return key
+    if section == "train" and key in RENAMED:
+        return RENAMED[key]
+    if section == "train" and key in REFUSED:
+        raise ConfigError(f"{where}: {REFUSED[key]}.")
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"{where}: there is no such setting.{hint} There are: {', '.join(known)}.")
+
+
+def read_ini(path, schema, values):
+    """Put an ini file's settings over `values`, {section: {key: value}}; [sweep*] sections go to "sweep" as text."""
+    parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None)
+    try:
+        parser.read_string(path.read_text(), source=str(path))
+    except configparser.Error as error:
+        raise ConfigError(str(error)) from None
+    for section in parser.sections():
+        if section.partition(".")[0] == "sweep":
+            values["sweep"].setdefault(section, {}).update(parser[section])
+            continue
+        if section not in schema:
+            raise ConfigError(f"{path} [{section}]: there is no such section. There are: {', '.join(schema)}, sweep.")
+        types = {f.name: f.type for f in dataclasses.fields(schema[section])}
+        for key, text in parser[section].items():
+            if (section, key) == ("base", "env_name"):
+                continue  # see find_config
+            where = f"{path} [{section}] {key}"
+            key = translate(section, key, list(types), where)
+            values[section][key] = coerce(text, types[key], where)
+
+
+def resolve(env_name):
+    """(schema, values) before the command line: the dataclass and the settings of each section."""
+    env_name, own = find_config(env_name)
+    schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
+    values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
+    creator = load_creator(env_name)
+    if creator is not None:  # in Python they are many times slower than in C, so fewer are worth their while
+        values["vec"]["num_envs"] = getattr(creator, "num_envs", 64)
+    for path in (ROOT / "config" / "default.ini", own):
+        if path.exists():
+            read_ini(path, schema, values)
+    return schema, values
+
+
+def load_config(env_name, argv=()):
+    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"].
+
+    argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
+    exist or has the wrong type; an option that cannot be parsed prints what is wrong and exits, as on a command line.
+    """
+    schema, values = resolve(env_name)
+    argv = spell_out_flags(schema, argv)
+    apply_saved(argv, find_config(env_name)[0], values)
+    if argv:
+        values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
+    base = values.pop("base")
+    return {"env_name": find_config(env_name)[0], **base, **values}
+
+
+def spell_out_flags(schema, argv):
+    """argv with True behind the flags that stand alone: --baseline for --baseline True."""
+    flags = {("" if section == "base" else f"{section}.") + f.name
+             for section, cls in schema.items() for f in dataclasses.fields(cls) if f.type in (bool, bool | None)}
+    spelt = []
+    for option, following in itertools.zip_longest(argv, argv[1:], fillvalue="--"):
+        spelt.append(option)
+        if option[:2] == "--" and option[2:].replace("-", "_") in flags and following.startswith("--"):
+            spelt.append("True")
+    return spelt
+
+
+def apply_saved(argv, env_name, values):
+    """Put the settings that a run was started with over `values`, where the command line names one: all of them for
+    --resume, those of the environment and the network for --load-model-path and --baseline."""
+    named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
+    named = {name.replace("_", "-"): value for name, value in named.items()}
+    resume = named.get("--resume")
+    path = resume or named.get("--load-model-path")
+    if named.get("--baseline") == "True" and not resume:
+        settings = read_baseline(env_name)[1]
+    elif path is not None:
+        holding = "trainer_state.pt" if resume else "model_*.pt"
+        folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name, holding)
+        saved = (folder if folder.is_dir() else folder.parent) / "config.json"
+        settings = json.loads(saved.read_text()) if saved.exists() else None
+    else:
+        settings = None
+    if settings is not None:
+        for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
+            own = settings if section == "base" else settings.get(section, {})
+            values[section] |= {key: own[key] for key in values[section] if key in own and key not in RUN_SETTINGS}
+
+
+def parse_arguments(env_name, schema, values, argv):
+    """`values` with the command line's options over them, through tyro."""
+    import tyro
+
+    sections = []
+    for section, cls in schema.items():
+        if section == "base":
+            continue
+        if section == "env":  # made from the header, so its help has no source to be read from
+            helped = [(f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
+                      for f in dataclasses.fields(cls)]
+            cls = dataclasses.make_dataclass("Env", helped)
+        sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
+    arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
+    arguments.__doc__ = f"Settings of {env_name}; defaults from pufferl.py and config/."
+    defaults = arguments(**values["base"])
+    translated = []
+    for option in argv:
+        name, equals, value = option.partition("=")
+        if name.startswith("--train."):
+            key = name.removeprefix("--train.").replace("-", "_")
+            if key in RENAMED or key in REFUSED:
+                name = "--train." + translate("train", key, [], name).replace("_", "-")
+        translated.append(name + equals + value)
+    parsed = tyro.cli(arguments, args=translated, default=defaults, prog=f"pufferl.py VERB {env_name}",
+                      config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
+    result = dataclasses.asdict(parsed)
+    return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
+
+
+def load_env(env_name, args):
+    """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
+    env_name, settings, vec = find_config(env_name)[0], dict(args["env"]), args["vec"]
+    creator = load_creator(env_name)
+    if creator is not None:
+        return load_python_env(creator, args)
+    library = load_library(env_name)
+    if vec["backend"] not in ("auto", "native"):
+        if vec["total_agents"] is not None:
+            raise ConfigError("vec.total_agents is for vec.backend native; set vec.num_envs and env.num_envs instead.")
+        return make_vector(library, vec["num_envs"], vec["backend"], args, settings)
+    num_envs = settings.pop("num_envs") * vec["num_envs"]
+    if vec["total_agents"] is not None:
+        probe = library.create(1, settings=settings)
+        num_envs = divide_agents(vec["total_agents"], probe.num_agents, library.name)
+        probe.close()
+    if num_envs < 1:
+        raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
+    return make_vector(library, num_envs, "native", args, settings)
+
+
+def divide_agents(total, agents, name):
+    """Environments that hold `total` agents, at `agents` each."""
+    if total < agents or total % agents:
+        raise ConfigError(f"vec.total_agents = {total}: one {name} has {agents} agents; take a multiple of that.")
+    return total // agents
+
+
+def load_python_env(creator, args):
+    """load_env for environments in Python."""
+    settings, vec = dict(args["env"]), args["vec"]
+    copies = settings["num_envs"] if "num_envs" in creator.settings else settings.pop("num_envs")
+    num_envs = vec["num_envs"] * (1 if "num_envs" in settings else copies)
+    if vec["total_agents"] is not None:
+        probe = emulation.create(creator, (), settings, 0)
+        num_envs = divide_agents(vec["total_agents"], emulation.slots(probe), creator.name)
+        probe.close()
+    backend = vec["backend"]
+    if backend == "auto":
+        alone = min(num_envs, vec["num_workers"] or vector.physical_cores()) == 1
+        backend = "serial" if alone else "multiprocessing"
+        free = vec["num_workers"] is None and vec["batch_size"] is None
+        if num_envs > 1 and free and getattr(creator, "prefers_native", False):
+            backend = "native"
+    return make_vector(creator, num_envs, backend, args, settings)
+
+
+def make_vector(env, num_envs, backend, args, settings):
+    """vector.make with the vec section's settings; ConfigError for what cannot work."""
+    vec = args["vec"]
+    try:
+        return vector.make(env, num_envs, backend, num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
+                           num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
+                           seed=args["train"]["seed"], env_kwargs=settings)
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def load_policy(args, vecenv, env_name=""):
+    """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
+    torch.manual_seed(args["train"]["seed"])
+    name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
+    kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name == "default" else "none")
+    recurrent = rnn["hidden_size"] or hidden
+    env = vecenv.driver_env
+    if kind != "none" and rnn["num_layers"] < 1:
+        raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
+    encoded = name in ("default", "feed-forward") and models.wants_encoding(env)
+    if name == "default" and kind == "mingru" and not encoded:
+        if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
+            raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
+                              f"equal policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
+        policy = models.Policy(env, hidden_size=hidden, num_layers=rnn["num_layers"])
+    else:
+        if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
+            raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
+                              "it.")
+        cls = models.Encoded if encoded else models.Default if name in ("default", "feed-forward") else load_class(name)
+        policy = cls(env, hidden_size=hidden)
+        if kind != "none":
+            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
+            policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
+                             input_size=rnn["input_size"] or hidden)
+    if args.get("load_model_path") and args.get("baseline"):
+        raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
+    if args.get("load_model_path") or args.get("baseline"):
+        def read():
+            if args.get("baseline"):
+                return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
+            path = find_model(args["load_model_path"], args["data_dir"], args["env_name"])
+            return path, torch.load(path, weights_only=True, map_location="cpu")
+
+        path, weights = ranks.connect().first(read)
+        try:
+            policy.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ConfigError(f"{path} does not fit this network: {error}") from None
+    return policy
+
+
+def load_class(name):
+    """path/to/file.py:Class -> the class."""
+    path, _, attribute = name.partition(".py:")
+    path = Path(path + ".py")
+    if not attribute or not path.exists():
+        raise ConfigError(f"policy.name = {name}: must be default, feed-forward or path/to/file.py:Class of a file "
+                          "that exists.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, attribute):
+        raise ConfigError(f"policy.name = {name}: {path} has no class {attribute}.")
+    return getattr(module, attribute)
+
+
+def find_run(path, data_dir, env_name, holding="model_*.pt"):
+    """The folder of a run: `path` itself, or for "latest" and "best" the environment's newest one that holds a model
+    (or another file)."""
+    if path not in ("latest", "best"):
+        return Path(path)
+    files = list(Path(data_dir).glob(f"{Path(env_name).stem}_*/{holding}"))
+    if not files:
+        raise ConfigError(f"{path}: there is no run of {env_name} with a {holding} in {Path(data_dir).resolve()}; "
+                          "train one first.")
+    return max(files, key=lambda file: file.stat().st_mtime).parent
+
+
+def find_model(path, data_dir, env_name):
+    """A model file: `path` itself, the newest in the folder `path`, "latest" or "best"."""
+    pattern = "best_*.pt" if path == "best" else "model_*.pt"
+    path = find_run(path, data_dir, env_name, pattern)
+    if path.is_dir():
+        path = max(path.glob(pattern), default=path / pattern)
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such model file.")
+    return path
+
+
+def find_baseline(env_name):
+    """Where the trained policy that ships with an environment in C lies: beside its header."""
+    if load_creator(env_name) is not None:
+        raise ConfigError(f"--baseline: trained policies ship with the environments in C only, not with {env_name}.")
+    return load_library(env_name).header.parent / "baseline.safetensors"
+
+
+def read_baseline(env_name):
+    """(weights, metadata) of it: the env, policy and rnn sections that it was trained with, its score and its steps.
+    `python watch.py ship` writes one."""
+    from safetensors import safe_open
+
+    path = find_baseline(env_name)
+    if not path.exists():
+        raise ConfigError(f"--baseline: no trained policy ships with {env_name}; train one and use --load-model-path.")
+    with safe_open(path, "pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return weights, {name: json.loads(value) for name, value in file.metadata().items()}
