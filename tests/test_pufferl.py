@@ -1,6 +1,7 @@
 """The trainer: one epoch against the float64 reference, determinism, resume, configuration, the command line."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -398,6 +399,34 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
     )
     for name in fused:
         torch.testing.assert_close(fused[name], slow[name], atol=2e-4, rtol=1e-3)
+
+
+def test_bfloat16_is_refused_where_the_processor_has_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with pytest.raises(configuration.ConfigError, match=r"train.precision = bfloat16: .*use float32"):
+        make_trainer(tmp_path, precision="bfloat16")
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="this processor has no AVX-512 BF16")
+@pytest.mark.parametrize("policy", [None, lambda env: models.LSTMWrapper(env, models.Default(env, 16), 16)],
+                         ids=["default", "lstm"])  # fmt: skip
+@pytest.mark.parametrize("env", ["cartpole", "pendulum"])
+def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
+    """The rollout's logits differ in the third digit, so most actions and what is learnt from them are the same."""
+    values, losses, steps = [], [], []
+    for precision in ("float32", "bfloat16"):
+        trainer = make_trainer(tmp_path, env, policy, precision=precision)
+        before = trainer.arena.flat("weights").clone()
+        trainer.evaluate()
+        losses.append(trainer.train())
+        values.append(trainer.values[0].clone())
+        steps.append(trainer.arena.flat("weights") - before)
+        assert trainer.arena.flat("weights").dtype == torch.float32
+        trainer.release()
+    assert not torch.equal(*values)
+    torch.testing.assert_close(values[1], values[0], rtol=0.02, atol=0.02)
+    assert losses[1]["entropy"] == pytest.approx(losses[0]["entropy"], rel=0.01)
+    assert torch.cosine_similarity(*steps, dim=0) > 0.7 and all(math.isfinite(loss) for loss in losses[1].values())
 
 
 def test_the_script_of_the_docs_runs(tmp_path, monkeypatch, capsys):
