@@ -140,8 +140,14 @@ def nothing_left():
     def shared():
         return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
+    def command(process):
+        try:
+            return " ".join(process.cmdline())
+        except psutil.Error:  # it has just ended, as those of Ray do in their own time
+            return ""
+
     def children():
-        return {p.pid for p in psutil.Process().children(recursive=True) if "emulation.serve" in " ".join(p.cmdline())}
+        return {p.pid for p in psutil.Process().children(recursive=True) if "emulation.serve" in command(p)}
 
     before = shared(), children()
     yield

@@ -8,6 +8,8 @@
  *   - The back wall (the upper edge) halves the paddle until the round ends, that is, until the ball is lost.
  *   - Losing a ball takes one of five in reserve; losing the last one ends the episode, and so do 864 points.
  *   - When the first wall is cleared, the next strike of the paddle brings the second.
+ *   - A ball can go round and round and hit no brick for ever. After max_steps the episode is truncated: half an hour
+ *     at a frameskip of 4, as Atari's games are (Machado et al. 2018, section 4.1).
  * The reward is the points of the bricks hit. Actions: none, left, right; or, with continuous, one speed in -1..1.
  * A tick is 1/60 s and an action lasts frameskip ticks.
  *
@@ -21,7 +23,7 @@
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
     X(bool, continuous, false, "one action in -1..1, the speed of the paddle, instead of none, left, right") \
-    X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
+    X(int, max_steps, 27000, "steps after which an episode is truncated; 0: none") \
     X(int, balls, 5, "balls in reserve") \
     X(float, paddle_width, 62.0, "pixels") \
     X(float, paddle_speed, 620.0, "pixels a second") \
