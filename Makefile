@@ -25,10 +25,12 @@ test: .venv/ready-test  ## every fast test
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"
 
-bench: .venv/ready-test  ## steps a second beside the floor, kernels beside a copy, environments beside a C loop
+bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor and a peer, kernels beside a copy, ...
 	$(RUN) tests/bench_env.py
 	$(RUN) tests/bench_kernels.py
 	$(RUN) tests/bench_train.py
+	$(RUN) tests/bench_train.py --precision bfloat16
+	$(RUN) tests/bench_peers.py
 
 lint: .venv/ready-test
 	$(RUN) -m ruff check .
@@ -44,6 +46,11 @@ lint: .venv/ready-test
 	$(INSTALL) -r requirements-test.txt
 	touch $@
 
+.venv-bench/ready: requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet $$(grep ^torch requirements.txt) stable-baselines3
+	touch $@
+
 clean:
-	rm -rf .venv ocean/.build
+	rm -rf .venv .venv-bench ocean/.build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,6 +34,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+# torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
+os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+
 import numba
 import numpy as np
 import torch
@@ -283,7 +286,7 @@ class PuffeRL:
                 seconds = list(self._pool.map(self._rollout, workers))
         else:
             count = self.vecenv.num_threads
-            with torch.no_grad(), kernels.threads(count), torch_threads(count):
+            with torch.no_grad(), kernels.threads(count), torch_threads(self._threads(self.vecenv.agents_per_batch)):
                 seconds = [self._rollout(worker) for worker in workers]
         # Fused workers run side by side; where environments are elsewhere only the first one has something to do.
         stepping = sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.fused else 1)
@@ -333,6 +336,14 @@ class PuffeRL:
         for name, tensor in state.items():
             tensor.copy_(view[name])
         return outputs.float().contiguous(), None if log_std is None else log_std.float().contiguous()
+
+    def _threads(self, rows):
+        """torch's threads within an operation: the fused path's workers bring their own; a custom network gets all
+        cores for a pass of that many rows where they have something to do, else they wait longer than they work."""
+        if self.fused:
+            return self.vecenv.threads_per_worker
+        operations = 2 * rows * sum(parameter.numel() for parameter in self.policy.parameters())
+        return self.vecenv.num_threads if operations > WORTH_THREADS else 1
 
     def _autocast(self):
         """A custom network's products at train.precision."""
@@ -419,9 +430,8 @@ class PuffeRL:
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
         self._minibatches_owed -= count
-        # The fused path's workers are single-threaded; a custom network runs here, with all cores in each operation.
-        count_threads = self.vecenv.threads_per_worker if self.fused else self.vecenv.num_threads
-        with kernels.threads(self.vecenv.num_threads), torch_threads(count_threads):
+        rows = min(c["minibatch_size"], c["max_minibatch_size"] or c["minibatch_size"])
+        with kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(rows)):
             self._renew(None)
             norms = []
             for minibatch in range(count):
@@ -828,6 +838,7 @@ UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that 
 BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
 SAVED_NUMBERS = ("epoch", "_minibatches_owed", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
+WORTH_THREADS = 1e8  # operations in one pass of a custom network from which on several threads share each product
 CHUNK_STEPS = 2048  # steps that one worker takes through the default network at once: what fits a core's cache
 
 

@@ -1,0 +1,122 @@
+"""Trained steps a second beside Stable-Baselines3's PPO: the same environment through Gymnasium, the same network, the
+same batch, minibatch and number of passes.
+
+    make bench                                                   # sets up .venv-bench, where the peer is installed
+    python tests/bench_peers.py --peer-python .venv-bench/bin/python --env CartPole-v1 --num-envs 64
+
+Each side runs in a process of its own with all cores; they take turns and the medians count. What is timed is rollouts
+and updates after a warm-up, without imports and compilation. The last line of the output is one JSON object.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WARM_UP = 2  # rollouts that are not timed
+
+
+@dataclass
+class Arguments:
+    peer_python: str = str(ROOT / ".venv-bench" / "bin" / "python")
+    """The interpreter that has stable_baselines3."""
+    env: str = "CartPole-v1"
+    """A Gymnasium id."""
+    num_envs: int = 64
+    """Environments."""
+    horizon: int = 64
+    """Steps of a rollout in each of them."""
+    minibatch_size: int = 1024
+    """Steps of an update."""
+    passes: int = 4
+    """How often each step is learnt from."""
+    hidden_size: int = 64
+    """Width of the two layers."""
+    rollouts: int = 20
+    """Timed in one repeat."""
+    repeats: int = 3
+    """Of each side, in turn."""
+
+
+def ours(a, backend):
+    sys.path.insert(0, str(ROOT))
+    import pufferl
+
+    name = f"gym/{a['env']}"
+    batch = a["num_envs"] * a["horizon"]
+    options = {"--vec.backend": backend, "--vec.num-envs": a["num_envs"], "--policy.name": "feed-forward",
+               "--policy.hidden-size": a["hidden_size"], "--rnn.name": "none", "--train.horizon": a["horizon"],
+               "--train.minibatch-size": a["minibatch_size"], "--train.replay-ratio": a["passes"],
+               "--train.total-timesteps": batch * 10**6, "--train.log-interval": 10**9}  # fmt: skip
+    args = pufferl.load_config(name, [str(part) for pair in options.items() for part in pair])
+    vecenv = pufferl.load_env(name, args)
+    trainer = pufferl.PuffeRL({**args["train"], "env": name, "data_dir": None}, vecenv,
+                              pufferl.load_policy(args, vecenv, name))  # fmt: skip
+    for rollout in range(WARM_UP + a["rollouts"]):
+        if rollout == WARM_UP:
+            begun = time.perf_counter()
+        trainer.evaluate()
+        trainer.train()
+    seconds = time.perf_counter() - begun
+    trainer.release()
+    return batch * a["rollouts"] / seconds
+
+
+def stable_baselines3(a):
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    class Clock(BaseCallback):
+        def _on_rollout_start(self):
+            self.starts = [*getattr(self, "starts", []), time.perf_counter()]
+
+        def _on_step(self):
+            return True
+
+    network = {"net_arch": [a["hidden_size"]] * 2, "activation_fn": torch.nn.ReLU, "share_features_extractor": True}
+    model = PPO("MlpPolicy", make_vec_env(a["env"], a["num_envs"]), n_steps=a["horizon"], device="cpu",
+                batch_size=a["minibatch_size"], n_epochs=a["passes"], policy_kwargs=network)  # fmt: skip
+    clock, batch = Clock(), a["num_envs"] * a["horizon"]
+    model.learn(batch * (WARM_UP + a["rollouts"] + 1), callback=clock)
+    return batch * a["rollouts"] / (clock.starts[WARM_UP + a["rollouts"]] - clock.starts[WARM_UP])
+
+
+SIDES = {"serial": lambda a: ours(a, "serial"), "multiprocessing": lambda a: ours(a, "multiprocessing"),
+         "Stable-Baselines3": stable_baselines3}  # fmt: skip
+
+
+def main():
+    import tyro
+
+    a = tyro.cli(Arguments, description=__doc__)
+    if not Path(a.peer_python).exists():
+        sys.exit(f"{a.peer_python}: there is no such interpreter; `make .venv-bench/ready` installs the peer.")
+    speeds = {side: [] for side in SIDES}
+    for _ in range(a.repeats):
+        for side, measured in speeds.items():
+            python = a.peer_python if side == "Stable-Baselines3" else sys.executable
+            child = subprocess.run([python, __file__, "--child", side, json.dumps(vars(a))], capture_output=True,
+                                   text=True, cwd=ROOT)  # fmt: skip
+            if child.returncode:
+                sys.exit(f"{side} failed:\n{child.stderr}")
+            measured.append(float(child.stdout.splitlines()[-1]))
+    peer = statistics.median(speeds["Stable-Baselines3"])
+    print(f"{a.env}: {a.num_envs} environments × horizon {a.horizon}, minibatch {a.minibatch_size:,}, "
+          f"{a.passes} passes, 2 × {a.hidden_size}; median of {a.repeats}")  # fmt: skip
+    for side, measured in speeds.items():
+        middle = statistics.median(measured)
+        print(f"  {side:20} {middle:10,.0f} trained steps a second   {middle / peer:6.2f} x")
+    print(json.dumps({**vars(a), "steps_a_second": speeds}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        print(SIDES[sys.argv[2]](json.loads(sys.argv[3])))
+    else:
+        main()
