@@ -425,9 +425,10 @@ def test_an_environment_that_cannot_be_made_in_the_worker():
 @pytest.mark.parametrize("how", ["forgotten", "exception", "SIGINT", "SIGKILL"])
 def test_workers_end_with_their_parent(how):
     script = f"""
-import os, sys, time
+import os, signal, sys, time
 import numpy as np, vector
 from tests.test_vector import Walk
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background may be born without
 vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
 vecenv.reset()
 print(*[process.pid for process, *_ in vecenv._workers], flush=True)
