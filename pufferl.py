@@ -223,7 +223,7 @@ class PuffeRL:
 
         if self.fused:
             bounds = [M * worker // workers for worker in range(workers + 1)]
-            rows = max(1, CHUNK_STEPS // T)
+            rows = max(1, CHUNK_STEPS * 4 // self._precision.itemsize // T)
             self._chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
                             for first, last in itertools.pairwise(bounds)]
             self._actors = [models.Fused(self.policy, arena, f"actor {w}", steps=0, rows=largest,
@@ -839,7 +839,7 @@ BEST_EPISODES = 100  # that a score must be the mean of before it counts as the 
 SAVED_NUMBERS = ("epoch", "_minibatches_owed", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 WORTH_THREADS = 1e8  # operations in one pass of a custom network from which on several threads share each product
-CHUNK_STEPS = 2048  # steps that one worker takes through the default network at once: what fits a core's cache
+CHUNK_STEPS = 2048  # float32 steps that one worker takes through the default network at once: what fits its caches
 
 
 @contextlib.contextmanager
