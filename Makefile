@@ -5,11 +5,11 @@ RUN := .venv/bin/python
 # uv, where it is installed, does in seconds what pip does in minutes.
 UV := $(shell command -v uv 2>/dev/null)
 ifeq ($(UV),)
-VENV := $(PYTHON) -m venv .venv
-INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
+venv = $(PYTHON) -m venv $(1)
+install = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 else
-VENV := $(UV) venv --quiet --seed --python $(PYTHON) .venv
-INSTALL := $(UV) pip install --quiet --python $(RUN)
+venv = $(UV) venv --quiet --seed --python $(PYTHON) $(1)
+install = $(UV) pip install --quiet --python $(1)/bin/python
 endif
 
 .PHONY: train test test-slow bench lint clean
@@ -38,17 +38,17 @@ lint: .venv/ready-test
 .venv/ready: requirements.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
-	test -x $(RUN) || $(VENV)
-	$(INSTALL) -r requirements.txt
+	test -x $(RUN) || $(call venv,.venv)
+	$(call install,.venv) -r requirements.txt
 	touch $@
 
 .venv/ready-test: .venv/ready requirements-test.txt
-	$(INSTALL) -r requirements-test.txt
+	$(call install,.venv) -r requirements-test.txt
 	touch $@
 
-.venv-bench/ready: requirements.txt
-	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet $$(grep ^torch requirements.txt) stable-baselines3
+.venv-bench/ready: requirements.txt requirements-bench.txt
+	$(call venv,.venv-bench)
+	$(call install,.venv-bench) -r requirements-bench.txt
 	touch $@
 
 clean:

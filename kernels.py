@@ -214,7 +214,7 @@ def _launch(function, lanes, arguments):
     if not SIMULATOR and any(isinstance(argument, np.ndarray) for argument in arguments):
         raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all on one device.")
     if function not in _kernels:
-        kernel = cuda_kernel(function)
+        kernel = cuda_kernel(function)  # imports cuda
         _kernels[function] = cuda.jit(kernel)
     stream = 0
     if not SIMULATOR:
@@ -335,8 +335,9 @@ def _index(kernel, index, start, count, columns, like):
 
 def _masks(array, like, dimensions):
     """(is there a mask?, the mask): a driver reads row 0 of the absent one, but nothing in it."""
-    none = _constant(("mask", dimensions), like, lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
-    return (False, none) if array is None else (True, array)
+    if array is not None:
+        return True, array
+    return False, _constant(("mask", dimensions), like, lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
 
 
 def _rows(kernel, name, tensor, least, shape, dtype=np.float32):

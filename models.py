@@ -410,18 +410,19 @@ class Fused:
             for key, shape in shapes.items():
                 arena.register(f"{name}/{key}", shape(rows), dtype)
         self._shapes, self._chunks = rounded | exact, {}
-        if self.half:
-            for key, parameter in policy.named_parameters():
-                arena.register(f"{name}/weights/{key}", parameter.shape, precision)
-                arena.register(f"{name}/products/{key}", parameter.shape, precision)
+        # What the rounded products read, and where those of the gradients go before they are added in float32.
+        self._rounded = [key for key, _ in policy.named_parameters()
+                         if self.half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
+        for key in self._rounded:
+            shape = policy.get_parameter(key).shape
+            arena.register(f"{name}/weights/{key}", shape, precision)
+            arena.register(f"{name}/products/{key}", shape, precision)
 
     def bind(self, gradients="gradients"):
         """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
         self.masters = {key: parameter.data for key, parameter in self.policy.named_parameters()}
-        self.weights = self.masters
-        if self.half:
-            self.weights = {key: self.arena[f"{self.name}/weights/{key}"] for key in self.masters}
-            self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.masters}
+        self.weights = self.masters | {key: self.arena[f"{self.name}/weights/{key}"] for key in self._rounded}
+        self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self._rounded}
         self.gradients = {key: self.arena[f"{gradients}/policy.{key}"] for key in self.masters}
         if self.steps:
             self.arena[f"{self.name}/ones"].fill_(1.0)
@@ -429,9 +430,8 @@ class Fused:
 
     def refresh(self):
         """Round the weights that the products read; due after every change of the weights."""
-        if self.half:
-            for key, weight in self.weights.items():
-                weight.copy_(self.masters[key])
+        for key in self._rounded:
+            self.weights[key].copy_(self.masters[key])
 
     def chunk(self, n):
         """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""

@@ -244,28 +244,19 @@ def test_tensors_that_kernels_have_seen_can_be_saved():
 # Scalar mathematics
 
 
-@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
-def exp_probe(x, out):
-    for i in range(len(x)):
-        out[i] = kernels.exp_cell(x[i])
+def probe(cell):
+    """loop(x, out): out = cell(x), compiled as a driver compiles it."""
+
+    @numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+    def loop(x, out):
+        for i in range(len(x)):
+            out[i] = cell(x[i])
+
+    return loop
 
 
-@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
-def sigmoid_probe(x, out):
-    for i in range(len(x)):
-        out[i] = kernels.sigmoid_cell(x[i])
-
-
-@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
-def log_probe(x, out):
-    for i in range(len(x)):
-        out[i] = kernels.log_cell(x[i])
-
-
-@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
-def cos_turn_probe(x, out):
-    for i in range(len(x)):
-        out[i] = kernels.cos_turn_cell(x[i])
+exp_probe, sigmoid_probe = probe(kernels.exp_cell), probe(kernels.sigmoid_cell)
+log_probe, cos_turn_probe = probe(kernels.log_cell), probe(kernels.cos_turn_cell)
 
 
 def test_log_and_cosine():
