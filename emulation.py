@@ -1099,6 +1099,17 @@ def create(creator, args, kwargs, seed):
     return wrap(creator(*args, **kwargs))
 
 
+def _quickest_step(env):
+    """(step, steps to the time limit) of a Gymnasium environment that has been stepped: the outermost wrappers that
+    gymnasium.make adds check what is checked here, and count what is counted here."""
+    wrappers, left = gymnasium.wrappers, math.inf
+    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
+        if type(env) is wrappers.TimeLimit:
+            left = min(left, env._max_episode_steps - env._elapsed_steps)
+        env = env.env
+    return env.step, left
+
+
 class Envs:
     """Some environments in this process, in a part of a rollout's arrays.
 
@@ -1147,7 +1158,7 @@ class Envs:
         """Step all of them with the actions of row t; returns [(environment, info)] of what ended."""
         row, infos = self._rows[t], []
         if self._quick:
-            return self._step_quickly(row, self._views[t])
+            return self._step_quickly(row)
         self._clear(row)
         for i, env, view in zip(self.numbers, self.envs, self._views[t], strict=True):
             ended = env.step_into(view)
@@ -1165,55 +1176,66 @@ class Envs:
         first = self.envs[0]
         self._quick = all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern for env in self.envs)
         if self._quick:
+            shape = first._observation.space.shape
+            self._start, self._structured, self._scalar = first._action.start, first._structured, shape == ()
             for row in self._rows:
                 row.valid[:], row.flagged = 1, True
-            self._steps, self._resets = [env.env.step for env in self.envs], [env.env.reset for env in self.envs]
+                row.joined = row.observations[:, 0] if self._scalar or self._structured \
+                    else row.observations.reshape(-1, *shape[1:])  # fmt: skip
+            self._steps, left = zip(*(_quickest_step(env.env) for env in self.envs), strict=True)
+            self._resets = [env.env.reset for env in self.envs]
             self._returns = np.array([env._episode_return for env in self.envs], np.float64)
-            self._steps_taken, self._begun = 0, [-env._episode_length for env in self.envs]
-            self._start, self._structured = first._action.start, first._structured
+            self._steps_taken, self._begun, self._next_limit = 0, [-env._episode_length for env in self.envs], min(left)
+            self._limits = [env._episode_length + more for env, more in zip(self.envs, left, strict=True)]
 
-    def _step_quickly(self, row, views):
-        """The same as step_into of each, without its calls and attributes: of a CartPole's 5 us they were a fifth."""
+    def _step_quickly(self, row):
+        """The same as step_into of each, without its calls and attributes: of a CartPole's 5 us they were a third."""
         if self._start is not None:
             actions = row.actions[:, 0].astype(np.int64)
             if self._start:
                 actions += self._start
         else:
             actions = [env._action.unflatten(action) for env, action in zip(self.envs, row.actions, strict=True)]
-        observations, masks, rewards, ended = row.observations, row.action_masks, [], []
-        plain = masks is None and not self._structured
-        for i, (step, action) in enumerate(zip(self._steps, actions)):  # noqa: B905
-            result = observation, reward, terminated, truncated, info = step(action)
-            rewards.append(reward)
-            if terminated or truncated:
-                ended.append((i, result))
-            elif plain:
-                observations[i] = observation
-            else:
-                self.envs[i]._write(observations, i, observation)
-                if masks is not None:
-                    write_mask(masks[i], _find_mask(observation, info))
+        results = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
+        seen, rewards, terminated, truncated, infos = map(list, zip(*results))  # noqa: B905
         row.rewards[:] = rewards
         self._returns += row.rewards
         self._steps_taken += 1
+        if self._steps_taken >= self._next_limit:
+            truncated = [cut or self._steps_taken >= begun + limit
+                         for cut, begun, limit in zip(truncated, self._begun, self._limits, strict=True)]  # fmt: skip
         if row.flagged:  # from when this row was written last
             row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
-        row.flagged, infos = bool(ended), []
-        for i, (observation, _, terminated, truncated, info) in ended:
-            env = self.envs[i]
-            row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated), bool(truncated), 1
-            if truncated:
-                env._write(row.final_observations, i, observation)
-            numbers = numeric_scalars(info) if info else {}
-            numbers["episode_return"] = numbers.get("episode/r", self._returns.item(i))
-            numbers["episode_length"] = self._steps_taken - self._begun[i]
-            infos.append((self.numbers[i], numbers))
-            self._returns[i], self._begun[i] = 0, self._steps_taken
-            observation, info = self._resets[i]()
-            env._write(observations, i, observation)
-            if masks is not None:
-                write_mask(masks[i], _find_mask(observation, info))
-        return infos
+        row.flagged, ended = any(terminated) or any(truncated), []
+        if row.flagged:
+            for i in [i for i, over in enumerate(map(any, zip(terminated, truncated, strict=True))) if over]:
+                row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated[i]), bool(truncated[i]), 1
+                if truncated[i]:
+                    self.envs[i]._write(row.final_observations, i, seen[i])
+                numbers = numeric_scalars(infos[i]) if infos[i] else {}
+                numbers["episode_return"] = numbers.get("episode/r", self._returns.item(i))
+                numbers["episode_length"] = self._steps_taken - self._begun[i]
+                ended.append((self.numbers[i], numbers))
+                self._returns[i], self._begun[i] = 0, self._steps_taken
+                seen[i], infos[i] = self._resets[i]()
+            self._next_limit = min(map(sum, zip(self._begun, self._limits, strict=True)))
+        if self._structured:
+            for i, (env, observation) in enumerate(zip(self.envs, seen, strict=True)):
+                env._write(row.observations, i, observation)
+        elif self._scalar:
+            row.joined[:] = seen
+        else:
+            try:
+                np.concatenate(seen, out=row.joined, casting="unsafe")
+            except ValueError:
+                for number, env, observation in zip(self.numbers, self.envs, seen, strict=True):
+                    check_value(env.env_single_observation_space, observation, f"environment {number}, {env}: the "
+                                "observation of a later step() or reset()")  # fmt: skip
+                raise
+        if row.action_masks is not None:
+            for target, observation, info in zip(row.action_masks, seen, infos, strict=True):
+                write_mask(target, _find_mask(observation, info))
+        return ended
 
     @staticmethod
     def _clear(row):

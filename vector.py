@@ -446,6 +446,9 @@ class Native(_Vector):
 # Environments in Python
 
 
+STARTUP = 120.0  # seconds that a worker may take at least before its first answer: packages load slowly
+
+
 class WorkerError(RuntimeError):
     """A worker raised, died or hung; the message holds its traceback."""
 
@@ -800,7 +803,7 @@ class Multiprocessing(_Emulated):
             self._take(self._numbers[fd])
         if not ready:
             for worker, (since, command) in list(self._busy.items()):
-                allowed = self.timeout if command is not None else max(self.timeout, 120.0)  # packages load slowly
+                allowed = self.timeout if command is not None else max(self.timeout, STARTUP)
                 if time.monotonic() - since > allowed:
                     self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)", ask=True)
 
@@ -890,6 +893,7 @@ class Ray(_Emulated):
             first = worker * self._envs_each
             creators = cloudpickle.dumps(self._creators_of_envs[first : first + self._envs_each])
             self._actors.append(actor.remote(creators, first, self.seed, self._agents_each, layout, sys.path))
+        self._starting = set(range(self.num_processes))
 
     def _send(self, worker, kind, number):
         actor = self._actors[worker]
@@ -919,12 +923,14 @@ class Ray(_Emulated):
                 else:
                     row = now if name in ("rewards", "terminals", "truncations") else after
                     getattr(s, name)[row, part] = array
+            self._starting.discard(worker)
             self._finish(worker, kind, infos)
         if not ready:
             for worker, (since, _) in self._busy.items():
-                if time.monotonic() - since > self.timeout:
+                allowed = max(self.timeout, STARTUP) if worker in self._starting else self.timeout
+                if time.monotonic() - since > allowed:
                     self.close()
-                    raise WorkerError(f"worker {worker} of {self.name} has not answered for {self.timeout:.0f} s "
+                    raise WorkerError(f"worker {worker} of {self.name} has not answered for {allowed:.0f} s "
                                       "(vec.timeout).")
 
     def _stop(self):

@@ -1,5 +1,6 @@
 """Backends for environments in Python: the same numbers from each; nothing left running when something breaks."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -149,9 +150,19 @@ def nothing_left():
     def children():
         return {p.pid for p in psutil.Process().children(recursive=True) if "emulation.serve" in command(p)}
 
+    def others_have(name):
+        """Whether another program on this machine, which came meanwhile, has that file in its memory."""
+        ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                if int(maps.parent.name) not in ours and f"/dev/shm/{name}" in maps.read_text():
+                    return True
+        return False
+
     before = shared(), children()
     yield
-    assert (shared(), children()) == before
+    assert children() == before[1]
+    assert [name for name in shared() - before[0] if not others_have(name)] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,6 +273,67 @@ def test_the_trainers_protocol_rotates_rows():
     for a, b in zip(rows, others, strict=True):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+class Endless(gymnasium.Env):
+    """A picture that counts its own steps, and never an end."""
+
+    observation_space, action_space = spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-2)
+
+    def __init__(self, wrong=False):
+        self.wrong = wrong
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.t = np.full((2, 3), self.np_random.integers(9), np.uint8), 0
+        return self.x, {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self.t += 1
+        self.x += np.uint8(action + 3)  # in place: a vectorizer must copy
+        return np.zeros(5) if self.wrong and self.t > 2 else self.x, 0.5, False, False, {}
+
+
+@pytest.mark.filterwarnings("ignore:.*share an object")
+def test_time_limits_are_those_of_the_wrappers():
+    """The wrappers that gymnasium.make adds are stepped past; episodes are the same as with them."""
+
+    def limited(first, second):
+        env = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(Endless()))
+        return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.TimeLimit(env, first), second)
+
+    limits = [(3, 9), (9, 4), (7, 7)]
+    envs = [limited(*pair) for pair in limits]
+    expected = [env.reset(seed=5 + i)[0].copy() for i, env in enumerate(envs)]
+    rng, truncated = np.random.default_rng(0), 0
+    with vector.make([lambda pair=pair: limited(*pair) for pair in limits], 3) as vecenv:
+        np.testing.assert_array_equal(vecenv.reset(seed=5)[0], expected)
+        for t in range(30):
+            if t == 15:  # in the middle of episodes
+                expected = [env.reset()[0] for env in envs]
+                np.testing.assert_array_equal(vecenv.reset()[0], expected)
+            actions = rng.integers(0, 4, 3)
+            observations, rewards, terminals, truncations, infos = vecenv.step(actions)
+            for i, env in enumerate(envs):
+                observation, reward, terminated, cut, _ = env.step(actions[i] - 2)
+                assert (rewards[i], terminals[i], truncations[i]) == (reward, terminated, cut)
+                if cut:
+                    truncated += 1
+                    np.testing.assert_array_equal(vecenv.storage.final_observations[i], observation)
+                    observation, _ = env.reset()
+                np.testing.assert_array_equal(observations[i], observation)
+            assert len(infos) == truncations.sum()
+            assert all(info["episode_length"] == 2 * info["episode_return"] for info in infos)
+    assert truncated == 20
+
+
+def test_a_wrong_shape_after_many_steps_is_named():
+    with vector.make(Endless, 2, env_kwargs=[{}, {"wrong": True}]) as vecenv:
+        vecenv.reset(seed=0)
+        with pytest.raises(ValueError, match=r"environment 1, .*Endless.*expected shape \(2, 3\), got shape \(5,\)"):
+            for _ in range(3):
+                vecenv.step(np.ones(2, int))
 
 
 def test_logs_of_one_environment_and_the_rest():
@@ -403,13 +475,14 @@ def test_environments_by_name():
 )
 def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
     kwargs = [{}, {}, {}, {"trouble": trouble}]
-    vecenv = vector.make(Walk, 4, Multiprocessing, num_workers=2, env_kwargs=kwargs, timeout=1)
+    timeout = 1 if trouble == "hang" else 600  # a busy machine may take long for what is right
+    vecenv = vector.make(Walk, 4, Multiprocessing, num_workers=2, env_kwargs=kwargs, timeout=timeout)
     vecenv.reset(seed=0)
     begun = time.perf_counter()
     with pytest.raises(WorkerError, match=message):
         for _ in range(4):
             vecenv.step(np.ones(4, int))
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - begun < 100  # what hangs sleeps 1,000 s, and what dies is noticed at once
 
 
 def test_an_environment_that_cannot_be_made_in_the_worker():
@@ -432,7 +505,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the backgr
 vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
 vecenv.reset()
 print(*[process.pid for process, *_ in vecenv._workers], flush=True)
-{"raise SystemExit(1)" if how == "exception" else "time.sleep(60)" if how.startswith("SIG") else ""}
+{"raise SystemExit(1)" if how == "exception" else "time.sleep(600)" if how.startswith("SIG") else ""}
 """
     parent = subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -441,9 +514,9 @@ print(*[process.pid for process, *_ in vecenv._workers], flush=True)
     assert len(pids) == 2
     if how.startswith("SIG"):
         parent.send_signal(getattr(signal, how))
-    parent.wait(10)
+    parent.wait(60)
     parent.stdout.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < deadline, "workers live on"
         time.sleep(0.05)
@@ -454,9 +527,11 @@ def test_ray_gives_the_same():
     ray = pytest.importorskip("ray", reason="needs ray (requirements-extras.txt)")
     serial = rollout(vector.make(Walk, 4, Serial))
     try:
-        assert_same(serial, rollout(vector.make(Walk, 4, Ray, num_workers=2)))
+        # A busy machine may take minutes to start an actor.
+        assert_same(serial, rollout(vector.make(Walk, 4, Ray, num_workers=2, timeout=600)))
         with pytest.raises(WorkerError, match="the walker fell"):
-            rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=[{}, {"trouble": "raise"}]))
+            kwargs = [{}, {"trouble": "raise"}]
+            rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=kwargs, timeout=600))
     finally:
         ray.shutdown()
 
