@@ -25,6 +25,7 @@ from typing import Annotated, Literal
 
 import torch
 
+import devices
 import emulation
 import environments
 import models
@@ -167,8 +168,10 @@ class Train:
     """Recurrent state at the start of a rollout: carried over from the last one, or zero."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the draws."""
-    device: Literal["auto", "cpu"] = "auto"
-    """Where the network runs."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the network runs and learns. auto is still cpu: cuda has been tested in a simulator, not on a GPU."""
+    cudagraphs: int = 2
+    """On a GPU: epochs after which the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1
     """Processes that train together on this machine, one a GPU, or sharing the cores where there is none; for several
     machines there is torchrun (docs/scale.md)."""
@@ -259,6 +262,18 @@ def out_of_memory(settings):
         if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
             raise MemoryError(f"out of memory: lower {settings}. ({str(error).splitlines()[0]})") from error
         raise
+
+
+def find_device(name, workers):
+    """The devices.Cpu or devices.Gpu of train.device: this process's current GPU for cuda."""
+    if name != "cuda":
+        return devices.Cpu()
+    if not torch.cuda.is_available():
+        raise ConfigError("train.device = cuda: torch finds no GPU here (nvidia-smi shows what the system has; torch "
+                          f"{torch.__version__} is made for CUDA {torch.version.cuda}). Take cpu.")
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise ConfigError("train.device = cuda needs numba-cuda: pip install -r requirements-cuda.txt")
+    return devices.Gpu(torch.device("cuda", torch.cuda.current_device()), workers)
 
 
 def find_config(env_name):

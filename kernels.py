@@ -315,9 +315,9 @@ def _numbers(kernel, name, values, count, dtype, like):
 
 def _workspace(shape, dtype, like):
     """Zeroed memory on the device of `like` for as long as a call takes: (a tensor or array to sum, the array)."""
-    if like.is_cuda:
+    if on_gpu(like):
         tensor = torch.zeros(shape, dtype=dtype, device=like.device)
-        return tensor, device(tensor)
+        return tensor, (device if like.is_cuda else host)(tensor)
     array = np.zeros(shape, str(dtype).removeprefix("torch."))
     return array, array
 
@@ -766,7 +766,7 @@ def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
     clock = _numbers("draw", "clock", clock, 2, np.int64, masses)
     torch.cumsum(masses, 0, out=cumulative)
     run(_draw_cpu, M, 4096, arrays[1], u64(seed), clock, first, arrays[2])
-    if masses.is_cuda:
+    if on_gpu(masses):
         index.copy_(index.sort().values)
     else:
         arrays[2].sort()
@@ -1401,10 +1401,11 @@ class Muon:
                 matrices.append((matrix.t() if transposed else matrix, scale))
             self._groups.append((work, matrices))
 
-    def step(self, learning_rate):
+    def step(self, learning_rate, found_inf=None):
         """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
 
-        On a GPU nothing waits: the learning rate may be a tensor, and the norm returned is one.
+        On a GPU nothing waits: the learning rate may be a tensor, and the norm returned is one. found_inf, a float32
+        tensor (), becomes 1 where the norm is not finite; while it is not 0, nothing changes.
         """
         if self._groups is None:
             self._bind()
@@ -1414,7 +1415,9 @@ class Muon:
         decay = 1.0 - learning_rate * self.weight_decay
         if isinstance(norm, torch.Tensor):
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            scalars[0] = torch.where(norm.isfinite(), scale, math.nan)
+            found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
+            found_inf.copy_((found_inf != 0) | ~norm.isfinite())
+            scalars[0] = torch.where(found_inf == 0, scale, math.nan)
             scalars[1:2].fill_(self.momentum)
             scalars[2], scalars[3] = decay, learning_rate
         elif not math.isfinite(norm):

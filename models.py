@@ -107,7 +107,7 @@ class _FusedScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, hgp, state, resets, valid):
-        states = torch.empty(len(x) + 1, *state.shape)
+        states = torch.empty(len(x) + 1, *state.shape, device=x.device)
         states[0] = state
         out = torch.empty_like(x)
         hgp, x = hgp.detach().contiguous(), x.detach().contiguous()
@@ -119,7 +119,8 @@ class _FusedScan(torch.autograd.Function):
     def backward(ctx, grad_out, _):
         x, hgp, states, resets, valid = ctx.saved_tensors
         grad, grad_hgp = grad_out.contiguous().clone(), hgp.clone()
-        kernels.mingru_scan_grad(grad_hgp, x, states, resets, valid, grad, torch.empty(x.shape[1], hgp.shape[2]))
+        sums = torch.empty(x.shape[1], hgp.shape[2], device=x.device)
+        kernels.mingru_scan_grad(grad_hgp, x, states, resets, valid, grad, sums)
         return grad, grad_hgp, None, None, None
 
 
@@ -146,7 +147,8 @@ class MinGRU(nn.Module):
             layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, LONGEST - 1).log_().neg_()
 
     def forward(self, x, state, resets, valid):
-        fused = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+        known = x.device.type in ("cpu", "cuda") and x.dtype == torch.float32
+        fused = known and not torch.compiler.is_compiling()
         scan = _FusedScan.apply if fused and not torch.onnx.is_in_onnx_export() else mingru_layer
         states = []
         for i, layer in enumerate(self.layers):
@@ -175,7 +177,7 @@ class _Recurrent(nn.Module):
 class Policy(_Recurrent):
     """The default policy: linear encoder, MinGRU layers with highway gates, one linear decoder for logits and value.
 
-    On a CPU the trainer runs it through `Fused`, without autograd; `forward` is the same in torch.
+    The trainer runs it through `Fused`, without autograd; `forward` is the same in torch.
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1):
@@ -544,11 +546,11 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
     if log_std is None:
         sizes = heads or [head.shape[-1] for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
         heads = torch.tensor(sizes)
-        actions = torch.empty(n, len(sizes), dtype=torch.int32)
+        actions = outputs.new_empty(n, len(sizes), dtype=torch.int32)
     else:
         heads, log_std = None, log_std.detach().float().contiguous()
-        actions = torch.empty(n, log_std.shape[-1])
-    logprobs, values = torch.empty(n), torch.empty(n)
+        actions = outputs.new_empty(n, log_std.shape[-1])
+    logprobs, values = outputs.new_empty(n), outputs.new_empty(n)
     kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,
                    log_std=log_std, masks=masks, deterministic=deterministic)
     return actions, logprobs, values

@@ -52,6 +52,7 @@ from configuration import (  # load_* for scripts
     Train,
     coerce,
     difference,
+    find_device,
     find_run,
     load_config,
     load_env,
@@ -60,7 +61,7 @@ from configuration import (  # load_* for scripts
     translate,
 )  # fmt: skip
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
-from vector import make  # noqa: F401  for scripts: make("breakout", num_envs=256)
+from vector import aligned_zeros, make  # noqa: F401  make for scripts: make("breakout", num_envs=256)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The trainer
@@ -125,19 +126,21 @@ class PuffeRL:
         if self.fused and policy.encoder.in_features != (size := math.prod(vecenv.observation_shape)):
             raise ConfigError(f"the policy was made for observations of {policy.encoder.in_features} numbers, these "
                               f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
+        self._device = find_device(c["device"], vecenv.num_workers)
         self._precision = getattr(torch, c["precision"])
-        if c["precision"] == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+        if c["precision"] == "bfloat16" and not (self._device.separate or torch.cpu._is_avx512_bf16_supported()):
             raise ConfigError("train.precision = bfloat16: this processor has no AVX-512 BF16; use float32.")
         self._allocate()
         self.ranks.device = self.arena.memory.device
         self.best_score, self._recent, self._return_range = -math.inf, (0.0, 0), (math.inf, -math.inf)
-        self._best = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+        self._best = on_the_cpu(policy.state_dict())
         self._best_unsaved = False
         self._rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in vecenv.ranges]
         workers = vecenv.num_workers
         self._pool = None
-        if self.fused:
+        if self.fused or self._device.separate:
             self._pool = ThreadPoolExecutor(workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
+        self._epochs_here, self._worker_of = 0, {}  # buffer -> the worker that serves it
         self._forward = self.policy
         if c["compile"]:
             if self.fused:
@@ -185,6 +188,7 @@ class PuffeRL:
         for key in ("momentum", "beta2"):
             need(0 <= c[key] < 1, key, "must lie within 0 and 1, without 1")
         need(c["reward_clip"] is None or c["reward_clip"] > 0, "reward_clip", "must be above 0, or none")
+        need(c["cudagraphs"] == -1 or c["cudagraphs"] >= 1, "cudagraphs", "must be 1 or more, or -1 for none")
         for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval", "seed"):
             need(c[key] >= 0, key, "must be 0 or more")
         return c
@@ -195,9 +199,9 @@ class PuffeRL:
     def _allocate(self):
         """Everything that lives as long as the trainer: the rollout's arrays, and all else in one arena."""
         T, N, M, c = self.horizon, self.num_agents, self.segments, self.config
-        self.storage = {name: torch.from_numpy(array) if array is not None else None
-                        for name, array in vars(self.vecenv.allocate(T)).items()}
-        self._flat_observations = self.storage["observations"].view(T + 1, N, -1)
+        arrays = vars(self.vecenv.allocate(T))
+        self.host = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
+        self.policy.to(self._device.torch_device)
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.optimizer = None
@@ -207,10 +211,23 @@ class PuffeRL:
                             ("advantages", (T, N)), ("weights", (M,)), ("new_values", (T, M)), ("new_ratios", (T, M)),
                             ("settings", (len(kernels.LOSS_SETTINGS),))):
             arena.register(name, shape)
-        arena.register("running_returns", (N,))
         for name in ("masses", "cumulative"):
             arena.register(name, (N,), torch.float64)
+        arena.register("moments", (3,), torch.float64)
         arena.register("index", (M,), torch.int64)
+        # What changes from one epoch or minibatch to the next stands in memory, where a captured graph reads it.
+        arena.register("steps", (T,), torch.int64)
+        arena.register("clock", (2,), torch.int64)  # epoch, minibatch
+        for name, shape in (("beta", (1,)), ("rate", ()), ("found_inf", ())):
+            arena.register(name, shape)
+        if self._device.separate:
+            for name, tensor in self.host.items():
+                if tensor is not None:
+                    arena.register(f"storage/{name}", tensor.shape, tensor.dtype)
+            arena.register("norms", (math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1,),
+                           torch.float64)  # of the gradients, a minibatch
+            arena.register("cut", (N,), torch.uint8)
+            arena.register("final_values", (N,))
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         for name, tensor in state.items():
             arena.register(f"state/{name}", tensor.shape)
@@ -221,50 +238,73 @@ class PuffeRL:
             for name, tensor in state.items():
                 arena.register(f"scratch {w}/{name}", (len(tensor), largest, *tensor.shape[2:]))
 
+        learners = 1
         if self.fused:
-            bounds = [M * worker // workers for worker in range(workers + 1)]
+            learners = 1 if self._device.separate else workers
+            bounds = [M * worker // learners for worker in range(learners + 1)]
             rows = max(1, CHUNK_STEPS * 4 // self._precision.itemsize // T)
+            if self._device.separate:  # all at once
+                rows = min(c["minibatch_size"], c["max_minibatch_size"] or c["minibatch_size"]) // T
             self._chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
                             for first, last in itertools.pairwise(bounds)]
             self._actors = [models.Fused(self.policy, arena, f"actor {w}", steps=0, rows=largest,
                                          precision=self._precision) for w in range(workers)]  # fmt: skip
             self._learners = [models.Fused(self.policy, arena, f"learner {w}", steps=T, rows=min(rows, M),
-                                           precision=self._precision) for w in range(workers)]  # fmt: skip
-            for w in range(1, workers):  # worker 0 adds into the gradients themselves
+                                           precision=self._precision) for w in range(learners)]  # fmt: skip
+            for w in range(1, learners):  # worker 0 adds into the gradients themselves
                 for name, parameter in self.policy.named_parameters():
                     arena.register(f"gradients {w}/policy.{name}", parameter.shape, group=f"gradients {w}")
-            arena.register("sums", (workers, kernels.SUMS), torch.float64)
-        else:
-            arena.register("sums", (1, kernels.SUMS), torch.float64)
+        arena.register("sums", (learners, kernels.SUMS), torch.float64)
 
-        arena.allocate("cpu")
+        arena.allocate(self._device.torch_device)
         for name in ("logprobs", "values", "bootstraps", "ratios", "advantages", "weights", "new_values", "new_ratios",
-                     "settings", "masses", "cumulative", "index", "sums", "running_returns"):
+                     "settings", "masses", "cumulative", "moments", "index", "sums"):
             setattr(self, name, arena[name])
+        self.storage = self.host  # what the policy reads and learns from
+        if self._device.separate:
+            self.storage = {name: None if tensor is None else arena[f"storage/{name}"]
+                            for name, tensor in self.host.items()}
+            for array in arrays.values():
+                if array is not None:
+                    self._device.pin(array)
+            self._host_cut = aligned_zeros((N,), np.uint8)
+            self._device.pin(self._host_cut)
+        self._flat_observations = self.storage["observations"].view(T + 1, N, -1)
+        self.running_returns = torch.zeros(N)
         self.state = {name: arena[f"state/{name}"] for name in state}
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in state}
         self._scratch = [{name: arena[f"scratch {w}/{name}"] for name in state} for w in range(workers)]
         if self.fused:
-            for w in range(workers):
-                self._actors[w].bind()
-                self._learners[w].bind("gradients" if w == 0 else f"gradients {w}")
-            self._gradients = [arena.flat("gradients" if w == 0 else f"gradients {w}") for w in range(workers)]
+            for actor in self._actors:
+                actor.bind()
+            groups = ["gradients", *(f"gradients {w}" for w in range(1, learners))]
+            for learner, group in zip(self._learners, groups, strict=True):
+                learner.bind(group)
+            self._gradients = [arena.flat(group) for group in groups]
         if c["optimizer"] == "adam":
+            rate = arena["rate"].fill_(c["learning_rate"]) if self._device.separate else c["learning_rate"]
             self.optimizer = torch.optim.AdamW(
-                self.policy.parameters(), lr=c["learning_rate"], betas=(c["momentum"], c["beta2"]), eps=c["eps"],
-                weight_decay=c["weight_decay"], fused=True)
-        self._flags = torch.zeros(N, dtype=torch.uint8), torch.ones(N, dtype=torch.uint8)
+                self.policy.parameters(), lr=rate, betas=(c["momentum"], c["beta2"]), eps=c["eps"],
+                weight_decay=c["weight_decay"], fused=True, capturable=self._device.separate)
+            if self._device.separate:
+                self.optimizer.found_inf = arena["found_inf"]
+        flags = torch.zeros(N, dtype=torch.uint8, device=self._device.torch_device)
+        self._flags = flags, flags + 1
 
     def _row(self, agents, t):
         """The views that a worker needs at step t of a buffer, made once: the hot loop slices nothing."""
-        s, last = self.storage, t == self.horizon
+        s, host, last = self.storage, self.host, t == self.horizon
         names = ("observations", "resets", "valid", "action_masks")
         row = {name: s[name][t, agents] if s[name] is not None else None for name in names}
+        copied = names if self._device.separate else ()
+        row["copied"] = [(row[name], host[name][t, agents]) for name in copied if row[name] is not None]
+        row["values"] = self.values[t, agents]
         if last:
-            return {**row, "values": self.values[t, agents]}
-        return {**row, "actions": s["actions"][t, agents], "logprobs": self.logprobs[t, agents],
-                "values": self.values[t, agents], "truncations": s["truncations"][t, agents].numpy(),
-                "terminals": s["terminals"][t, agents].numpy()}
+            return row
+        return {**row, "step": self.arena["steps"][t : t + 1], "logprobs": self.logprobs[t, agents],
+                "actions": s["actions"][t, agents], "host_actions": host["actions"][t, agents],
+                "truncations": host["truncations"][t, agents].numpy(),
+                "terminals": host["terminals"][t, agents].numpy()}
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 
@@ -274,55 +314,75 @@ class PuffeRL:
         that finished since the last log."""
         self.record()
         begun = time.perf_counter()
-        self.vecenv.begin()
-        self.bootstraps.zero_()
-        for name, state in self.state.items():
-            if self.config["state"] == "zero":
-                state.zero_()
-            self.initial_state[name].copy_(state)
-        workers = range(self.vecenv.num_workers)
-        if self.fused:
-            with torch_threads(self.vecenv.threads_per_worker):
-                seconds = list(self._pool.map(self._rollout, workers))
-        else:
-            count = self.vecenv.num_threads
-            with torch.no_grad(), kernels.threads(count), torch_threads(self._threads(self.vecenv.agents_per_batch)):
-                seconds = [self._rollout(worker) for worker in workers]
-        # Fused workers run side by side; where environments are elsewhere only the first one has something to do.
-        stepping = sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.fused else 1)
-        self._stage_seconds["environment"] += stepping
-        self._stage_seconds["policy"] += time.perf_counter() - begun - stepping
-        log = self.ranks.merge_log(self.vecenv.log())
-        self._track_returns()
-        self._gather_statistics(log)
-        self._remember_best(log)
+        with self._device.main():
+            if self._device.separate and self._epochs_here == self.config["cudagraphs"]:
+                self._capture()
+            self.vecenv.begin()
+            self.bootstraps.zero_()
+            self.arena["steps"].copy_(self.epoch * self.horizon + torch.arange(self.horizon))
+            for name, state in self.state.items():
+                if self.config["state"] == "zero":
+                    state.zero_()
+                self.initial_state[name].copy_(state)
+            workers = range(self.vecenv.num_workers)
+            if self._pool:
+                self._device.wait()  # the workers have streams of their own
+                with torch_threads(self.vecenv.threads_per_worker):
+                    seconds = list(self._pool.map(self._rollout, workers))
+            else:
+                with kernels.threads(self.vecenv.num_threads), \
+                        torch_threads(self._threads(self.vecenv.agents_per_batch)):  # fmt: skip
+                    seconds = [self._rollout(worker) for worker in workers]
+            if self._device.separate:
+                for name in ("rewards", "terminals", "truncations"):
+                    self.storage[name].copy_(self.host[name], non_blocking=True)
+            # Workers run side by side; where environments are elsewhere only the first one has something to do.
+            stepping = sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self._pool else 1)
+            self._stage_seconds["environment"] += stepping
+            self._stage_seconds["policy"] += time.perf_counter() - begun - stepping
+            log = self.ranks.merge_log(self.vecenv.log())
+            self._track_returns()
+            self._gather_statistics(log)
+            self._remember_best(log)
         return dict(self.environment)
 
     def _rollout(self, worker):
         """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
         vecenv, seconds, begun = self.vecenv, 0.0, time.perf_counter()
-        if self.fused:
-            self._actors[worker].refresh()
-        while (ready := vecenv.wait(worker)) is not None:
-            buffer, t = ready
-            seconds += time.perf_counter() - begun
-            agents, row = vecenv.ranges[buffer], self._rows[buffer][t]
-            if t > 0:
-                self._bootstrap(worker, agents, t - 1, self._rows[buffer][t - 1])
-            state = {name: tensor[:, agents] for name, tensor in self.state.items()}
-            if t == self.horizon:  # V of the last row bootstraps; the state is not committed
-                scratch = self._copy_state(worker, state)
-                outputs, _ = self._act(worker, row["observations"], scratch, row["resets"], row["valid"])
-                row["values"].copy_(outputs[:, -1])
+        with torch.no_grad(), self._device.worker(worker):
+            if self.fused:
+                self._actors[worker].refresh()
+            while (ready := vecenv.wait(worker)) is not None:
+                buffer, t = ready
+                seconds += time.perf_counter() - begun
+                self._worker_of[buffer] = worker
+                if t > 0:
+                    self._bootstrap(worker, buffer, t - 1)
+                self._device.play(("step", buffer, t), self._step, worker, buffer, t)
+                self._device.wait()  # for the actions
                 begun = time.perf_counter()
-                continue
-            outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
-            kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
-                           step=self.epoch * self.horizon + t, first_agent=self._first_agent + agents.start,
-                           heads=self.heads, log_std=log_std, masks=row["action_masks"])
-            begun = time.perf_counter()
-            vecenv.advance(buffer)
+                if t < self.horizon:
+                    vecenv.advance(buffer)
         return seconds
+
+    def _step(self, worker, buffer, t):
+        """Act on row t of a buffer: actions, log-probabilities and values; at t = horizon V alone, which bootstraps,
+        and nothing is committed."""
+        agents, row = self.vecenv.ranges[buffer], self._rows[buffer][t]
+        for tensor, host in row["copied"]:
+            tensor.copy_(host, non_blocking=True)
+        state = {name: tensor[:, agents] for name, tensor in self.state.items()}
+        if t == self.horizon:
+            state = self._copy_state(worker, state)
+            outputs, _ = self._act(worker, row["observations"], state, row["resets"], row["valid"])
+            row["values"].copy_(outputs[:, -1])
+            return
+        outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
+        kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
+                       step=row["step"], first_agent=self._first_agent + agents.start, heads=self.heads,
+                       log_std=log_std, masks=row["action_masks"])
+        if self._device.separate:
+            row["host_actions"].copy_(row["actions"], non_blocking=True)
 
     def _act(self, worker, observations, state, resets, valid):
         """outputs (n, A + 1) and log_std for one step; the tensors in `state` are updated in place."""
@@ -347,14 +407,21 @@ class PuffeRL:
 
     def _autocast(self):
         """A custom network's products at train.precision."""
-        return torch.autocast("cpu", self._precision, enabled=self._precision != torch.float32)
+        return torch.autocast(self._device.torch_device.type, self._precision, enabled=self._precision != torch.float32)
 
-    def _bootstrap(self, worker, agents, t, row):
+    def _bootstrap(self, worker, buffer, t):
         """V of the final observation of the agents that step t truncated, from the state before the reset."""
+        agents, row = self.vecenv.ranges[buffer], self._rows[buffer][t]
         if not row["truncations"].any():
             return
-        cut = torch.from_numpy(np.flatnonzero(row["truncations"] & ~row["terminals"])) + agents.start
-        if len(cut) == 0:  # terminal as well: nothing follows
+        cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
+        if self._device.separate:
+            self._host_cut[agents] = cut
+            self._device.play(("final", buffer), self._final_values, worker, buffer)
+            self.bootstraps[t, agents].copy_(self.arena["final_values"][agents])
+            return
+        cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
+        if len(cut) == 0:
             return
         final, (resets, valid) = self.storage["final_observations"], (flags[: len(cut)] for flags in self._flags)
         if self.fused:
@@ -365,6 +432,16 @@ class PuffeRL:
             observations = final[cut]
         outputs, _ = self._act(worker, observations, self._copy_state(worker, self.state, cut), resets, valid)
         self.bootstraps[t, cut] = outputs[:, -1]
+
+    def _final_values(self, worker, buffer):
+        """On a GPU, where shapes are fixed: V of all of a buffer's final observations, 0 where the host sets no cut."""
+        agents = self.vecenv.ranges[buffer]
+        final, cut = self.storage["final_observations"][agents], self.arena["cut"][agents]
+        final.copy_(self.host["final_observations"][agents], non_blocking=True)
+        cut.copy_(torch.from_numpy(self._host_cut[agents]), non_blocking=True)
+        state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
+        outputs, _ = self._act(worker, final, state, *(flags[agents] for flags in self._flags))
+        self.arena["final_values"][agents].copy_(outputs[:, -1].masked_fill(cut == 0, 0.0))  # a NaN may be among them
 
     def _copy_state(self, worker, state, index=None):
         """A copy of the recurrent state of these agents, or of those in `index`, in the worker's scratch memory."""
@@ -409,6 +486,45 @@ class PuffeRL:
                     self._best[name].copy_(tensor)
             self._recent = 0.0, 0
 
+    def _capture(self):
+        """Record what an epoch does on the GPU as graphs, which from now on are replayed; nothing runs or changes.
+        Where that cannot be, the run goes on without, and says why."""
+        steps = [(("step", buffer, t), self._step, (worker, buffer, t))
+                 for buffer, worker in self._worker_of.items() for t in range(self.horizon + 1)]
+        steps += [(("final", buffer), self._final_values, (worker, buffer))
+                  for buffer, worker in self._worker_of.items()]
+        learning = [("renew", self._renew, (None,)), ("draw", self._draw, ()),
+                    ("gradients", self._compute_gradients, ()), ("update", self._update_on_gpu, ()),
+                    ("write back", self._write_back, ())]
+        try:
+            with torch.no_grad():
+                for worker in sorted(set(self._worker_of.values())):
+                    self._device.capture(worker, [call for call in steps if call[2][0] == worker])
+            self._device.capture(None, learning)
+            if not self.fused:
+                self._check_capture(learning)
+        except RuntimeError as error:
+            self._device.forget()
+            if self.ranks.rank == 0:
+                print(f"train.cudagraphs: the network cannot be captured and runs without, which is slower: "
+                      f"{str(error).splitlines()[0]}", file=sys.stderr)
+
+    def _check_capture(self, learning):
+        """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""
+        def gradients(way):
+            before = self.arena.memory.clone()
+            for key, function, arguments in learning[:3]:
+                way(key, function, *arguments)
+            result = self.arena.flat("gradients").clone()
+            self.arena.memory.copy_(before)
+            return result
+
+        eager = gradients(lambda key, function, *arguments: function(*arguments))
+        error = (gradients(self._device.play) - eager).norm() / (eager.norm() + 1e-8)
+        if not error < 1e-2:
+            raise RuntimeError(f"its gradients from a graph differ by {float(error):.2g} from those without (has it "
+                               "random numbers, or some outside of tensors?)")
+
     # -- learning --------------------------------------------------------------------------------------------------
 
     @out_of_memory("train.max_minibatch_size (of a network of your own), train.minibatch_size or policy.hidden_size")
@@ -419,38 +535,16 @@ class PuffeRL:
         explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs where log_interval has passed.
         Raises FloatingPointError, weights untouched, where a gradient is not finite.
         """
-        begun, c, s = self._clock(), self.config, self.storage
-        progress = min(1.0, self.global_step / c["total_timesteps"])
-        learning_rate = self._used_lr = self.learning_rate
-        self.settings[3:] = torch.tensor([c["clip_coef"], c["vf_coef"], c["vf_clip_coef"],
-                                          c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)])
-        beta = c["prio_beta0"] + (1 - c["prio_beta0"]) * progress
-        self.ratios.fill_(1.0)
-        self.sums.zero_()
+        begun, c = self._clock(), self.config
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
         self._minibatches_owed -= count
         rows = min(c["minibatch_size"], c["max_minibatch_size"] or c["minibatch_size"])
-        with kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(rows)):
-            self._renew(None)
-            norms = []
-            for minibatch in range(count):
-                kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=c["seed"],
-                             clock=(self.epoch, minibatch), beta=beta, first=self._first_segment)
-                moments = self.ranks.sum(kernels.advantage_moments(self.advantages, s["valid"], self.index))
-                self.settings[:3] = kernels.normalisation(moments)
-                if self.fused:
-                    list(self._pool.map(self._learn_fused, range(len(self._chunks))))
-                    for other in self._gradients[1:]:
-                        self._gradients[0].add_(other)
-                else:
-                    self._learn_custom()
-                self.ranks.sum(self.arena.flat("gradients"))
-                norms.append(self._update(learning_rate))
-                kernels.write_back(self.index, self.new_values, self.new_ratios, self.values, self.ratios)
-                self._renew(self.index)
+        threads = kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(rows))
+        with threads[0], threads[1], self._device.main():
+            norms, sums = self._learn(count)
         self.epoch += 1
-        sums = self.sums.sum(0).numpy()
+        self._epochs_here += 1
         log_due = self._last_log is None or time.perf_counter() - self._last_log[0] >= c["log_interval"]
         log_due = log_due or self.epoch == self.total_epochs
         if self.ranks.count > 1:
@@ -466,9 +560,63 @@ class PuffeRL:
             self.mean_and_log()
         return logs
 
+    def _learn(self, count):
+        """`count` minibatches; returns the gradient norm of each and the sums of the losses' statistics."""
+        c = self.config
+        progress = min(1.0, self.global_step / c["total_timesteps"])
+        self._used_lr = self.learning_rate
+        self.settings[3:] = torch.tensor([c["clip_coef"], c["vf_coef"], c["vf_clip_coef"],
+                                          c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)])
+        self.arena["beta"].fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
+        self.arena["rate"].fill_(self._used_lr)
+        self.arena["clock"].copy_(torch.tensor([self.epoch, 0]))
+        self.arena["found_inf"].zero_()
+        self.ratios.fill_(1.0)
+        self.sums.zero_()
+        self._device.play("renew", self._renew, None)
+        norms = []
+        for _ in range(count):
+            self._device.play("draw", self._draw)
+            self.ranks.sum(self.moments)
+            self._device.play("gradients", self._compute_gradients)
+            self.ranks.sum(self.arena.flat("gradients"))
+            if self._device.separate:
+                self._device.play("update", self._update_on_gpu)
+            else:
+                norms.append(self._update(self._used_lr))
+            self._device.play("write back", self._write_back)
+        if self._device.separate:
+            norms = self.arena["norms"][:count].tolist()
+            self._check_norms(norms)
+        return norms, self.sums.sum(0).cpu().numpy()
+
     def _clock(self):
         """Seconds, without those spent waiting for other ranks."""
         return time.perf_counter() - self.ranks.seconds
+
+    def _draw(self):
+        """Draw the segments of a minibatch, and what normalises their advantages."""
+        clock, c = self.arena["clock"], self.config
+        kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=c["seed"], clock=clock,
+                     beta=self.arena["beta"], first=self._first_segment)
+        self.moments.copy_(kernels.advantage_moments(self.advantages, self.storage["valid"], self.index))
+
+    def _compute_gradients(self):
+        """Of the minibatch's loss, with respect to all weights."""
+        self.settings[:3] = kernels.normalisation(self.moments)
+        if not self.fused:
+            self._learn_custom()
+        elif self._device.separate:
+            self._learn_fused(0)
+        else:
+            list(self._pool.map(self._learn_fused, range(len(self._chunks))))
+            for other in self._gradients[1:]:
+                self._gradients[0].add_(other)
+
+    def _write_back(self):
+        kernels.write_back(self.index, self.new_values, self.new_ratios, self.values, self.ratios)
+        self._renew(self.index)
+        self.arena["clock"][1:].add_(1)
 
     def _renew(self, index):
         """Advantages and priorities of all segments, or of those just learnt from (a segment's depend on no other)."""
@@ -528,7 +676,7 @@ class PuffeRL:
             torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
 
     def _update(self, learning_rate):
-        """One optimizer step; returns the gradient norm before the clip."""
+        """One optimizer step; returns the gradient norm before the clip. Where that is not finite nothing changes."""
         if isinstance(self.optimizer, kernels.Muon):
             norm = self.optimizer.step(learning_rate)
         else:
@@ -539,11 +687,29 @@ class PuffeRL:
                 for group in self.optimizer.param_groups:
                     group["lr"] = learning_rate
                 self.optimizer.step()
-        if not math.isfinite(norm):  # the gradient is everybody's, but one rank's numbers may be the cause
+        self._check_norms([norm])
+        return norm
+
+    def _update_on_gpu(self):
+        """The same without a wait for the GPU: the norm goes to its place among the epoch's, and once one of them is
+        not finite nothing changes any more."""
+        rate, found_inf = self.arena["rate"], self.arena["found_inf"]
+        if isinstance(self.optimizer, kernels.Muon):
+            norm = self.optimizer.step(rate, found_inf)
+        else:
+            gradients = self.arena.flat("gradients")
+            norm = kernels.gradient_norm(gradients)
+            found_inf.copy_((found_inf != 0) | ~norm.isfinite())
+            gradients.mul_((self.config["max_grad_norm"] / (norm + 1e-6)).clamp(max=1.0))
+            self.optimizer.step()
+        self.arena["norms"].index_copy_(0, self.arena["clock"][1:], norm.view(1))
+
+    def _check_norms(self, norms):
+        """FloatingPointError that says what was not finite first, if a gradient norm is not."""
+        if not all(map(math.isfinite, norms)):  # the gradient is everybody's, but one rank's numbers may be the cause
             what, good = min(self.ranks.gather(self._explain_nan()))[1], self.run_folder
             raise FloatingPointError(f"epoch {self.epoch}: {what}. The weights were left as they were"
                                      + (f", and so was the last checkpoint, in {good}." if good else "."))
-        return norm
 
     def _explain_nan(self):
         """(how early, what): what was not finite first, the weights, then in the order of the rollout, then of the
@@ -730,7 +896,7 @@ class PuffeRL:
         def read():
             if not path.exists():
                 raise ConfigError(f"{path}: there is no such checkpoint.")
-            saved = torch.load(path, weights_only=True)
+            saved = torch.load(path, weights_only=True, map_location="cpu")
             others.extend(saved.pop("others"))
             return saved, 1 + len(others)
 
@@ -775,6 +941,9 @@ class PuffeRL:
             ours[name].copy_(tensors[name])
         if saved["adam"] is not None:
             self.optimizer.load_state_dict(saved["adam"])
+            if self._device.separate:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.arena["rate"]
         for name, value in saved["numbers"].items():
             setattr(self, name, value)
         self._steps_before = saved["global_step"] - self.epoch * self.batch_size
@@ -783,7 +952,7 @@ class PuffeRL:
         return saved["metadata"]
 
     def _saved_tensors(self):
-        s = self.storage
+        s = self.host
         rows = ("observations", "resets", "valid", "action_masks")
         rows = {name: s[name][-1] for name in rows if s[name] is not None}
         momentum = {"momentum": self.arena.flat("momentum")} if isinstance(self.optimizer, kernels.Muon) else {}
@@ -791,14 +960,14 @@ class PuffeRL:
         return {**rows, **momentum, **state, "running_returns": self.running_returns}
 
     def _complete_state(self, metadata=None):
-        # Clones: the tensors are views of the arena, and torch.save writes all of the memory behind a view.
-        tensors = {name: tensor.clone() for name, tensor in self._saved_tensors().items()}
+        # Copies: the tensors are views of the arena, and torch.save writes all of the memory behind a view.
+        tensors = on_the_cpu(self._saved_tensors())
         environments = torch.from_numpy(self.vecenv.save())
         own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
         return {
-            "model": {name: tensor.clone() for name, tensor in self.policy.state_dict().items()},
+            "model": on_the_cpu(self.policy.state_dict()),
             "tensors": tensors,
-            "adam": None if isinstance(self.optimizer, kernels.Muon) else self.optimizer.state_dict(),
+            "adam": None if isinstance(self.optimizer, kernels.Muon) else self._adam_state(),
             "environments": environments,
             "others": self.ranks.gather_to_first((own, environments))[1:],  # what the ranks after rank 0 have
             "numbers": {name: getattr(self, name) for name in SAVED_NUMBERS},
@@ -808,6 +977,12 @@ class PuffeRL:
             "config": json.dumps(self.args, default=str),
             "metadata": metadata or {},
         }
+
+    def _adam_state(self):
+        state = self.optimizer.state_dict()
+        for group in state["param_groups"]:
+            group["lr"] = float(group["lr"])  # on a GPU a view of the arena
+        return state
 
     def _try_checkpoint(self):
         try:
@@ -830,6 +1005,7 @@ class PuffeRL:
         if self._pool is not None:
             self._pool.shutdown()
         self.logger.close()
+        self._device.release()
         self.vecenv.close()
 
 
@@ -840,6 +1016,11 @@ SAVED_NUMBERS = ("epoch", "_minibatches_owed", "_override_lr", "best_score", "_r
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 WORTH_THREADS = 1e8  # operations in one pass of a custom network from which on several threads share each product
 CHUNK_STEPS = 2048  # float32 steps that one worker takes through the default network at once: what fits its caches
+
+
+def on_the_cpu(tensors):
+    """Copies there of all tensors of a dict."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 @contextlib.contextmanager

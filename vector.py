@@ -166,12 +166,15 @@ def _divide(num_envs, num_workers, batch_size):
     return num_workers, (batch_size or num_envs) // each
 
 
+PAGE = 4096  # bytes
+
+
 def aligned_zeros(shape, dtype):
-    """np.zeros on a 256-byte boundary: where a matrix begins decides how its products round, so runs would else repeat
-    bit for bit only as long as the allocator's mood does."""
+    """np.zeros on pages of its own. Where a matrix begins decides how its products round, so runs would else repeat bit
+    for bit only as long as the allocator's mood does; and pages are what is pinned for a GPU."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    block = np.zeros(size + 256, np.uint8)
-    skip = -block.ctypes.data % 256
+    block = np.zeros(-(-size // PAGE) * PAGE + PAGE, np.uint8)
+    skip = -block.ctypes.data % PAGE
     return block[skip : skip + size].view(dtype).reshape(shape)
 
 

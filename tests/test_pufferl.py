@@ -193,9 +193,9 @@ def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tm
     trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 5}, num_buffers=1, num_threads=1)
     seen, bootstrap = [], trainer._bootstrap
 
-    def spy(worker, agents, t, row):
+    def spy(worker, buffer, t):
         seen.append((t, trainer.state["mingru"].clone(), trainer.storage["final_observations"].clone()))
-        bootstrap(worker, agents, t, row)
+        bootstrap(worker, buffer, t)
         assert torch.equal(trainer.state["mingru"], seen[-1][1]), "looking ahead must not commit a state"
 
     trainer._bootstrap = spy

@@ -1,0 +1,331 @@
+"""Training on a GPU: on one (`pytest -m gpu`), and in any process on a recorder that stands for it.
+
+The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers (on the CPU, compiled), and
+captures as a GPU does: while it captures it notes each torch operation and each kernel with the tensors and the numbers
+it was handed, and a replay repeats exactly those. So a number that Python computes and a graph would bake in is found
+here too, as is memory that does not stay in its place. What it cannot find: what only streams and real memory do.
+"""
+
+import contextlib
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+import configuration
+import devices
+import kernels
+import models
+import pufferl
+from vector import make
+
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item"}  # what a graph cannot hold
+
+
+class Recording(TorchDispatchMode):
+    """Notes what is called within it, to be called again on the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.name in WAITS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
+        result = function(*args, **(kwargs or {}))
+        views = any(argument.alias_info is not None for argument in function._schema.returns)
+        self.calls.append((function, args, kwargs or {}, None if views else result))
+        return result
+
+    @torch.no_grad()
+    def replay(self):
+        for function, args, kwargs, result in self.calls:
+            again = function(*args, **kwargs)
+            if result is not None:  # what it allocated has its place in the graph's memory
+                for old, new in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
+                    if isinstance(old, torch.Tensor):
+                        old.copy_(new)
+
+
+class Recorder:
+    """A devices.Gpu of the CPU."""
+
+    separate = True
+    torch_device = torch.device("cpu")
+    capturing = None
+
+    def __init__(self):
+        self.pinned, self.graphs, self.replays = [], {}, 0
+
+    def pin(self, array):
+        assert array.ctypes.data % 4096 == 0, "shares a page with something else"
+        self.pinned.append(array)
+
+    def main(self):
+        return contextlib.nullcontext()
+
+    def worker(self, number):
+        return contextlib.nullcontext()
+
+    def wait(self):
+        assert self.capturing is None
+
+    def play(self, key, function, *arguments):
+        if key in self.graphs:
+            self.replays += 1
+            self.graphs[key].replay()
+        else:
+            function(*arguments)
+
+    def capture(self, worker, calls):
+        trainer = calls[0][1].__self__
+        memory = [trainer.arena.memory, *(tensor for tensor in trainer.host.values() if tensor is not None)]
+        if not isinstance(trainer.optimizer, kernels.Muon):
+            memory += [tensor for state in trainer.optimizer.state.values() for tensor in state.values()]
+        for key, function, arguments in calls:
+            before = [tensor.clone() for tensor in memory]
+            Recorder.capturing = Recording()
+            try:
+                with Recorder.capturing:
+                    function(*arguments)
+                self.graphs[key] = Recorder.capturing
+            finally:
+                Recorder.capturing = None
+                for tensor, old in zip(memory, before, strict=True):  # a capture runs nothing
+                    tensor.copy_(old)
+
+    def forget(self):
+        self.graphs.clear()
+
+    def release(self):
+        self.forget()
+
+
+def launch(function, lanes, arguments):
+    """kernels._launch by the recorder."""
+    if lanes:
+        if Recorder.capturing is not None:
+            Recorder.capturing.calls.append((function, (0, lanes, *arguments), {}, None))
+        function(0, lanes, *arguments)
+
+
+@pytest.fixture(params=["recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    """"cuda", or a device of the recorder."""
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("there is no CUDA device")
+        return
+    monkeypatch.setattr(kernels, "SIMULATOR", True)
+    monkeypatch.setattr(kernels, "_launch", launch)
+    monkeypatch.setattr(
+        pufferl, "find_device", lambda name, workers: Recorder() if name == "cuda" else devices.Cpu())  # fmt: skip
+
+
+def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, **settings):
+    torch.manual_seed(1)
+    buffers = {"num_buffers": 4, "num_threads": 2} if not env.startswith("gym/") else {"backend": "serial"}
+    vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **buffers)
+    if network == "mingru":
+        policy = models.Policy(vecenv, hidden_size=16, num_layers=2)
+    elif network == "lstm":
+        policy = models.LSTMWrapper(vecenv, models.Default(vecenv, 16), hidden_size=16)
+    else:
+        policy = network(vecenv)
+    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
+                "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "anneal_ent_coef": True, **settings}
+    return pufferl.PuffeRL(settings, vecenv, policy)
+
+
+def run(epochs, **settings):
+    """(weights, values, actions, losses) after some epochs."""
+    trainer = make_trainer(**settings)
+    try:
+        for _ in range(epochs):
+            trainer.evaluate()
+            losses = trainer.train()
+        tensors = trainer.arena.flat("weights"), trainer.values, trainer.storage["actions"], trainer.bootstraps
+        return [tensor.to("cpu", copy=True) for tensor in tensors], losses, getattr(trainer._device, "replays", None)
+    finally:
+        trainer.release()
+
+
+CASES = {
+    "breakout": {},
+    "continuous, truncated": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 11}},
+    "masks": {"env": "masked"},
+    "several heads": {"env": "spaces"},
+    "state zero, clipped": {"state": "zero", "reward_clip": 0.5, "weight_decay": 0.01},
+    "adam": {"optimizer": "adam", "learning_rate": 0.001},
+    "pieces of a minibatch": {"max_minibatch_size": 64},
+    "lstm": {"network": "lstm"},
+    "lstm, truncated, in pieces": {"network": "lstm", "env": "cartpole", "env_kwargs": {"max_steps": 11},
+                                   "max_minibatch_size": 64},
+    "feed-forward, adam": {"network": models.Default, "optimizer": "adam", "learning_rate": 0.001},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_change_no_result(device, case, monkeypatch):
+    """An epoch from graphs is bit for bit one without, with schedules that change meanwhile."""
+    if "lstm" in case:  # which looks for resets where that is no wait, as on the recorder
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):  # whose LSTM is one operation with a memory of its own
+        eager, eager_losses, replays = run(6, **CASES[case], cudagraphs=-1)
+        assert not replays
+        graphs, losses, replays = run(6, **CASES[case], cudagraphs=2)
+    assert replays is None or replays > 4 * (4 * 9 + 1 + 5 * 4) - 1
+    for one, other in zip(graphs, eager, strict=True):
+        assert torch.equal(one, other)
+    assert losses == eager_losses
+    assert not np.isnan(list(losses.values())).any()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_epochs_are_those_of_a_cpu(device, case):
+    """The same environments, draws and formulas: the first rollout and the first updates agree but for rounding."""
+    here, losses, _ = run(2, **CASES[case], device="cpu")
+    there, other, _ = run(2, **CASES[case])
+    assert torch.isfinite(there[0]).all()
+    torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
+    for name, value in losses.items():
+        assert other[name] == pytest.approx(value, rel=2e-2, abs=2e-3), name
+
+
+def test_bootstraps_are_set_where_an_episode_was_cut(device):
+    """Truncated at different steps: V of the final observation there, and 0 elsewhere, also from graphs."""
+    trainer = make_trainer("cartpole", env_kwargs={"max_steps": 7}, cudagraphs=1)
+    for _ in range(4):
+        trainer.evaluate()
+        cut = (trainer.host["truncations"] != 0) & (trainer.host["terminals"] == 0)
+        assert cut.any() and torch.equal(trainer.bootstraps.cpu() != 0, cut)
+        trainer.train()
+    trainer.release()
+
+
+def test_a_network_that_cannot_be_captured_runs_without(device, capsys):
+    class Waits(models.Default):
+        def encode_observations(self, observations, state=None):
+            hidden = super().encode_observations(observations)
+            return hidden if hidden.sum().item() > -1e9 else -hidden
+
+    _, losses, replays = run(4, network=Waits, cudagraphs=2)
+    assert math.isfinite(losses["policy_loss"]) and not replays
+    assert "cannot be captured" in capsys.readouterr().err
+
+
+def test_a_network_whose_graph_differs_runs_without(device, capsys):
+    class Counts(models.Default):
+        calls = 0
+
+        def encode_observations(self, observations, state=None):
+            self.calls += 1  # a number outside of tensors: a graph keeps the one it was captured with
+            return super().encode_observations(observations) * (1 + self.calls % 5)
+
+    _, _, replays = run(4, network=Counts, cudagraphs=2)
+    assert "differ" in capsys.readouterr().err
+    assert replays is None or replays == 3  # the comparison's own
+
+
+def test_what_is_not_finite_is_named_and_changes_no_weight(device):
+    trainer = make_trainer(cudagraphs=1)
+    for _ in range(2):
+        trainer.evaluate()
+        trainer.train()
+    trainer.evaluate()
+    trainer.storage["rewards"][3, 5] = math.nan
+    before = trainer.arena.flat("weights").clone()
+    with pytest.raises(FloatingPointError, match="rewards not finite, first at step 3"):
+        trainer.train()
+    assert torch.equal(trainer.arena.flat("weights"), before)
+    trainer.release()
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
+    settings = {"cudagraphs": 1, "optimizer": optimizer, "learning_rate": 0.002}
+    whole = make_trainer(**settings)
+    for epoch in range(5):
+        whole.evaluate()
+        whole.train()
+        if epoch == 2:
+            whole.save_checkpoint(tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert all(tensor.device.type == "cpu" for tensor in [*saved["model"].values(), *saved["tensors"].values()])
+    resumed = make_trainer(**settings)
+    resumed.load_checkpoint(tmp_path / "state.pt")
+    for _ in range(2):
+        resumed.evaluate()
+        resumed.train()
+    for name in ("weights", "gradients"):
+        assert torch.equal(resumed.arena.flat(name), whole.arena.flat(name))
+    assert torch.equal(resumed.storage["actions"], whole.storage["actions"])
+    whole.release()
+    resumed.release()
+
+
+def test_python_environments_train(device):
+    _, losses, _ = run(4, env="gym/CartPole-v1", num_envs=8, minibatch_size=32, cudagraphs=2)
+    assert math.isfinite(losses["value_loss"])
+
+
+@pytest.mark.slow
+def test_it_learns(device):
+    """CartPole to 475 of 500, through graphs."""
+    trainer = make_trainer("cartpole", num_envs=256, horizon=32, minibatch_size=2048, learning_rate=0.02,
+                           total_timesteps=3_000_000, cudagraphs=2, replay_ratio=1.0, ent_coef=0.001)  # fmt: skip
+    best = 0.0
+    while trainer.epoch < trainer.total_epochs and best < 475:
+        score = trainer.evaluate().get("episode_length", 0.0)
+        trainer.train()
+        if trainer.epoch % 10 == 0:
+            best, trainer._environment = max(best, score), {}
+    trainer.release()
+    assert best >= 475
+
+
+def test_a_missing_gpu_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(pufferl.ConfigError, match="finds no GPU"):
+        configuration.find_device("cuda", 1)
+    assert not configuration.find_device("auto", 1).separate
+    with pytest.raises(pufferl.ConfigError, match="cudagraphs"):
+        make_trainer(cudagraphs=0, device="cpu")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What only a GPU can show
+
+
+@pytest.mark.gpu
+def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_actions():
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    trainer = make_trainer(num_envs=1024, horizon=16, minibatch_size=4096, cudagraphs=2)
+    for _ in range(4):
+        trainer.evaluate()
+        trainer.train()
+    torch.cuda.synchronize()
+    before, reserved = torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_reserved()
+    with torch.profiler.profile() as profile:
+        trainer.evaluate()
+        trainer.train()
+    assert torch.cuda.memory_stats()["num_device_alloc"] == before and torch.cuda.memory_reserved() == reserved
+    waits = sum(event.count for event in profile.key_averages() if "Synchronize" in event.key)
+    steps = trainer.vecenv.num_buffers * (trainer.horizon + 1)
+    assert waits <= steps + 16, json.dumps({event.key: event.count for event in profile.key_averages()}, indent=1)
+    trainer.release()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", ["mingru", "lstm"])
+def test_bfloat16_stays_finite(network):
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    tensors, losses, _ = run(20, network=network, precision="bfloat16", num_envs=256)
+    assert all(torch.isfinite(tensor.float()).all() for tensor in tensors)
+    assert all(map(math.isfinite, losses.values()))
