@@ -12,7 +12,10 @@ venv = $(UV) venv --quiet --seed --python $(PYTHON) $(1)
 install = $(UV) pip install --quiet --python $(1)/bin/python
 endif
 
-.PHONY: train test test-slow bench lint clean
+# Where there is an NVIDIA GPU, what it needs is installed as well.
+CUDA := $(if $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null),-r requirements-cuda.txt)
+
+.PHONY: train test test-slow test-gpu bench lint clean
 
 train: .venv/ready  ## train Breakout to a solved policy
 	$(RUN) pufferl.py train breakout
@@ -21,6 +24,9 @@ test: .venv/ready-test  ## every fast test
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m "not slow and not gpu and not cudasim"
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
+
+test-gpu: .venv/ready-test  ## what needs a GPU
+	$(RUN) -m pytest -m gpu
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"
@@ -35,11 +41,11 @@ bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor an
 lint: .venv/ready-test
 	$(RUN) -m ruff check .
 
-.venv/ready: requirements.txt
+.venv/ready: requirements.txt requirements-cuda.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
 	test -x $(RUN) || $(call venv,.venv)
-	$(call install,.venv) -r requirements.txt
+	$(call install,.venv) -r requirements.txt $(CUDA)
 	touch $@
 
 .venv/ready-test: .venv/ready requirements-test.txt

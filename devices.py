@@ -42,6 +42,10 @@ class Cpu:
     def wait():
         pass
 
+    @staticmethod
+    def usage():
+        return {}
+
     release = wait
 
 
@@ -121,18 +125,17 @@ class Gpu:
         """Drop all graphs: everything runs as it is written again."""
         self._graphs.clear()
 
+    def usage(self):
+        """{"GPU": "87%", "GPU memory": "1,234 of 143,771 MiB"} for a dashboard; the first needs nvidia-ml-py."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        shown = {"GPU memory": f"{(total - free) / 2**20:,.0f} of {total / 2**20:,.0f} MiB"}
+        with contextlib.suppress(ModuleNotFoundError):
+            shown = {"GPU": f"{torch.cuda.utilization(self.torch_device)}%", **shown}
+        return shown
+
     def release(self):
         """Unlock the pinned arrays."""
         torch.cuda.synchronize(self.torch_device)
         self.forget()
         while self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._pinned.pop().ctypes.data)
-
-
-def usage(device):
-    """{"GPU": "87%", "GPU memory": "1,234 of 143,771 MiB"} for a dashboard; without nvidia-ml-py only the memory."""
-    free, total = torch.cuda.mem_get_info(device)
-    shown = {"GPU memory": f"{(total - free) / 2**20:,.0f} of {total / 2**20:,.0f} MiB"}
-    with contextlib.suppress(ModuleNotFoundError):
-        shown = {"GPU": f"{torch.cuda.utilization(device)}%", **shown}
-    return shown

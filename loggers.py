@@ -304,7 +304,8 @@ def panel(trainer):
         ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
         ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"), ("time", time_left(trainer)),
         ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
-        ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB")])
+        ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
+        *trainer.device.usage().items()])
     stages = getattr(trainer, "stages", trainer._stage_seconds)
     total = max(sum(stages.values()), 1e-9)
     parts = table("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])

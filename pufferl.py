@@ -126,9 +126,9 @@ class PuffeRL:
         if self.fused and policy.encoder.in_features != (size := math.prod(vecenv.observation_shape)):
             raise ConfigError(f"the policy was made for observations of {policy.encoder.in_features} numbers, these "
                               f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
-        self._device = find_device(c["device"], vecenv.num_workers)
+        self.device = find_device(c["device"], vecenv.num_workers)
         self._precision = getattr(torch, c["precision"])
-        if c["precision"] == "bfloat16" and not (self._device.separate or torch.cpu._is_avx512_bf16_supported()):
+        if c["precision"] == "bfloat16" and not (self.device.separate or torch.cpu._is_avx512_bf16_supported()):
             raise ConfigError("train.precision = bfloat16: this processor has no AVX-512 BF16; use float32.")
         self._allocate()
         self.ranks.device = self.arena.memory.device
@@ -138,7 +138,7 @@ class PuffeRL:
         self._rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in vecenv.ranges]
         workers = vecenv.num_workers
         self._pool = None
-        if self.fused or self._device.separate:
+        if self.fused or self.device.separate:
             self._pool = ThreadPoolExecutor(workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
         self._epochs_here, self._worker_of = 0, {}  # buffer -> the worker that serves it
         self._forward = self.policy
@@ -201,7 +201,7 @@ class PuffeRL:
         T, N, M, c = self.horizon, self.num_agents, self.segments, self.config
         arrays = vars(self.vecenv.allocate(T))
         self.host = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
-        self.policy.to(self._device.torch_device)
+        self.policy.to(self.device.torch_device)
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.optimizer = None
@@ -220,7 +220,7 @@ class PuffeRL:
         arena.register("clock", (2,), torch.int64)  # epoch, minibatch
         for name, shape in (("beta", (1,)), ("rate", ()), ("found_inf", ())):
             arena.register(name, shape)
-        if self._device.separate:
+        if self.device.separate:
             for name, tensor in self.host.items():
                 if tensor is not None:
                     arena.register(f"storage/{name}", tensor.shape, tensor.dtype)
@@ -240,10 +240,10 @@ class PuffeRL:
 
         learners = 1
         if self.fused:
-            learners = 1 if self._device.separate else workers
+            learners = 1 if self.device.separate else workers
             bounds = [M * worker // learners for worker in range(learners + 1)]
             rows = max(1, CHUNK_STEPS * 4 // self._precision.itemsize // T)
-            if self._device.separate:  # all at once
+            if self.device.separate:  # all at once
                 rows = min(c["minibatch_size"], c["max_minibatch_size"] or c["minibatch_size"]) // T
             self._chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
                             for first, last in itertools.pairwise(bounds)]
@@ -256,19 +256,19 @@ class PuffeRL:
                     arena.register(f"gradients {w}/policy.{name}", parameter.shape, group=f"gradients {w}")
         arena.register("sums", (learners, kernels.SUMS), torch.float64)
 
-        arena.allocate(self._device.torch_device)
+        arena.allocate(self.device.torch_device)
         for name in ("logprobs", "values", "bootstraps", "ratios", "advantages", "weights", "new_values", "new_ratios",
                      "settings", "masses", "cumulative", "moments", "index", "sums"):
             setattr(self, name, arena[name])
         self.storage = self.host  # what the policy reads and learns from
-        if self._device.separate:
+        if self.device.separate:
             self.storage = {name: None if tensor is None else arena[f"storage/{name}"]
                             for name, tensor in self.host.items()}
             for array in arrays.values():
                 if array is not None:
-                    self._device.pin(array)
+                    self.device.pin(array)
             self._host_cut = aligned_zeros((N,), np.uint8)
-            self._device.pin(self._host_cut)
+            self.device.pin(self._host_cut)
         self._flat_observations = self.storage["observations"].view(T + 1, N, -1)
         self.running_returns = torch.zeros(N)
         self.state = {name: arena[f"state/{name}"] for name in state}
@@ -282,13 +282,13 @@ class PuffeRL:
                 learner.bind(group)
             self._gradients = [arena.flat(group) for group in groups]
         if c["optimizer"] == "adam":
-            rate = arena["rate"].fill_(c["learning_rate"]) if self._device.separate else c["learning_rate"]
+            rate = arena["rate"].fill_(c["learning_rate"]) if self.device.separate else c["learning_rate"]
             self.optimizer = torch.optim.AdamW(
                 self.policy.parameters(), lr=rate, betas=(c["momentum"], c["beta2"]), eps=c["eps"],
-                weight_decay=c["weight_decay"], fused=True, capturable=self._device.separate)
-            if self._device.separate:
+                weight_decay=c["weight_decay"], fused=True, capturable=self.device.separate)
+            if self.device.separate:
                 self.optimizer.found_inf = arena["found_inf"]
-        flags = torch.zeros(N, dtype=torch.uint8, device=self._device.torch_device)
+        flags = torch.zeros(N, dtype=torch.uint8, device=self.device.torch_device)
         self._flags = flags, flags + 1
 
     def _row(self, agents, t):
@@ -296,7 +296,7 @@ class PuffeRL:
         s, host, last = self.storage, self.host, t == self.horizon
         names = ("observations", "resets", "valid", "action_masks")
         row = {name: s[name][t, agents] if s[name] is not None else None for name in names}
-        copied = names if self._device.separate else ()
+        copied = names if self.device.separate else ()
         row["copied"] = [(row[name], host[name][t, agents]) for name in copied if row[name] is not None]
         row["values"] = self.values[t, agents]
         if last:
@@ -314,8 +314,8 @@ class PuffeRL:
         that finished since the last log."""
         self.record()
         begun = time.perf_counter()
-        with self._device.main():
-            if self._device.separate and self._epochs_here == self.config["cudagraphs"]:
+        with self.device.main():
+            if self.device.separate and self._epochs_here == self.config["cudagraphs"]:
                 self._capture()
             self.vecenv.begin()
             self.bootstraps.zero_()
@@ -326,14 +326,14 @@ class PuffeRL:
                 self.initial_state[name].copy_(state)
             workers = range(self.vecenv.num_workers)
             if self._pool:
-                self._device.wait()  # the workers have streams of their own
+                self.device.wait()  # the workers have streams of their own
                 with torch_threads(self.vecenv.threads_per_worker):
                     seconds = list(self._pool.map(self._rollout, workers))
             else:
                 with kernels.threads(self.vecenv.num_threads), \
                         torch_threads(self._threads(self.vecenv.agents_per_batch)):  # fmt: skip
                     seconds = [self._rollout(worker) for worker in workers]
-            if self._device.separate:
+            if self.device.separate:
                 for name in ("rewards", "terminals", "truncations"):
                     self.storage[name].copy_(self.host[name], non_blocking=True)
             # Workers run side by side; where environments are elsewhere only the first one has something to do.
@@ -349,7 +349,7 @@ class PuffeRL:
     def _rollout(self, worker):
         """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
         vecenv, seconds, begun = self.vecenv, 0.0, time.perf_counter()
-        with torch.no_grad(), self._device.worker(worker):
+        with torch.no_grad(), self.device.worker(worker):
             if self.fused:
                 self._actors[worker].refresh()
             while (ready := vecenv.wait(worker)) is not None:
@@ -358,8 +358,8 @@ class PuffeRL:
                 self._worker_of[buffer] = worker
                 if t > 0:
                     self._bootstrap(worker, buffer, t - 1)
-                self._device.play(("step", buffer, t), self._step, worker, buffer, t)
-                self._device.wait()  # for the actions
+                self.device.play(("step", buffer, t), self._step, worker, buffer, t)
+                self.device.wait()  # for the actions
                 begun = time.perf_counter()
                 if t < self.horizon:
                     vecenv.advance(buffer)
@@ -381,7 +381,7 @@ class PuffeRL:
         kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
                        step=row["step"], first_agent=self._first_agent + agents.start, heads=self.heads,
                        log_std=log_std, masks=row["action_masks"])
-        if self._device.separate:
+        if self.device.separate:
             row["host_actions"].copy_(row["actions"], non_blocking=True)
 
     def _act(self, worker, observations, state, resets, valid):
@@ -407,7 +407,7 @@ class PuffeRL:
 
     def _autocast(self):
         """A custom network's products at train.precision."""
-        return torch.autocast(self._device.torch_device.type, self._precision, enabled=self._precision != torch.float32)
+        return torch.autocast(self.device.torch_device.type, self._precision, enabled=self._precision != torch.float32)
 
     def _bootstrap(self, worker, buffer, t):
         """V of the final observation of the agents that step t truncated, from the state before the reset."""
@@ -415,9 +415,9 @@ class PuffeRL:
         if not row["truncations"].any():
             return
         cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
-        if self._device.separate:
+        if self.device.separate:
             self._host_cut[agents] = cut
-            self._device.play(("final", buffer), self._final_values, worker, buffer)
+            self.device.play(("final", buffer), self._final_values, worker, buffer)
             self.bootstraps[t, agents].copy_(self.arena["final_values"][agents])
             return
         cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
@@ -499,12 +499,12 @@ class PuffeRL:
         try:
             with torch.no_grad():
                 for worker in sorted(set(self._worker_of.values())):
-                    self._device.capture(worker, [call for call in steps if call[2][0] == worker])
-            self._device.capture(None, learning)
+                    self.device.capture(worker, [call for call in steps if call[2][0] == worker])
+            self.device.capture(None, learning)
             if not self.fused:
                 self._check_capture(learning)
         except RuntimeError as error:
-            self._device.forget()
+            self.device.forget()
             if self.ranks.rank == 0:
                 print(f"train.cudagraphs: the network cannot be captured and runs without, which is slower: "
                       f"{str(error).splitlines()[0]}", file=sys.stderr)
@@ -520,7 +520,7 @@ class PuffeRL:
             return result
 
         eager = gradients(lambda key, function, *arguments: function(*arguments))
-        error = (gradients(self._device.play) - eager).norm() / (eager.norm() + 1e-8)
+        error = (gradients(self.device.play) - eager).norm() / (eager.norm() + 1e-8)
         if not error < 1e-2:
             raise RuntimeError(f"its gradients from a graph differ by {float(error):.2g} from those without (has it "
                                "random numbers, or some outside of tensors?)")
@@ -541,7 +541,7 @@ class PuffeRL:
         self._minibatches_owed -= count
         rows = min(c["minibatch_size"], c["max_minibatch_size"] or c["minibatch_size"])
         threads = kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(rows))
-        with threads[0], threads[1], self._device.main():
+        with threads[0], threads[1], self.device.main():
             norms, sums = self._learn(count)
         self.epoch += 1
         self._epochs_here += 1
@@ -573,19 +573,19 @@ class PuffeRL:
         self.arena["found_inf"].zero_()
         self.ratios.fill_(1.0)
         self.sums.zero_()
-        self._device.play("renew", self._renew, None)
+        self.device.play("renew", self._renew, None)
         norms = []
         for _ in range(count):
-            self._device.play("draw", self._draw)
+            self.device.play("draw", self._draw)
             self.ranks.sum(self.moments)
-            self._device.play("gradients", self._compute_gradients)
+            self.device.play("gradients", self._compute_gradients)
             self.ranks.sum(self.arena.flat("gradients"))
-            if self._device.separate:
-                self._device.play("update", self._update_on_gpu)
+            if self.device.separate:
+                self.device.play("update", self._update_on_gpu)
             else:
                 norms.append(self._update(self._used_lr))
-            self._device.play("write back", self._write_back)
-        if self._device.separate:
+            self.device.play("write back", self._write_back)
+        if self.device.separate:
             norms = self.arena["norms"][:count].tolist()
             self._check_norms(norms)
         return norms, self.sums.sum(0).cpu().numpy()
@@ -606,7 +606,7 @@ class PuffeRL:
         self.settings[:3] = kernels.normalisation(self.moments)
         if not self.fused:
             self._learn_custom()
-        elif self._device.separate:
+        elif self.device.separate:
             self._learn_fused(0)
         else:
             list(self._pool.map(self._learn_fused, range(len(self._chunks))))
@@ -941,7 +941,7 @@ class PuffeRL:
             ours[name].copy_(tensors[name])
         if saved["adam"] is not None:
             self.optimizer.load_state_dict(saved["adam"])
-            if self._device.separate:
+            if self.device.separate:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.arena["rate"]
         for name, value in saved["numbers"].items():
@@ -1005,7 +1005,7 @@ class PuffeRL:
         if self._pool is not None:
             self._pool.shutdown()
         self.logger.close()
-        self._device.release()
+        self.device.release()
         self.vecenv.close()
 
 
