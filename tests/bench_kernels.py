@@ -1,6 +1,6 @@
 """Nanoseconds an element of every kernel at the trainer's shapes, beside a plain copy and a matrix product.
 
-    python tests/bench_kernels.py [--threads 1] [--repeats 7] [--only mingru]
+    python tests/bench_kernels.py [--threads 1] [--repeats 7] [--only mingru] [--device cuda]
 
 The shapes are those of Breakout: 4,096 agents, horizon 64, hidden 64, minibatches of 1,024 segments worked on in chunks
 of 16. A kernel is first held to its float64 reference; one that is wrong is not timed, and the exit status is then 1.
@@ -8,6 +8,10 @@ GB/s counts every array that the kernel reads or writes once. Its share of the c
 plus write) goes beyond 100% where the arrays are still in the cache: the chunks are meant to be.
 All is measured in one run, interleaved; each figure is the median of the repeats. On a shared machine only ratios mean
 something, hence the copy and the matrix product (1,024 x 64 by 64 x 192, the layer's) of the same run.
+
+On a GPU a chunk is the whole minibatch, as it is in training, and what is timed is the replay of a graph of 20 calls,
+which no launch from Python is part of; what a call prepares is outside of it, so kernels that work in place go on with
+what they left.
 """
 
 import argparse
@@ -31,7 +35,9 @@ import kernels
 T, N, H, B, M, A, D = 64, 4096, 64, 1024, 16, 3, 118  # horizon, agents, hidden, minibatch, chunk, actions, observation
 GAE = {"gamma": 0.972, "gae_lambda": 0.949, "rho_clip": 2.1, "c_clip": 1.08}
 CLIPS = {"clip_coef": 0.67, "vf_coef": 1.22, "vf_clip_coef": 1.23, "ent_coef": 0.0033}
+START = 32  # of the chunk
 SECONDS = 0.02  # of one kernel in one repeat, at least
+CALLS = 20  # in a graph
 
 
 class Case(NamedTuple):
@@ -42,15 +48,27 @@ class Case(NamedTuple):
     prepare: callable = None  # puts back what the call overwrites; not timed
 
 
-rng = torch.Generator().manual_seed(0)
+rng = torch.Generator().manual_seed(0)  # a CPU's, so that the numbers are the same everywhere
+
+
+def here(tensor):
+    return tensor.to(torch.get_default_device())
 
 
 def normal(*shape):
-    return torch.randn(shape, generator=rng)
+    return here(torch.randn(shape, generator=rng, device="cpu"))
+
+
+def uniform(*shape):
+    return here(torch.rand(shape, generator=rng, device="cpu"))
+
+
+def integers(high, *shape, dtype=torch.int64):
+    return here(torch.randint(high, shape, generator=rng, dtype=dtype, device="cpu"))
 
 
 def flags(probability, *shape):
-    return (torch.rand(shape, generator=rng) < probability).to(torch.uint8)
+    return (uniform(*shape) < probability).to(torch.uint8)
 
 
 def close(name, actual, expected, tolerance):
@@ -68,13 +86,14 @@ def poisoned(*shape):
 
 
 def sample_case(kind):
-    outputs, log_std, heads = normal(N, A + 1), 0.3 * normal(A), torch.tensor([A])
+    outputs, log_std, heads = normal(N, A + 1), 0.3 * normal(A), torch.tensor([A], device="cpu")
     actions = torch.full((N, 1), -1, dtype=torch.int32) if kind == "discrete" else poisoned(N, A)
     logprobs, values = poisoned(N), poisoned(N)
     options = {"heads": heads} if kind == "discrete" else {"log_std": log_std}
+    step = torch.tensor([3])
 
     def run():
-        kernels.sample(outputs, actions, logprobs, values, seed=1, step=3, **options)
+        kernels.sample(outputs, actions, logprobs, values, seed=1, step=step, **options)
 
     def check():
         y = outputs[:, :-1].double()
@@ -98,7 +117,7 @@ def advantage_cases():
     data = {"values": normal(T + 1, N), "rewards": normal(T, N), "terminals": done,
             "truncations": flags(0.01, T, N) * (1 - done), "bootstraps": torch.zeros(T, N),
             "ratios": (0.2 * normal(T, N)).exp(), "valid": flags(0.99, T + 1, N)}  # fmt: skip
-    index = torch.randint(N, (B,), generator=rng).sort().values
+    index = integers(N, B).sort().values
     unique = index.unique()
     advantages, part, masses = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
@@ -107,6 +126,7 @@ def advantage_cases():
     source = expected.float()
     cumulative, drawn, weights = torch.empty_like(masses), torch.zeros(B, dtype=torch.int64), poisoned(B)
     p = reference.priorities(source.double(), data["valid"], 0.1)
+    clock, beta = torch.tensor([5, 2]), torch.tensor([0.8])
     moved = size(*data.values(), advantages)
 
     def check_draw():
@@ -128,7 +148,7 @@ def advantage_cases():
         lambda: kernels.priorities(source, data["valid"], masses, alpha=0.1),
         lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N, size(source, data["valid"]))  # fmt: skip
     yield "draw", Case(
-        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, clock=(5, 2), beta=0.8),
+        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, clock=clock, beta=beta),
         check_draw, B, size(p, cumulative, drawn, weights))  # fmt: skip
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),
@@ -137,11 +157,11 @@ def advantage_cases():
 
 
 def gather_cases():
-    index = torch.randint(N, (B,), generator=rng).sort().values
+    index = integers(N, B).sort().values
     source, out = normal(T + 1, N, D), poisoned(T, M, D)
     yield "gather, chunk", Case(
-        lambda: kernels.gather(source, index, out, start=32),
-        lambda: close("out", out, source[:T, index[32 : 32 + M]], 0), out.numel(), 2 * size(out))  # fmt: skip
+        lambda: kernels.gather(source, index, out, start=START),
+        lambda: close("out", out, source[:T, index[START : START + M]], 0), out.numel(), 2 * size(out))  # fmt: skip
     new_values, new_ratios = normal(T, N)[:, index], normal(T, N)[:, index]
     values, ratios = poisoned(T + 1, N), poisoned(T, N)
 
@@ -171,8 +191,8 @@ def scan_cases():
     hgp, x, out, dy = normal(T, M, 3 * H), normal(T, M, H), poisoned(T, M, H), normal(T, M, H)
     states = torch.cat([normal(1, M, H), poisoned(T, M, H)])
     resets, valid = flags(0.02, T, N), flags(0.99, T, N)
-    where = {"index": torch.randint(N, (B,), generator=rng).sort().values, "start": 32}
-    columns = where["index"][32 : 32 + M]
+    where = {"index": integers(N, B).sort().values, "start": START}
+    columns = where["index"][START : START + M]
     hgp64, x64 = hgp.double().requires_grad_(), x.double().requires_grad_()
     y64, s64 = reference.mingru_layer(x64, hgp64, states[0].double(), resets[:, columns], valid[:, columns])
     y64.backward(dy.double())
@@ -201,11 +221,11 @@ def scan_cases():
 
 def loss_case(kind):
     continuous = kind == "continuous"
-    index = torch.randint(N, (M,), generator=rng).sort().values
+    index = integers(N, M).sort().values
     outputs, grad = normal(T, M, A + 1), poisoned(T, M, A + 1)
     values, advantages, logprobs = normal(T + 1, N), normal(T, N), normal(T, N) * 0.2 - 1.1
-    weights, valid = torch.rand(M, generator=rng) + 0.5, flags(0.99, T + 1, N)
-    actions = normal(T, N, A) if continuous else torch.randint(A, (T, N, 1), generator=rng, dtype=torch.int32)
+    weights, valid = uniform(M) + 0.5, flags(0.99, T + 1, N)
+    actions = normal(T, N, A) if continuous else integers(A, T, N, 1, dtype=torch.int32)
     log_std, grad_log_std = 0.3 * normal(A), poisoned(T, M, A) if continuous else None
     if continuous:
         mean = torch.zeros(T, N, A, dtype=torch.float64)
@@ -214,7 +234,8 @@ def loss_case(kind):
     sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
     moments = kernels.advantage_moments(advantages, valid, index)
     settings = torch.tensor([*kernels.normalisation(moments), *CLIPS.values()], dtype=torch.float32)
-    options = {"log_std": log_std, "grad_log_std": grad_log_std} if continuous else {"heads": torch.tensor([A])}
+    heads = {"heads": torch.tensor([A], device="cpu")}
+    options = {"log_std": log_std, "grad_log_std": grad_log_std} if continuous else heads
 
     def run():
         kernels.ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values,
@@ -235,8 +256,7 @@ def loss_case(kind):
         for name, value in kernels.loss_statistics(sums).items():
             close(name, value, loss[name].detach(), 1e-5)
 
-    here = T * M * 4
-    moved = size(outputs, grad, new_values, ratios) + here * 3 + T * M + T * M * actions.shape[2] * 4
+    moved = size(outputs, grad, new_values, ratios) + 3 * 4 * T * M + T * M + T * M * actions.shape[2] * 4
     return Case(run, check, T * M, moved + (size(grad_log_std) if continuous else 0), sums.zero_)
 
 
@@ -247,7 +267,7 @@ def muon_cases():
     arena = kernels.Arena()
     arena.adopt(module)
     optimizer = kernels.Muon(arena, momentum=0.73, max_grad_norm=1.81)
-    arena.allocate()
+    arena.allocate(torch.get_default_device())
     groups = ("weights", "gradients", "momentum")
     for p in module.parameters():
         p.grad.copy_(0.01 * normal(*p.shape))
@@ -300,9 +320,28 @@ def baselines():
     return {"copy": copy, "matrix product": matmul}
 
 
+_graphs = {}
+
+
 def seconds_a_call(case):
     """Mean over as many calls as fill SECONDS, each timed by itself, so that `prepare` stays outside."""
     total, calls = 0.0, 0
+    if torch.get_default_device().type == "cuda":
+        if id(case) not in _graphs:
+            _graphs[id(case)] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(_graphs[id(case)]):
+                for _ in range(CALLS):
+                    case.run()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        while total < SECONDS:
+            if case.prepare:
+                case.prepare()
+            begin.record()
+            _graphs[id(case)].replay()
+            end.record()
+            end.synchronize()
+            total, calls = total + begin.elapsed_time(end) / 1000, calls + CALLS
+        return total / calls
     while total < SECONDS or calls < 2:
         if case.prepare:
             case.prepare()
@@ -341,6 +380,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="of kernels and torch (a worker has 1)")
     parser.add_argument("--repeats", type=int, default=7, help="interleaved; the median counts")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", default="", help="kernels whose name contains this")
     args = parser.parse_args()
     if args.threads < 1:
@@ -348,6 +388,10 @@ def main():
     if args.repeats < 1:
         parser.error("--repeats: at least 1")
     torch.set_num_threads(args.threads)
+    if args.device == "cuda":
+        torch.set_default_device("cuda")
+        global M, START
+        M, START = B, 0
 
     with kernels.threads(args.threads):
         timed, wrong, samples = measure(args)
@@ -355,7 +399,8 @@ def main():
 
     bandwidth = timed["copy"].moved / median["copy"] / 1e9
     gflops = timed["matrix product"].elements / median["matrix product"] / 1e9
-    print(f"{args.threads} thread(s), copy {bandwidth:.1f} GB/s, matrix product {gflops:.0f} GFLOP/s\n")
+    where = f"{args.threads} thread(s)" if args.device == "cpu" else torch.cuda.get_device_name()
+    print(f"{where}, copy {bandwidth:.1f} GB/s, matrix product {gflops:.0f} GFLOP/s\n")
     print(f"{'kernel':28} {'elements':>9} {'µs a call':>10} {'ns/element':>11} {'GB/s':>7} {'of copy':>8}")
     rows = {}
     for name, case in timed.items():
@@ -370,7 +415,7 @@ def main():
               f"{speed / bandwidth:8.1%}")  # fmt: skip
     for name, reason in wrong.items():
         print(f"{name:28} WRONG, not timed: {reason}")
-    print(json.dumps({"benchmark": "kernels", "threads": args.threads, "repeats": args.repeats,
+    print(json.dumps({"benchmark": "kernels", "device": where, "threads": args.threads, "repeats": args.repeats,
                       "copy_gb_per_second": round(bandwidth, 2), "matmul_gflops": round(gflops, 1),
                       "numpy": np.__version__, "torch": torch.__version__, "numba": numba.__version__,
                       "kernels": rows, "wrong": wrong}))  # fmt: skip

@@ -2,11 +2,15 @@
 
     python tests/bench_train.py                                    # Breakout, 4,096 agents, hidden 64, 2 layers
     python tests/bench_train.py --hidden-size 128 --num-layers 1 --total-agents 16384
+    python tests/bench_train.py --device cuda --total-agents 16384 --precision bfloat16
 
 The floor runs the very products of one epoch, at the shapes, the precision and on the threads that the trainer uses,
 and nothing else. Epochs and floor take turns in one run and the medians count, because on a shared machine an absolute
 time means little by itself; the products' GFLOP/s of the run is printed beside it. The first line of the table is the
 figure to quote: SPS, and SPS / floor. The last line of the output is one JSON object.
+
+On a GPU the floor's products are replayed from a graph, and one more epoch is traced: how long the GPU was busy in it,
+and with what. (Time to a solved policy: `python pufferl.py train breakout --train.device cuda`.)
 """
 
 import json
@@ -41,6 +45,8 @@ class Arguments:
     """Steps of one rollout."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the products."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the network runs."""
     replay_ratio: float = 1.42
     """How often a step is learnt from."""
     num_threads: int | None = None
@@ -104,6 +110,45 @@ def floor_seconds(shapes, workers, pool):
         return sum(pool.map(one, range(workers))) / workers / workers
 
 
+def gpu_floor_seconds(shapes):
+    """The same on a GPU, from graphs of 20 calls each."""
+    total = 0.0
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for *shape, count in shapes:
+        a, b, out = (tensor.cuda() for tensor in operands(*shape))
+        torch.mm(a, b, out=out)
+        graph, seconds, done = torch.cuda.CUDAGraph(), 0.0, 0
+        with torch.cuda.graph(graph):
+            for _ in range(20):
+                torch.mm(a, b, out=out)
+        while seconds < 0.005:
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            seconds, done = seconds + begin.elapsed_time(end) / 1000, done + 20
+        total += seconds / done * count
+    return total
+
+
+def gpu_shares(trainer):
+    """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}."""
+    begun = time.perf_counter()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        begun = time.perf_counter()
+        trainer.evaluate()
+        trainer.train()
+        seconds = time.perf_counter() - begun
+    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name)
+    busy = last = 0.0
+    for event in sorted(events, key=lambda event: event.time_range.start):  # the streams' kernels overlap
+        busy += max(0.0, event.time_range.end - max(last, event.time_range.start))
+        last = max(last, event.time_range.end)
+    total = sum(event.time_range.elapsed_us() for event in events)
+    return {"busy": busy / 1e6 / seconds, "copies": copies / 1e6, "kernels": (total - copies) / 1e6}
+
+
 def main():
     a = tyro.cli(Arguments, description=__doc__)
     args = pufferl.load_config(a.env)
@@ -113,6 +158,7 @@ def main():
         "minibatch_size": min(a.minibatch_size, a.total_agents * a.horizon),
         "replay_ratio": a.replay_ratio,
         "precision": a.precision,
+        "device": a.device,
         "horizon": a.horizon,
         "log_interval": 1e9,
         "total_timesteps": 10**12,
@@ -121,7 +167,7 @@ def main():
     trainer = pufferl.PuffeRL({**args["train"], "env": a.env}, vecenv, pufferl.load_policy(args, vecenv))
     shapes = products(trainer)
     flops = sum(2 * m * k * n * count for m, k, n, _, count in shapes)
-    for _ in range(2):  # compiles the kernels and touches every page
+    for _ in range(2 if a.device == "cpu" else 4):  # compiles the kernels, touches every page, captures the graphs
         trainer.evaluate()
         trainer.train()
     trainer._stage_seconds = dict.fromkeys(trainer._stage_seconds, 0.0)
@@ -133,7 +179,8 @@ def main():
                 trainer.evaluate()
                 trainer.train()
             epochs.append((time.perf_counter() - begun) / a.epochs)
-            floors.append(floor_seconds(shapes, vecenv.num_workers, pool))
+            gpu = a.device == "cuda"
+            floors.append(gpu_floor_seconds(shapes) if gpu else floor_seconds(shapes, vecenv.num_workers, pool))
     epoch, floor = statistics.median(epochs), statistics.median(floors)
     ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))
     ratio = statistics.median(ratios)
@@ -152,7 +199,7 @@ def main():
         "sps": trainer.batch_size / epoch,
         "floor_sps": trainer.batch_size / floor,
         "ratio": ratio,
-        "gflops_per_worker": flops / floor / vecenv.num_workers / 1e9,
+        "gflops_per_worker": flops / floor / (1 if gpu else vecenv.num_workers) / 1e9,
         "seconds_epoch": epoch,
         "seconds_floor": floor,
         "seconds_stage": stages,
@@ -166,7 +213,8 @@ def main():
     print(f"  {'trained steps a second':28} {result['sps']:12,.0f}")
     print(
         f"  {'floor (products alone)':28} {result['floor_sps']:12,.0f}   at "
-        f"{result['gflops_per_worker']:.0f} GFLOP/s a worker, {result['mflop_per_step']:.2f} MFLOP a step"
+        f"{result['gflops_per_worker']:,.0f} GFLOP/s{'' if gpu else ' a worker'}, "
+        f"{result['mflop_per_step']:.2f} MFLOP a step"
     )
     print(
         f"  {'SPS / floor':28} {ratio:12.2f}   median of {a.repeats} interleaved pairs, "
@@ -174,6 +222,10 @@ def main():
     )
     for name, seconds in stages.items():
         print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / epoch:.0f}%")
+    if gpu:
+        result |= {"gpu": torch.cuda.get_device_name(), "shares": gpu_shares(trainer)}
+        print("  {}: busy {busy:.0%} of an epoch; copies {copies:.4f} s, kernels {kernels:.4f} s".format(
+            result["gpu"], **result["shares"]))  # fmt: skip
     trainer.release()
     print(json.dumps(result))
 
