@@ -317,22 +317,8 @@ class PuffeRL:
         with self.device.main():
             if self.device.separate and self._epochs_here == self.config["cudagraphs"]:
                 self._capture()
-            self.vecenv.begin()
-            self.bootstraps.zero_()
-            self.arena["steps"].copy_(self.epoch * self.horizon + torch.arange(self.horizon))
-            for name, state in self.state.items():
-                if self.config["state"] == "zero":
-                    state.zero_()
-                self.initial_state[name].copy_(state)
-            workers = range(self.vecenv.num_workers)
-            if self._pool:
-                self.device.wait()  # the workers have streams of their own
-                with torch_threads(self.vecenv.threads_per_worker):
-                    seconds = list(self._pool.map(self._rollout, workers))
-            else:
-                with kernels.threads(self.vecenv.num_threads), \
-                        torch_threads(self._threads(self.vecenv.agents_per_batch)):  # fmt: skip
-                    seconds = [self._rollout(worker) for worker in workers]
+            self._begin()
+            seconds = self._run_workers()
             if self.device.separate:
                 for name in ("rewards", "terminals", "truncations"):
                     self.storage[name].copy_(self.host[name], non_blocking=True)
@@ -345,6 +331,27 @@ class PuffeRL:
             self._gather_statistics(log)
             self._remember_best(log)
         return dict(self.environment)
+
+    def _begin(self):
+        """Everything stands at step 0 of a rollout."""
+        self.vecenv.begin()
+        self.bootstraps.zero_()
+        self.arena["steps"].copy_(self.epoch * self.horizon + torch.arange(self.horizon))
+        for name, state in self.state.items():
+            if self.config["state"] == "zero":
+                state.zero_()
+            self.initial_state[name].copy_(state)
+        self.device.wait()  # the workers have streams of their own
+
+    def _run_workers(self):
+        """The rollout; returns the seconds that each worker spent in environments."""
+        workers = range(self.vecenv.num_workers)
+        if self._pool:
+            with torch_threads(self.vecenv.threads_per_worker):
+                return list(self._pool.map(self._rollout, workers))
+        threads = self._threads(self.vecenv.agents_per_batch)
+        with kernels.threads(self.vecenv.num_threads), torch_threads(threads):
+            return [self._rollout(worker) for worker in workers]
 
     def _rollout(self, worker):
         """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
