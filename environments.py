@@ -12,11 +12,14 @@ A creator can be pickled, so that other processes make the same environment. doc
 the install line of each.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import inspect
 import io
 import os
+import pkgutil
+import re
 import sys
 from typing import ClassVar
 
@@ -187,13 +190,19 @@ class PettingZooCreator:
     def _module(self):
         family, name = self.path
         packages = ["mpe2", "pettingzoo.mpe"] if family == "mpe" else [f"pettingzoo.{family}"]
-        problem = None
+        problem, found = None, []
         for package in packages:
             try:
                 return importlib.import_module(f"{package}.{name}")
             except ImportError as error:
                 problem = problem or error
-        raise ImportError(f"{self.name}: {problem}; docs/environments.md has the install line of each family.")
+            with contextlib.suppress(ImportError):  # of the family; one of its members may be there in another version
+                modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+                found += [module.name for module in modules if re.search(r"_v\d+$", module.name)]
+        near = difflib.get_close_matches(name, found, n=3, cutoff=0.8)
+        hint = f"did you mean {' or '.join(near)}?" if near and name not in found \
+            else "docs/environments.md has the install line of each family."  # fmt: skip
+        raise ImportError(f"{self.name}: {problem}; {hint}")
 
     @property
     def settings(self):

@@ -587,6 +587,7 @@ def test_a_puffer_env_says_what_it_lacks(name):
         spaces.Discrete(5, start=2),
         spaces.Box(0, 255, (7, 7, 3), np.uint8),
         spaces.Box(0, 255, (4, 40, 40), np.uint8),
+        spaces.Box(0, 255, (70, 64, 3), np.uint8),
         spaces.Dict({"a": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2, 2), np.float64)]),
                      "image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "empty": spaces.Dict({})}),
     ],

@@ -392,6 +392,7 @@ def test_impossible_combinations_name_the_possible_ones(options, message):
         ("gym/CartPol-v1", ValueError, "Did you mean CartPole-v1"),
         ("pettingzoo/knights", ValueError, "expected pettingzoo/FAMILY/NAME"),
         ("pettingzoo/butterfly/nothing_v0", ImportError, "install line"),
+        ("pettingzoo/butterfly/knights_archers_zombies_v0", ImportError, r"did you mean knights_\w+_v\d+\?"),
         (f"{__file__}:Nothing", ValueError, "it has .*Walk"),
         ("nowhere.py:Nothing", ValueError, "no such file"),
     ],
