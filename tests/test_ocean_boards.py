@@ -355,6 +355,19 @@ def test_maze_has_one_way_and_walls_hold(size, vision):
             assert free == 2 * size * size - 1
 
 
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_maze_marks_lead_through_every_maze(size):
+    """On to new cells, or else back along the trail: all mazes without loops are solved in time, by what is near."""
+    vector, rng = Vector("maze", 64, {"size": size, "vision": 1}), np.random.default_rng(8)
+    beside = ([0, 2, 1, 1], [1, 1, 0, 2])
+    for _ in range(4 * 4 * size * size):
+        wall, _, trail, done = (vector.observations[:, k][:, *beside].astype(float) for k in range(4))
+        assert (done <= trail).all()
+        vector.step((10 * wall + trail + done + 0.5 * rng.random(wall.shape)).argmin(axis=1))
+    log = vector.envs.log()
+    assert log["perf"] == 1 and log["n"] > 64
+
+
 def test_maze_score_is_one_on_the_shortest_way():
     size, vision = 6, 12
     vector = Vector("maze", 16, {"size": size, "vision": vision, "loops": 0.2, "trail": False})

@@ -9,6 +9,8 @@
  *     0   a wall (also all that is outside)
  *     1   the goal
  *     2   with `trail`, a cell where the agent was in this episode
+ *     3   with `trail`, one that it left for another where it was already: without loops nothing is left to see
+ *         behind it, and the trail's other cells are the way back
  *
  * Actions: up, down, left, right. perf is the share of mazes solved; score that of the shortest way in the steps
  * taken, 0 where the goal was not reached. */
@@ -27,7 +29,7 @@
 #include "env.h"
 #include "draw.h"
 
-enum { MAX_SIZE = 64, MAX_VISION = 16, WALL = 1, GOAL = 2, TRAIL = 4, SEEN = 8 };
+enum { MAX_SIZE = 64, MAX_VISION = 16, WALL = 1, GOAL = 2, TRAIL = 4, SEEN = 8, DONE = 16 };
 
 struct Env {
     ENV_COMMON
@@ -58,7 +60,7 @@ static int side_of(const Env* env) {
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = 1,
-        .observation_shape = {env->trail ? 3 : 2, side_of(env), side_of(env)},
+        .observation_shape = {env->trail ? 4 : 2, side_of(env), side_of(env)},
         .observation_low = 0,
         .observation_high = 1,
         .action_heads = {4},
@@ -73,8 +75,10 @@ static void write_observation(const Env* env, uint8_t* observation) {
             observation[column] = (cells[column] & WALL) != 0;
             observation[plane + column] = (cells[column] & GOAL) != 0;
         }
-        for (int column = 0; env->trail && column < side; column++)
+        for (int column = 0; env->trail && column < side; column++) {
             observation[2 * plane + column] = (cells[column] & TRAIL) != 0;
+            observation[3 * plane + column] = (cells[column] & DONE) != 0;
+        }
     }
 }
 
@@ -161,8 +165,11 @@ static void c_reset(Env* env) {
 static void c_step(Env* env) {
     const int steps[4] = {-env->stride, env->stride, -1, 1};
     int next = env->at + steps[env->actions[0]];
-    if (!(env->cells[next] & WALL)) env->at = next;
-    env->cells[env->at] |= TRAIL;
+    if (!(env->cells[next] & WALL)) {
+        if (env->cells[next] & TRAIL) env->cells[env->at] |= DONE;
+        env->cells[next] |= TRAIL;
+        env->at = next;
+    }
     env->tick++;
     bool there = env->at == env->goal, late = !there && env->tick >= env->limit;
     env->rewards[0] = (float)there + env->reward_step;
@@ -202,7 +209,7 @@ static void c_render(Env* env) {
             bool lit = abs(y - row) <= env->vision && abs(x - column) <= env->vision;
             Color color = cell & WALL ? (lit ? (Color){92, 118, 138, 255} : (Color){44, 60, 74, 255})
                                       : (lit ? DRAW_PANEL : DRAW_BACKGROUND);
-            if (cell & TRAIL && !(cell & WALL)) color = draw_mix(color, DRAW_CYAN, 0.25f);
+            if (cell & TRAIL) color = draw_mix(color, DRAW_CYAN, cell & DONE ? 0.12f : 0.35f);
             DrawRectangle(x * side, y * side, side, side, color);
             Vector2 centre = {((float)x + 0.5f) * (float)side, ((float)y + 0.5f) * (float)side};
             if (cell & GOAL) DrawCircleV(centre, (float)side * 0.42f, DRAW_GOLD);
