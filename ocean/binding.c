@@ -221,13 +221,20 @@ int ocean_spaces(char* envs, int64_t index, char* text, int64_t size) {
 }
 
 #ifdef OCEAN_BENCH
-/* The plain C loop that tests/bench_env.py compares with: pointers are set once, only the action row moves on.
- * row and agent are the 4-byte elements that all agents and one agent take in a row of actions. */
-void ocean_bench(char* envs, int64_t num_envs, int64_t steps, const int32_t* actions, int64_t horizon, int64_t row,
-                 int64_t agent) {
+/* The plain C loop that tests/bench_env.py compares with. rows holds the eight addresses of each of `horizon` rows, as
+ * for ocean_step. With bind, each step goes to its own row; else the pointers are set once, and only the actions move. */
+void ocean_bench(char* envs, int64_t num_envs, int64_t steps, const int64_t* rows, int64_t horizon, int64_t bind) {
+    Rows first = read_rows((Env*)envs, rows);
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)
+        bind_rows(env, &first);
     for (int64_t t = 0; t < steps; t++) {
+        const int64_t* row = rows + t % horizon * 8;
+        if (bind) {
+            ocean_step(envs, 0, num_envs, row);
+            continue;
+        }
         for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
-            env->actions = actions + (t % horizon) * row + env->agent_offset * agent;
+            env->actions = (const int32_t*)((const char*)row[1] + env->agent_offset * first.action_bytes);
             c_step(env);
         }
     }

@@ -458,6 +458,8 @@ def test_tetris_placements():
     for action in np.random.default_rng(2).integers(41, size=3000):
         lies, which, can_hold = game.parts[0].copy(), game.parts[2].copy(), game.parts[3][0]
         game.step(action)
+        filled, holes = game.parts[0], game.parts[1]
+        assert np.array_equal(holes, (np.cumsum(filled, axis=0) > 0) & (filled == 0)) or filled[0].any()
         if game.terminals[0]:
             continue
         if action == 40:

@@ -13,7 +13,7 @@
  *
  *     observation, bytes 0 or 1; H rows of 10 cells, from the top
  *     0 ..         what lies
- *     10 H ..      the falling piece
+ *     10 H ..      the falling piece; with `placements`, where it has not moved yet, the empty cells below filled ones
  *     20 H ..      which one falls (7: I O T S Z J L), is held (7, none: all 0), comes next (5 x 7)
  *     20 H + 49    1 where holding is possible
  *     20 H + 50    1 where the piece rests
@@ -140,7 +140,14 @@ static void write_observation(const Env* env, uint8_t* observation) {
             lies[row * WIDTH + column] = bits >> column & 1;
     }
     memset(falls, 0, (size_t)(WIDTH * env->height + (2 + PREVIEWS) * PIECES));
-    for (int row = 0; row < 4; row++) {
+    unsigned covered = env->rows[0] | env->rows[1];
+    for (int row = 0; env->placements && row < env->height; row++) {
+        unsigned bits = env->rows[row + HIDDEN], holes = covered & ~bits;
+        covered |= bits;
+        for (int column = 0; column < WIDTH; column++)
+            falls[row * WIDTH + column] = holes >> column & 1;
+    }
+    for (int row = 0; !env->placements && row < 4; row++) {
         int at = env->y + row - HIDDEN;
         if (at < 0 || at >= env->height) continue;
         unsigned bits = piece_row(env, env->turned, row, env->x);
