@@ -68,21 +68,23 @@ static Stones line_cells(Stones s) {
 /* Columns from the middle outwards: the better moves first. */
 static const int order[COLUMNS] = {3, 2, 4, 1, 5, 0, 6};
 
-/* The value for who is to move, with `depth` moves to look ahead: WIN + moves left for a win, sooner is more. */
-static int search(Stones own, Stones other, int depth, int alpha, int beta) {
-    Stones all = own | other, free = next_cells(all);
+/* The value for who is to move, with `depth` moves to look ahead: WIN + moves left for a win, sooner is more. `lines`
+ * are the mover's line_cells, which the other one's stone has not changed. The last two moves are not made: whoever can
+ * win does, and else loses only where each move leaves the other one a cell to win at. */
+static int search(Stones own, Stones other, Stones lines, int depth, int alpha, int beta) {
+    Stones free = next_cells(own | other);
     if (!free || depth == 0) return 0;
-    if (line_cells(own) & free) return WIN + depth;
+    if (lines & free) return WIN + depth;
     if (depth == 1) return 0;
-    Stones must = line_cells(other) & free; /* where the other one would win next */
-    if (must) {
-        if (must & (must - 1)) return depth >= 2 ? -(WIN + depth - 1) : 0; /* two at once cannot be stopped */
-        return -search(other, own | must, depth - 1, -beta, -alpha);
-    }
+    Stones threats = line_cells(other), must = threats & free;
+    if (must & (must - 1)) return -(WIN + depth - 1); /* two at once cannot be stopped */
+    Stones moves = (must ? must : free) & ~(threats >> 1); /* a stone below a threat makes it come true */
+    if (!moves) return -(WIN + depth - 1);
+    if (depth == 2) return 0;
     for (int i = 0; i < COLUMNS && alpha < beta; i++) {
-        Stones stone = free & column_cells(order[i]);
+        Stones stone = moves & column_cells(order[i]);
         if (!stone) continue;
-        int value = -search(other, own | stone, depth - 1, -beta, -alpha);
+        int value = -search(other, own | stone, threats, depth - 1, -beta, -alpha);
         if (value > alpha) alpha = value;
     }
     return alpha;
@@ -92,13 +94,14 @@ static int search(Stones own, Stones other, int depth, int alpha, int beta) {
 static Stones choose(Env* env) {
     Stones free = next_cells(env->own | env->other), best = 0;
     int value = -2 * WIN, count = 0;
-    Stones wins = env->depth ? line_cells(env->other) & free : 0;
+    Stones wins = env->depth ? line_cells(env->other) & free : 0, lines = line_cells(env->own);
     for (int i = 0; i < COLUMNS; i++) {
         Stones stone = free & column_cells(order[i]);
         if (!stone) continue;
         int now = 0;
         if (wins) now = stone & wins ? WIN : 0;
-        else if (env->depth > 1) now = -search(env->own, env->other | stone, env->depth - 1, -2 * WIN, 1 - value);
+        else if (env->depth > 1)
+            now = -search(env->own, env->other | stone, lines, env->depth - 1, -2 * WIN, 1 - value);
         if (now > value) count = 0;
         if (now >= value && random_int(&env->rng, ++count) == 0) best = stone;
         if (now > value) value = now;
