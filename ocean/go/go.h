@@ -33,6 +33,11 @@
 
 enum { MAX_SIZE = 19, MAX_CELLS = (MAX_SIZE + 2) * (MAX_SIZE + 2), PLANES = 7, PASS = 0 };
 enum { EMPTY, BLACK, WHITE, EDGE };
+/* The status of a point as a bit, so that the four around a point can be looked at together; 0: the edge. A stone is
+ * SAFE or, where its group has a single liberty, in ATARI. */
+#define FREE 1
+#define SAFE(color) (color == BLACK ? 2 : 8)
+#define ATARI(color) (color == BLACK ? 4 : 16)
 
 /* Liberties are counted once for each stone that touches them, with their sum and their sum of squares: all that can
  * be kept up in constant time. They are one and the same point where count * squares equals sum * sum. */
@@ -46,6 +51,7 @@ struct Env {
     int stride, limit, cells;
     int around[4], corners[4]; /* steps to the neighbours, straight and diagonal */
     uint8_t board[MAX_CELLS];  /* with a border of EDGE; a point is an index, and 0 stands for none and for a pass */
+    uint8_t status[MAX_CELLS]; /* of each point, for all stones of a group the same */
     uint16_t head[MAX_CELLS];  /* of a stone: its group's number, one of its stones */
     uint16_t next[MAX_CELLS];  /* a ring through the stones of a group */
     Group groups[MAX_CELLS];
@@ -105,15 +111,27 @@ static inline int other(int color) {
     return BLACK + WHITE - color;
 }
 
-/* A stone needs a liberty: an empty neighbour, a friend with another liberty, or an enemy that it takes. */
-static inline bool is_legal(Env* env, int color, int point) {
-    if (env->board[point] != EMPTY || point == env->ko) return false;
-    for (int k = 0; k < 4; k++) {
-        int neighbour = point + env->around[k], there = env->board[neighbour];
-        if (there == EMPTY) return true;
-        if (there != EDGE && in_atari(group_of(env, neighbour)) == (there != color)) return true;
+/* Notes whether a stone's group has a single liberty, for all of its stones if that has changed. */
+static void renew_status(Env* env, int point) {
+    int color = env->board[point];
+    uint8_t status = in_atari(group_of(env, point)) ? ATARI(color) : SAFE(color);
+    int stone = point;
+    while (env->status[stone] != status) {
+        env->status[stone] = status;
+        stone = env->next[stone];
     }
-    return false;
+}
+
+/* What lies around a point, all in one. */
+static inline int around(const Env* env, int point) {
+    const uint8_t* status = env->status + point;
+    return status[-env->stride] | status[env->stride] | status[-1] | status[1];
+}
+
+/* A stone needs a liberty: an empty neighbour, a friend with another liberty, or an enemy that it takes. */
+static inline bool is_legal(const Env* env, int color, int point) {
+    return env->status[point] == FREE && point != env->ko &&
+           around(env, point) & (FREE | SAFE(color) | ATARI(other(color)));
 }
 
 /* The smaller group is renamed, and the two rings become one. */
@@ -128,6 +146,7 @@ static void merge(Env* env, int a, int b) {
     int stone = from;
     do {
         env->head[stone] = (uint16_t)to;
+        env->status[stone] = env->status[to];
         stone = env->next[stone];
     } while (stone != from);
     uint16_t swap = env->next[to];
@@ -145,13 +164,15 @@ static void take(Env* env, int head) {
     int stone = head;
     do {
         env->board[stone] = EMPTY;
+        env->status[stone] = FREE;
         stone = env->next[stone];
     } while (stone != head);
     do {
         for (int k = 0; k < 4; k++) {
             int neighbour = stone + env->around[k];
-            if (env->board[neighbour] == BLACK || env->board[neighbour] == WHITE)
-                add_liberty(group_of(env, neighbour), stone);
+            if (env->board[neighbour] != BLACK && env->board[neighbour] != WHITE) continue;
+            add_liberty(group_of(env, neighbour), stone);
+            renew_status(env, neighbour);
         }
         stone = env->next[stone];
     } while (stone != head);
@@ -165,6 +186,7 @@ static void play(Env* env, int color, int point) {
     env->passes = point == PASS ? env->passes + 1 : 0;
     if (point == PASS) return;
     env->board[point] = (uint8_t)color;
+    env->status[point] = SAFE(color);
     env->head[point] = env->next[point] = (uint16_t)point;
     env->groups[point] = (Group){.stones = 1};
     for (int k = 0; k < 4; k++) {
@@ -179,11 +201,16 @@ static void play(Env* env, int color, int point) {
     }
     for (int k = 0; k < 4; k++) {
         int neighbour = point + env->around[k];
-        if (env->board[neighbour] != other(color) || group_of(env, neighbour)->count) continue;
+        if (env->board[neighbour] != other(color)) continue;
+        if (group_of(env, neighbour)->count) {
+            renew_status(env, neighbour);
+            continue;
+        }
         taken += group_of(env, neighbour)->stones;
         where = neighbour;
         take(env, env->head[neighbour]);
     }
+    renew_status(env, point);
     const Group* group = group_of(env, point);
     if (taken == 1 && group->stones == 1 && in_atari(group)) env->ko = where;
 }
@@ -235,10 +262,12 @@ static float count_board(Env* env) {
 /* The largest group of a colour with a single liberty that the script can play at with profit; 0: none. */
 static int find_atari(Env* env, int color, bool save) {
     int best = 0, most = 0;
-    for (int point = 0; point < env->cells; point++) {
-        if (env->board[point] != color || env->head[point] != point) continue;
+    const uint8_t *at = env->status, *end = env->status + env->cells;
+    for (; (at = memchr(at, ATARI(color), (size_t)(end - at))); at++) {
+        int point = (int)(at - env->status);
+        if (env->head[point] != point) continue;
         const Group* group = &env->groups[point];
-        if (group->stones <= most || !in_atari(group)) continue;
+        if (group->stones <= most) continue;
         int liberty = (int)(group->sum / group->count);
         if (!is_legal(env, save ? color : other(color), liberty)) continue;
         if (save) {
@@ -266,10 +295,13 @@ static int find_random(Env* env, int color, bool close) {
     }
     if (found) return found;
     /* From a random point on, the first that will do: nearly even, and it costs a few looks only. */
-    int size = env->size * env->size, first = random_int(&env->rng, size);
+    int size = env->size * env->size, first = random_int(&env->rng, size), left = env->size - first % env->size;
+    int point = point_of(env, first), last = point_of(env, size - 1);
     for (int k = 0; k < size; k++) {
-        int at = first + k, point = point_of(env, at < size ? at : at - size);
         if (is_legal(env, color, point) && !is_eye(env, color, point)) return point;
+        if (point == last) point = point_of(env, 0);
+        else point += left == 1 ? 3 : 1; /* over the border into the next row */
+        left = left == 1 ? env->size : left - 1;
     }
     return 0;
 }
@@ -289,31 +321,47 @@ static void move_script(Env* env) {
     play(env, color, point);
 }
 
+/* All points at a time and a plane at a time: the compiler does 16 to 64 points at once. */
 static void write_observation(Env* env) {
-    int plane = env->size * env->size, at = 0;
-    uint8_t *observation = env->observations, *masks = env->action_masks;
-    for (int row = 1; row <= env->size; row++) {
-        for (int column = 1; column <= env->size; column++, at++) {
-            int point = row * env->stride + column, there = env->board[point];
-            bool stone = there != EMPTY, mine = there == env->own, atari = stone && in_atari(group_of(env, point));
-            bool legal = !stone && is_legal(env, env->own, point);
-            observation[at] = mine;
-            observation[plane + at] = stone && !mine;
-            observation[2 * plane + at] = mine && atari;
-            observation[3 * plane + at] = stone && !mine && atari;
-            observation[4 * plane + at] = legal;
-            observation[5 * plane + at] = point == env->last;
-            if (masks) masks[at] = legal;
-        }
+    enum { SLACK = 32 }; /* rows are copied whole, the next one over what is too much */
+    int size = env->size, plane = size * size, first = env->stride + 1, last = env->cells - first;
+    uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK], status[MAX_SIZE * MAX_SIZE + SLACK];
+    uint8_t liberty = (uint8_t)(FREE | SAFE(env->own) | ATARI(other(env->own)));
+    const uint8_t *here = env->status, *above = here - env->stride, *below = here + env->stride;
+    for (int point = first; point < last; point++)
+        wide[point] = here[point] == FREE &&
+                      ((above[point] | below[point] | here[point - 1] | here[point + 1]) & liberty) != 0;
+    wide[env->ko] = 0;
+    for (int row = 0, point = first; row < size; row++, point += env->stride) {
+        memcpy(legal + row * size, wide + point, SLACK);
+        memcpy(status + row * size, here + point, SLACK);
     }
+    uint8_t *observation = env->observations, safe = SAFE(env->own), atari = ATARI(env->own);
+    uint8_t enemy_safe = SAFE(other(env->own)), enemy_atari = ATARI(other(env->own));
+    for (int i = 0; i < plane; i++)
+        observation[i] = (status[i] & (safe | atari)) != 0;
+    for (int i = 0; i < plane; i++)
+        observation[plane + i] = (status[i] & (enemy_safe | enemy_atari)) != 0;
+    for (int i = 0; i < plane; i++)
+        observation[2 * plane + i] = (status[i] & atari) != 0;
+    for (int i = 0; i < plane; i++)
+        observation[3 * plane + i] = (status[i] & enemy_atari) != 0;
+    memcpy(observation + 4 * plane, legal, (size_t)plane);
+    memset(observation + 5 * plane, 0, (size_t)plane);
+    if (env->last) observation[5 * plane + (env->last / env->stride - 1) * size + env->last % env->stride - 1] = 1;
     memset(observation + 6 * plane, env->own == BLACK, (size_t)plane);
-    if (masks) masks[plane] = 1;
+    if (!env->action_masks) return;
+    memcpy(env->action_masks, legal, (size_t)plane);
+    env->action_masks[plane] = 1;
 }
 
 static void c_reset(Env* env) {
     memset(env->board, EDGE, sizeof(env->board));
-    for (int row = 1; row <= env->size; row++)
+    memset(env->status, 0, sizeof(env->status));
+    for (int row = 1; row <= env->size; row++) {
         memset(env->board + row * env->stride + 1, EMPTY, (size_t)env->size);
+        memset(env->status + row * env->stride + 1, FREE, (size_t)env->size);
+    }
     env->own = random_int(&env->rng, 2) ? BLACK : WHITE;
     env->ko = env->last = env->moves = env->passes = env->tick = 0;
     if (env->own == WHITE) move_script(env);
