@@ -289,7 +289,9 @@ def find_config(env_name):
         if names and path == own:
             return names[0], path
         found += [(len(pattern), path) for pattern in names if fnmatch.fnmatchcase(name, pattern)]
-    return name, max(found)[1] if found else own  # of several patterns that fit, the longest says most
+    if own.exists() or not found:
+        return name, own
+    return name, max(found)[1]  # of several patterns that fit, the longest says most
 
 
 def load_creator(name):

@@ -559,6 +559,12 @@ def test_ini_errors_name_file_and_key(tmp_path, text, message):
     assert "bad.ini" in str(error.value)
 
 
+def test_a_file_of_an_environments_own_name_comes_before_one_that_names_it():
+    for name, race in (("drone", False), ("drone_race", True)):
+        args = pufferl.load_config(name)
+        assert (args["env_name"], args["env"]["race"]) == ("drone", race)
+
+
 def test_unknown_environment_and_sizes_that_buffers_do_not_divide():
     with pytest.raises(pufferl.ConfigError, match="breakout"):
         pufferl.load_config("braekout")
