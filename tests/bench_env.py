@@ -3,8 +3,8 @@
     python tests/bench_env.py [--agents 8192] [--only breakout] [--setting frameskip=8]
 
 Legal random play is recorded for 64 steps, and then repeated from the same state in each of these ways, in turn: the
-best of five times or more by processor time (of what disturbs a loop nothing makes it faster). An environment whose observations
-at the end are not those of the record is not timed but an error.
+best of five times or more by processor time (of what disturbs a loop nothing makes it faster). It is an error if the
+observations at the end are not those of the record.
 
     bare     a C loop that only calls c_step: each environment writes to one place for ever, and whoever trains on it
              would have to copy that
@@ -46,11 +46,12 @@ class Way:
         self.masks = np.ones((horizon, agents, sum(envs.action_heads or ())), np.uint8)
         self.small = [np.zeros((horizon, agents), kind) for kind in (np.float32, np.uint8, np.uint8, np.uint8)]
         rewards, terminals, truncations, valid = self.small
+        masks = self.masks if envs.has_action_masks else [None] * horizon
+        valid = valid if envs.has_valid else [None] * horizon
         self.rows = np.stack([
-            ocean.rows(self.observations[t % horizon], actions[t], rewards[t % horizon], terminals[t % horizon],
-                       truncations[t % horizon], self.final_observations, valid[t % horizon] if envs.has_valid else None,
-                       self.masks[t % horizon] if envs.has_action_masks else None)
-            for t in range(HORIZON)
+            ocean.rows(self.observations[k], actions[t], rewards[k], terminals[k], truncations[k],
+                       self.final_observations, valid[k], masks[k])
+            for t, k in ((t, t % horizon) for t in range(HORIZON))
         ])  # fmt: skip
         self.addresses = [row.ctypes.data for row in self.rows]
         envs.reset(self.addresses[0])

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from test_ocean import Vector
-from test_ocean_all import Masked
+from ocean_vector import Vector
 
 import ocean
 
@@ -557,7 +556,7 @@ def slid(line):
 
 
 def test_g2048_follows_the_rules():
-    vector, rng = Masked("g2048", 8), np.random.default_rng(5)
+    vector, rng = Vector("g2048", 8), np.random.default_rng(5)
     games = fours = tiles = 0
     for _ in range(1500):
         boards = vector.observations.reshape(8, 4, 4, 18).argmax(axis=-1)

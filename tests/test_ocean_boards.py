@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from test_ocean import Vector
-from test_ocean_all import Masked
+from ocean_vector import Vector
 
 import ocean
 
@@ -57,7 +56,7 @@ def winning_columns(mine, theirs):
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])
 def test_connect4_games(depth):
-    vector, rng = Masked("connect4", 8, {"depth": depth}), np.random.default_rng(0)
+    vector, rng = Vector("connect4", 8, {"depth": depth}), np.random.default_rng(0)
     ends, taken, stopped = [], [0, 0], [0, 0]
     for _ in range(60):
         boards, masks = vector.observations.copy(), vector.masks.copy()
@@ -100,7 +99,7 @@ def test_connect4_deeper_is_better_and_a_full_column_loses():
     """Two searches of Python's own: one move ahead, against each depth."""
     rng, perf = np.random.default_rng(1), []
     for depth in (0, 2, 6):
-        vector = Masked("connect4", 8, {"depth": depth})
+        vector = Vector("connect4", 8, {"depth": depth})
         for _ in range(60):
             action = legal_actions(vector, rng)
             for i, (own, other) in enumerate(vector.observations):
@@ -177,7 +176,7 @@ def area(board, color):
 @pytest.mark.parametrize("n", [5, 7, 9])
 def test_go_follows_the_rules(n):
     """Every move of both sides is replayed on a slow board: stones, captures, ko, legal points, atari and the count."""
-    vector, rng = Masked("go", 6, {"size": n, "komi": 0.5}, seed=n), np.random.default_rng(n)
+    vector, rng = Vector("go", 6, {"size": n, "komi": 0.5}, seed=n), np.random.default_rng(n)
     ends = captures = kos = 0
     for _ in range(250):
         planes = vector.observations.reshape(6, 7, n, n).astype(int)
@@ -222,7 +221,7 @@ def test_go_follows_the_rules(n):
 
 def test_go_is_counted_by_area():
     """Two passes on an almost empty board: the script, ahead by its one stone or the komi, passes too."""
-    vector, ends, n = Masked("go", 40, {"komi": 5.5}), 0, 7
+    vector, ends, n = Vector("go", 40, {"komi": 5.5}), 0, 7
     for _ in range(3):
         planes = vector.observations.reshape(40, 7, n, n).astype(int)
         boards, black = planes[:, 0] - planes[:, 1], planes[:, 6, 0, 0]
@@ -237,7 +236,7 @@ def test_go_is_counted_by_area():
 def test_go_script_is_better_with_skill():
     rng, scores = np.random.default_rng(3), []
     for skill in (0.0, 1.0):
-        vector = Masked("go", 64, {"skill": skill})
+        vector = Vector("go", 64, {"skill": skill})
         for _ in range(300):
             vector.step(legal_actions(vector, rng))
         log = vector.envs.log()
@@ -258,7 +257,7 @@ def test_go_script_is_better_with_skill():
 @pytest.mark.parametrize(("width", "height", "mines"), [(9, 9, 10), (16, 16, 40), (30, 16, 99), (4, 3, 9)])
 def test_minesweeper_rules(width, height, mines):
     options = {"width": width, "height": height, "mines": mines}
-    vector, rng = Masked("minesweeper", 8, options), np.random.default_rng(4)
+    vector, rng = Vector("minesweeper", 8, options), np.random.default_rng(4)
     safe = width * height - mines
     wins = blown = 0
     for _ in range(120):
@@ -297,7 +296,7 @@ def test_minesweeper_rules(width, height, mines):
 
 def test_minesweeper_is_won_by_deduction():
     """Cells that a single number proves safe; a guess where there is none. One game in two or more is won."""
-    vector, rng = Masked("minesweeper", 16, {"mines": 8}), np.random.default_rng(5)
+    vector, rng = Vector("minesweeper", 16, {"mines": 8}), np.random.default_rng(5)
     for _ in range(150):
         action = legal_actions(vector, rng)
         for i, planes in enumerate(vector.observations):

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from test_ocean import Vector
+from ocean_vector import Vector
 
 import ocean
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from test_ocean import Vector
-from test_ocean_all import Masked
+from ocean_vector import Vector
 
 import ocean
 
@@ -274,7 +273,7 @@ RECOVERY = [[60, 75, 60], [40, 50, 80], [50, 35, 90], [40, 50, 70], [35, 90, 50]
 COSTS = [[80, 60, 70], [70, 80, 80], [70, 60, 50], [80, 100, 90], [60, 60, 50]]
 
 
-class Moba(Masked):
+class Moba(Vector):
     def __init__(self, num_envs=1, seed=11, **options):
         super().__init__("moba", num_envs, options, seed=seed)
         self.rng = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_ocean_all import SHORT
+from ocean_vector import SHORT
 
 import ocean
 import ocean.__main__ as cli

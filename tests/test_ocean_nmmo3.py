@@ -10,8 +10,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from test_ocean import Vector
-from test_ocean_all import Masked
+from ocean_vector import Vector
 
 import ocean
 
@@ -186,7 +185,7 @@ const char* check(Env* env) {
 """
 
 
-class World(Masked):
+class World(Vector):
     """One world with the probe's functions as methods: world.get_health(0), world.give(0, "wood", 1, 3), ..."""
 
     def __init__(self, options, seed=0):

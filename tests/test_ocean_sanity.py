@@ -4,8 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from test_ocean import Vector
-from test_ocean_all import Masked
+from ocean_vector import Vector
 
 import ocean
 
@@ -107,7 +106,7 @@ def test_spaces_heads_answer_their_parts():
 
 
 def test_masked_ends_with_an_illegal_action():
-    vector, rng = Masked("masked", 100), np.random.default_rng(3)
+    vector, rng = Vector("masked", 100), np.random.default_rng(3)
     assert (vector.masks.sum(axis=1) == 4).all() and vector.masks.mean(axis=0).min() > 0.4
     ticks = np.zeros(100)
     for _ in range(80):
