@@ -2,16 +2,23 @@
 
     python tests/bench_protein.py                                   # 20 seeds, 200 trials: hours on one core
     python tests/bench_protein.py --seeds 3 --trials 50 --only branin training --methods protein random tpe
+    python tests/bench_protein.py --times                           # seconds of a suggestion
+
+Each run is written down as it ends, in experiments/bench_protein.jsonl (--results): what is there is not run again, so
+it can be stopped at any time, and `--seeds 0` shows what there is. Runs of our own tuners count as long as protein.py
+stays as it is.
 
 The measure is the dominated hypervolume in the plane of log cost and score, from the problem's reference point, as a
 fraction of the box up to the best score: 1 would be the best score at the lowest cost. Noise is left out of it: the
-settings that a method tried count with their true score. Seeds are shared, so that methods are compared in pairs; the
-last table is the paired difference to each rival with the lower end of its bootstrap 90% interval (one-sided 95% and
-two-sided 90% are the same number). Problems, reference points and budgets (50 and 200 trials, 20 seeds) were fixed
-before the tuner was tuned. The last line is one JSON object with the same figures.
+settings that a method tried count with their true score. Regret is what the best true score lacks of the best there
+is, as a fraction of the box's height. Seeds are shared, so that methods are compared in pairs; the last tables are the
+paired difference to each rival, of all problems and of each, with the lower end of its bootstrap 90% interval
+(one-sided 95% and two-sided 90% are the same number). Problems, reference points and budgets (50 and 200 trials, 20
+seeds) were fixed before the tuner was tuned. The last line is one JSON object with the same figures.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import sys
@@ -22,7 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 BUDGETS, SEEDS = (50, 200), 20
 
@@ -136,6 +144,12 @@ def hypervolume(problem, trials):
     return area / ((high - low) * (problem.best - problem.reference))
 
 
+def regret(problem, trials):
+    """What the best true score of `trials` lacks of the best there is, in heights of the box; at most 1."""
+    best = max((score for score, cost in trials if score > problem.reference), default=problem.reference)
+    return (problem.best - best) / (problem.best - problem.reference)
+
+
 def run_protein(name, problem, trials, seed, method="Protein"):
     import protein
 
@@ -151,7 +165,9 @@ def run_protein(name, problem, trials, seed, method="Protein"):
 
 def run_optuna(name, problem, trials, seed, sampler="tpe"):
     import optuna
+    import torch
 
+    torch.set_num_threads(1)  # the GP sampler's matrices are small: threads would only wait for each other
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     kinds = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=kinds[sampler](seed=seed))
@@ -211,12 +227,65 @@ def suggestion_seconds(rows, settings=15, repeats=3):
     return float(np.median(seconds))
 
 
+def run(name, method, seed, trials, key):
+    """One run as a line of the results."""
+    begun = time.perf_counter()
+    results, problem = METHODS[method](name, PROBLEMS[name], trials, seed), PROBLEMS[name]
+    return {**key, "seconds": round(time.perf_counter() - begun, 2),
+            "hypervolume": {str(budget): hypervolume(problem, results[:budget]) for budget in budgets(trials)},
+            "regret": {str(budget): regret(problem, results[:budget]) for budget in budgets(trials)}}
+
+
+def budgets(trials):
+    return [budget for budget in BUDGETS if budget < trials] + [trials]
+
+
+def identity(name, method, seed, trials):
+    """What a run is known by again: our own tuners by their source too."""
+    ours = method not in ("tpe", "gp")
+    source = hashlib.sha256((ROOT / "protein.py").read_bytes()).hexdigest()[:12] if ours else None
+    return {"problem": name, "method": method, "seed": seed, "trials": trials, "source": source}
+
+
+def show(rows, names, methods, trials):
+    """Print the tables of [line of the results]; returns the figures."""
+    held = {(row["problem"], row["method"], row["seed"]): row for row in rows}
+    seeds = {(name, m): [s for n, k, s in held if (n, k) == (name, m)] for name in names for m in methods}
+    figures, rng = {"seeds": {f"{n}/{m}": len(found) for (n, m), found in seeds.items()}}, np.random.default_rng(0)
+    for measure in ("hypervolume", "regret"):
+        figures[measure] = {}
+        print(f"\n{'mean ' + measure:24}" + "".join(f"{method:>12}" for method in methods))
+        for name in names:
+            for budget in map(str, budgets(trials)):
+                means = {m: float(np.mean([held[name, m, s][measure][budget] for s in seeds[name, m]]))
+                         for m in methods if seeds[name, m]}
+                figures[measure][f"{name}/{budget}"] = means
+                print(f"{name:14}{budget:>6} t  " + "".join(f"{means.get(m, math.nan):12.4f}" for m in methods))
+    figures["difference"] = {}
+    print(f"\n{'protein minus rival':34}{'pairs':>6}{'mean':>12}{'5% bound':>12}")
+    for rival in methods:
+        for budget in map(str, budgets(trials)) if rival != "protein" else ():
+            volume = lambda *run, budget=budget: held[run]["hypervolume"][budget]  # noqa: E731
+            pairs = {name: [volume(name, "protein", s) - volume(name, rival, s) for s in seeds[name, rival]
+                            if s in seeds.get((name, "protein"), ())] for name in names}
+            for label, found in [("all", [d for each in pairs.values() for d in each]), *pairs.items()]:
+                if found:
+                    mean, bound = float(np.mean(found)), bootstrap_bound(found, rng)
+                    figures["difference"][f"{rival}/{label}/{budget}"] = {"mean": mean, "bound": bound}
+                    print(f"{rival:8}{label:14}{budget:>6} t  {len(found):8}{mean:12.4f}{bound:12.4f}")
+    figures["seconds"] = {m: round(float(np.mean([row["seconds"] for row in rows if row["method"] == m])), 2)
+                          for m in methods if any(row["method"] == m for row in rows)}
+    print("\nseconds a run: " + "  ".join(f"{m} {value}" for m, value in figures["seconds"].items()))
+    return figures
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="0 only shows the results that there are")
     parser.add_argument("--trials", type=int, default=max(BUDGETS))
     parser.add_argument("--only", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["protein", "random", "tpe", "gp"])
+    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "bench_protein.jsonl")
     parser.add_argument("--times", action="store_true", help="only the seconds of a suggestion")
     args = parser.parse_args()
     if args.times:
@@ -225,38 +294,22 @@ def main():
             print(f"{rows:6} observations: {seconds:.2f} s a suggestion")
         print(json.dumps({"suggestion_seconds": times}))
         return
-    budgets = [budget for budget in BUDGETS if budget < args.trials] + [args.trials]
-    volumes, seconds = {}, dict.fromkeys(args.methods, 0.0)
-    for name in args.only:
-        for seed in range(args.seeds):
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    held = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    wanted = lambda row: row["problem"] in args.only and row["method"] in args.methods and (  # noqa: E731
+        identity(row["problem"], row["method"], row["seed"], args.trials).items() <= row.items())
+    rows = [row for row in held if wanted(row)]
+    for seed in range(args.seeds):
+        for name in args.only:
             for method in args.methods:
-                begun = time.perf_counter()
-                results = METHODS[method](name, PROBLEMS[name], args.trials, seed)
-                seconds[method] += time.perf_counter() - begun
-                for budget in budgets:
-                    volumes[name, method, budget, seed] = hypervolume(PROBLEMS[name], results[:budget])
-            reached = "  ".join(f"{method} {volumes[name, method, args.trials, seed]:.3f}" for method in args.methods)
-            print(f"{name} seed {seed}: {reached}", file=sys.stderr, flush=True)
-
-    rng, figures = np.random.default_rng(0), {"seeds": args.seeds, "hypervolume": {}, "difference": {}}
-    print(f"\n{'mean hypervolume':24}" + "".join(f"{method:>12}" for method in args.methods))
-    for name in args.only:
-        for budget in budgets:
-            means = {m: float(np.mean([volumes[name, m, budget, s] for s in range(args.seeds)])) for m in args.methods}
-            figures["hypervolume"][f"{name}/{budget}"] = means
-            print(f"{name:14}{budget:6} t  " + "".join(f"{means[m]:12.4f}" for m in args.methods))
-    if "protein" in args.methods:
-        print(f"\n{'protein minus rival':24}{'mean':>12}{'5% bound':>12}")
-        for rival in args.methods:
-            for budget in budgets if rival != "protein" else ():
-                differences = [volumes[name, "protein", budget, s] - volumes[name, rival, budget, s]
-                               for name in args.only for s in range(args.seeds)]
-                mean, bound = float(np.mean(differences)), bootstrap_bound(differences, rng)
-                figures["difference"][f"{rival}/{budget}"] = {"mean": mean, "bound": bound}
-                print(f"{rival:14}{budget:6} t  {mean:12.4f}{bound:12.4f}")
-    figures["seconds"] = {m: round(total / (len(args.only) * args.seeds), 2) for m, total in seconds.items()}
-    print("seconds a run: " + "  ".join(f"{m} {value}" for m, value in figures["seconds"].items()))
-    print(json.dumps(figures))
+                key = identity(name, method, seed, args.trials)
+                if not any(key.items() <= row.items() for row in rows):
+                    rows.append(run(name, method, seed, args.trials, key))
+                    with open(args.results, "a") as file:
+                        file.write(json.dumps(rows[-1]) + "\n")
+                    volume, seconds = rows[-1]["hypervolume"][str(args.trials)], rows[-1]["seconds"]
+                    print(f"{name} {method} seed {seed}: {volume:.4f}, {seconds} s", file=sys.stderr, flush=True)
+    print(json.dumps(show(rows, args.only, args.methods, args.trials)))
 
 
 if __name__ == "__main__":
