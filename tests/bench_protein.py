@@ -6,7 +6,7 @@
 
 Each run is written down as it ends, in experiments/bench_protein.jsonl (--results): what is there is not run again, so
 it can be stopped at any time, and `--seeds 0` shows what there is. Runs of our own tuners count as long as protein.py
-stays as it is.
+stays as it is. No method looks ahead, so a run of 200 trials is one of 50 too.
 
 The measure is the dominated hypervolume in the plane of log cost and score, from the problem's reference point, as a
 fraction of the box up to the best score: 1 would be the best score at the lowest cost. Noise is left out of it: the
@@ -19,6 +19,7 @@ seeds) were fixed before the tuner was tuned. The last line is one JSON object w
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -184,10 +185,10 @@ def run_optuna(name, problem, trials, seed, sampler="tpe"):
             else:
                 config[key] = trial.suggest_float(key, low, high, log=setting["distribution"] == "log_normal")
         score, cost = problem.evaluate(config, rng)
-        if math.isfinite(score):
-            study.tell(trial, [score, math.log(cost)])
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        # A failed trial is told as the worst corner of the box: told as FAIL, it teaches Optuna's samplers nothing, and
+        # they ask for the same point again and again.
+        failed = not math.isfinite(score)
+        study.tell(trial, [problem.reference, math.log(problem.costs[1])] if failed else [score, math.log(cost)])
         results.append(problem.truth(config))
     return results
 
@@ -227,11 +228,12 @@ def suggestion_seconds(rows, settings=15, repeats=3):
     return float(np.median(seconds))
 
 
-def run(name, method, seed, trials, key):
+def run(name, method, seed, trials):
     """One run as a line of the results."""
     begun = time.perf_counter()
     results, problem = METHODS[method](name, PROBLEMS[name], trials, seed), PROBLEMS[name]
-    return {**key, "seconds": round(time.perf_counter() - begun, 2),
+    return {"problem": name, "method": method, "seed": seed, "trials": trials, "source": source(method),
+            "seconds": round(time.perf_counter() - begun, 2),
             "hypervolume": {str(budget): hypervolume(problem, results[:budget]) for budget in budgets(trials)},
             "regret": {str(budget): regret(problem, results[:budget]) for budget in budgets(trials)}}
 
@@ -240,42 +242,44 @@ def budgets(trials):
     return [budget for budget in BUDGETS if budget < trials] + [trials]
 
 
-def identity(name, method, seed, trials):
-    """What a run is known by again: our own tuners by their source too."""
-    ours = method not in ("tpe", "gp")
-    source = hashlib.sha256((ROOT / "protein.py").read_bytes()).hexdigest()[:12] if ours else None
-    return {"problem": name, "method": method, "seed": seed, "trials": trials, "source": source}
+def source(method):
+    """What the results of our own tuners depend on, beside this file; None for the others."""
+    return None if method in ("tpe", "gp") else hashlib.sha256((ROOT / "protein.py").read_bytes()).hexdigest()[:12]
 
 
 def show(rows, names, methods, trials):
     """Print the tables of [line of the results]; returns the figures."""
-    held = {(row["problem"], row["method"], row["seed"]): row for row in rows}
-    seeds = {(name, m): [s for n, k, s in held if (n, k) == (name, m)] for name in names for m in methods}
-    figures, rng = {"seeds": {f"{n}/{m}": len(found) for (n, m), found in seeds.items()}}, np.random.default_rng(0)
-    for measure in ("hypervolume", "regret"):
+    held = {(row["problem"], row["method"], row["seed"], int(budget)): (volume, row["regret"][budget])
+            for row in rows for budget, volume in row["hypervolume"].items()}
+    seeds = {(n, m, b): [s for *key, s, budget in held if key == [n, m] and budget == b]
+             for n in names for m in methods for b in budgets(trials)}
+    rng, figures = np.random.default_rng(0), {"seeds": {f"{n}/{m}/{b}": len(s) for (n, m, b), s in seeds.items()}}
+    for which, measure in enumerate(("hypervolume", "regret")):
         figures[measure] = {}
         print(f"\n{'mean ' + measure:24}" + "".join(f"{method:>12}" for method in methods))
         for name in names:
-            for budget in map(str, budgets(trials)):
-                means = {m: float(np.mean([held[name, m, s][measure][budget] for s in seeds[name, m]]))
-                         for m in methods if seeds[name, m]}
-                figures[measure][f"{name}/{budget}"] = means
-                print(f"{name:14}{budget:>6} t  " + "".join(f"{means.get(m, math.nan):12.4f}" for m in methods))
+            for b in budgets(trials):
+                means = {m: float(np.mean([held[name, m, s, b][which] for s in seeds[name, m, b]]))
+                         for m in methods if seeds[name, m, b]}
+                figures[measure][f"{name}/{b}"] = means
+                print(f"{name:14}{b:6} t  " + "".join(f"{means.get(m, math.nan):12.4f}" for m in methods))
     figures["difference"] = {}
     print(f"\n{'protein minus rival':34}{'pairs':>6}{'mean':>12}{'5% bound':>12}")
-    for rival in methods:
-        for budget in map(str, budgets(trials)) if rival != "protein" else ():
-            volume = lambda *run, budget=budget: held[run]["hypervolume"][budget]  # noqa: E731
-            pairs = {name: [volume(name, "protein", s) - volume(name, rival, s) for s in seeds[name, rival]
-                            if s in seeds.get((name, "protein"), ())] for name in names}
+    for rival in methods if "protein" in methods else ():
+        for b in budgets(trials) if rival != "protein" else ():
+            pairs = {name: [held[name, "protein", s, b][0] - held[name, rival, s, b][0]
+                            for s in sorted({*seeds[name, rival, b]} & {*seeds[name, "protein", b]})] for name in names}
             for label, found in [("all", [d for each in pairs.values() for d in each]), *pairs.items()]:
                 if found:
                     mean, bound = float(np.mean(found)), bootstrap_bound(found, rng)
-                    figures["difference"][f"{rival}/{label}/{budget}"] = {"mean": mean, "bound": bound}
-                    print(f"{rival:8}{label:14}{budget:>6} t  {len(found):8}{mean:12.4f}{bound:12.4f}")
-    figures["seconds"] = {m: round(float(np.mean([row["seconds"] for row in rows if row["method"] == m])), 2)
-                          for m in methods if any(row["method"] == m for row in rows)}
-    print("\nseconds a run: " + "  ".join(f"{m} {value}" for m, value in figures["seconds"].items()))
+                    figures["difference"][f"{rival}/{label}/{b}"] = {"mean": mean, "bound": bound}
+                    print(f"{rival:8}{label:14}{b:6} t  {len(found):8}{mean:12.4f}{bound:12.4f}")
+    print(f"\n{'median seconds a run':24}" + "".join(f"{method:>12}" for method in methods))
+    figures["seconds"] = {}
+    for b in budgets(trials):
+        found = {m: [row["seconds"] for row in rows if row["method"] == m and row["trials"] == b] for m in methods}
+        figures["seconds"][str(b)] = {m: float(np.median(f)) if f else None for m, f in found.items()}
+        print(f"{b:20} t  " + "".join(f"{np.median(f) if f else math.nan:12.1f}" for f in found.values()))
     return figures
 
 
@@ -295,20 +299,17 @@ def main():
         print(json.dumps({"suggestion_seconds": times}))
         return
     args.results.parent.mkdir(parents=True, exist_ok=True)
-    held = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
-    wanted = lambda row: row["problem"] in args.only and row["method"] in args.methods and (  # noqa: E731
-        identity(row["problem"], row["method"], row["seed"], args.trials).items() <= row.items())
-    rows = [row for row in held if wanted(row)]
-    for seed in range(args.seeds):
-        for name in args.only:
-            for method in args.methods:
-                key = identity(name, method, seed, args.trials)
-                if not any(key.items() <= row.items() for row in rows):
-                    rows.append(run(name, method, seed, args.trials, key))
-                    with open(args.results, "a") as file:
-                        file.write(json.dumps(rows[-1]) + "\n")
-                    volume, seconds = rows[-1]["hypervolume"][str(args.trials)], rows[-1]["seconds"]
-                    print(f"{name} {method} seed {seed}: {volume:.4f}, {seconds} s", file=sys.stderr, flush=True)
+    rows = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    rows = [row for row in rows if row["problem"] in args.only and row["method"] in args.methods
+            and row["source"] == source(row["method"])]
+    for seed, name, method in itertools.product(range(args.seeds), args.only, args.methods):
+        if not any((row["problem"], row["method"], row["seed"]) == (name, method, seed) and
+                   str(args.trials) in row["hypervolume"] for row in rows):
+            rows.append(run(name, method, seed, args.trials))
+            with open(args.results, "a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+            volume, seconds = rows[-1]["hypervolume"][str(args.trials)], rows[-1]["seconds"]
+            print(f"{name} {method} seed {seed}: {volume:.4f}, {seconds} s", file=sys.stderr, flush=True)
     print(json.dumps(show(rows, args.only, args.methods, args.trials)))
 
 
