@@ -39,6 +39,7 @@ import numpy as np
 import psutil
 from scipy import linalg, optimize, special
 from scipy.stats import qmc
+from threadpoolctl import ThreadpoolController
 
 ROOT = Path(__file__).resolve().parent
 TRAINER = "pufferl.py"
@@ -292,6 +293,10 @@ def number(text):
 # ---------------------------------------------------------------------------------------------------------------------
 # Gaussian process regression
 
+# Matrices this small gain nothing from a second thread, which beside running trials waits for a core all the time: on a
+# busy machine two threads took 100 times as long.
+one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
+
 
 class GP:
     """Exact Gaussian process in float64: Matérn 3/2 with a length a feature, plus a linear kernel, plus noise.
@@ -305,6 +310,7 @@ class GP:
     """
 
     FIT_ROWS = 400  # rows that hyper-parameters are fitted on; the posterior uses all
+    FIT_STEPS = 40  # evaluations of the marginal likelihood in one fit, at most
     BOUNDS = (-3.5, 6.0), (-7.0, 4.0), (-12.0, 4.0), (-14.0, 1.0), (-12.0, 1.0)
 
     def __init__(self, features):
@@ -342,10 +348,10 @@ class GP:
         except linalg.LinAlgError:  # only at extreme theta: the line search steps back
             return 1e25, np.zeros_like(theta)
         alpha = linalg.cho_solve((L, True), y, check_finite=False)
-        inverse = linalg.lapack.dpotri(L, lower=1)[0]
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
         value = 0.5 * y @ alpha + np.log(np.diag(L)).sum() + 0.5 * n * math.log(2 * math.pi)
-        G = 0.5 * (inverse - np.outer(alpha, alpha))  # d value / dK
+        half = linalg.lapack.dpotri(L, lower=1, overwrite_c=1)[0]  # the inverse's lower triangle; the upper one is 0
+        half[np.diag_indices(n)] *= 0.5
+        G = 0.5 * (half + half.T - np.outer(alpha, alpha))  # d value / dK
         lengths, (matern, linear, group, noise) = np.exp(theta[:f]), np.exp(theta[f:])
         gradient = np.empty_like(theta)
         # dk/dlog length_k = 3 · matern · exp(−√3 r) · (Δ_k / length_k)²: no division by r, and the sum over all pairs
@@ -361,15 +367,15 @@ class GP:
         z = (theta - self.prior_mean) / self.prior_sd
         return value + 0.5 * (z @ z), gradient + z / self.prior_sd
 
-    def fit(self, X, y, groups=None, steps=40, rng=None):
-        """Fit theta from where it stands, by at most `steps` evaluations on FIT_ROWS rows, then condition on all."""
+    def fit(self, X, y, groups=None):
+        """Fit theta from where it stands, on FIT_ROWS rows, then condition on all."""
         if len(X) >= 3:
-            rows = np.arange(len(X))
-            if len(X) > self.FIT_ROWS:
-                rows = np.sort((rng or np.random.default_rng(0)).choice(len(X), self.FIT_ROWS, replace=False))
+            # The same rows as before, and a few of those that have come: then the last theta is nearly right, and the
+            # fit ends as soon as a step gains no more than some thousandths.
+            rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
             found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True, method="L-BFGS-B",
-                                      bounds=self.bounds, options={"maxfun": steps, "maxiter": steps})
+                                      bounds=self.bounds, options={"maxfun": self.FIT_STEPS, "ftol": 1e-5})
             if np.isfinite(found.fun) and found.fun < 1e24:
                 self.theta = found.x
         return self.condition(X, y, groups)
@@ -449,6 +455,7 @@ class Random:
         if random_trials is None:
             self.random_trials = min(16, max(2, num_trials // 3))
 
+    @one_thread
     def suggest(self, number=None):
         """The next configuration to try, {"section.key": value}; None when there is nothing left to try. It counts as
         pending, and is kept away from, until it is observed. number: of the trial, from 0, by default counted here; all
@@ -542,10 +549,10 @@ class Random:
                 children[:, k] = np.where(jump, np.clip(fresh, 0, 1), children[:, k])
         return children
 
-
     def _fresh(self, units, else_all=True):
         """Those of (n, d) that are neither tried nor pending; by default all of them where there is nothing else."""
-        known = {np.round(unit, 6).tobytes() for unit in [o.unit for o in self.observations] + self.pending}
+        seen = np.array([o.unit for o in self.observations] + self.pending).reshape(-1, len(self.space))
+        known = {row.tobytes() for row in np.round(seen, 6)}
         fresh = np.array([row.tobytes() not in known for row in np.round(units, 6)])
         return units[fresh] if fresh.any() or not else_all else units
 
@@ -623,6 +630,7 @@ class Protein(Random):
                 units[:, k] += np.log(np.maximum(progress, 1e-6)) / math.log(setting.max / setting.min)
         return np.concatenate([self.space.features(units), progress[:, None]], axis=1)
 
+    @one_thread
     def fit(self):
         """Fit the models to all observations; returns self. Scores are standardised in self.score_scale."""
         done = [(i, o) for i, o in enumerate(self.observations) if not o.failed]
@@ -640,7 +648,7 @@ class Protein(Random):
                 "cost": ((log_costs - self.cost_scale[0]) / self.cost_scale[1], shared)}
         for name, (y, trial) in data.items():
             model = self.models.setdefault(name, GP(X.shape[1]))
-            model.fit(X, y, trial, steps=40 if len(X) < 200 else 15, rng=self.rng)
+            model.fit(X, y, trial)
         labels = np.array([not o.failed for o in self.observations], dtype=float)
         self.success_rate = labels.mean()
         if labels.all():
@@ -648,7 +656,7 @@ class Protein(Random):
         else:
             units = np.array([o.unit for o in self.observations])
             model = self.models.setdefault("success", GP(X.shape[1]))
-            model.fit(self.inputs(units, np.ones(len(units))), 2 * (labels - self.success_rate), steps=15, rng=self.rng)
+            model.fit(self.inputs(units, np.ones(len(units))), 2 * (labels - self.success_rate))
         if self.pending:  # what runs already counts as known, at its expected score, so that nothing is tried twice
             pending = self.inputs(np.array(self.pending), np.ones(len(self.pending)))
             expected, _ = self.models["score"].predict(pending)
@@ -658,6 +666,7 @@ class Protein(Random):
             self.models["score"].condition(np.concatenate([X, pending]), y, shared)
         return self
 
+    @one_thread
     def predict(self, units):
         """At (n, d) coordinates: score mean and sd, log cost mean and sd, probability of success, each (n,)."""
         X = self.inputs(units, np.ones(len(units)))
