@@ -1143,7 +1143,7 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE + ", ".join(ocean.names()))
         return
-    elsewhere = {"sweep": "protein", "eval": "watch", "autotune": "autotune", "profile": "profiler", "export": "export"}
+    elsewhere = {"sweep": "trials", "eval": "watch", "autotune": "autotune", "profile": "profiler", "export": "export"}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")

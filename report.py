@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protein import Curve, Ledger, Protein, SpaceError, as_options, front_of, observe_record, short
+from protein import Protein, SpaceError, front_of
+from trials import Curve, Ledger, as_options, observe_record, short
 
 
 def load_sweep(folder):

@@ -1,0 +1,435 @@
+"""trials.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the real one (slow),
+on one machine and on Ray."""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import protein
+import trials
+from protein import Protein, SpaceError
+from trials import Curve, Ledger
+
+FAKE = Path(__file__).with_name("fake_trainer.py")
+FAKE_SPACE = {"train.learning_rate": {"distribution": "log_normal", "min": 3e-4, "max": 0.09},
+              "train.total_timesteps": {"distribution": "log_normal", "min": 1000, "max": 20000}}
+
+
+# -- the ledger -------------------------------------------------------------------------------------------------------
+
+
+def record(number, score=1.0, cost=1.0, status="done", **settings):
+    return {"trial": number, "settings": settings, "status": status, "score": score, "cost": cost, "steps": 10.0,
+            "curve": [[1.0, score, cost]], "error": None, "predicted": {}, "run": None, "attempts": 1}
+
+
+def dead_owner(folder, number, **fields):
+    """A claim whose owner does not live any more."""
+    other = Ledger(folder)
+    other.owner = {**other.owner, "pid": 2**22 - 7}
+    claim = other.claim(number, settings={"x": number}, **fields)
+    assert claim["trial"] == number
+    return other, claim
+
+
+def test_claims_are_exclusive(tmp_path):
+    ledgers, numbers = [Ledger(tmp_path) for _ in range(6)], []
+
+    def work(ledger):
+        for _ in range(15):
+            numbers.append(ledger.claim()["trial"])
+
+    threads = [threading.Thread(target=work, args=(ledger,)) for ledger in ledgers]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert sorted(numbers) == list(range(90))
+    assert Ledger(tmp_path).claim(below=90) is None
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_one_result_a_trial(tmp_path):
+    first, second = Ledger(tmp_path), Ledger(tmp_path)
+    claim = first.claim(settings={"x": 1})
+    assert second.take_over() is None, "its owner lives"
+    assert first.finish(claim, record(0, score=1.0))
+    assert not second.finish(claim, record(0, score=2.0))
+    assert second.results()[0]["score"] == 1.0 and not second.claims()
+    assert second.claim()["trial"] == 1
+
+
+def test_trials_of_dead_owners_are_taken_over_by_one(tmp_path):
+    for number in range(5):
+        dead_owner(tmp_path, number)
+    ledgers, taken = [Ledger(tmp_path) for _ in range(6)], []
+
+    def work(ledger):
+        while (claim := ledger.take_over()) is not None:
+            taken.append(claim)
+
+    threads = [threading.Thread(target=work, args=(ledger,)) for ledger in ledgers]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert sorted(claim["settings"]["x"] for claim in taken) == list(range(5))
+    assert sorted(claim["trial"] for claim in taken) == list(range(5)) and {claim["attempts"] for claim in taken} == {1}
+    assert not list(tmp_path.glob("trials/*.lost-*"))
+
+
+def test_a_late_result_of_a_lost_owner_is_refused(tmp_path):
+    lost, claim = dead_owner(tmp_path, 0)
+    ours = Ledger(tmp_path)
+    mine = ours.take_over()
+    assert ours.finish(mine, record(0, score=5.0))
+    assert not lost.finish(claim, record(0, score=7.0))
+    assert Ledger(tmp_path).results()[0]["score"] == 5.0
+
+
+def test_other_machines_are_judged_by_their_sign_of_life(tmp_path):
+    far = Ledger(tmp_path)
+    far.owner = {**far.owner, "host": "elsewhere"}
+    claim, ours = far.claim(settings={"x": 1}), Ledger(tmp_path)
+    assert ours.take_over() is None
+    path = tmp_path / "trials" / "00000.running"
+    os.utime(path, (time.time() - 50, time.time() - 50))
+    far.beat([claim])
+    assert ours.take_over() is None
+    os.utime(path, (time.time() - 70, time.time() - 70))
+    assert ours.take_over()["settings"] == {"x": 1}
+
+
+def test_death_between_result_and_claim_and_in_a_takeover(tmp_path):
+    dead_owner(tmp_path, 0)
+    trials.write_json(tmp_path / "trials" / "00000.json", record(0))
+    ours = Ledger(tmp_path)
+    assert ours.take_over() is None and ours.claims() == {}
+    assert not (tmp_path / "trials" / "00000.running").exists()
+    dead_owner(tmp_path, 1)
+    taken = tmp_path / "trials" / "00001.lost-abc"
+    os.rename(tmp_path / "trials" / "00001.running", taken)
+    assert ours.take_over() is None, "who takes it over may still be at it"
+    os.utime(taken, (time.time() - 70, time.time() - 70))
+    assert ours.take_over()["settings"] == {"x": 1}
+    dead = Ledger(tmp_path)  # one that died before it knew what to run leaves its number free
+    dead.owner = {**dead.owner, "pid": 2**22 - 7}
+    assert dead.claim()["trial"] == 2
+    assert ours.take_over() is None and ours.claim()["trial"] == 2
+
+
+def test_given_back_trials_keep_their_settings_and_attempts(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.give_back(ledger.claim(settings={"x": 3}, predicted={"score": 1}))
+    claim = Ledger(tmp_path).take_over()
+    assert claim["settings"] == {"x": 3} and claim["attempts"] == 0 and claim["predicted"] == {"score": 1}
+
+
+# -- curves -----------------------------------------------------------------------------------------------------------
+
+
+def write_metrics(path, entries):
+    path.write_text("".join(json.dumps({"step": step, "score": score, "performance/uptime": clock}) + "\n"
+                            for step, score, clock in entries) + '{"step": 9')  # fmt: skip
+
+
+def test_curve_of_a_run_and_of_a_resumed_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, [(10, 1.0, 1.0), (20, None, 2.0), (30, 3.0, 3.0), (40, math.nan, 4.0)])
+    curve = Curve.read(path, "score")
+    assert curve.step.tolist() == [10, 30] and curve.cost.tolist() == [1, 3] and "performance/uptime" in curve.names
+    # the checkpoint was at 20, resumed with the clock where it stood: what came after it is replaced
+    write_metrics(path, [(10, 1.0, 1.0), (20, 2.0, 2.0), (30, 9.0, 3.0), (30, 3.0, 3.5), (40, 4.0, 4.5)])
+    curve = Curve.read(path, "score")
+    assert curve.step.tolist() == [10, 20, 30, 40] and curve.score.tolist() == [1, 2, 3, 4]
+    assert curve.cost.tolist() == [1, 2, 3.5, 4.5]
+    assert len(Curve.read(tmp_path / "nothing", "score").step) == 0
+
+
+def test_points_along_a_curve(tmp_path):
+    steps = np.arange(1, 101)
+    curve = Curve(steps * 10.0, steps / 100, steps * 2.0)
+    points = curve.points(1000, 5)
+    assert [p for p, _, _ in points] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert points[-1] == (1.0, pytest.approx(0.955), 200.0), "the score is the mean over a tenth of the schedule"
+    half = Curve(curve.step[:50], curve.score[:50], curve.cost[:50]).points(1000, 5)
+    assert [p for p, _, _ in half] == [0.2, 0.4, 0.5]
+    assert Curve(*np.empty((3, 0))).points(1000, 5) == []
+
+
+def test_hopeless():
+    rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "floor": 0.0, "share": 0.25, "after": 0.25, "sign": 1.0}
+    curve = lambda score, step=500.0, cost=20.0: Curve(*np.array([[step], [score], [cost]]))  # noqa: E731
+    assert trials.hopeless(curve(0.2), 1000, rule) and not trials.hopeless(curve(0.3), 1000, rule)
+    assert not trials.hopeless(curve(0.2, step=200), 1000, rule), "it has only begun"
+    assert not trials.hopeless(curve(0.2, step=950), 1000, rule), "it is nearly through"
+    assert not trials.hopeless(curve(0.05, cost=2.0), 1000, rule), "at that cost nobody was better"
+    assert not trials.hopeless(curve(-9.0, cost=0.5), 1000, rule) and not trials.hopeless(curve(0.2), 1000, None)
+
+
+# -- sweeps with a stand-in trainer -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(trials, "TRAINER", str(FAKE))
+
+
+def sweep(folder, count, space=FAKE_SPACE, **settings):
+    options = ["--data-dir", str(folder)]
+    settings = trials.Sweep(num_trials=count, logger="none", **settings)
+    tuner = Protein(search_space=protein.searched_settings("squared", space, options), num_trials=count,
+                    metric=settings.metric)  # fmt: skip
+    tuner.env_name = "squared"
+    return trials.Runner(tuner, settings, options, quiet=True).run(), tuner
+
+
+def test_a_sweep_and_its_continuation(tmp_path, fake):
+    ledger, _ = sweep(tmp_path, 8, workers=2, early_stop=0)
+    results = ledger.results()
+    assert list(results) == list(range(8)) and {r["status"] for r in results.values()} == {"done"}
+    for r in results.values():
+        steps, rate = r["settings"]["train.total_timesteps"], r["settings"]["train.learning_rate"]
+        assert r["cost"] == pytest.approx(steps / 1000) and r["steps"] == steps and len(r["curve"]) == 5
+        run = json.loads((ledger.folder / r["run"] / "config.json").read_text())
+        assert float(run["options"]["--train.learning-rate"]) == rate
+    assert results[7]["predicted"]["score"] < 1.5 and not ledger.claims()
+    before = {path: path.read_text() for path in ledger.trials.iterdir()}
+    ledger, _ = sweep(tmp_path, 10, workers=2, early_stop=0)
+    assert list(ledger.results()) == list(range(10))
+    assert all(path.read_text() == text for path, text in before.items()), "finished trials never change"
+    assert len({json.dumps(r["settings"]) for r in ledger.results().values()}) == 10
+    with pytest.raises(SpaceError, match=r"holds another sweep.*learning_rate"):
+        sweep(tmp_path, 10, {**FAKE_SPACE, "train.learning_rate": {"distribution": "uniform", "min": 1e-3, "max": 1}})
+
+
+def test_failures_are_recorded_with_their_kind(tmp_path, fake):
+    ledger, tuner = sweep(tmp_path, 4, {**FAKE_SPACE, "train.learning_rate": [0.0001, 0.01, 0.5]})
+    kinds = {r["settings"]["train.learning_rate"]: (r["status"], r["error"]) for r in ledger.results().values()}
+    for rate, (status, error) in kinds.items():
+        assert status == ("done" if rate == 0.01 else "failed")
+        assert rate != 0.5 or error.startswith("not finite: FloatingPointError: epoch 3")
+        assert rate != 0.0001 or error.startswith("out of memory")
+    assert len(tuner.observations) == 4
+
+
+def test_a_metric_that_is_never_logged_stops_the_sweep(tmp_path, fake):
+    with pytest.raises(RuntimeError, match=r"the first 5 trials all failed[\s\S]*environment/score"):
+        sweep(tmp_path, 20, metric="environment/scroe")
+    assert not Ledger(tmp_path / "sweep_squared").claims()
+
+
+def test_hopeless_trials_are_stopped(tmp_path, fake, monkeypatch):
+    monkeypatch.setenv("FAKE_SECONDS", "4")
+    ledger = Ledger(tmp_path / "x")
+    rule = {"front": [(0.1, 0.5)], "floor": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
+    job = {"trainer": str(FAKE), "folder": str(ledger.folder / "runs" / "0"), "env": {}, "total": 1000, "downsample": 5,
+           "metric": "environment/score", "cost": "performance/uptime", "limit": 1e9, "rule": rule,
+           "command": ["train", "squared", "--train.total-timesteps", "1000", "--train.learning-rate", "0.0003"]}
+    outcome = trials.run_trial(job)
+    assert outcome["status"] == "stopped" and 0.25 < outcome["curve"][-1][0] < 0.9
+    outcome = trials.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
+    assert outcome["status"] == "stopped" and 0.4 < outcome["cost"] < 0.9
+
+
+def test_optimize_in_python_trains(tmp_path, fake):
+    tuner = Protein("squared", FAKE_SPACE, num_trials=4, workers=2, logger="none", early_stop=0,
+                    fixed={"data_dir": str(tmp_path), "train": {"gamma": 0.9}})
+    best = tuner.optimize()
+    results = Ledger(tmp_path / "sweep_squared").results()
+    assert len(results) == 4 and best == max(results.values(), key=lambda r: r["score"])["settings"]
+    run = next((tmp_path / "sweep_squared" / "runs" / "00000").glob("*/config.json"))
+    assert json.loads(run.read_text())["options"]["--train.gamma"] == "0.9"
+    with pytest.raises(SpaceError, match="wrokers"):
+        Protein("squared", FAKE_SPACE, wrokers=2)
+
+
+def test_trials_are_spread_over_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    seen, release = [], threading.Event()
+
+    def run_trial(job, stop, started):
+        seen.append(job["env"]["CUDA_VISIBLE_DEVICES"])
+        release.wait(10)
+        return {"status": "done"}
+
+    monkeypatch.setattr(trials, "run_trial", run_trial)
+    pool = trials.LocalPool(workers=2, gpus=2)
+    assert pool.slots == 4
+    for trial in range(4):
+        pool.submit({"trial": trial}, {"env": {}}, None)
+    wait_for(lambda: len(seen) == 4, 10)
+    assert sorted(seen) == ["3", "3", "5", "5"]
+    release.set()
+    assert len(pool.close()) == 4
+
+
+def test_a_trial_that_somebody_else_stops_goes_on(tmp_path, fake, monkeypatch):
+    """A training run that is told to stop saves and ends well; that is not the end of the trial."""
+    monkeypatch.setenv("FAKE_SECONDS", "2")
+
+    def stop_it():
+        running = tmp_path / "sweep_squared" / "trials" / "00000.running"
+        logs = lambda: list(tmp_path.glob("sweep_squared/runs/00000/*/metrics.jsonl"))  # noqa: E731
+        wait_for(lambda: logs() and len(logs()[0].read_text().splitlines()) >= 3)
+        os.kill(json.loads(running.read_text())["child"][0], signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_it)
+    thread.start()
+    results = sweep(tmp_path, 1)[0].results()
+    thread.join()
+    assert results[0]["status"] == "done" and results[0]["attempts"] == 2 and results[0]["curve"][-1][0] == 1.0
+    assert results[0]["cost"] == pytest.approx(results[0]["settings"]["train.total_timesteps"] / 1000)
+
+
+def start_sweep(folder, count, workers=2, seconds=1.0):
+    """The sweep in a process of its own."""
+    code = (f"import sys; sys.path.insert(0, {str(trials.ROOT)!r}); import trials; trials.TRAINER = {str(FAKE)!r}; "
+            "trials.main(sys.argv[1:])")  # fmt: skip
+    space = [f"--sweep.{name}.{field}={value}" for name, what in FAKE_SPACE.items() for field, value in what.items()]
+    others = [f"--sweep.{name}.distribution=none" for name in
+              ("train.gamma", "train.gae_lambda", "train.ent_coef", "train.replay_ratio", "train.clip_coef",
+               "train.vf_coef", "train.max_grad_norm", "train.horizon", "train.minibatch_size", "vec.total_agents",
+               "policy.hidden_size")]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "squared", "--data-dir", str(folder), "--sweep.num-trials", str(count),
+         "--sweep.workers", str(workers), "--sweep.logger", "none", "--sweep.early-stop", "0", *space, *others],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "FAKE_SECONDS": str(seconds)})
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_kill_and_interrupt_lose_nothing(tmp_path):
+    """kill -9, then Ctrl-C, then to the end: every trial once, running ones resumed where they stood."""
+    files = tmp_path / "sweep_squared" / "trials"
+
+    def steps():
+        logs = sorted(tmp_path.glob("sweep_squared/runs/*/*/metrics.jsonl"))
+        return [len(path.read_text().splitlines()) for path in logs]
+
+    process = start_sweep(tmp_path, 5)
+    wait_for(lambda: len(list(files.glob("*.json"))) >= 1 and len(steps()) >= 3 and steps()[-1] >= 4)
+    process.kill()
+    process.communicate()
+    finished = {path.name: path.read_text() for path in files.glob("*.json")}
+    claimed = {path.stem: json.loads(path.read_text())["settings"] for path in files.glob("*.running")}
+    assert claimed
+
+    process = start_sweep(tmp_path, 5)
+    wait_for(lambda: len(list(files.glob("*.json"))) > len(finished))
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and "the same command goes on" in output, output
+
+    process = start_sweep(tmp_path, 5)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    ledger = Ledger(tmp_path / "sweep_squared")
+    results = ledger.results()
+    assert list(results) == list(range(5)) and {r["status"] for r in results.values()} == {"done"}
+    assert all((files / name).read_text() == text for name, text in finished.items())
+    assert all(results[int(number)]["settings"] == settings for number, settings in claimed.items() if settings)
+    for r in results.values():  # resumed, not begun anew: one run folder each, and the full schedule's cost
+        assert len(list((ledger.folder / "runs" / f"{r['trial']:05d}").glob("*/config.json"))) == 1
+        assert r["cost"] == pytest.approx(r["settings"]["train.total_timesteps"] / 1000, rel=1e-6)
+    assert f"best settings: python pufferl.py train squared --data-dir {tmp_path} --train." in output
+    assert {p.suffix for p in files.iterdir()} == {".json"}
+
+
+@pytest.mark.slow
+def test_two_sweeps_share_a_folder(tmp_path):
+    processes = [start_sweep(tmp_path, 8, workers=1, seconds=0.3) for _ in range(2)]
+    outputs = [process.communicate(timeout=90)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), outputs
+    results = Ledger(tmp_path / "sweep_squared").results()
+    assert list(results) == list(range(8))
+    assert len({json.dumps(r["settings"]) for r in results.values()}) == 8
+
+
+# -- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_split_options():
+    sweep, space, others = trials.split_options(
+        ["--sweep.num-trials", "5", "--sweep.train.learning-rate.max=0.1", "--train.gamma", "0.9", "--sweep.web=0",
+         "--help", "--sweep.env.speed.distribution", "none"])
+    assert sweep == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"] and others == ["--train.gamma", "0.9"]
+    assert space == {"train.learning_rate": {"max": "0.1"}, "env.speed": {"distribution": "none"}}
+    with pytest.raises(SpaceError, match=r"SECTION\.KEY\.FIELD"):
+        trials.split_options(["--sweep.train.gamma", "0.9"])
+
+
+def test_command_line_errors(tmp_path, capsys):
+    for argv, message in ((["nowhere"], "nowhere"), (["squared", "--sweep.train.gama.max", "1"], "Did you mean gamma"),
+                          (["report", str(tmp_path)], "neither a sweep")):
+        with pytest.raises(SystemExit) as error:
+            trials.main(argv)
+        assert message in str(error.value), argv
+    trials.main([])
+    assert "report PATH" in capsys.readouterr().out
+
+
+# -- real clusters and real training (slow) ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
+    """Trials spread over both nodes; those of a node that goes down are run again; each counts once."""
+    pytest.importorskip("ray", reason="the cluster; pip install ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("FAKE_SECONDS", "3")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        second = cluster.add_node(num_cpus=2)
+        cluster.wait_for_nodes()
+        files = tmp_path / "sweep_squared" / "trials"
+
+        def trains_there():
+            with contextlib.suppress(psutil.Error):
+                node = psutil.Process(second.all_processes["raylet"][0].process.pid)
+                return any(FAKE.name in " ".join(child.cmdline()) for child in node.children(recursive=True))
+            return False
+
+        def lose_a_node():
+            wait_for(lambda: len(list(files.glob("*.json"))) >= 2 and trains_there(), 120)
+            cluster.remove_node(second, allow_graceful=False)
+
+        thread = threading.Thread(target=lose_a_node)
+        thread.start()
+        ledger, _ = sweep(tmp_path, 12, ray=cluster.address, early_stop=0, workers=4)
+        thread.join()
+    finally:
+        cluster.shutdown()
+    results = ledger.results()
+    assert list(results) == list(range(12)) and {r["status"] for r in results.values()} == {"done"}
+    assert max(r["attempts"] for r in results.values()) >= 2, "the lost node was running trials"
+    assert not ledger.claims() and all(len(r["curve"]) == 5 for r in results.values())
+
+
+@pytest.mark.slow
+def test_a_real_sweep_on_squared(tmp_path):
+    """Through the command line, with the real trainer: scores come from training, and the best trial has learnt."""
+    command = [sys.executable, str(trials.ROOT / "protein.py"), "squared", "--data-dir", str(tmp_path),
+               "--sweep.num-trials", "4", "--train.total-timesteps", "1500000", "--vec.total-agents", "512",
+               "--vec.num-threads", "1", "--train.learning-rate", "0.02", "--sweep.train.horizon.max", "64"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "train.learning_rate is given, so it is not searched" in done.stdout
+    results = Ledger(tmp_path / "sweep_squared").results()
+    assert len(results) == 4
+    assert max(r["score"] for r in results.values() if r["status"] == "done") > -0.5, "it begins at -0.98"
+    assert (tmp_path / "sweep_squared" / "report.html").exists()
+    assert list((tmp_path / "sweep_squared" / "tensorboard").glob("00000/events*"))

@@ -1,0 +1,931 @@
+"""Trials: the training runs of a sweep, in processes of their own, on one machine, several or a Ray cluster.
+
+    python protein.py breakout --sweep.workers 2                   # two at a time
+    python protein.py breakout --sweep.gpus 8 --sweep.workers 2    # sixteen
+    python protein.py breakout --sweep.ray auto                    # as many as the cluster has room for
+
+A tuner of protein.py says what to try; a trial is a `pufferl.py train`, and its curve becomes observations of (cost,
+score). A folder is the truth: whoever sees it can go on with the sweep, or help. The file reads in this order: ledger,
+one trial, where trials run, the sweep, command line.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import psutil
+
+import protein
+from protein import Protein, SpaceError
+
+ROOT = Path(__file__).resolve().parent
+TRAINER = "pufferl.py"
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The ledger: the sweep's folder is the truth
+
+
+class Ledger:
+    """Trials of a sweep on disk, shared by all processes and machines that work on it.
+
+        FOLDER/sweep.json             what is swept; a sweep that goes on must ask for the same
+        FOLDER/trials/00007.running   claimed: settings, owner; its age is the owner's last sign of life
+        FOLDER/trials/00007.json      finished: settings, score, cost, curve; never changes
+        FOLDER/runs/00007/            what `pufferl.py train` wrote, and its output
+
+    Claims and results appear by link(2), which fails if the name exists: a number has one owner and one result. A claim
+    whose owner died (seen at once on the same machine, after LEASE seconds without a sign of life from another) is
+    taken over by renaming it, which only one can do, and run again; a late result of the old owner is then refused.
+    """
+
+    LEASE = 60.0  # seconds
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.trials = self.folder / "trials"
+        self.trials.mkdir(parents=True, exist_ok=True)
+        self.owner = {"host": host_identity(), "pid": os.getpid(), "born": psutil.Process().create_time()}
+        self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # told apart from another process with the same number
+        self._results = {}
+
+    def results(self):
+        """{number: record} of all finished trials."""
+        for path in self.trials.glob("*.json"):
+            if int(path.stem) not in self._results:
+                self._results[int(path.stem)] = json.loads(path.read_text())
+        return dict(sorted(self._results.items()))
+
+    def claims(self):
+        """{number: claim} of all trials that are running or wait to be run again."""
+        found = {}
+        for path in sorted(self.trials.glob("*.running")):
+            if not path.with_suffix(".json").exists():
+                with contextlib.suppress(OSError, ValueError):  # finished or given up in this moment
+                    found[int(path.stem)] = json.loads(path.read_text())
+        return found
+
+    def claim(self, number=0, below=None, **fields):
+        """Claim the lowest free number from `number` on; returns the claim, a dict, or None if none is free `below`."""
+        for at in itertools.count(number):
+            if below is not None and at >= below:
+                return None
+            claim = {"attempts": 0, "settings": None, **fields, "trial": at, **self.owner, "token": self.token}
+            free = not (self.trials / f"{at:05d}.json").exists()
+            if free and self._appear(self.trials / f"{at:05d}.running", claim):
+                return claim
+
+    def update(self, claim):
+        """Write a changed claim of ours."""
+        write_json(self.trials / f"{claim['trial']:05d}.running", claim)
+
+    def finish(self, claim, record):
+        """Make `record` the trial's result; False, and nothing changes, if it has one already."""
+        first = self._appear(self.trials / f"{claim['trial']:05d}.json", record)
+        self.drop(claim)
+        return first
+
+    def drop(self, claim):
+        """Give a claim up, if it still is ours."""
+        path = self.trials / f"{claim['trial']:05d}.running"
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(path.read_text())["token"] == self.token:
+                path.unlink()
+
+    def give_back(self, claim):
+        """Leave a claim of ours to whoever comes next."""
+        self.update({**claim, "host": None})
+
+    def take_over(self):
+        """A claim whose owner is gone, now ours, one attempt later; None if there is none."""
+        for path in sorted([*self.trials.glob("*.running"), *self.trials.glob("*.lost-*")]):
+            result = self.trials / f"{int(path.name[:5]):05d}.json"
+            try:
+                claim = json.loads(path.read_text())
+                if result.exists():  # its owner died between the result and the claim's removal
+                    if self._lost(path, claim):
+                        path.unlink()
+                    continue
+                if not self._lost(path, claim):
+                    continue
+                mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
+                os.utime(path)  # until the new claim stands, age alone tells whether who took it lives
+                os.rename(path, mine)
+                if json.loads(mine.read_text()) != claim:  # another took it over since it was read: give it back
+                    os.rename(mine, path)
+                    continue
+            except (OSError, ValueError, KeyError):
+                continue  # somebody else was faster
+            if claim["settings"] is None:  # died before it knew what to run
+                mine.unlink()
+                continue
+            kill_orphan(claim)
+            given_back = claim["host"] is None
+            gone = ("trial", "token", "child", "at", *self.owner)
+            ours = {key: value for key, value in claim.items() if key not in gone}
+            ours["attempts"] += not given_back
+            claim = self.claim(claim["trial"], **ours)
+            mine.unlink()
+            return claim
+        return None
+
+    def beat(self, claims):
+        """A sign of life for our claims."""
+        for claim in claims:
+            with contextlib.suppress(OSError):
+                os.utime(self.trials / f"{claim['trial']:05d}.running")
+
+    def _lost(self, path, claim):
+        waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
+        if path.suffix == ".running" and (waits or ours):
+            return waits or (claim["token"] != self.token and not is_alive(claim["pid"], claim["born"]))
+        probe = self.trials / f".clock-{self.token}"  # the age by the clock that stamps the files, not by ours
+        probe.touch()
+        age = probe.stat().st_mtime - path.stat().st_mtime
+        probe.unlink()
+        return age > self.LEASE
+
+    def _appear(self, path, content):
+        """Write a whole file under a name that must be free; False if it is not."""
+        part = path.with_name(f"{path.name}.{self.token}.{threading.get_ident()}.part")
+        write_json(part, content)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        finally:
+            part.unlink()
+        return True
+
+
+def host_identity():
+    """Machines, and containers with process numbers of their own, told apart."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return f"{socket.gethostname()}/{space}"
+
+
+def is_alive(pid, born):
+    """Whether the process that was started then still runs; numbers are used again."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return abs(process.create_time() - born) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def kill_orphan(claim, patience=60.0):
+    """End the training process of a dead owner on this machine: it was told to save and stop when its owner died."""
+    child = claim.get("child")
+    if not child or claim["host"] not in (None, host_identity()):
+        return
+    deadline = time.monotonic() + patience
+    while is_alive(*child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if is_alive(*child):
+        psutil.Process(child[0]).kill()
+
+
+def write_json(path, content):
+    """A file that is never half there: another name, fsync, rename."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    with open(part, "w") as file:
+        file.write(json.dumps(content, indent=1, default=str) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trials: one training run in a process of its own
+
+# Linux tells the training run when the process that watches it dies; it then saves and stops.
+GUARD = ("import os, sys\n"
+         "try:\n    import ctypes; ctypes.CDLL(None).prctl(1, 15)\nexcept Exception:\n    pass\n"
+         "os.execv(sys.argv[1], sys.argv[1:])")
+
+
+@dataclass
+class Curve:
+    """A training curve: entries of metrics.jsonl that have the metric, each (n,), in the order of steps."""
+
+    step: np.ndarray
+    score: np.ndarray
+    cost: np.ndarray
+    names: tuple = ()
+    last: float = 0.0  # step of the last entry, with or without the metric
+
+    @classmethod
+    def read(cls, path, metric, cost="performance/uptime"):
+        """From metrics.jsonl (its last line may be half written). A run that is resumed goes on from a checkpoint, with
+        its clock too, so entries after that are replaced."""
+        rows, names = [], {}
+        text = Path(path).read_text() if Path(path).exists() else ""
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+                step, clock = entry["step"], float(entry[cost])
+            except (ValueError, KeyError, TypeError):
+                continue
+            names |= dict.fromkeys(entry)
+            while rows and rows[-1][0] >= step:
+                rows.pop()
+            value = entry.get(metric)
+            rows.append((step, float(value) if isinstance(value, int | float) else math.nan, clock))
+        columns = np.array(rows, dtype=float).reshape(-1, 3)
+        return cls(*columns[np.isfinite(columns[:, 1])].T, names=tuple(names), last=rows[-1][0] if rows else 0.0)
+
+    def at(self, step, window):
+        """(score, cost) at a step: the mean score of the last `window` steps until then, at least of one entry."""
+        last = np.searchsorted(self.step, step, side="right")
+        first = min(np.searchsorted(self.step, step - window, side="right"), last - 1)
+        return float(self.score[first:last].mean()), float(self.cost[last - 1])
+
+    def points(self, total, count):
+        """[(progress, score, cost)]: `count` even points along the schedule of `total` steps, as far as it came; the
+        last one is where it ended. Scores are means over a tenth of the schedule."""
+        if len(self.step) == 0:
+            return []
+        end = self.step[-1]
+        steps = [total * i / count for i in range(1, count + 1) if self.step[0] <= total * i / count < end] + [end]
+        return [(min(1.0, step / total), *self.at(step, total / 10)) for step in steps]
+
+
+def hopeless(curve, total, rule):
+    """Whether a running trial is so far behind that it is not worth going on: past `after` of its schedule, and not
+    nearly through, its score has not come `share` of the way from the floor to the best score that any trial had at
+    the same cost."""
+    if not rule or len(curve.step) == 0 or not rule["after"] <= curve.step[-1] / total <= 0.9:
+        return False
+    score, cost = curve.at(curve.step[-1], total / 10)
+    reached = [s for c, s in rule["front"] if c <= cost]
+    return bool(reached) and rule["sign"] * score - rule["floor"] < rule["share"] * (max(reached) - rule["floor"])
+
+
+def run_trial(job, stop=None, started=None):
+    """Train once and return what came of it, a dict: status (done, stopped, failed, interrupted, or lost where somebody
+    else ended it), score, cost, steps, curve, error, run.
+
+    job: command, folder (None: a temporary one, removed afterwards), total (steps), metric, cost, downsample, rule (see
+    `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
+    called with the process's (pid, creation time). Runs on any machine that has these files; also as a Ray task.
+    """
+    begun = time.time()
+    with contextlib.ExitStack() as stack:
+        folder = Path(job["folder"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        trainer = str(ROOT / job["trainer"])
+        command = [sys.executable, trainer, *job["command"], "--data-dir", str(folder)]
+        previous = newest_run(folder)
+        if previous and (previous / "trainer_state.pt").exists():
+            command += ["--resume", str(previous)]
+        output = stack.enter_context(open(folder / "output.txt", "ab"))
+        position = output.tell()
+        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", GUARD, *command], stdout=output, stderr=output,
+                                   stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, **job["env"]})
+        try:
+            if started:
+                with contextlib.suppress(psutil.Error):
+                    started((process.pid, psutil.Process(process.pid).create_time()))
+            status = watch(process, folder, job, stop)
+        except BaseException:
+            end(process)
+            raise
+        text = (folder / "output.txt").read_bytes()[position:].decode(errors="replace")
+        run = newest_run(folder)
+        curve = curve_of(folder, job)
+        points = curve.points(job["total"], job["downsample"])
+        error = None
+        if status == "done" and process.returncode != 0:
+            status, error = "failed", explain(process.returncode, text)
+        elif status == "done" and points and curve.last < job["total"]:
+            status, error = "lost", f"it was told to stop at {100 * curve.last / job['total']:.0f}% by something else"
+        elif status != "interrupted" and not points:
+            status = "failed"
+            error = (f"{job['metric']} was never logged; there are: {', '.join(curve.names)}" if curve.names else
+                     f"no metrics were logged: {explain(process.returncode, text)}")
+        if run and status in ("done", "stopped"):  # a finished trial is not resumed; its model stays
+            (run / "trainer_state.pt").unlink(missing_ok=True)
+        score, cost = points[-1][1:] if points else (None, None)
+        return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
+                "curve": points, "error": error, "started": begun, "seconds": time.time() - begun,
+                "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
+
+
+def watch(process, folder, job, stop):
+    """Wait for a training run: done (it ended by itself), stopped (hopeless, or over its limit) or interrupted."""
+    begun = checked = time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+            return "done"
+        now = time.monotonic()
+        if stop is not None and stop.is_set():
+            end(process)
+            return "interrupted"
+        if now - checked < max(1.0, 0.02 * (now - begun)):  # reading a long log again and again would cost
+            continue
+        checked = now
+        curve = curve_of(folder, job)
+        if len(curve.step):
+            job.get("at", {}).update(progress=curve.step[-1] / job["total"], score=curve.score[-1])
+        if (len(curve.cost) and curve.cost[-1] > job["limit"]) or hopeless(curve, job["total"], job["rule"]):
+            end(process)
+            return "stopped"
+
+
+def curve_of(folder, job):
+    """The curve of the run in a trial's folder, empty before it has one."""
+    return Curve.read((newest_run(folder) or folder) / "metrics.jsonl", job["metric"], job["cost"])
+
+
+def end(process, patience=60.0):
+    """Ask a training run to save and stop; kill it if it does not."""
+    process.terminate()
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def newest_run(folder):
+    """The run folder that `pufferl.py train` made in a trial's folder; None before it did."""
+    runs = [path.parent for path in Path(folder).glob("*/config.json")]
+    return max(runs, key=lambda run: run.stat().st_mtime) if runs else None
+
+
+def explain(code, text):
+    """Why a training run failed, in a line: what kind of failure, and the last line that it printed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else "it printed nothing"
+    lower = text[-4000:].lower()
+    if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower or code == -9:
+        return f"out of memory (exit {code}): {last}"
+    if "not finite" in lower or "floatingpointerror" in lower:
+        return f"not finite: {last}"
+    return f"exit {code}: {last}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where trials run
+
+
+class LocalPool:
+    """Threads, each of which watches a training process. slots: how many trials at a time; gpus: they are spread over
+    this many, by CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self, workers, gpus=0):
+        self.slots = workers * max(1, gpus)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
+        self.stop = threading.Event()
+        self.threads = ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
+        self.running = {}  # future -> (claim, GPU or None)
+
+    def submit(self, claim, job, started):
+        gpu = None
+        if self.gpus:
+            used = [taken for _, taken in self.running.values()]
+            gpu = min(self.gpus, key=used.count)
+            job = {**job, "env": {**job["env"], "CUDA_VISIBLE_DEVICES": gpu}}
+        self.running[self.threads.submit(run_trial, job, self.stop, started)] = claim, gpu
+
+    @property
+    def claims(self):
+        return [claim for claim, _ in self.running.values()]
+
+    def finished(self, timeout):
+        """[(claim, outcome)] of the trials that ended; waits up to `timeout` seconds for one."""
+        done, _ = futures.wait(self.running, timeout, return_when=futures.FIRST_COMPLETED) if self.running else ((), ())
+        return [(self.running.pop(future)[0], future.result()) for future in done]
+
+    def close(self):
+        """Have all trials saved and left; returns [(claim, outcome)]."""
+        self.stop.set()
+        left = self.finished(None)
+        while self.running:
+            left += self.finished(None)
+        self.threads.shutdown()
+        return left
+
+
+class RayPool:
+    """Ray tasks on a cluster. address: of the cluster, "auto" for the one this machine belongs to, or "local" to start
+    one here. The project's files travel along; the nodes need the Python packages and a C compiler. slots: workers if
+    given, otherwise as many as the cluster has room for. Trials of a lost node come back as None and are run again."""
+
+    def __init__(self, address, workers, cpus=1.0, gpus=0.0):
+        import ray
+
+        self.ray, self.started = ray, not ray.is_initialized()
+        if self.started:
+            excludes = [".venv", ".git", "experiments", "ocean/.build", "__pycache__", ".hypothesis", ".pytest_cache"]
+            ray.init(address=None if address == "local" else address, log_to_driver=False, configure_logging=False,
+                     include_dashboard=False if address == "local" else None,
+                     runtime_env={"working_dir": str(ROOT), "excludes": excludes})
+        total = ray.cluster_resources()
+        room = [int(total.get("CPU", 0) / cpus)] + ([int(total.get("GPU", 0) / gpus)] if gpus else [])
+        self.slots = workers or max(1, min(room))
+        self.task = ray.remote(run_trial).options(num_cpus=cpus, num_gpus=gpus, max_retries=0,
+                                                          scheduling_strategy="SPREAD")
+        self.running = {}
+
+    def submit(self, claim, job, started):
+        self.running[self.task.remote({**job, "folder": None})] = claim
+
+    @property
+    def claims(self):
+        return list(self.running.values())
+
+    def finished(self, timeout):
+        if not self.running:
+            return []
+        ended = []
+        for ref in self.ray.wait(list(self.running), timeout=timeout)[0]:
+            claim = self.running.pop(ref)
+            try:
+                ended.append((claim, self.ray.get(ref)))
+            except self.ray.exceptions.RayTaskError:
+                raise  # a fault in run_trial itself
+            except self.ray.exceptions.RayError as error:
+                ended.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
+        return ended
+
+    def close(self):
+        left = [(claim, {"status": "interrupted"}) for claim in self.claims]
+        for ref in self.running:
+            self.ray.cancel(ref, force=True)
+        if self.started:
+            self.ray.shutdown()
+        return left
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The sweep
+
+
+@dataclass
+class Sweep:
+    method: Literal["protein", "random", "genetic", "grid"] = "protein"
+    """How a trial is chosen: protein (a model of score and cost), random, genetic (children of the front) or grid."""
+    num_trials: int = 100
+    """Trials in all, those of earlier starts and other machines included."""
+    metric: str = "environment/score"
+    """What is searched for: any name in metrics.jsonl."""
+    goal: Literal["maximize", "minimize"] = "maximize"
+    """Whether more of the metric is better, or less."""
+    cost: str = "performance/uptime"
+    """What a trial costs: any name in metrics.jsonl that grows; seconds of training by default."""
+    max_suggestion_cost: float | None = None
+    """Trials that are expected to cost more than this are not suggested; one that costs twice as much is stopped
+    (default: 3600 seconds; no limit where the cost is not performance/uptime)."""
+    random_trials: int | None = None
+    """Trials before the model is asked (default: 16, at most a third of all)."""
+    downsample: int = 5
+    """Points along each training curve that the model learns from."""
+    early_stop: float = 0.25
+    """A trial is stopped when, past a quarter of its schedule, it has not come this share of the way from the scores
+    of bad trials to the best one at the same cost; 0 for never."""
+    workers: int | None = None
+    """Trials side by side, on each GPU if gpus is given (default: 1; on Ray as many as there is room for)."""
+    gpus: int = 0
+    """GPUs of this machine to use; on Ray, GPUs of each trial."""
+    cpus: float = 1.0
+    """CPU cores that Ray reserves for each trial."""
+    ray: str | None = None
+    """Run the trials on this Ray cluster: its address, "auto", or "local"."""
+    attempts: int = 3
+    """How often a trial is started that goes down with its machine, before it counts as failed."""
+    name: str | None = None
+    """Name of the sweep, for several of one environment: its folder is DATA_DIR/sweep_ENV_NAME."""
+    seed: int = 0
+    """Seed of the suggestions (trials train with train.seed)."""
+    logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+    """Where trials go besides the ledger: TensorBoard's HParams, or one W&B run each in a group."""
+    web: int | None = None
+    """Serve the report on this port of this machine (127.0.0.1) while the sweep runs."""
+
+
+METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic, "grid": protein.Grid}
+
+
+def settings_of(tuner):
+    """(Sweep, options of `pufferl.py train` that all trials share) of a tuner that was made in Python. Raises
+    SpaceError for a setting that does not exist."""
+    given = dict(tuner.sweep_settings)
+    fixed = {}
+    for name, value in given.pop("fixed", {}).items():
+        fixed |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    known = [field.name for field in dataclasses.fields(Sweep) if field.name != "method"]
+    for key in given:
+        if key not in known:
+            raise SpaceError(f"{key}: there is no such setting of a sweep. There are: fixed, {', '.join(known)}.")
+    own = {key: getattr(tuner, key) for key in ("num_trials", "metric", "goal", "seed", "max_suggestion_cost")}
+    return Sweep(**{**given, **own}), as_options(fixed)
+
+
+def import_report():
+    """report.py, which reads ledgers and so imports this file; this file only hands over to it."""
+    import report
+
+    return report
+
+
+def as_options(settings):
+    """{"train.learning_rate": 0.01} -> ["--train.learning-rate", "0.01"]."""
+    return [text for name, value in settings.items() for text in ("--" + name.replace("_", "-"), str(value))]
+
+
+class Runner:
+    """A sweep at work: has trials run until there are settings.num_trials, going on with what the folder holds.
+
+    tuner: says what to try; it knows the environment. settings: a Sweep. options: of `pufferl.py train`, for all
+    trials. Raises SpaceError where the folder holds another sweep.
+    """
+
+    def __init__(self, tuner, settings, options=(), quiet=False):
+        import pufferl
+
+        self.tuner, self.settings, self.options = tuner, settings, list(options)
+        self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), pufferl.Interrupts()
+        name = "_".join(filter(None, ("sweep", Path(self.config["env_name"]).stem, settings.name)))
+        self.folder = Path(self.config["data_dir"]) / name
+        self.ledger = Ledger(self.folder)
+        begin(self.ledger, tuner, settings, self.options, self.config)
+        self.log = make_logger(settings.logger, self.folder)
+        self.status, self.quiet = StatusLine(sys.stdout.isatty() and not quiet), quiet
+        self.known = set()  # numbers of the trials that the tuner has been told
+
+    def run(self):
+        """Returns the Ledger. Ctrl-C (or SIGTERM) has the running trials save and leaves them to the next start; a
+        second one leaves at once. Raises RuntimeError where the first trials all fail."""
+        settings, ledger = self.settings, self.ledger
+        self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus) if settings.ray else
+                     LocalPool(settings.workers or 1, settings.gpus))
+        server = import_report().serve(self.folder, settings.web) if settings.web is not None else None
+        self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings ({', '.join(self.tuner.space.names)}), "
+                 f"{len(ledger.results())} of {settings.num_trials} trials done, {self.pool.slots} at a time")
+        if server:
+            self.say(f"report: http://127.0.0.1:{server.server_address[1]}")
+        beaten = -math.inf
+        try:
+            with self.interrupts:
+                while not self.interrupts.requested:
+                    while len(self.pool.claims) < self.pool.slots and not self.interrupts.requested:
+                        claim = self.next_claim()
+                        if claim is None:
+                            break
+                        self.submit(claim)
+                    if not self.pool.claims:
+                        if not ledger.claims():
+                            break
+                        time.sleep(0.5)  # another machine's, which would be ours if it went down
+                    for claim, outcome in self.pool.finished(0.5):
+                        self.settle(claim, outcome)
+                    self.status.show(self.pool.claims)
+                    if time.monotonic() - beaten > Ledger.LEASE / 6:
+                        ledger.beat(self.pool.claims)
+                        beaten = time.monotonic()
+                    refuse_if_all_fail(ledger)
+        finally:
+            self.status.clear()
+            for claim, outcome in self.pool.close():
+                self.settle(claim, outcome if outcome["status"] != "lost" else {"status": "interrupted"})
+            if server:
+                server.shutdown()
+                server.server_close()
+        self.learn()
+        self.conclude()
+        return ledger
+
+    def say(self, text):
+        if not self.quiet:
+            self.status.clear()
+            print(text, flush=True)
+
+    def learn(self):
+        """Tell the tuner what is new in the ledger."""
+        for number, record in self.ledger.results().items():
+            if number not in self.known:
+                self.known.add(number)
+                observe_record(self.tuner, record)
+
+    def next_claim(self):
+        """The next trial to run, a claim of ours with its settings: a lost one, or a new one; None if there is none."""
+        claim = self.ledger.take_over()
+        if claim is not None:
+            return claim
+        self.learn()
+        others = self.ledger.claims()
+        claim = self.ledger.claim(below=self.settings.num_trials)
+        if claim is None:
+            return None
+        self.tuner.pending = [self.tuner.space.encode(c["settings"]) for c in others.values() if c["settings"]]
+        claim["settings"] = self.tuner.suggest(claim["trial"])
+        if claim["settings"] is None:  # a grid that is through
+            self.ledger.drop(claim)
+            return None
+        claim["predicted"] = self.tuner.prediction
+        self.ledger.update(claim)
+        return claim
+
+    def submit(self, claim):
+        """Have a claimed trial run."""
+        settings, alone = self.settings, self.settings.ray or self.settings.gpus or self.pool.slots == 1
+        command = ["train", self.tuner.env_name, *self.options, "--logger", "none", "--train.keep", "1"]
+        if not alone and self.config["vec"]["num_threads"] is None:
+            command += ["--vec.num-threads", str(max(1, cores() // self.pool.slots))]
+        total = claim["settings"].get("train.total_timesteps", self.config["train"]["total_timesteps"])
+        claim["at"] = {}  # the thread that watches it writes its progress there
+        job = {"trainer": TRAINER, "command": command + as_options(claim["settings"]), "env": {}, "total": total,
+               "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
+               "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
+               "limit": 2 * self.tuner.max_suggestion_cost, "rule": stopping_rule(self.tuner, settings)}
+        self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "child": child}))
+
+    def settle(self, claim, outcome):
+        """Write down what came of a trial; what was lost is run again."""
+        attempts = claim["attempts"] + 1
+        if outcome["status"] == "interrupted":
+            self.ledger.give_back(claim)
+            return
+        if outcome["status"] == "lost" and attempts < self.settings.attempts:
+            self.say(f"trial {claim['trial']}: lost ({outcome['error']}); it is run again")
+            claim["attempts"] = attempts
+            self.ledger.update(claim)
+            self.submit(claim)
+            return
+        if outcome["status"] == "lost":
+            outcome = {"status": "failed", "score": None, "cost": None, "curve": [], "steps": 0.0,
+                       "error": f"lost {attempts} times: {outcome['error']}"}
+        if outcome.get("run"):
+            outcome["run"] = os.path.relpath(outcome["run"], self.folder)
+        record = {"trial": claim["trial"], "settings": claim["settings"], **outcome,
+                  "predicted": claim.get("predicted", {}), "attempts": attempts}
+        if self.ledger.finish(claim, record):
+            self.learn()
+            self.log(record)
+            self.say(describe(record, self.tuner, self.settings))
+
+    def conclude(self):
+        """Print the front and how to train with the best settings; write the report."""
+        tuner = self.tuner
+        if not tuner.observations:
+            return
+        self.say(f"\n{self.settings.metric:>20}  {self.settings.cost:>20}   the front, cheapest first")
+        for config, score, cost in tuner.front():
+            self.say(f"{score:20.5g}  {cost:20.5g}   " + brief(config))
+        if tuner.best():
+            options = " ".join([tuner.env_name, *self.options, *as_options(tuner.best()[0])])
+            self.say(f"\nbest settings: python pufferl.py train {options}")
+        with contextlib.suppress(ModuleNotFoundError):  # plotly; the sweep does not hang on it
+            self.say(f"report: {import_report().write_report(self.folder)}")
+        if self.interrupts.requested:
+            self.say("stopped; the same command goes on from here")
+
+
+def cores():
+    """How many cores this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(psutil.cpu_count(logical=False) or 1, allowed)
+
+
+class StatusLine:
+    """What runs now, on the last line of a terminal."""
+
+    def __init__(self, wanted):
+        self.wanted, self.began = wanted, time.monotonic()
+
+    def show(self, claims):
+        if self.wanted:
+            at = [(c["trial"], c["at"].get("progress", 0), c["at"].get("score", math.nan)) for c in claims]
+            line = f"{time.monotonic() - self.began:.0f} s, running: "
+            line += ", ".join(f"{trial} {100 * progress:.0f}% score {score:.4g}" for trial, progress, score in at)
+            print("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+
+    def clear(self):
+        if self.wanted:
+            print("\r\x1b[K", end="", flush=True)
+
+
+def begin(ledger, tuner, settings, options, config):
+    """Write sweep.json, or check that the folder's one asks for the same, so that all its trials can be compared."""
+    path = ledger.folder / "sweep.json"
+    asked = {"env": tuner.env_name, "metric": settings.metric, "goal": settings.goal, "cost": settings.cost}
+    asked |= {f"sweep.{name}.{field}": value for name, what in tuner.search_space.items()
+              for field, value in (what if isinstance(what, dict) else {"values": list(what)}).items()}
+    asked |= {f"{section}.{key}": value for section in ("env", "vec", "policy", "rnn", "train")
+              for key, value in config[section].items() if f"{section}.{key}" not in tuner.space.names}
+    asked = json.loads(json.dumps(asked, default=str))
+    whole = {"asked": asked, "options": list(options), "space": tuner.search_space, "created": time.time()}
+    if ledger._appear(path, whole):
+        return
+    held = json.loads(path.read_text())["asked"]
+    different = [f"{key}: {held.get(key, 'nothing')} there, {asked.get(key, 'nothing')} now"
+                 for key in {**held, **asked} if held.get(key, "nothing") != asked.get(key, "nothing")]
+    if different:
+        more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
+        what = "; ".join(different[:5]) + more
+        raise SpaceError(f"{ledger.folder} holds another sweep ({what}). Give this one a name of its own, --sweep.name "
+                         "NAME, or move the folder away.")
+
+
+def observe_record(tuner, record):
+    """Tell a tuner a ledger's record."""
+    score, cost = (math.nan if record[key] is None else record[key] for key in ("score", "cost"))
+    failed, complete = record["status"] == "failed", record["status"] == "done"
+    tuner.observe(record["settings"], score, cost, failed, record["curve"], complete)
+
+
+def stopping_rule(tuner, settings):
+    """The rule for `hopeless` from what is known now: [(cost, score)] of all points of all curves, and the floor."""
+    done = [o for o in tuner.observations if not o.failed]
+    if not settings.early_stop or len(done) < 5:
+        return None
+    points = [(cost, score) for o in done for _, score, cost in o.curve]
+    front = protein.front_of([score for _, score in points], [cost for cost, _ in points])
+    return {"front": [points[i] for i in front], "floor": float(np.quantile([o.score for o in done], 0.1)),
+            "share": settings.early_stop, "after": 0.25, "sign": tuner.sign}
+
+
+def refuse_if_all_fail(ledger, count=5):
+    """RuntimeError where the first trials fail without exception: then the settings are not what is wrong."""
+    records = list(ledger.results().values())
+    if len(records) >= count and all(record["status"] == "failed" for record in records):
+        errors = "\n".join(f"  trial {record['trial']}: {record['error']}" for record in records[:count])
+        raise RuntimeError(f"the first {len(records)} trials all failed:\n{errors}\n"
+                           f"Their output is in {ledger.folder}/runs/*/output.txt; move the folder away to begin anew.")
+
+
+def describe(record, tuner, settings):
+    """A finished trial in a line."""
+    head = f"trial {record['trial']:4d} of {settings.num_trials}"
+    if record["status"] == "failed":
+        return f"{head}  failed: {record['error']}"
+    front = any(cost == record["cost"] and score == record["score"] for _, score, cost in tuner.front())
+    expected = record["predicted"].get("score")
+    note = "  on the front" if front else "  stopped early" if record["status"] == "stopped" else ""
+    known = f" (expected {expected:.4g})" if expected is not None else ""
+    return f"{head}  score {record['score']:.4g}{known}  cost {record['cost']:.4g}{note}   {brief(record['settings'])}"
+
+
+def brief(settings):
+    """Settings in a line, without their sections."""
+    return " ".join(f"{name.partition('.')[2]}={short(value)}" for name, value in settings.items())
+
+
+def short(value):
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def make_logger(kind, folder):
+    """A function that takes each finished trial's record."""
+    if kind == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        def log(record):
+            if record["status"] == "failed":
+                return
+            with SummaryWriter(str(folder / "tensorboard" / f"{record['trial']:05d}")) as writer:
+                last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
+                writer.add_hparams(record["settings"], last, run_name=".")
+                for progress, score, cost in record["curve"]:
+                    writer.add_scalar("sweep/score", score, round(100 * progress))
+                    writer.add_scalar("sweep/cost", cost, round(100 * progress))
+
+        return log
+    if kind == "wandb":
+        import wandb
+
+        def log(record):
+            run = wandb.init(project="pufferl", group=folder.name, name=f"{record['trial']:05d}", dir=str(folder),
+                             config=record["settings"], tags=["sweep", record["status"]], reinit="finish_previous")
+            for progress, score, cost in record["curve"]:
+                run.log({"sweep/score": score, "sweep/cost": cost, "sweep/progress": progress})
+            run.finish(exit_code=int(record["status"] == "failed"))
+
+        return log
+    return lambda record: None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key value ...]
+       python protein.py report PATH [--output FILE] [--metric NAME] [--tag TAG]
+
+  ENV         search the settings of [sweep.*] in config/default.ini and config/ENV.ini; the same command goes on
+              where it was stopped, also on several machines that share the folder
+  report      the page of a sweep's folder, or of a folder of runs
+
+  --sweep.num-trials 50 --sweep.workers 2       how it is searched; python protein.py ENV --help lists all
+  --sweep.train.learning-rate.max 0.1           where to search: distribution, min, max, mean, scale or values
+  --sweep.train.gamma.distribution none         takes a setting out
+  --train.total-timesteps 10000000              fixes a setting for all trials, and takes it out
+"""
+
+
+def split_options(argv):
+    """Command line -> (--sweep.key options, {setting: {field: text}}, all other options as they are)."""
+    sweep, space, others, i = [], {}, [], 0
+    while i < len(argv):
+        name, equals, value = argv[i].partition("=")
+        taken = [argv[i]]
+        if not equals and i + 1 < len(argv) and not argv[i + 1].startswith("--"):
+            value = argv[i + 1]
+            taken.append(value)
+        i += len(taken)
+        parts = name.removeprefix("--").replace("-", "_").split(".")
+        if parts[0] == "sweep" and len(parts) == 4:
+            space.setdefault(f"{parts[1]}.{parts[2]}", {})[parts[3]] = value
+        elif parts[0] == "sweep" and len(parts) != 2:
+            raise SpaceError(f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of {', '.join(protein.FIELDS)}, "
+                             "or --sweep.KEY VALUE; --help lists the keys.")
+        else:
+            (sweep if parts[0] == "sweep" or name in ("-h", "--help") else others).extend(taken)
+    return sweep, space, others
+
+
+def main(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    try:
+        if argv[0] == "report":
+            report_command(argv[1:])
+        else:
+            sweep_command(argv[0], argv[1:])
+    except (ValueError, RuntimeError) as error:  # SpaceError, pufferl's ConfigError, trials that all fail
+        sys.exit(f"protein.py: {error}")
+
+
+def report_command(argv):
+    import tyro
+
+    def report(path: tyro.conf.Positional[Path], output: Path | None = None, metric: str = "environment/score",
+               tag: str | None = None):
+        """Write the report of a sweep's folder, or of a folder of runs.
+
+        Args:
+            path: a sweep's folder, or one of runs such as experiments.
+            output: the page (default: report.html in the folder).
+            metric: what runs are compared by; a sweep knows its own.
+            tag: only runs with this tag.
+        """
+        print(import_report().write_report(path, output, metric=metric, tag=tag))
+
+    tyro.cli(report, args=argv, prog="protein.py report")
+
+
+def sweep_command(env_name, argv):
+    import tyro
+
+    configuration = protein.import_configuration()
+    sweep_options, space_options, options = split_options(argv)
+    args = configuration.load_config(env_name, options)
+    types = {field.name: field.type for field in dataclasses.fields(Sweep)}
+    shipped = {}
+    for key, text in args["sweep"].get("sweep", {}).items():
+        key = configuration.translate("sweep", key, list(types), f"config [sweep] {key}")
+        shipped[key] = configuration.coerce(text, types[key], f"config [sweep] {key}")
+
+    arguments = dataclasses.make_dataclass("Arguments", [("sweep", Sweep, dataclasses.field(
+        default_factory=lambda: Sweep(**shipped)))])
+    arguments.__doc__ = f"Search hyper-parameters of {env_name}.\n\n{USAGE[USAGE.index('  --sweep.num'):]}"
+    settings = tyro.cli(arguments, args=sweep_options, prog=f"protein.py {env_name}",
+                        config=(tyro.conf.FlagConversionOff,)).sweep
+
+    space = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
+    for name, fields in space_options.items():
+        space.setdefault(name, {}).update(fields)
+    for option in options:
+        name = option.partition("=")[0].removeprefix("--").replace("-", "_")
+        if option.startswith("--") and space.pop(name, None) is not None:
+            print(f"{name} is given, so it is not searched")
+    limit = settings.max_suggestion_cost
+    if limit is None:
+        limit = 3600.0 if settings.cost == "performance/uptime" else math.inf
+    tuner = METHODS[settings.method](
+        search_space=protein.searched_settings(env_name, space, options), num_trials=settings.num_trials,
+        metric=settings.metric, goal=settings.goal, seed=settings.seed,
+        max_suggestion_cost=limit, random_trials=settings.random_trials)
+    tuner.env_name = env_name  # not sooner: its settings are checked already, with these options
+    Runner(tuner, settings, options).run()
