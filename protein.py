@@ -279,7 +279,8 @@ def searched_settings(env_name, given, options=()):
     """
     if env_name is None:
         return given or {}
-    configuration = import_configuration()
+    import configuration  # here: it brings torch, which the tuners by themselves and the report do without
+
     args, schema = configuration.load_config(env_name, list(options)), configuration.resolve(env_name)[0]
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
@@ -306,14 +307,6 @@ def searched_settings(env_name, given, options=()):
         space[f"{section}.{key}"] = what
     Space(space)
     return space
-
-
-def import_configuration():
-    """configuration, imported only where it is needed: it brings torch, and nodes that just start trials, the report
-    and the tuners by themselves do without."""
-    import configuration
-
-    return configuration
 
 
 # ---------------------------------------------------------------------------------------------------------------------

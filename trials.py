@@ -541,13 +541,6 @@ def settings_of(tuner):
     return Sweep(**{**given, **own}), as_options(fixed)
 
 
-def import_report():
-    """report.py, which reads ledgers and so imports this file; this file only hands over to it."""
-    import report
-
-    return report
-
-
 def as_options(settings):
     """{"train.learning_rate": 0.01} -> ["--train.learning-rate", "0.01"]."""
     return [text for name, value in settings.items() for text in ("--" + name.replace("_", "-"), str(value))]
@@ -576,10 +569,12 @@ class Runner:
     def run(self):
         """Returns the Ledger. Ctrl-C (or SIGTERM) has the running trials save and leaves them to the next start; a
         second one leaves at once. Raises RuntimeError where the first trials all fail."""
+        import report  # which imports this file
+
         settings, ledger = self.settings, self.ledger
         self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus) if settings.ray else
                      LocalPool(settings.workers or 1, settings.gpus))
-        server = import_report().serve(self.folder, settings.web) if settings.web is not None else None
+        server = report.serve(self.folder, settings.web) if settings.web is not None else None
         self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings ({', '.join(self.tuner.space.names)}), "
                  f"{len(ledger.results())} of {settings.num_trials} trials done, {self.pool.slots} at a time")
         if server:
@@ -686,6 +681,8 @@ class Runner:
 
     def conclude(self):
         """Print the front and how to train with the best settings; write the report."""
+        import report
+
         tuner = self.tuner
         if not tuner.observations:
             return
@@ -696,7 +693,7 @@ class Runner:
             options = " ".join([tuner.env_name, *self.options, *as_options(tuner.best()[0])])
             self.say(f"\nbest settings: python pufferl.py train {options}")
         with contextlib.suppress(ModuleNotFoundError):  # plotly; the sweep does not hang on it
-            self.say(f"report: {import_report().write_report(self.folder)}")
+            self.say(f"report: {report.write_report(self.folder)}")
         if self.interrupts.requested:
             self.say("stopped; the same command goes on from here")
 
@@ -880,6 +877,8 @@ def main(argv=None):
 def report_command(argv):
     import tyro
 
+    from report import write_report
+
     def report(path: tyro.conf.Positional[Path], output: Path | None = None, metric: str = "environment/score",
                tag: str | None = None):
         """Write the report of a sweep's folder, or of a folder of runs.
@@ -890,7 +889,7 @@ def report_command(argv):
             metric: what runs are compared by; a sweep knows its own.
             tag: only runs with this tag.
         """
-        print(import_report().write_report(path, output, metric=metric, tag=tag))
+        print(write_report(path, output, metric=metric, tag=tag))
 
     tyro.cli(report, args=argv, prog="protein.py report")
 
@@ -898,7 +897,8 @@ def report_command(argv):
 def sweep_command(env_name, argv):
     import tyro
 
-    configuration = protein.import_configuration()
+    import configuration
+
     sweep_options, space_options, options = split_options(argv)
     args = configuration.load_config(env_name, options)
     types = {field.name: field.type for field in dataclasses.fields(Sweep)}

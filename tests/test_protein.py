@@ -10,6 +10,7 @@ import bench_protein
 import numpy as np
 import pytest
 
+import configuration
 import ocean
 import protein
 from protein import GP, Grid, ParetoGenetic, Protein, Random, Space, SpaceError
@@ -89,7 +90,7 @@ def test_present_values_are_the_means_and_whole_numbers_stay_whole():
         "train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e8},
         "env.distance": {"distribution": "int_uniform", "min": 2, "max": 9}, "train.gamma": {**UNIT, "mean": 0.3},
         "train.vf_coef": {"distribution": "uniform", "min": 5, "max": 9}})  # fmt: skip
-    present = protein.import_configuration().load_config("squared")["train"]["total_timesteps"]
+    present = configuration.load_config("squared")["train"]["total_timesteps"]
     assert space["train.total_timesteps"]["mean"] == present and space["train.total_timesteps"]["integer"]
     assert space["env.distance"]["mean"] == 5 and space["train.gamma"]["mean"] == 0.3
     assert "mean" not in space["train.vf_coef"], "the present value lies outside: no preference"
@@ -103,7 +104,7 @@ SWEPT = [path.stem for path in sorted((Path(protein.__file__).parent / "config")
 @pytest.mark.parametrize("name", SWEPT)
 def test_the_sweep_of_each_environment_begins_at_its_own_settings(name):
     """So that what is known to learn is the first trial: every present value lies in its range, and is its mean."""
-    space, args = protein.searched_settings(name, None), protein.import_configuration().load_config(name)
+    space, args = protein.searched_settings(name, None), configuration.load_config(name)
     settings = dict(args["env"])
     num_envs = settings.pop("num_envs") * args["vec"]["num_envs"]
     with contextlib.closing(ocean.load(name).create(1, settings=settings)) as one:
