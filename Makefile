@@ -26,7 +26,7 @@ test: .venv/ready-test  ## every fast test
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
 test-gpu: .venv/ready-test  ## what needs a GPU
-	$(RUN) -m pytest -m gpu
+	$(RUN) -m pytest -m gpu tests/test_cuda.py tests/test_devices.py
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"
