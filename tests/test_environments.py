@@ -14,7 +14,7 @@ import vector
 ROOT = Path(__file__).resolve().parent.parent
 # name, its package, settings, whether a seed repeats the episodes
 FAMILIES = [
-    ("crafter/reward", "crafter", {"length": 30}, True),
+    ("crafter/reward", "crafter", {"length": 30}, False),  # its creatures come in the order of their addresses
     ("procgen/coinrun", "procgen", {"num_envs": 2}, True),
     ("open_spiel/tic_tac_toe", "shimmy", {}, True),
     ("griddly/Single-Player/GVGAI/sokoban", "griddly", {"max_episode_steps": 20}, True),
