@@ -455,11 +455,11 @@ class Fused:
         return self._chunks[n]
 
     def _linear(self, name, x, out):
-        torch.addmm(self.weights[f"{name}.bias"], x, self.weights[f"{name}.weight"].t(), out=out)
+        kernels.addmm(self.weights[f"{name}.bias"], x, self.weights[f"{name}.weight"].t(), out=out)
 
     def _decode(self, chunk):
         weight, bias = self.masters["decoder.weight"], self.masters["decoder.bias"]
-        return torch.addmm(bias, chunk.flat_last, weight.t(), out=chunk.flat_outputs)
+        return kernels.addmm(bias, chunk.flat_last, weight.t(), out=chunk.flat_outputs)
 
     def step(self, observations, state, resets, valid):
         """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
@@ -501,7 +501,7 @@ class Fused:
                                      index=index, start=start)  # fmt: skip
             self._add(f"rnn.layers.{i}.weight", chunk.flat_hgp[i], chunk.flat_x[i])
             self.gradients[f"rnn.layers.{i}.bias"].add_(chunk.sums.sum(0))
-            torch.addmm(grad_x, chunk.flat_hgp[i], self.weights[f"rnn.layers.{i}.weight"], out=grad_x)
+            kernels.addmm(grad_x, chunk.flat_hgp[i], self.weights[f"rnn.layers.{i}.weight"], out=grad_x)
         self._add("encoder.weight", grad_x, chunk.flat_observations)
         self._add_sum("encoder.bias", grad_x, chunk.ones)
 
@@ -509,7 +509,7 @@ class Fused:
         """Add a weight's gradient, grad^T · x: (outputs, rows) · (rows, inputs)."""
         gradient = self.gradients[name]
         if grad.dtype == gradient.dtype:
-            torch.addmm(gradient, grad.t(), x, out=gradient)
+            kernels.addmm(gradient, grad.t(), x, out=gradient)
         else:
             gradient.add_(torch.mm(grad.t(), x, out=self.products[name]))
 
