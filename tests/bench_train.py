@@ -1,19 +1,21 @@
-"""Trained steps a second, where the time goes, and how far that is from the floor: the matrix products alone.
+"""Trained steps a second, where the time goes, and how far that is from the floor.
 
-    python tests/bench_train.py                                    # Breakout, 4,096 agents, hidden 64, 2 layers
+    python tests/bench_train.py                                    # Breakout, 4,096 agents, hidden 64 × 2
     python tests/bench_train.py --hidden-size 128 --num-layers 1 --total-agents 16384
-    python tests/bench_train.py --device cuda --total-agents 16384 --precision bfloat16
+    python tests/bench_train.py --table                            # sizes, agents, precisions, and how cost grows
 
-The floor runs the very products of one epoch, at the shapes, the precision and on the threads that the trainer uses,
-and nothing else. Epochs and floor take turns in one run and the medians count, because on a shared machine an absolute
-time means little by itself; the products' GFLOP/s of the run is printed beside it. The first line of the table is the
-figure to quote: SPS, and SPS / floor. The last line of the output is one JSON object.
-
-On a GPU the floor's products are replayed from a graph, and one more epoch is traced: how long the GPU was busy in it,
-and with what. (Time to a solved policy: `python pufferl.py train breakout --train.device cuda`.)
+The floor is what one epoch cannot do without: torch's matrix products at the shapes, the precision and on the threads
+that the trainer uses, and the least bytes (an observation is written and read in the rollout, and read once for each
+time it is learnt from) at the speed of a copy; on a GPU the products alone. Epochs and floor take turns in one run and
+the medians count, because on a shared machine an absolute time means little by itself; the products' GFLOP/s and the
+copy's GB/s of the run are printed beside it. The first line of the table is the figure to quote: SPS, and SPS / floor.
+The last line of the output is one JSON object.
 """
 
+import dataclasses
+import gc
 import json
+import math
 import statistics
 import sys
 import time
@@ -57,6 +59,8 @@ class Arguments:
     """Interleaved measurements, of which the median counts."""
     epochs: int = 2
     """Epochs in one measurement."""
+    table: bool = False
+    """Measure every size, number of agents and precision, and how the cost of a step grows; one epoch a repeat."""
 
 
 def products(trainer):
@@ -90,7 +94,7 @@ def operands(m, k, n, dtype):
     return [tensor.to(dtype) for tensor in shapes]
 
 
-def floor_seconds(shapes, workers, pool):
+def product_seconds(shapes, workers, pool):
     """Seconds of one epoch's products on all workers at once, each single-threaded; every shape timed for 5 ms."""
 
     def one(_):
@@ -110,7 +114,22 @@ def floor_seconds(shapes, workers, pool):
         return sum(pool.map(one, range(workers))) / workers / workers
 
 
-def gpu_floor_seconds(shapes):
+def copy_speed(workers, pool):
+    """Bytes a second, read and written, of all workers copying 64 MB each."""
+
+    def one(_):
+        source, target = torch.zeros(2**24), torch.ones(2**24)
+        target.copy_(source)
+        begun = time.perf_counter()
+        for _ in range(3):
+            target.copy_(source)
+        return 3 * 2 * source.nbytes / (time.perf_counter() - begun)
+
+    with pufferl.torch_threads(1):
+        return sum(pool.map(one, range(workers)))
+
+
+def gpu_product_seconds(shapes):
     """The same on a GPU, from graphs of 20 calls each."""
     total = 0.0
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -149,8 +168,8 @@ def gpu_shares(trainer):
     return {"busy": busy / 1e6 / seconds, "copies": copies / 1e6, "kernels": (total - copies) / 1e6}
 
 
-def main():
-    a = tyro.cli(Arguments, description=__doc__)
+def measure(a):
+    """All figures of one setting, as a dict."""
     args = pufferl.load_config(a.env)
     args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads, "num_buffers": a.num_buffers}
     args["policy"]["hidden_size"], args["rnn"]["num_layers"] = a.hidden_size, a.num_layers
@@ -165,25 +184,28 @@ def main():
     }
     vecenv = pufferl.load_env(a.env, args)
     trainer = pufferl.PuffeRL({**args["train"], "env": a.env}, vecenv, pufferl.load_policy(args, vecenv))
-    shapes = products(trainer)
+    workers, shapes = vecenv.num_workers, products(trainer)
     flops = sum(2 * m * k * n * count for m, k, n, _, count in shapes)
-    for _ in range(2 if a.device == "cpu" else 4):  # compiles the kernels, touches every page, captures the graphs
+    row = vecenv.storage.observations[0, 0].nbytes
+    least = trainer.batch_size * row * (2 + a.replay_ratio)
+    gpu = a.device == "cuda"
+    for _ in range(4 if gpu else 2):  # compiles the kernels, touches every page, captures the graphs
         trainer.evaluate()
         trainer.train()
     trainer._stage_seconds = dict.fromkeys(trainer._stage_seconds, 0.0)
-    epochs, floors = [], []
-    with ThreadPoolExecutor(vecenv.num_workers) as pool:
+    epochs, floors, multiplied, copied = [], [], [], []
+    with ThreadPoolExecutor(workers) as pool:
         for _ in range(a.repeats):
             begun = time.perf_counter()
             for _ in range(a.epochs):
                 trainer.evaluate()
                 trainer.train()
             epochs.append((time.perf_counter() - begun) / a.epochs)
-            gpu = a.device == "cuda"
-            floors.append(gpu_floor_seconds(shapes) if gpu else floor_seconds(shapes, vecenv.num_workers, pool))
+            multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, workers, pool))
+            copied.append(math.inf if gpu else copy_speed(workers, pool))  # a GPU's floor is its products
+            floors.append(multiplied[-1] + least / copied[-1])
     epoch, floor = statistics.median(epochs), statistics.median(floors)
     ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))
-    ratio = statistics.median(ratios)
     stages = {name: seconds / a.repeats / a.epochs for name, seconds in trainer._stage_seconds.items() if seconds}
     result = {
         "env": a.env,
@@ -193,40 +215,92 @@ def main():
         "num_layers": a.num_layers,
         "minibatch_size": trainer.config["minibatch_size"],
         "replay_ratio": a.replay_ratio,
-        "workers": vecenv.num_workers,
+        "workers": workers,
         "buffers": vecenv.num_buffers,
         "precision": trainer.config["precision"],
         "sps": trainer.batch_size / epoch,
         "floor_sps": trainer.batch_size / floor,
-        "ratio": ratio,
-        "gflops_per_worker": flops / floor / (1 if gpu else vecenv.num_workers) / 1e9,
+        "ratio": statistics.median(ratios),
+        "ratio_range": [ratios[0], ratios[-1]],
+        "gflops_per_worker": flops / statistics.median(multiplied) / (1 if gpu else workers) / 1e9,
+        "copy_gb_per_second": None if gpu else statistics.median(copied) / 1e9,
         "seconds_epoch": epoch,
         "seconds_floor": floor,
         "seconds_stage": stages,
         "mflop_per_step": flops / trainer.batch_size / 1e6,
+        "bytes_per_step": least / trainer.batch_size,
     }
-    print(
-        f"{a.env}: {trainer.num_agents:,} agents × horizon {a.horizon}, hidden {a.hidden_size} × {a.num_layers}, "
-        f"minibatch {trainer.config['minibatch_size']:,}, replay {a.replay_ratio}, {a.precision}, "
-        f"{vecenv.num_workers} workers, {vecenv.num_buffers} buffers"
-    )
-    print(f"  {'trained steps a second':28} {result['sps']:12,.0f}")
-    print(
-        f"  {'floor (products alone)':28} {result['floor_sps']:12,.0f}   at "
-        f"{result['gflops_per_worker']:,.0f} GFLOP/s{'' if gpu else ' a worker'}, "
-        f"{result['mflop_per_step']:.2f} MFLOP a step"
-    )
-    print(
-        f"  {'SPS / floor':28} {ratio:12.2f}   median of {a.repeats} interleaved pairs, "
-        f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-    )
-    for name, seconds in stages.items():
-        print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / epoch:.0f}%")
     if gpu:
         result |= {"gpu": torch.cuda.get_device_name(), "shares": gpu_shares(trainer)}
-        print("  {}: busy {busy:.0%} of an epoch; copies {copies:.4f} s, kernels {kernels:.4f} s".format(
-            result["gpu"], **result["shares"]))  # fmt: skip
     trainer.release()
+    del trainer, vecenv
+    gc.collect()
+    return result
+
+
+def show(r, repeats):
+    print(
+        f"{r['env']}: {r['agents']:,} agents × horizon {r['horizon']}, hidden {r['hidden_size']} × {r['num_layers']}, "
+        f"minibatch {r['minibatch_size']:,}, replay {r['replay_ratio']}, {r['precision']}, "
+        f"{r['workers']} workers, {r['buffers']} buffers"
+    )
+    print(f"  {'trained steps a second':28} {r['sps']:12,.0f}")
+    rates = f"at {r['gflops_per_worker']:,.0f} GFLOP/s{'' if 'gpu' in r else ' a worker'}, "
+    rates += f"{r['mflop_per_step']:.2f} MFLOP a step"
+    if "gpu" not in r:
+        rates += f", {r['copy_gb_per_second']:.0f} GB/s, {r['bytes_per_step']:,.0f} bytes a step"
+    print(f"  {'floor':28} {r['floor_sps']:12,.0f}   {rates}")
+    low, high = r["ratio_range"]
+    print(
+        f"  {'SPS / floor':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, {low:.2f} to {high:.2f}"
+    )
+    for name, seconds in r["seconds_stage"].items():
+        print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / r['seconds_epoch']:.0f}%")
+    if "gpu" in r:
+        print("  {gpu}: busy {busy:.0%} of an epoch; copies {copies:.4f} s, kernels {kernels:.4f} s".format(
+            **r, **r["shares"]))  # fmt: skip
+
+
+HEAD = (f"{'hidden':>8} {'agents':>7} {'horizon':>7} {'precision':9} {'SPS':>10} {'floor':>10} {'ratio':>6} "
+        f"{'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} {'GFLOP/s':>8} {'GB/s':>5}")  # fmt: skip
+
+
+def line(r):
+    share = {name: 100 * seconds / r["seconds_epoch"] for name, seconds in r["seconds_stage"].items()}
+    print(f"{r['hidden_size']:>5}×{r['num_layers']:<2} {r['agents']:>7,} {r['horizon']:>7} {r['precision']:9} "
+          f"{r['sps']:>10,.0f} {r['floor_sps']:>10,.0f} {r['ratio']:>6.2f} {share['environment']:>4.0f}% "
+          f"{share['policy']:>4.0f}% {share['learn']:>5.0f}% {1e9 / r['sps']:>8,.0f} {r['gflops_per_worker']:>8.0f} "
+          f"{r['copy_gb_per_second'] or math.nan:>5.0f}", flush=True)  # fmt: skip
+
+
+def table(a):
+    """Every size, number of agents and precision, then one dimension after the other."""
+    results = []
+
+    def row(**changes):
+        results.append(measure(dataclasses.replace(a, epochs=1, **changes)))
+        line(results[-1])
+
+    print(f"{a.env}, minibatch {a.minibatch_size:,}, replay {a.replay_ratio}\n\n{HEAD}")
+    for hidden, layers in ((64, 2), (128, 1), (256, 2)):
+        for agents in (512, 4096, 16384):
+            for precision in ("float32", "bfloat16"):
+                row(hidden_size=hidden, num_layers=layers, total_agents=agents, precision=precision)
+    for name, values in (("horizon", (16, 32, 128, 256)), ("num_layers", (1, 4, 8)), ("hidden_size", (32, 128, 512))):
+        print(f"\n{name}\n{HEAD}")
+        for value in values:
+            for precision in ("float32", "bfloat16"):
+                row(**{"total_agents": 1024, "precision": precision, name: value})
+    return results
+
+
+def main():
+    a = tyro.cli(Arguments, description=__doc__)
+    if a.table:
+        print(json.dumps({"benchmark": "train", "rows": table(a)}))
+        return
+    result = measure(a)
+    show(result, a.repeats)
     print(json.dumps(result))
 
 
