@@ -240,7 +240,7 @@ FLOAT_ONE = ctypes.pointer(ctypes.c_float(1))
 
 def addmm(matrix, a, b, out):
     """torch.addmm(matrix, a, b, out=out): out (m, n) = matrix + a (m, k) · b (k, n); matrix may be out itself."""
-    fast = out.dtype == torch.float32 and not out.is_cuda and getattr(_local, "count", 1) == 1 and _sgemm()
+    fast = out.dtype == torch.float32 and not on_gpu(out) and getattr(_local, "count", 1) == 1 and _sgemm()
     layout = fast and _layout(a.shape, a.stride(), b.shape, b.stride())
     if not layout or not out.is_contiguous():
         return torch.addmm(matrix, a, b, out=out)
