@@ -17,7 +17,7 @@ def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     assert [p.name for p in path.parent.iterdir()] == [path.name], "no run's folder"
     spans = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     names = [event["name"] for event in spans]
-    assert {"advance", "sample", "mingru_step", "ppo_loss", "aten::addmm"} <= set(names)
+    assert {"advance", "sample", "mingru_step", "ppo_loss", "addmm", "aten::add_"} <= set(names)
     assert names.count("advance") == 2 * 2 * 64, "epochs × buffers × horizon"
     threads = {event["tid"] for event in spans if event["name"] in ("advance", "ppo_loss")}
     assert len(threads) == 2, "both workers"
