@@ -9,6 +9,7 @@ here too, as is memory that does not stay in its place. What it cannot find: wha
 import contextlib
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -287,6 +288,25 @@ def test_it_learns(device):
             best, trainer._environment = max(best, score), {}
     trainer.release()
     assert best >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["feed-forward", "mingru", "lstm"])
+@pytest.mark.parametrize("where", [
+    {"device": "cpu"}, *(pytest.param({"device": "cuda", "cudagraphs": graphs}, marks=pytest.mark.gpu)
+                         for graphs in (-1, 2))], ids=["cpu", "eager", "graphs"])  # fmt: skip
+def test_torch_compile_changes_no_result(network, where):
+    if where["device"] == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    if where["device"] == "cpu" and shutil.which("c++") is None:
+        pytest.skip("torch.compile wants a C++ compiler")
+    wrapper = {"feed-forward": lambda vecenv: models.Default(vecenv, 16),
+               "mingru": lambda vecenv: models.MinGRUWrapper(vecenv, models.Default(vecenv, 16), 16),
+               "lstm": lambda vecenv: models.LSTMWrapper(vecenv, models.Default(vecenv, 16), 16)}[network]
+    plain, losses, _ = run(4, network=wrapper, env="cartpole", **where)
+    compiled, others, _ = run(4, network=wrapper, env="cartpole", compile=True, **where)
+    torch.testing.assert_close(compiled[0], plain[0], rtol=1e-3, atol=1e-4)
+    assert others == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
 def test_a_missing_gpu_is_said(monkeypatch):
