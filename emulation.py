@@ -874,6 +874,7 @@ class PettingZooPufferEnv:
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
         env = _create(env, env_creator, env_args, env_kwargs)
         self.env = env = _parallel(env)
+        self._quick = _quickest_parallel(env)
         self.possible_agents = list(env.possible_agents)
         self.agents = list(self.possible_agents)
         self.metadata, self.render_mode = getattr(env, "metadata", {}), getattr(env, "render_mode", None)
@@ -946,11 +947,11 @@ class PettingZooPufferEnv:
         self._length = 0
         return observations, infos
 
-    def _step_env(self, actions):
-        result = self.env.step(actions)
+    def _step_env(self, env, actions):
+        result = env.step(actions)
         if "step" in self._unchecked:
             self._check("step", result[0])
-        self.agents = list(self.env.agents)
+        self.agents = list(env.agents)
         return result
 
     def _check(self, call, observations):
@@ -974,10 +975,11 @@ class PettingZooPufferEnv:
     def step(self, actions):
         """PettingZoo's five dicts; observations are new flat arrays."""
         observations, *rest = self._step_env(
+            self.env,
             {
                 agent: self._action.unflatten(np.reshape(action, self._action.columns))
                 for agent, action in actions.items()
-            }
+            },
         )
         return {agent: self._observation.flatten(observation) for agent, observation in observations.items()}, *rest
 
@@ -1012,7 +1014,7 @@ class PettingZooPufferEnv:
     def step_into(self, view):
         slots = self._slots
         actions = {agent: self._action.unflatten(view.actions[slots[agent]]) for agent in self._live}
-        observations, rewards, terminated, truncated, infos = self._step_env(actions)
+        observations, rewards, terminated, truncated, infos = self._step_env(self._quick, actions)
         self._length += 1
         for agent in self._live:
             slot, reward = slots[agent], float(rewards.get(agent, 0.0))
@@ -1047,6 +1049,20 @@ def _parallel(env):
 
     # In a game of turns everyone acts every step, and only the choice of whose turn it is counts.
     return (aec_to_parallel if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel)(env)
+
+
+def _quickest_parallel(env):
+    """The same parallel environment without the wrappers that check order and actions, which a vectorizer keeps; they
+    were a third of simple_spread's step. It is only stepped: `env` itself is reset, drawn and asked for its state."""
+    conversions = sys.modules.get("pettingzoo.utils.conversions")
+    if conversions is None or type(env) is not conversions.aec_to_parallel_wrapper:
+        return env
+    from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
+
+    inner = env.aec_env
+    while type(inner) in (AssertOutOfBoundsWrapper, OrderEnforcingWrapper):
+        inner = inner.env
+    return conversions.aec_to_parallel_wrapper(inner)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

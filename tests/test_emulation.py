@@ -506,6 +506,35 @@ def test_a_wrapped_environment_is_a_valid_pettingzoo_environment(module):
     test.parallel_seed_test(lambda: PettingZooPufferEnv(env_creator=creator), num_cycles=20)
 
 
+def test_stepping_past_pettingzoos_checks_changes_nothing():
+    kaz = pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11",
+                              reason="needs pettingzoo and pygame (requirements-extras.txt)")  # fmt: skip
+    options = {"max_cycles": 300, "spawn_delay": 4, "line_death": True, "render_mode": "rgb_array"}
+    slow, quick = kaz.parallel_env(**options), PettingZooPufferEnv(kaz.parallel_env(**options))
+    assert type(quick._quick.aec_env) is kaz.raw_env and type(quick.env.aec_env) is not kaz.raw_env
+    rows, rng, rewarded, died = new_rows(quick, 4), np.random.default_rng(0), 0, False
+    view = quick.views(rows, 0)
+    observations, _ = slow.reset(seed=3)
+    quick.reset_into(view, 3)
+    while slow.agents:
+        for slot, agent in enumerate(quick.possible_agents):
+            assert rows.valid[slot] == (agent in slow.agents)
+            if rows.valid[slot]:
+                np.testing.assert_array_equal(rows.observations[slot], observations[agent])
+        rows.actions[:, 0] = rng.integers(0, 6, 4)
+        actions = {agent: rows.actions[quick.possible_agents.index(agent), 0] for agent in slow.agents}
+        observations, rewards, terminated, truncated, _ = slow.step(actions)
+        rows.rewards[:], rows.terminals[:], rows.truncations[:] = 0, 0, 0
+        quick.step_into(view)
+        for agent in actions:
+            slot = quick.possible_agents.index(agent)
+            expected = rewards[agent], terminated[agent], truncated[agent]
+            assert (rows.rewards[slot], rows.terminals[slot], rows.truncations[slot]) == expected
+        rewarded, died = rewarded + sum(rewards.values()), died or len(slow.agents) in (1, 2, 3)
+    assert rewarded and died
+    assert quick.render().ndim == 3
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_turn_based_games_are_converted():
     tictactoe = pytest.importorskip(
