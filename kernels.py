@@ -322,7 +322,7 @@ def _bits(tensor):
     return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-_views = {}  # id of a tensor -> (weak reference to it, its address, its numpy view)
+_views = {}  # id of a tensor -> [weak reference to it, its address, its view, (shape, dtype) it was found to have]
 
 
 def host(tensor):
@@ -336,7 +336,7 @@ def _view(tensor, make):
     if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
         return kept[2]
     view = make(tensor)
-    _views[key] = (weakref.ref(tensor, lambda _: _views.pop(key, None)), tensor.data_ptr(), view)
+    _views[key] = [weakref.ref(tensor, lambda _: _views.pop(key, None)), tensor.data_ptr(), view, None]
     return view
 
 
@@ -349,6 +349,9 @@ def _sizes(kernel, name, tensor, dimensions):
 
 def _array(kernel, name, tensor, shape, dtype=np.float32):
     """`tensor` as numpy's or numba's array, or a ValueError/TypeError that says what was expected and what came."""
+    kept = _views.get(id(tensor))
+    if kept and kept[3] == (shape, dtype) and kept[0]() is tensor and kept[1] == tensor.data_ptr():
+        return kept[2]
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or a CUDA tensor.")
     array = device(tensor) if tensor.is_cuda else host(tensor)
@@ -359,6 +362,7 @@ def _array(kernel, name, tensor, shape, dtype=np.float32):
         raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {expected}.")
     if not tensor.is_contiguous():
         raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass {name}.contiguous().")
+    _views[id(tensor)][3] = shape, dtype
     return array
 
 
