@@ -886,8 +886,7 @@ def _gather_cuda(begin, end, source, index, start, count, out):
 
 
 def gather(source, index, out, *, start=0):
-    """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`. Without an
-    index all columns in order.
+    """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`.
 
     source (>= T, N, ...), index int64, out (T, M, ...) with the same trailing shape.
     """

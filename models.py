@@ -468,8 +468,7 @@ class Fused:
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
         observations = observations.view(len(observations), -1)
         if observations.dtype != chunk.observations.dtype:
-            kernels.gather(observations.unsqueeze(0), None, chunk.observations)  # rounds as the learner's does
-            observations = chunk.flat_observations
+            observations = chunk.flat_observations.copy_(observations)
         self._linear("encoder", observations, x)
         for i in range(layers):
             self._linear(f"rnn.layers.{i}", x, hgp)
