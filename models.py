@@ -242,7 +242,11 @@ class Encoded(nn.Module):
             _image_encoder(leaf) if _is_image(leaf) else nn.Identity() for _, leaf in self.leaves)  # fmt: skip
         with torch.no_grad():  # an observation that lies in the space, for the width of its features
             width = self._features(torch.from_numpy(flat.flatten(space.sample())[None])).shape[1]
-        self.encoder = nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), nn.ReLU())
+        # A picture's background is the same in every observation: without norms one coherent push puts a unit below
+        # zero for good, and of Pong's units nine in ten died (docs/LOG.md).
+        picture = any(_is_image(leaf) and _side(leaf) >= PICTURE for _, leaf in self.leaves)
+        norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
+        self.encoder = nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), norm, nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def _features(self, observations):
@@ -271,8 +275,16 @@ class Encoded(nn.Module):
 
 
 def _is_image(space):
-    return isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and min(
-        sorted(space.shape)[1:]) >= 5  # fmt: skip
+    return isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
+        _side(space) >= 5)  # fmt: skip
+
+
+PICTURE = 36  # pixels: below that it is a grid, as MiniGrid's
+
+
+def _side(space):
+    """The shorter side of an image; the smallest of its three sizes is taken for the channels."""
+    return sorted(space.shape)[1]
 
 
 def wants_encoding(env):
@@ -295,18 +307,18 @@ class _Picture(nn.Module):
 
 
 def _image_encoder(space):
-    """Mnih et al. 2015 for pictures, half of it in stride and width for those below 64 pixels, so that as much of where
-    things are is left; 3 × 3 convolutions that keep the size for small grids, as MiniGrid's."""
+    """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below 64 pixels, so that
+    as much of where things are is left; 3 × 3 convolutions that keep the size for small grids, as MiniGrid's."""
     rows, columns, depth = space.shape
     last = rows == columns or (columns != depth and depth < rows)  # what is not a side is the channels
-    channels, side = space.shape[-1 if last else 0], min(sorted(space.shape)[1:])
-    if side >= 36:
+    channels, side = space.shape[-1 if last else 0], _side(space)
+    if side >= PICTURE:
         half = 2 if side < 64 else 1
         narrow, wide = 32 // half, 64 // half
-        return nn.Sequential(
-            _Picture(last, 1 / 255), orthogonal(nn.Conv2d(channels, narrow, 8 // half, 4 // half)), nn.ReLU(),
-            orthogonal(nn.Conv2d(narrow, wide, 4, 2)), nn.ReLU(), orthogonal(nn.Conv2d(wide, wide, 3, 1)), nn.ReLU(),
-            nn.Flatten())  # fmt: skip
+        sizes = ((channels, narrow, 8 // half, 4 // half), (narrow, wide, 4, 2), (wide, wide, 3, 1))
+        layers = [layer for size in sizes
+                  for layer in (orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU())]  # fmt: skip
+        return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
     return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
