@@ -426,7 +426,7 @@ def test_uneven_shares_and_rounded_threads(tmp_path):
 
 
 LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096", "--logger", "none",
-            "--train.log-interval", "0"]  # fmt: skip
+            "--train.learning-rate", "0.015", "--train.log-interval", "0"]  # fmt: skip
 
 
 def curve(folder):
