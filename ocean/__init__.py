@@ -33,8 +33,7 @@ FOLDER = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
-# Lazy binding: the functions of raylib that c_render calls are looked up when it runs, not when the library loads.
-SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Wl,-z,lazy"]
+SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS"]
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
@@ -45,6 +44,7 @@ SIGNATURES = {
     "ocean_save": (INT, [POINTER, INT, POINTER]),
     "ocean_load": (None, [POINTER, INT, POINTER]),
     "ocean_render": (None, [POINTER, INT]),
+    "ocean_raylib": (ctypes.c_char_p, [POINTER]),
     "ocean_close": (None, [POINTER, INT, INT]),
     "ocean_describe": (ctypes.c_int, [POINTER, INT]),
     "ocean_spaces": (ctypes.c_int, [POINTER, INT, POINTER, INT]),
@@ -96,7 +96,7 @@ class Library:
     def __init__(self, header, debug=False, extra_flags=()):
         self.name, self.header = header.stem, header
         self.path = build(header, debug, extra_flags)
-        self.functions = _open_lazily(self.path)
+        self.functions = ctypes.CDLL(str(self.path))
         for function, (result, arguments) in SIGNATURES.items():
             getattr(self.functions, function).restype = result
             getattr(self.functions, function).argtypes = arguments
@@ -269,6 +269,9 @@ class Envs:
         if not 0 <= index < self.num_envs:
             raise IndexError(f"environment {index} of {self.num_envs}")
         raylib = _raylib()
+        missing = self.functions.ocean_raylib(raylib._handle)
+        if missing:
+            raise RuntimeError(f"raylib has no function {missing.decode()}: does ocean/draw.h declare it rightly?")
         self.functions.ocean_render(self.address, index)
         return _read_screen(raylib)
 
@@ -313,7 +316,7 @@ def build(header, debug=False, extra_flags=()):
     if not (folder / name).exists():
         handle, temporary = tempfile.mkstemp(".so", f"{header.stem}-", folder)
         os.close(handle)
-        command = [compiler, *flags, str(FOLDER / "binding.c"), "-o", temporary, "-lm"]
+        command = [compiler, *flags, str(FOLDER / "binding.c"), "-o", temporary, "-lm", "-ldl"]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             os.remove(temporary)
@@ -353,17 +356,6 @@ def _nearest(name, known):
     return f"{hint}There are: {', '.join(known) or 'none'}"
 
 
-def _open_lazily(path):
-    """ctypes.CDLL resolves all symbols at once; here those of raylib must stay open until something is drawn."""
-    loader = ctypes.CDLL(None)
-    loader.dlopen.restype, loader.dlopen.argtypes = POINTER, [ctypes.c_char_p, ctypes.c_int]
-    loader.dlerror.restype = ctypes.c_char_p
-    handle = loader.dlopen(os.fsencode(path), os.RTLD_LAZY | os.RTLD_LOCAL)
-    if not handle:
-        raise OSError(f"cannot load {path}: {loader.dlerror().decode()}")
-    return ctypes.CDLL(str(path), handle=handle)
-
-
 class _Image(ctypes.Structure):
     _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int), ("mipmaps", ctypes.c_int),
                 ("format", ctypes.c_int))  # fmt: skip
@@ -375,7 +367,8 @@ class _Color(ctypes.Structure):
 
 @functools.cache
 def _raylib():
-    """The raylib_software wheel's C functions, made visible to the environments' libraries.
+    """The raylib_software wheel's C functions. Its symbols, a whole SDL among them, stay its own: pygame's modules,
+    imported later, would take them for theirs.
 
     What it reads back from the screen is upside down and BGR in version 6.2, so a small red mark tells which it is:
     the rows and channels to take stand in `raylib.order`.
@@ -387,7 +380,7 @@ def _raylib():
         from raylib import _raylib_cffi
     except ImportError as error:
         raise ImportError("drawing needs raylib: pip install raylib_software") from error
-    raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_GLOBAL)
+    raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_LOCAL)
     raylib.LoadImageFromScreen.restype = _Image
     raylib.UnloadImage.argtypes, raylib.UnloadImage.restype = [_Image], None
     raylib.DrawRectangle.argtypes, raylib.DrawRectangle.restype = [ctypes.c_int] * 4 + [_Color], None

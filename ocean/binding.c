@@ -163,6 +163,21 @@ void ocean_render(char* envs, int64_t index) {
 }
 #endif
 
+#ifdef RAYLIB_POINTERS
+#include <dlfcn.h>
+
+/* Looks the functions of raylib up in a loaded library, as dlopen gave it; returns NULL or the name of a missing one. */
+const char* ocean_raylib(void* library) {
+    (void)library;
+#ifdef RAYLIB /* a header that draws nothing may leave draw.h out */
+#define RAYLIB_FIND(result, name, arguments) \
+    if (!(name = (result(*) arguments)dlsym(library, #name))) return #name;
+    RAYLIB(RAYLIB_FIND)
+#endif
+    return NULL;
+}
+#endif
+
 void ocean_close(char* envs, int64_t start, int64_t end) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
         c_close(env);

@@ -1,30 +1,38 @@
-/* The part of raylib that c_render uses, and a few shared colours. The functions come from the raylib_software wheel,
- * which ocean/__init__.py loads when something is drawn for the first time; until then the symbols stay unresolved
- * (lazy binding), so that training needs no raylib. To use another function of raylib, add its prototype here. */
+/* The part of raylib that c_render uses, and a few shared colours. To use another function of raylib, add it to the list.
+ * In a library for Python each is a pointer, which ocean/__init__.py sets from the raylib_software wheel when something
+ * is drawn for the first time: training needs no raylib, and the SDL inside of that wheel is nobody else's. */
 #pragma once
 
 typedef struct { unsigned char r, g, b, a; } Color;
 typedef struct { float x, y; } Vector2;
 typedef struct { float x, y, width, height; } Rectangle;
 
-void InitWindow(int width, int height, const char* title);
-_Bool IsWindowReady(void);
-void CloseWindow(void);
-void SetTraceLogLevel(int level);
-int GetScreenWidth(void);
-int GetScreenHeight(void);
-void BeginDrawing(void);
-void EndDrawing(void);
-void ClearBackground(Color color);
-void DrawText(const char* text, int x, int y, int size, Color color);
-int MeasureText(const char* text, int size);
-void DrawLineEx(Vector2 from, Vector2 to, float thickness, Color color);
-void DrawRectangle(int x, int y, int width, int height, Color color);
-void DrawRectangleRec(Rectangle rectangle, Color color);
-void DrawCircleV(Vector2 centre, float radius, Color color);
-void DrawCircleLinesV(Vector2 centre, float radius, Color color);
-void DrawRing(Vector2 centre, float inner, float outer, float from, float to, int segments, Color color); /* degrees */
-void DrawTriangle(Vector2 a, Vector2 b, Vector2 c, Color color); /* counter-clockwise on the screen */
+#define RAYLIB(X) \
+    X(void, InitWindow, (int width, int height, const char* title)) \
+    X(_Bool, IsWindowReady, (void)) \
+    X(void, CloseWindow, (void)) \
+    X(void, SetTraceLogLevel, (int level)) \
+    X(int, GetScreenWidth, (void)) \
+    X(int, GetScreenHeight, (void)) \
+    X(void, BeginDrawing, (void)) \
+    X(void, EndDrawing, (void)) \
+    X(void, ClearBackground, (Color color)) \
+    X(void, DrawText, (const char* text, int x, int y, int size, Color color)) \
+    X(int, MeasureText, (const char* text, int size)) \
+    X(void, DrawLineEx, (Vector2 from, Vector2 to, float thickness, Color color)) \
+    X(void, DrawRectangle, (int x, int y, int width, int height, Color color)) \
+    X(void, DrawRectangleRec, (Rectangle rectangle, Color color)) \
+    X(void, DrawCircleV, (Vector2 centre, float radius, Color color)) \
+    X(void, DrawCircleLinesV, (Vector2 centre, float radius, Color color)) \
+    X(void, DrawRing, /* from, to: degrees */ \
+      (Vector2 centre, float inner, float outer, float from, float to, int segments, Color color)) \
+    X(void, DrawTriangle, (Vector2 a, Vector2 b, Vector2 c, Color color)) /* counter-clockwise on the screen */
+#ifdef RAYLIB_POINTERS
+#define RAYLIB_DECLARE(result, name, arguments) static result(*name) arguments;
+#else
+#define RAYLIB_DECLARE(result, name, arguments) result name arguments;
+#endif
+RAYLIB(RAYLIB_DECLARE)
 
 #define DRAW_BACKGROUND ((Color){12, 20, 28, 255})
 #define DRAW_PANEL ((Color){26, 40, 52, 255})

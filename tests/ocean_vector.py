@@ -143,8 +143,8 @@ def count(name, options, large):
     return max(2, large // ocean.load(name).create(1, settings=options).num_agents)
 
 
-def run_python(code, **environment):
-    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, cwd=ROOT,
+def run_python(code, *arguments, **environment):
+    result = subprocess.run([sys.executable, "-c", code, *arguments], env={**os.environ, **environment}, cwd=ROOT,
                             capture_output=True, text=True, timeout=600)  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

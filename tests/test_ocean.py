@@ -614,6 +614,34 @@ def test_render_without_a_display():
     assert "drawn" in run_python(RENDER, SDL_VIDEODRIVER="dummy")
 
 
+BESIDE_PYGAME = """
+import sys
+sys.path[:0] = ["tests", "."]
+from ocean_vector import Vector
+def use_pygame():
+    import pygame
+    pygame.init()
+    surface = pygame.display.set_mode((64, 48))
+    surface.fill((255, 0, 0))
+    pygame.display.flip()
+    assert pygame.image.tobytes(surface, "RGB")[:3] == bytes([255, 0, 0])
+vector = Vector("squared", 1)
+pictures = []
+for step in sys.argv[1:]:
+    use_pygame() if step == "pygame" else pictures.append(vector.envs.render(0))
+assert (pictures[0] == pictures[-1]).all() and pictures[0].max() > 200
+print("both")
+"""
+
+
+@pytest.mark.parametrize("order", ["raylib pygame raylib", "pygame raylib pygame raylib"])
+def test_drawing_beside_pygame(order):
+    """Both wheels bring an SDL of their own, which must not take the other's functions."""
+    pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
+    pytest.importorskip("pygame", reason="needs pygame, of the extras")
+    assert "both" in run_python(BESIDE_PYGAME, *order.split(), SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
+
+
 def test_training_needs_no_raylib():
     code = "import sys; sys.modules['raylib'] = None\n" + RENDER.replace("IndexError", "ImportError")
     code = code.replace("picture = envs.render(1)", "envs.step(rows); continue").replace("render(2)", "render(1)")
