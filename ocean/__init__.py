@@ -306,11 +306,9 @@ def build(header, debug=False, extra_flags=()):
     compiler = find_compiler()
     target_flags = DEBUG_FLAGS if debug else FLAGS
     flags = [*target_flags, *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
-    # Its predefined macros are a compiler's version and every feature of the processor that -march=native found.
-    macros = subprocess.run([compiler, *target_flags, "-dM", "-E", "-x", "c", os.devnull],
-                            capture_output=True, check=True)  # fmt: skip
     sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c", *sorted(header.parent.glob("*.[ch]"))]
-    contents = b"\0".join([compiler.encode(), repr(flags).encode(), macros.stdout, *(f.read_bytes() for f in sources)])
+    contents = b"\0".join([compiler.encode(), repr(flags).encode(), _macros(compiler, *target_flags),
+                           *(f.read_bytes() for f in sources)])  # fmt: skip
     name = f"{header.stem}-{'debug-' if debug else ''}{hashlib.sha256(contents).hexdigest()[:16]}.so"
     folder = _cache_folder()
     if not (folder / name).exists():
@@ -330,6 +328,13 @@ def __getattr__(name):
     if name[:1].isupper() and name.lower() in names():
         return load(name.lower())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _macros(compiler, *flags):
+    """A compiler's predefined macros: its version and every feature of the processor that -march=native found."""
+    command = [compiler, *flags, "-dM", "-E", "-x", "c", os.devnull]
+    return subprocess.run(command, capture_output=True, check=True).stdout
 
 
 @functools.cache
