@@ -711,10 +711,7 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
 @driver
 def _advantage_cpu(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                    gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
-    T, size = (
-        len(rewards),
-        256,
-    )  # lanes side by side, so that what is carried from step to step stays in registers' reach
+    T, size = len(rewards), 256  # lanes side by side: what is carried from step to step stays in registers' reach
     for first in range(begin, end, size):
         last = min(end, first + size)
         next_advantage, next_value = np.zeros(last - first, np.float32), values[T, first:last].copy()
@@ -1003,19 +1000,12 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
     N = _sizes("mingru_scan", "resets", resets, 2)[1]
     index = _index("mingru_scan", index, start, M, N, x)
     driver, lanes = (_mingru_scan_cuda, M * H) if on_gpu(x) else (_mingru_scan_cpu, M)
-    run(
-        driver,
-        lanes,
-        1,
-        _array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS),
-        _array("mingru_scan", "x", x, (T, M, H), FLOATS),
+    run(driver, lanes, 1,
+        _array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS), _array("mingru_scan", "x", x, (T, M, H), FLOATS),
         _array("mingru_scan", "states", states, (T + 1, M, H)),
         _rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
-        _rows("mingru_scan", "valid", valid, T, (N,), np.uint8),
-        index,
-        start,
-        _array("mingru_scan", "out", out, (T, M, H), FLOATS),
-    )
+        _rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
+        _array("mingru_scan", "out", out, (T, M, H), FLOATS))
 
 
 @distinct_driver
@@ -1173,29 +1163,8 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
 
 
 @driver
-def _ppo_loss_discrete(
-    begin,
-    end,
-    size,
-    outputs,
-    index,
-    start,
-    masked,
-    masks,
-    heads,
-    actions,
-    logprobs,
-    values,
-    advantages,
-    weights,
-    valid,
-    settings,
-    grad,
-    new_values,
-    ratios,
-    scratch,
-    parts,
-):
+def _ppo_loss_discrete(begin, end, size, outputs, index, start, masked, masks, heads, actions, logprobs, values,
+                       advantages, weights, valid, settings, grad, new_values, ratios, scratch, parts):
     _, M, width = outputs.shape
     mean, scale, row_scale, clip_coef = settings[0], settings[1], settings[2], settings[3]
     vf_coef, vf_clip_coef, ent_coef = settings[4], settings[5], settings[6]
@@ -1252,27 +1221,8 @@ def _ppo_loss_discrete(
 
 
 @driver
-def _ppo_loss_continuous(
-    begin,
-    end,
-    size,
-    outputs,
-    index,
-    start,
-    log_std,
-    actions,
-    logprobs,
-    values,
-    advantages,
-    weights,
-    valid,
-    settings,
-    grad,
-    grad_log_std,
-    new_values,
-    ratios,
-    parts,
-):
+def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actions, logprobs, values, advantages,
+                         weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
     _, M, width = outputs.shape
     mean, scale, row_scale, clip_coef = settings[0], settings[1], settings[2], settings[3]
     vf_coef, vf_clip_coef, ent_coef = settings[4], settings[5], settings[6]
@@ -1472,12 +1422,8 @@ class Muon:
                 wide = (min(rows, columns), max(rows, columns))
                 self._shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
         for (rows, columns), members in self._shapes.items():
-            for name, shape in (
-                ("x", (rows, columns)),
-                ("y", (rows, columns)),
-                ("s", (rows, rows)),
-                ("p", (rows, rows)),
-            ):
+            wide, square = (rows, columns), (rows, rows)
+            for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
                 arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape))
         arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
         self._groups = None

@@ -57,10 +57,10 @@ class Arguments:
     """Ranges of environments (default: as in training)."""
     repeats: int = 5
     """Interleaved measurements, of which the median counts."""
-    epochs: int = 2
-    """Epochs in one measurement."""
+    seconds: float = 0.5
+    """Of whole epochs in one measurement, at least."""
     table: bool = False
-    """Measure every size, number of agents and precision, and how the cost of a step grows; one epoch a repeat."""
+    """Measure every size, number of agents and precision, and how the cost of a step grows."""
 
 
 def products(trainer):
@@ -193,20 +193,22 @@ def measure(a):
         trainer.evaluate()
         trainer.train()
     trainer._stage_seconds = dict.fromkeys(trainer._stage_seconds, 0.0)
-    epochs, floors, multiplied, copied = [], [], [], []
+    epochs, count, floors, multiplied, copied = [], 0, [], [], []
     with ThreadPoolExecutor(workers) as pool:
         for _ in range(a.repeats):
-            begun = time.perf_counter()
-            for _ in range(a.epochs):
+            begun, done = time.perf_counter(), 0
+            while (elapsed := time.perf_counter() - begun) < a.seconds or not done:
                 trainer.evaluate()
                 trainer.train()
-            epochs.append((time.perf_counter() - begun) / a.epochs)
+                done += 1
+            epochs.append(elapsed / done)
+            count += done
             multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, workers, pool))
             copied.append(math.inf if gpu else copy_speed(workers, pool))  # a GPU's floor is its products
             floors.append(multiplied[-1] + least / copied[-1])
     epoch, floor = statistics.median(epochs), statistics.median(floors)
     ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))
-    stages = {name: seconds / a.repeats / a.epochs for name, seconds in trainer._stage_seconds.items() if seconds}
+    stages = {name: seconds / count for name, seconds in trainer._stage_seconds.items() if seconds}
     result = {
         "env": a.env,
         "agents": trainer.num_agents,
@@ -278,7 +280,7 @@ def table(a):
     results = []
 
     def row(**changes):
-        results.append(measure(dataclasses.replace(a, epochs=1, **changes)))
+        results.append(measure(dataclasses.replace(a, **changes)))
         line(results[-1])
 
     print(f"{a.env}, minibatch {a.minibatch_size:,}, replay {a.replay_ratio}\n\n{HEAD}")

@@ -1,4 +1,4 @@
-"""The CUDA drivers, through the tests of tests/test_kernels.py: on a GPU, or without one in numba's simulator.
+"""The CUDA drivers, through the tests of the CPU's: on a GPU, or without one in numba's simulator.
 
     NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 python -m pytest tests/test_cuda.py -m cudasim
     python -m pytest tests/test_cuda.py -m gpu
@@ -11,6 +11,7 @@ import inspect
 import types
 
 import pytest
+import test_kernel_promises
 import test_kernels
 import torch
 
@@ -73,7 +74,7 @@ for name in (
     "nan_ppo_loss", "advantage_moments_and_normalisation", "gradient_norm", "good_calls_are_good",
     "wrong_size_is_refused_by_name", "wrong_dtype_is_refused_by_name",
 ):  # fmt: skip
-    globals()[f"test_{name}"] = borrowed(getattr(test_kernels, f"test_{name}"))
+    globals()[f"test_{name}"] = borrowed((vars(test_kernels) | vars(test_kernel_promises))[f"test_{name}"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def launches():
         patch.setattr(kernels, "SIMULATOR", True)
         patch.setattr(kernels, "_launch", lambda driver, lanes, arguments: seen.setdefault(
             driver.__name__, (driver, arguments)))  # fmt: skip
-        for function, tensors, options in test_kernels.good_calls().values():
+        for function, tensors, options in test_kernel_promises.good_calls().values():
             function(**tensors, **options)
         arena = kernels.Arena()
         arena.adopt(torch.nn.Linear(3, 2))
