@@ -26,7 +26,8 @@ def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     stages = {line.split()[0]: float(line.split()[-1].rstrip("%")) for line in out.splitlines() if line.endswith("%")}
     assert stages.keys() == {"environment", "policy", "learn", "other"}
     assert sum(stages.values()) == pytest.approx(100, abs=1)
-    assert stages["learn"] > 0 and "ppo_loss" in out and str(path.relative_to(tmp_path)) in out
+    assert any(f" {name} " in out for name in ("addmm", "advance", "gather", "ppo_loss")), "the costliest are named"
+    assert stages["learn"] > 0 and str(path.relative_to(tmp_path)) in out
     assert vars(kernels) == before, "the kernels are as they were"
 
 
