@@ -129,7 +129,8 @@ class Train:
     """Steps of one update, a multiple of horizon (default: 8,192, or the whole batch where that is smaller); several
     ranks share them."""
     max_minibatch_size: int | None = None
-    """Steps that go through a custom network at once; larger minibatches accumulate gradients (default: all)."""
+    """Steps that go through a custom network, or on a GPU through any, at once; larger minibatches accumulate gradients
+    (default: all)."""
     replay_ratio: float = 1.0
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2
@@ -173,11 +174,11 @@ class Train:
     cudagraphs: int = 2
     """On a GPU: epochs after which the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1
-    """Processes that train together on this machine, one a GPU, or sharing the cores where there is none; for several
-    machines there is torchrun (docs/scale.md)."""
+    """Processes that train together on this machine: one a GPU with train.device cuda, else sharing the cores; for
+    several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the matrix products and of what flows between them; weights, recurrent states, losses and statistics are
-    float32. bfloat16 wants a processor that has it; Breakout then trains 1.7 times as fast (docs/LOG.md)."""
+    float32. bfloat16 wants a processor that has it; Breakout then trains 1.9 times as fast (docs/LOG.md)."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"

@@ -152,7 +152,6 @@ def gpu_product_seconds(shapes):
 
 def gpu_shares(trainer):
     """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}."""
-    begun = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         begun = time.perf_counter()
         trainer.evaluate()
