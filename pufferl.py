@@ -1024,7 +1024,7 @@ BEST_EPISODES = 100  # that a score must be the mean of before it counts as the 
 SAVED_NUMBERS = ("epoch", "_minibatches_owed", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 WORTH_THREADS = 1e8  # operations in one pass of a custom network from which on several threads share each product
-CHUNK_STEPS = 2048  # float32 steps that one worker takes through the default network at once: what fits its caches
+CHUNK_STEPS = 1024  # float32 steps that one worker takes through the default network at once: what fits its caches
 
 
 def on_the_cpu(tensors):
