@@ -318,8 +318,8 @@ class Native(_Vector):
     See `make` for the arguments. With fewer buffers than threads each worker steps with several threads of its own.
     """
 
-    # One buffer's activations should stay in a core's second-level cache: measured best from 512 to 1,024 agents.
-    AGENTS_PER_BUFFER = 1024
+    # Few enough for a core's caches, enough that the calls of a step cost little beside its work (docs/LOG.md).
+    AGENTS_PER_BUFFER = 2048
     first_env = 0
 
     def __init__(self, env, num_envs, *, num_buffers=None, num_threads=None, seed=0, env_kwargs=None):
