@@ -91,8 +91,9 @@ class Vec:
 @dataclass
 class Policy:
     name: str = "default"
-    """default, feed-forward (the same as default with rnn.name none), or path/to/file.py:Class for your own. default
-    reads images through convolutions and Dict, Tuple and Discrete observations field by field (models.Encoded)."""
+    """default, feed-forward (the same as default with rnn.name none), board (3 × 3 convolutions over a board's planes,
+    models.Board), or path/to/file.py:Class for your own. default reads images through convolutions and Dict, Tuple and
+    Discrete observations field by field (models.Encoded)."""
     hidden_size: int = 128
     """Width of the network."""
 
@@ -564,8 +565,17 @@ def load_policy(args, vecenv, env_name=""):
         if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
             raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
                               "it.")
-        cls = models.Encoded if encoded else models.Default if name in ("default", "feed-forward") else load_class(name)
-        policy = cls(env, hidden_size=hidden)
+        plain = models.Encoded if encoded else models.Default
+        shipped = {"default": plain, "feed-forward": plain, "board": models.Board}
+        if name == "board" and kind != "none":
+            raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
+        cls = shipped[name] if name in shipped else load_class(name)
+        try:
+            policy = cls(env, hidden_size=hidden)
+        except TypeError as error:
+            if name != "board":
+                raise
+            raise ConfigError(str(error)) from None
         if kind != "none":
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
@@ -592,8 +602,8 @@ def load_class(name):
     path, _, attribute = name.partition(".py:")
     path = Path(path + ".py")
     if not attribute or not path.exists():
-        raise ConfigError(f"policy.name = {name}: must be default, feed-forward or path/to/file.py:Class of a file "
-                          "that exists.")
+        raise ConfigError(f"policy.name = {name}: must be default, feed-forward, board or path/to/file.py:Class of a "
+                          "file that exists.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -2,6 +2,7 @@
 
     policy = Policy(env, hidden_size=64, num_layers=2)          # linear encoder, MinGRU layers, linear decoder: fused
     policy = Default(env, hidden_size=128)                      # feed-forward
+    policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
     policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
@@ -272,6 +273,44 @@ class Encoded(nn.Module):
         return self.encoder(self._features(observations))
 
     forward, forward_eval, decode_actions = Default.forward, Default.forward_eval, Default.decode_actions
+
+
+class Board(nn.Module):
+    """A feed-forward policy for stacks of planes (planes, H, W) that reads every cell with the same weights: 3 × 3
+    convolutions of `hidden_size` channels, and a 1 × 1 convolution for each cell's logit. What is learnt in one corner
+    of a board holds for all of it, where a linear map learns each place by itself.
+
+    The first H · W actions are the cells, row after row; further ones (to pass) and the value read the mean of each
+    channel. Actions that are fewer than the cells read the whole board through a linear map.
+    """
+
+    def __init__(self, env, hidden_size=32, num_layers=3):
+        super().__init__()
+        shape, (heads, _) = env.single_observation_space.shape, action_layout(env.single_action_space)
+        if len(shape) != 3 or heads is None or len(heads) != 1:
+            raise TypeError(f"models.Board reads planes (planes, H, W) and has one Discrete action, not {shape} and "
+                            f"{env.single_action_space}: take policy.name default.")
+        planes, cells = shape[0], shape[1] * shape[2]
+        self.convolutions = nn.ModuleList(
+            orthogonal(nn.Conv2d(hidden_size if i else planes, hidden_size, 3, padding=1)) for i in range(num_layers))
+        self.cells = orthogonal(nn.Conv2d(hidden_size, 1, 1), 0.01) if heads[0] >= cells else None
+        inputs, others = (hidden_size * cells, heads[0]) if self.cells is None else (hidden_size, heads[0] - cells)
+        self.others = orthogonal(nn.Linear(inputs, others), 0.01) if others else None
+        self.value = orthogonal(nn.Linear(hidden_size, 1), 1.0)
+        self.operations = 2 * cells * sum(conv.weight.numel() for conv in self.convolutions)
+
+    def forward_eval(self, observations, state=None):
+        x = torch.relu(self.convolutions[0](observations.to(torch.float32, memory_format=torch.channels_last)))
+        for convolution in self.convolutions[1:]:
+            x = x + torch.relu(convolution(x))
+        logits, mean = [] if self.cells is None else [self.cells(x).flatten(1)], x.mean((2, 3))
+        if self.others is not None:
+            logits.append(self.others(x.flatten(1) if self.cells is None else mean))
+        return torch.cat(logits, dim=1), self.value(mean)
+
+    def forward(self, observations, state=None):
+        outputs = self.forward_eval(observations.flatten(0, 1))
+        return tuple(output.unflatten(0, observations.shape[:2]) for output in outputs)
 
 
 def _is_image(space):

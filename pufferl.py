@@ -411,7 +411,8 @@ class PuffeRL:
         cores for a pass of that many rows where they have something to do, else they wait longer than they work."""
         if self.fused:
             return self.vecenv.threads_per_worker
-        operations = 2 * rows * sum(parameter.numel() for parameter in self.policy.parameters())
+        weights = sum(parameter.numel() for parameter in self.policy.parameters())
+        operations = rows * getattr(self.policy, "operations", 2 * weights)
         return self.vecenv.num_threads if operations > WORTH_THREADS else 1
 
     def _autocast(self):

@@ -238,3 +238,41 @@ def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
 def test_unsupported_action_space_is_named():
     with pytest.raises(TypeError, match="MultiBinary"):
         models.Policy(environment(gymnasium.spaces.MultiBinary(3)))
+
+
+def board(actions, hidden_size=8, shape=(3, 6, 7)):
+    torch.manual_seed(0)
+    space = gymnasium.spaces.Box(0, 1, shape, np.uint8)
+    env = SimpleNamespace(single_observation_space=space, single_action_space=gymnasium.spaces.Discrete(actions))
+    return models.Board(env, hidden_size=hidden_size)
+
+
+@pytest.mark.parametrize("actions", [42, 43, 45, 7], ids=["cells", "and a pass", "and more", "columns"])
+def test_board_forward_equals_forward_eval_and_every_weight_learns(actions):
+    policy, observations = board(actions), torch.randint(0, 2, (4, 5, 3, 6, 7), dtype=torch.uint8)
+    logits, value = policy(observations)
+    assert logits.shape == (4, 5, actions) and value.shape == (4, 5, 1)
+    assert logits.softmax(-1).amax() < 1.5 / actions, "the first policy is near uniform"
+    for t in range(4):
+        outputs = policy.forward_eval(observations[t])
+        torch.testing.assert_close(outputs, (logits[t], value[t]), atol=1e-6, rtol=1e-5)
+    (logits.log_softmax(-1)[..., -1].sum() + value.sum()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
+
+
+def test_board_reads_every_cell_alike():
+    """A pattern moved by a cell moves its logits by a cell, where no edge is in sight."""
+    policy, pattern = board(100, shape=(3, 10, 10)), torch.randint(0, 2, (3, 3, 3), dtype=torch.uint8)
+    planes = torch.zeros(2, 3, 10, 10, dtype=torch.uint8)
+    planes[0, :, 3:6, 3:6] = planes[1, :, 4:7, 3:6] = pattern
+    logits, value = policy.forward_eval(planes)
+    first, second = logits.view(2, 10, 10)
+    torch.testing.assert_close(second[4:8, 3:7], first[3:7, 3:7])
+    assert (second[4:8] - first[4:8]).abs().max() > 1e-3
+
+
+def test_board_says_what_it_cannot_read():
+    space = gymnasium.spaces.Box(0, 1, (3, 6, 7), np.uint8)
+    for wrong in (environment(), SimpleNamespace(single_observation_space=space, single_action_space=BOX)):
+        with pytest.raises(TypeError, match="Board reads planes .* take policy.name default"):
+            models.Board(wrong)

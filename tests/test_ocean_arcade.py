@@ -372,7 +372,7 @@ class Tetris(Vector):
     @property
     def parts(self):
         cells = 10 * self.height
-        lies, falls, rest = np.split(self.observations[0], [cells, 2 * cells])
+        lies, falls, rest = np.split(self.observations[0], [cells, -51])
         return lies.reshape(-1, 10), falls.reshape(-1, 10), rest[:49].reshape(7, 7), rest[49:]
 
 
@@ -449,32 +449,48 @@ def test_tetris_gravity_and_lock():
     assert locked > 40, "moving puts the lock off"
 
 
+def tetris_shape(lies):
+    """(holes, bumps) of a field."""
+    tops = np.where(lies.any(axis=0), len(lies) - lies.argmax(axis=0), 0)
+    return (np.cumsum(lies, axis=0).astype(bool) & (lies == 0)).sum(), np.abs(np.diff(tops)).sum()
+
+
 def test_tetris_placements():
-    """Every action brings the piece's leftmost cell to its column, or as far as the wall lets it, and drops it."""
-    game, seen, pieces = Tetris(placements=True, seed=16, height=40), set(), 0
+    """Every action brings the piece's leftmost cell to its column, or as far as the wall lets it, and drops it; what
+    it leads to was seen before."""
+    game, seen, pieces, lines = Tetris(placements=True, seed=16, height=40), set(), 0, 0
     turned = {name: [np.rot90(np.array([list(map(int, row)) for row in rows]), -k) for k in range(4)]
               for name, rows in SHAPES.items()}  # fmt: skip
-    for action in np.random.default_rng(2).integers(41, size=3000):
-        lies, which, can_hold = game.parts[0].copy(), game.parts[2].copy(), game.parts[3][0]
+    rng = np.random.default_rng(2)
+    for _ in range(3000):
+        lies, outcomes, which, can_hold = *(part.copy() for part in game.parts[:3]), game.parts[3][0]
+        good = np.tensordot([3.0, -2.0, -0.5, -1.0], outcomes.reshape(4, 40), 1)  # lines, holes, bumps, rows below
+        action = int(good.argmax() if rng.random() < 0.5 else rng.integers(41))
         game.step(action)
-        filled, holes = game.parts[0], game.parts[1]
-        assert np.array_equal(holes, (np.cumsum(filled, axis=0) > 0) & (filled == 0)) or filled[0].any()
         if game.terminals[0]:
             continue
         if action == 40:
             assert (game.parts[0].sum() == lies.sum()) == bool(can_hold) or game.rewards[0]
             continue
-        if lies[:12].any() or game.rewards[0]:
-            continue  # near the top there may be no room to turn, and lines that go move what lies
+        if lies[:12].any():
+            continue  # near the top there may be no room to turn
+        gone, holes, bumps, below = outcomes.reshape(4, 4, 10)[:, action // 10, action % 10]
+        before, after = tetris_shape(lies), tetris_shape(game.parts[0])
+        assert (holes, bumps) == (after[0] - before[0], after[1] - before[1])
+        assert game.rewards[0] == (0, 1, 3, 5, 8)[gone]
+        lines += gone
+        if gone:
+            continue  # what lies has moved
         new = game.parts[0].astype(int) - lies
         rows, columns = np.nonzero(new)
         shape = turned["IOTSZJL"[which[0].argmax()]][action // 10]
         assert np.array_equal(new[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1], shape)
         assert columns.min() == min(action % 10, 10 - shape.shape[1])
         assert (rows == 39).any() or lies[np.minimum(rows + 1, 39), columns].any(), "it lies on something"
-        seen.add(int(action))
+        assert below == 39 - rows.max()
+        seen.add(action)
         pieces += 1
-    assert len(seen) == 40 and pieces > 500
+    assert len(seen) == 40 and pieces > 500 and lines > 20
 
 
 def test_tetris_rewards_of_shape():
@@ -483,9 +499,8 @@ def test_tetris_rewards_of_shape():
     game, pieces, rng = Tetris(ticks=1, seed=15, **options), 0, np.random.default_rng(1)
 
     def shape(lies):
-        tops = np.where(lies.any(axis=0), len(lies) - lies.argmax(axis=0), 0)
-        holes = (np.cumsum(lies, axis=0).astype(bool) & (lies == 0)).sum()
-        return -0.25 * holes - 0.0625 * np.abs(np.diff(tops)).sum()
+        holes, bumps = tetris_shape(lies)
+        return -0.25 * holes - 0.0625 * bumps
 
     for action in rng.integers(8, size=400):
         before = game.parts[0].copy()

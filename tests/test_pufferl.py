@@ -384,6 +384,30 @@ def test_custom_policies_train_and_accumulate_gradients(tmp_path, policy):
         torch.testing.assert_close(whole[name], parts[name], atol=1e-4, rtol=1e-3)
 
 
+def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
+    options = ["--policy.name", "board", "--policy.hidden-size", "8", "--env.num-envs", "64", "--train.horizon", "16",
+               "--train.minibatch-size", "512", "--logger", "none", "--data-dir", str(tmp_path)]  # fmt: skip
+    for name in ("minesweeper", "go", "connect4"):
+        args = pufferl.load_config(name, [*options, "--rnn.num-layers", "1", "--train.total-timesteps", "3072"])
+        trainer = pufferl.train(name, args)
+        assert trainer.global_step == 3072
+        more = ["--resume", str(trainer.run_folder), "--train.total-timesteps", "5120"]
+        trainer = pufferl.train(name, pufferl.load_config(name, more))
+        assert trainer.global_step == 5120 and type(trainer.policy) is models.Board
+        played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "16"]
+        assert math.isfinite(watch.evaluate(name, pufferl.load_config(name, played))["score"].mean)
+
+
+def test_the_board_policy_says_what_it_cannot_do():
+    for name, options, message in (("cartpole", [], "Board reads planes"),
+                                   ("go", ["--rnn.name", "mingru"], "set rnn.name none")):  # fmt: skip
+        args = pufferl.load_config(name, ["--policy.name", "board", "--env.num-envs", "2", *options])
+        vecenv = pufferl.load_env(name, args)
+        with pytest.raises(configuration.ConfigError, match=message):
+            pufferl.load_policy(args, vecenv, name)
+        vecenv.close()
+
+
 def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
     """The same network through autograd and through the fused path."""
 

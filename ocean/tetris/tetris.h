@@ -13,10 +13,12 @@
  *
  *     observation, bytes 0 or 1; H rows of 10 cells, from the top
  *     0 ..         what lies
- *     10 H ..      the falling piece; with `placements`, where it has not moved yet, the empty cells below filled ones
- *     20 H ..      which one falls (7: I O T S Z J L), is held (7, none: all 0), comes next (5 x 7)
- *     20 H + 49    1 where holding is possible
- *     20 H + 50    1 where the piece rests
+ *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements`, where it has not moved yet, what each of the
+ *                  40 would lead to, F = 160: lines that go, holes more or less (empty cells below filled ones), bumps
+ *                  more or less (steps between columns), rows below the piece
+ *     10 H + F ..  which one falls (7: I O T S Z J L), is held (7, none: all 0), comes next (5 x 7)
+ *        .. + 49   1 where holding is possible
+ *        .. + 50   1 where the piece rests
  *
  * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks` of 1/60 s. With
  * `placements` an action is all that is done with a piece, and no time passes before: 10 turns + column, as far as the
@@ -24,7 +26,7 @@
  * where it is, if holding is not possible: nobody can wait. */
 #pragma once
 
-#define OBSERVATION uint8_t
+#define OBSERVATION int8_t
 #define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(lines) X(tetrises)
 #define SETTINGS(X) \
     X(int, height, 20, "rows of the field; two more are above it") \
@@ -44,6 +46,7 @@
 enum { WIDTH = 10, HIDDEN = 2, MAX_HEIGHT = 40, PIECES = 7, PREVIEWS = 5, RESETS = 15, FULL = (1 << WIDTH) - 1 };
 enum { NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS, PLACEMENTS = 4 * WIDTH };
 enum { I, O, T, S, Z, J, L };
+enum { LINES, HOLES, BUMPS, BELOW, OUTCOMES }; /* of a placement */
 
 /* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each, row after row of 4,
  * the upper left one lowest. */
@@ -99,15 +102,16 @@ static const char* c_init(Env* env) {
 }
 
 static int observation_size(const Env* env) {
-    return 2 * WIDTH * env->height + (2 + PREVIEWS) * PIECES + 2;
+    int falls = env->placements ? OUTCOMES * PLACEMENTS : WIDTH * env->height;
+    return WIDTH * env->height + falls + (2 + PREVIEWS) * PIECES + 2;
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {observation_size(env)},
-        .observation_low = 0,
-        .observation_high = 1,
+        .observation_low = env->placements ? -128 : 0,
+        .observation_high = env->placements ? 127 : 1,
         .action_heads = {env->placements ? PLACEMENTS + 1 : ACTIONS},
     };
 }
@@ -132,21 +136,117 @@ static bool fits(const Env* env, int turned, int x, int y) {
     return true;
 }
 
-static void write_observation(const Env* env, uint8_t* observation) {
-    uint8_t *lies = observation, *falls = observation + WIDTH * env->height, *rest = falls + WIDTH * env->height;
+static bool shift(Env* env, int x, int y) {
+    if (!fits(env, env->turned, env->x + x, env->y + y)) return false;
+    env->x += x;
+    env->y += y;
+    return true;
+}
+
+static bool turn(Env* env, int direction) {
+    int to = (env->turned + direction) & 3, from = direction > 0 ? env->turned : to;
+    if (env->piece == O) return false;
+    for (int i = 0; i < 5; i++) {
+        const int8_t* kick = env->piece == I ? long_kicks[from][i] : kicks[from][i];
+        int x = env->x + direction * kick[0], y = env->y - direction * kick[1];
+        if (!fits(env, to, x, y)) continue;
+        env->turned = to;
+        env->x = x;
+        env->y = y;
+        return true;
+    }
+    return false;
+}
+
+/* Counts the empty cells below filled ones and the steps between neighbouring columns. */
+static void measure(const uint16_t* rows, int count, int* holes, int* bumps) {
+    int heights[WIDTH] = {0};
+    unsigned covered = 0;
+    *holes = *bumps = 0;
+    for (int row = 0; row < count; row++) {
+        unsigned bits = rows[row], tops = bits & ~covered;
+        *holes += __builtin_popcount(covered & ~bits);
+        covered |= bits;
+        for (; tops; tops &= tops - 1)
+            heights[__builtin_ctz(tops)] = count - row;
+    }
+    for (int column = 1; column < WIDTH; column++)
+        *bumps += abs(heights[column] - heights[column - 1]);
+}
+
+static inline int8_t to_byte(int value) {
+    return (int8_t)(value < -128 ? -128 : value > 127 ? 127 : value);
+}
+
+/* What the piece would leave, dropped from where it is; holes and bumps are those of the field as it lies. */
+static void foresee(Env* env, int holes, int bumps, int8_t outcome[OUTCOMES]) {
+    int count = env->height + HIDDEN, y = env->y, top = 0, to = count - 1, lines = 0, new_holes, new_bumps;
+    uint16_t rows[MAX_HEIGHT + HIDDEN], left[MAX_HEIGHT + HIDDEN];
+    while (top < count && !env->rows[top])
+        top++;
+    if (y < top - 4) y = top - 4; /* nothing is in the way */
+    while (fits(env, env->turned, env->x, y + 1))
+        y++;
+    memcpy(rows, env->rows, sizeof(rows));
+    for (int row = 0; row < 4; row++) {
+        unsigned bits = piece_row(env, env->turned, row, env->x);
+        if (bits) rows[y + row] |= (uint16_t)bits;
+    }
+    if (top > y) top = y > 0 ? y : 0;
+    for (int row = count - 1; row >= top; row--) {
+        if (rows[row] == FULL) lines++;
+        else left[to--] = rows[row];
+    }
+    measure(left + to + 1, count - 1 - to, &new_holes, &new_bumps);
+    int lowest = 3;
+    while (!env->cells[env->piece][env->turned][lowest])
+        lowest--;
+    outcome[LINES] = (int8_t)lines;
+    outcome[HOLES] = to_byte(new_holes - holes);
+    outcome[BUMPS] = to_byte(new_bumps - bumps);
+    outcome[BELOW] = (int8_t)(count - 1 - y - lowest);
+}
+
+static inline int leftmost(const Env* env) {
+    unsigned bits = 0;
+    for (int row = 0; row < 4; row++)
+        bits |= env->cells[env->piece][env->turned][row];
+    return __builtin_ctz(bits);
+}
+
+/* Of all placements, plane after plane; the piece stays where it is. */
+static void foresee_all(Env* env, int8_t* outcomes) {
+    int holes, bumps, turned = env->turned, x = env->x, y = env->y;
+    measure(env->rows, env->height + HIDDEN, &holes, &bumps);
+    for (int turns = 0; turns < 4; turns++) {
+        if (turns) turn(env, 1);
+        int8_t outcome[OUTCOMES];
+        int start = env->x, first = leftmost(env);
+        while (shift(env, -1, 0)) {}
+        foresee(env, holes, bumps, outcome);
+        for (int column = 0; column < WIDTH; column++) {
+            if (column > env->x + first && shift(env, 1, 0)) foresee(env, holes, bumps, outcome);
+            for (int k = 0; k < OUTCOMES; k++)
+                outcomes[PLACEMENTS * k + WIDTH * turns + column] = outcome[k];
+        }
+        env->x = start;
+    }
+    env->turned = turned;
+    env->x = x;
+    env->y = y;
+}
+
+/* The falling piece, which moves meanwhile, is where it was in the end. */
+static void write_observation(Env* env, int8_t* observation) {
+    int8_t *lies = observation, *falls = observation + WIDTH * env->height;
+    int8_t* rest = observation + observation_size(env) - (2 + PREVIEWS) * PIECES - 2;
     for (int row = 0; row < env->height; row++) {
         unsigned bits = env->rows[row + HIDDEN];
         for (int column = 0; column < WIDTH; column++)
             lies[row * WIDTH + column] = bits >> column & 1;
     }
-    memset(falls, 0, (size_t)(WIDTH * env->height + (2 + PREVIEWS) * PIECES));
-    unsigned covered = env->rows[0] | env->rows[1];
-    for (int row = 0; env->placements && row < env->height; row++) {
-        unsigned bits = env->rows[row + HIDDEN], holes = covered & ~bits;
-        covered |= bits;
-        for (int column = 0; column < WIDTH; column++)
-            falls[row * WIDTH + column] = holes >> column & 1;
-    }
+    memset(falls, 0, (size_t)(rest - falls + (2 + PREVIEWS) * PIECES));
+    if (env->placements) foresee_all(env, falls);
     for (int row = 0; !env->placements && row < 4; row++) {
         int at = env->y + row - HIDDEN;
         if (at < 0 || at >= env->height) continue;
@@ -198,22 +298,6 @@ static void set_level(Env* env) {
     env->speed = (float)env->ticks / 60 / powf(0.8f - 0.007f * above, above);
 }
 
-/* Rewards of all holes and steps between columns. */
-static float measure_shape(const Env* env) {
-    int holes = 0, bumps = 0, heights[WIDTH] = {0};
-    unsigned covered = 0;
-    for (int row = 0; row < env->height + HIDDEN; row++) {
-        unsigned bits = env->rows[row], tops = bits & ~covered;
-        holes += __builtin_popcount(covered & ~bits);
-        covered |= bits;
-        for (; tops; tops &= tops - 1)
-            heights[__builtin_ctz(tops)] = env->height + HIDDEN - row;
-    }
-    for (int column = 1; column < WIDTH; column++)
-        bumps += abs(heights[column] - heights[column - 1]);
-    return env->reward_hole * (float)holes + env->reward_bump * (float)bumps;
-}
-
 static void c_reset(Env* env) {
     memset(env->rows, 0, sizeof(env->rows));
     memset(env->kinds, 0, sizeof(env->kinds));
@@ -228,28 +312,6 @@ static void c_reset(Env* env) {
     set_level(env);
     place_next(env);
     write_observation(env, env->observations);
-}
-
-static bool shift(Env* env, int x, int y) {
-    if (!fits(env, env->turned, env->x + x, env->y + y)) return false;
-    env->x += x;
-    env->y += y;
-    return true;
-}
-
-static bool turn(Env* env, int direction) {
-    int to = (env->turned + direction) & 3, from = direction > 0 ? env->turned : to;
-    if (env->piece == O) return false;
-    for (int i = 0; i < 5; i++) {
-        const int8_t* kick = env->piece == I ? long_kicks[from][i] : kicks[from][i];
-        int x = env->x + direction * kick[0], y = env->y - direction * kick[1];
-        if (!fits(env, to, x, y)) continue;
-        env->turned = to;
-        env->x = x;
-        env->y = y;
-        return true;
-    }
-    return false;
 }
 
 /* Lays the piece down, clears lines and counts; returns the lines. */
@@ -303,10 +365,7 @@ static bool fall(Env* env) {
 static void aim(Env* env, int turns, int column) {
     for (int k = 0; k < turns; k++)
         turn(env, 1);
-    unsigned bits = 0;
-    for (int row = 0; row < 4; row++)
-        bits |= env->cells[env->piece][env->turned][row];
-    int x = column - __builtin_ctz(bits);
+    int x = column - leftmost(env);
     while (env->x != x && shift(env, env->x > x ? -1 : 1, 0)) {}
 }
 
@@ -353,7 +412,9 @@ static void c_step(Env* env) {
         count = lock_piece(env);
         if (env->reward_hole != 0 || env->reward_bump != 0) {
             float before = env->shape;
-            env->shape = measure_shape(env);
+            int holes, bumps;
+            measure(env->rows, env->height + HIDDEN, &holes, &bumps);
+            env->shape = env->reward_hole * (float)holes + env->reward_bump * (float)bumps;
             shaped = env->shape - before;
         }
         shaped += env->reward_piece;
