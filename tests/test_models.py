@@ -265,7 +265,7 @@ def test_board_reads_every_cell_alike():
     policy, pattern = board(100, shape=(3, 10, 10)), torch.randint(0, 2, (3, 3, 3), dtype=torch.uint8)
     planes = torch.zeros(2, 3, 10, 10, dtype=torch.uint8)
     planes[0, :, 3:6, 3:6] = planes[1, :, 4:7, 3:6] = pattern
-    logits, value = policy.forward_eval(planes)
+    logits, _ = policy.forward_eval(planes)
     first, second = logits.view(2, 10, 10)
     torch.testing.assert_close(second[4:8, 3:7], first[3:7, 3:7])
     assert (second[4:8] - first[4:8]).abs().max() > 1e-3
@@ -274,5 +274,5 @@ def test_board_reads_every_cell_alike():
 def test_board_says_what_it_cannot_read():
     space = gymnasium.spaces.Box(0, 1, (3, 6, 7), np.uint8)
     for wrong in (environment(), SimpleNamespace(single_observation_space=space, single_action_space=BOX)):
-        with pytest.raises(TypeError, match="Board reads planes .* take policy.name default"):
+        with pytest.raises(TypeError, match=r"Board reads planes .* take policy.name default"):
             models.Board(wrong)
