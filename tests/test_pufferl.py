@@ -394,6 +394,7 @@ def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
         more = ["--resume", str(trainer.run_folder), "--train.total-timesteps", "5120"]
         trainer = pufferl.train(name, pufferl.load_config(name, more))
         assert trainer.global_step == 5120 and type(trainer.policy) is models.Board
+        assert trainer._threads(1024) == trainer.vecenv.num_threads, "a convolution's weights work on every cell"
         played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "16"]
         assert math.isfinite(watch.evaluate(name, pufferl.load_config(name, played))["score"].mean)
 
