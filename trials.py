@@ -11,11 +11,13 @@ one trial, where trials run, the sweep, command line.
 
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import json
 import math
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +34,7 @@ import numpy as np
 import psutil
 
 import protein
+from loggers import TensorBoardLogger, WandbLogger, warn
 from protein import Protein, SpaceError
 
 ROOT = Path(__file__).resolve().parent
@@ -312,7 +315,9 @@ def run_trial(job, stop=None, started=None):
         curve = curve_of(folder, job)
         points = curve.points(job["total"], job["downsample"])
         error = None
-        if status == "done" and process.returncode != 0:
+        if status == "done" and process.returncode == -signal.SIGKILL:
+            status, error = "lost", "it was killed (SIGKILL), by somebody or because the machine ran out of memory"
+        elif status == "done" and process.returncode != 0:
             status, error = "failed", explain(process.returncode, text)
         elif status == "done" and points and curve.last < job["total"]:
             status, error = "lost", f"it was told to stop at {100 * curve.last / job['total']:.0f}% by something else"
@@ -376,7 +381,7 @@ def explain(code, text):
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "it printed nothing"
     lower = text[-4000:].lower()
-    if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower or code == -9:
+    if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
         return f"out of memory (exit {code}): {last}"
     if "not finite" in lower or "floatingpointerror" in lower:
         return f"not finite: {last}"
@@ -562,7 +567,7 @@ class Runner:
         self.folder = Path(self.config["data_dir"]) / name
         self.ledger = Ledger(self.folder)
         begin(self.ledger, tuner, settings, self.options, self.config)
-        self.log = make_logger(settings.logger, self.folder)
+        self.log = make_logger(settings.logger, self.folder, self.config)
         self.status, self.quiet = StatusLine(sys.stdout.isatty() and not quiet), quiet
         self.known = set()  # numbers of the trials that the tuner has been told
 
@@ -792,34 +797,37 @@ def short(value):
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def make_logger(kind, folder):
-    """A function that takes each finished trial's record."""
-    if kind == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter
+def make_logger(kind, folder, config):
+    """A function that takes each finished trial's record: its settings, and its curve over steps. Raises ImportError
+    where the package is missing. What goes wrong later costs log entries, not the sweep: the ledger has all."""
+    if kind == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
 
-        def log(record):
-            if record["status"] == "failed":
-                return
-            with SummaryWriter(str(folder / "tensorboard" / f"{record['trial']:05d}")) as writer:
-                last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
-                writer.add_hparams(record["settings"], last, run_name=".")
-                for progress, score, cost in record["curve"]:
-                    writer.add_scalar("sweep/score", score, round(100 * progress))
-                    writer.add_scalar("sweep/cost", cost, round(100 * progress))
+    def log(record):
+        name, failed = f"{record['trial']:05d}", record["status"] == "failed"
+        if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
+            return
+        if kind == "wandb":
+            logger = WandbLogger(config["project"], config["entity"], name, record["settings"], group=folder.name,
+                                 tag=record["status"], folder=str(folder))
+        else:
+            logger = TensorBoardLogger(folder / "tensorboard" / name)
+            last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
+            logger.writer.add_hparams(record["settings"], last, run_name=".")
+        for progress, score, cost in record["curve"]:
+            step = round(record["steps"] * progress / record["curve"][-1][0])
+            logger.log({"sweep/score": score, "sweep/cost": cost}, step)
+        if failed:
+            logger.run.finish(exit_code=1)
+        logger.close()
 
-        return log
-    if kind == "wandb":
-        import wandb
+    def log_or_warn(record):
+        try:
+            log(record)
+        except (OSError, ValueError) as error:
+            warn(f"trial {record['trial']} was not logged to {kind} ({error})")
 
-        def log(record):
-            run = wandb.init(project="pufferl", group=folder.name, name=f"{record['trial']:05d}", dir=str(folder),
-                             config=record["settings"], tags=["sweep", record["status"]], reinit="finish_previous")
-            for progress, score, cost in record["curve"]:
-                run.log({"sweep/score": score, "sweep/cost": cost, "sweep/progress": progress})
-            run.finish(exit_code=int(record["status"] == "failed"))
-
-        return log
-    return lambda record: None
+    return log_or_warn if kind != "none" else lambda record: None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -870,7 +878,7 @@ def main(argv=None):
             report_command(argv[1:])
         else:
             sweep_command(argv[0], argv[1:])
-    except (ValueError, RuntimeError) as error:  # SpaceError, pufferl's ConfigError, trials that all fail
+    except (ImportError, ValueError, RuntimeError) as error:  # SpaceError, pufferl's ConfigError, trials that all fail
         sys.exit(f"protein.py: {error}")
 
 

@@ -2,7 +2,7 @@
 
 The score rises along the schedule towards 1 - log10(learning_rate / 0.01)² / 4, the clock runs as if 1,000 steps took
 a second. FAKE_SECONDS is how long it really takes. A learning rate above 0.1 fails with a FloatingPointError; one below
-0.0002 is killed as if memory had run out.
+0.0002 runs out of memory, one below 0.00002 is killed.
 """
 
 import json
@@ -27,8 +27,10 @@ stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
 if rate > 0.1:
     raise FloatingPointError("epoch 3: the gradient norm overflows; lower train.learning_rate.")
-if rate < 0.0002:
+if rate < 0.00002:
     os.kill(os.getpid(), signal.SIGKILL)
+if rate < 0.0002:
+    raise MemoryError("the arena of 9 TiB")
 for i in range(first, 20):
     time.sleep(seconds / 20)
     progress = (i + 1) / 20

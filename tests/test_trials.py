@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from test_loggers import OFFLINE, wandb_records
 
 import protein
 import trials
@@ -211,13 +212,14 @@ def test_a_sweep_and_its_continuation(tmp_path, fake):
 
 
 def test_failures_are_recorded_with_their_kind(tmp_path, fake):
-    ledger, tuner = sweep(tmp_path, 4, {**FAKE_SPACE, "train.learning_rate": [0.0001, 0.01, 0.5]})
+    ledger, tuner = sweep(tmp_path, 5, {**FAKE_SPACE, "train.learning_rate": [0.00001, 0.0001, 0.01, 0.5]})
     kinds = {r["settings"]["train.learning_rate"]: (r["status"], r["error"]) for r in ledger.results().values()}
     for rate, (status, error) in kinds.items():
         assert status == ("done" if rate == 0.01 else "failed")
         assert rate != 0.5 or error.startswith("not finite: FloatingPointError: epoch 3")
         assert rate != 0.0001 or error.startswith("out of memory")
-    assert len(tuner.observations) == 4
+        assert rate != 0.00001 or error.startswith("lost 3 times: it was killed")
+    assert len(tuner.observations) == 5 and len(kinds) == 4
 
 
 def test_a_metric_that_is_never_logged_stops_the_sweep(tmp_path, fake):
@@ -271,15 +273,16 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert len(pool.close()) == 4
 
 
-def test_a_trial_that_somebody_else_stops_goes_on(tmp_path, fake, monkeypatch):
-    """A training run that is told to stop saves and ends well; that is not the end of the trial."""
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatch, how):
+    """A training run that is told to stop saves and ends well; one that is killed does not: neither ends the trial."""
     monkeypatch.setenv("FAKE_SECONDS", "2")
 
     def stop_it():
         running = tmp_path / "sweep_squared" / "trials" / "00000.running"
         logs = lambda: list(tmp_path.glob("sweep_squared/runs/00000/*/metrics.jsonl"))  # noqa: E731
         wait_for(lambda: logs() and len(logs()[0].read_text().splitlines()) >= 3)
-        os.kill(json.loads(running.read_text())["child"][0], signal.SIGTERM)
+        os.kill(json.loads(running.read_text())["child"][0], how)
 
     thread = threading.Thread(target=stop_it)
     thread.start()
@@ -379,6 +382,66 @@ def test_command_line_errors(tmp_path, capsys):
         assert message in str(error.value), argv
     trials.main([])
     assert "report PATH" in capsys.readouterr().out
+
+
+# -- what loggers get --------------------------------------------------------------------------------------------------
+
+
+LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}), "steps": 1000.0,
+           "curve": [[0.2, 0.5, 6.0], [0.4, 0.9, 30.0]]},
+          {**record(1, None, None, "failed", **{"train.learning_rate": 0.5, "policy.hidden_size": 32}), "curve": []}]
+
+
+def log_all(kind, folder):
+    log = trials.make_logger(kind, folder, {"project": "pufferl", "entity": None})
+    for entry in LOGGED:
+        log(entry)
+
+
+def test_tensorboard_holds_settings_and_curves(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    log_all("tensorboard", tmp_path)
+    assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["00000"]
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "00000")).Reload()
+    curve = [(event.step, event.value) for event in events.Scalars("sweep/score")]
+    assert curve == [(500, pytest.approx(0.5)), (1000, pytest.approx(0.9))]
+    assert [event.value for event in events.Scalars("sweep/cost")] == [6.0, 30.0]
+    assert events.Scalars("sweep/final_score")[0].value == pytest.approx(0.9)
+    session = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    settings = plugin_data_pb2.HParamsPluginData.FromString(session).session_start_info.hparams
+    assert {name: value.number_value for name, value in settings.items()} == LOGGED[0]["settings"]
+
+
+def test_wandb_holds_settings_and_curves(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="needs the package wandb")
+    for name, value in OFFLINE.items():
+        monkeypatch.setenv(name, value)
+    log_all("wandb", tmp_path)
+    wandb.teardown()  # what its process still held is written
+    runs = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(runs) == 2
+    seen = {}
+    for path in runs:
+        records = list(wandb_records(path))
+        run = next(r.run for r in records if r.WhichOneof("record_type") == "run")
+        settings = {item.key: json.loads(item.value_json) for item in run.config.update}
+        rows = [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in r.history.item}
+                for r in records if r.HasField("history")]  # fmt: skip
+        code = next(r.exit.exit_code for r in records if r.HasField("exit"))
+        seen[run.display_name] = run.run_group, list(run.tags), code
+        entry = LOGGED[int(run.display_name)]
+        assert {name: settings[name] for name in entry["settings"]} == entry["settings"]
+        assert [(row["global_step"], row["sweep/score"], row["sweep/cost"]) for row in rows] == (
+            [(500, 0.5, 6.0), (1000, 0.9, 30.0)] if entry["curve"] else [])
+    assert seen == {"00000": (tmp_path.name, ["done"], 0), "00001": (tmp_path.name, ["failed"], 1)}
+
+
+def test_a_logger_that_fails_does_not_end_the_sweep(tmp_path, capsys):
+    (tmp_path / "tensorboard").write_text("in the way")
+    log_all("tensorboard", tmp_path)
+    assert "trial 0 was not logged to tensorboard" in capsys.readouterr().err
 
 
 # -- real clusters and real training (slow) ----------------------------------------------------------------------------
