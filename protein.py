@@ -617,11 +617,13 @@ class Protein(Random):
     max(0, score − front(t)) if it costs at most t, so with Gaussian score and log cost the gain is P(cost ≤ t) ·
     EI(score; front(t)); its mean over t would be the expected gain in hypervolume. One target at a time does as well
     (tests/bench_protein.py) and leaves the bounds alone more, as cheap and dear trials get their turns. Uncertainty
-    counts in both factors. The preference multiplies the gain with a weight that fades as trials come in (πBO, Hvarfner
-    et al. 2022), and so does the squared probability of success.
+    counts in both factors, the score's 1 to OPTIMISM times, drawn anew as well: with hyper-parameters fitted to what
+    was tried expected improvement is too sure of itself, and may never leave a lesser optimum (Bull 2011). The
+    preference multiplies the gain with a weight that fades as trials come in (πBO, Hvarfner et al. 2022), and so does
+    the squared probability of success.
     """
 
-    CANDIDATES, ROUNDS, IDLE = 1024, 3, 0.7
+    CANDIDATES, ROUNDS, IDLE, OPTIMISM = 1024, 3, 0.7, 3.0
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -632,6 +634,7 @@ class Protein(Random):
         if max(self.number, len(self.observations)) < self.random_trials or len(done) < 2:
             return super()._next()
         self.fit()
+        self.optimism = math.exp(self.rng.uniform(0.0, math.log(self.OPTIMISM)))
         best = self._maximise(*self._target())
         score, score_sd, cost, cost_sd, success = (float(value[0]) for value in self.predict(best[None]))
         self.prediction = {"score": self.sign * score, "score_sd": score_sd, "cost": math.exp(cost),
@@ -719,6 +722,7 @@ class Protein(Random):
         """(n,) logarithm of the expected improvement of the front, weighted by preference and probability of success.
         What is expected to cost more than max_suggestion_cost comes last, the cheapest of it first."""
         score, score_sd, cost, cost_sd, success = self.predict(units)
+        score_sd = self.optimism * score_sd
         z = (score - reached) / score_sd
         improvement = score_sd * (z * special.ndtr(z) + np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
         affordable = special.ndtr((target - cost) / cost_sd)
