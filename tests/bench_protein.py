@@ -6,7 +6,8 @@
 
 Each run is written down as it ends, in experiments/bench_protein.jsonl (--results): what is there is not run again, so
 it can be stopped at any time, and `--seeds 0` shows what there is. Runs of our own tuners count as long as the code of
-protein.py stays as it is. No method looks ahead, so a run of 200 trials is one of 50 too.
+protein.py stays as it is; those of Optuna's, which take the hours, lie beside this file (bench_protein.jsonl, Optuna
+5.0; --rivals none runs them anew). No method looks ahead, so a run of 200 trials is one of 50 too.
 
 The measure is the dominated hypervolume in the plane of log cost and score, from the problem's reference point, as a
 fraction of the box up to the best score: 1 would be the best score at the lowest cost. Noise is left out of it: the
@@ -35,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 BUDGETS, SEEDS = (50, 200), 20
+RIVALS = Path(__file__).with_suffix(".jsonl")
 
 
 @dataclass
@@ -298,6 +300,7 @@ def main():
     parser.add_argument("--only", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["protein", "random", "tpe", "gp"])
     parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "bench_protein.jsonl")
+    parser.add_argument("--rivals", type=Path, default=RIVALS, help="runs that count as well")
     parser.add_argument("--times", action="store_true", help="only the seconds of a suggestion")
     args = parser.parse_args()
     if args.times:
@@ -307,7 +310,8 @@ def main():
         print(json.dumps({"suggestion_seconds": times}))
         return
     args.results.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    rows = [json.loads(line) for path in (args.rivals, args.results) if path.exists()
+            for line in path.read_text().splitlines()]
     rows = [row for row in rows if row["problem"] in args.only and row["method"] in args.methods
             and row["source"] == source(row["method"])]
     for seed, name, method in itertools.product(range(args.seeds), args.only, args.methods):
