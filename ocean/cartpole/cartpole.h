@@ -1,6 +1,6 @@
 /* Cartpole: balance a pole on a cart (Barto, Sutton and Anderson 1983), with the equations, the limits and the
- * explicit Euler step of Gymnasium's CartPole-v1. The reward is 1 on every step. The episode terminates when the
- * cart leaves the track or the pole leans too far, and is truncated after max_steps.
+ * explicit Euler step of Gymnasium's CartPole-v1. The reward is 1, times reward_scale, on every step. The episode
+ * terminates when the cart leaves the track or the pole leans too far, and is truncated after max_steps.
  * Observation: cart position (m) and velocity, pole angle (rad) and angular velocity. Actions: push left, push right;
  * or, with continuous, one force between -1 and 1 of force_mag. */
 #pragma once
@@ -17,7 +17,8 @@
     X(float, force_mag, 10.0, "force of a push, N") \
     X(float, tau, 0.02, "seconds between two steps") \
     X(float, x_threshold, 2.4, "half the length of the track, m") \
-    X(float, theta_threshold, 12.0, "largest angle of the pole, degrees")
+    X(float, theta_threshold, 12.0, "largest angle of the pole, degrees") \
+    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones")
 #include "env.h"
 #include "draw.h"
 
@@ -87,7 +88,7 @@ static void c_step(Env* env) {
     /* "not within", so that a state that is no number ends the episode too. */
     bool fell = !(fabsf(env->x) <= env->x_threshold && fabsf(env->theta) <= env->theta_limit);
     bool late = !fell && env->tick >= env->max_steps;
-    env->rewards[0] = 1;
+    env->rewards[0] = env->reward_scale;
     env->terminals[0] = fell;
     env->truncations[0] = late;
     if (!fell && !late) {
