@@ -503,7 +503,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     kept = ("gamma", "gae_lambda", "replay_ratio", "clip_coef", "vf_coef", "max_grad_norm", "horizon")
     space |= {f"train.{key}.distribution": "none" for key in kept} | {"vec.total_agents.distribution": "none"}
     command = [sys.executable, str(trials.ROOT / "protein.py"), "squared", "--data-dir", str(tmp_path),
-               "--sweep.num-trials", "20", "--sweep.workers", "2", "--sweep.cost", "step", "--policy.hidden-size", "64",
+               "--sweep.num-trials", "60", "--sweep.workers", "2", "--sweep.cost", "step", "--policy.hidden-size", "64",
                *(f"--sweep.{name}={value}" for name, value in space.items())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     print(done.stdout)
@@ -511,7 +511,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     assert "policy.hidden_size is given, so it is not searched" in done.stdout
     folder = tmp_path / "sweep_squared"
     results = Ledger(folder).results()
-    assert len(results) == 20 and {r["status"] for r in results.values()} <= {"done", "stopped"}
+    assert len(results) == 60 and {r["status"] for r in results.values()} <= {"done", "stopped"}
     first = results[0]["settings"]
     assert first["train.learning_rate"] == 0.0015 and first["train.minibatch_size"] == 32768
     steps = {number: steps_to(folder / r["run"], 0.9) for number, r in results.items()}
