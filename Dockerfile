@@ -3,7 +3,7 @@
 # On NVIDIA GPUs (the host needs the NVIDIA container toolkit):
 #   docker build -t trainer --build-arg BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 --build-arg TORCH=cu130 .
 #   docker run -it --rm --gpus all trainer python pufferl.py train breakout
-# --build-arg EXTRAS=1 adds the third-party environments of requirements-extras.txt, and Java for MicroRTS.
+# --build-arg EXTRAS=1 adds the third-party environments of requirements-extras.txt and -nodeps.txt, and Java for MicroRTS.
 ARG BASE=ubuntu:24.04
 FROM ${BASE}
 ARG TORCH=cpu
@@ -22,7 +22,8 @@ WORKDIR /workspace
 COPY requirements*.txt ./
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/${TORCH} -r requirements.txt \
     && if [ "$TORCH" != cpu ] && [ -f requirements-cuda.txt ]; then pip install --no-cache-dir -r requirements-cuda.txt; fi \
-    && if [ "$EXTRAS" = 1 ]; then pip install --no-cache-dir -r requirements-extras.txt; fi
+    && if [ "$EXTRAS" = 1 ]; then pip install --no-cache-dir -r requirements-extras.txt \
+        && pip install --no-cache-dir --no-deps -r requirements-nodeps.txt; fi
 COPY . .
 # make takes the packages that are there already.
 RUN ln -s $VIRTUAL_ENV .venv && touch .venv/ready
