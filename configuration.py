@@ -179,7 +179,7 @@ class Train:
     several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the matrix products and of what flows between them; weights, recurrent states, losses and statistics are
-    float32. bfloat16 wants a processor that has it; Breakout then trains 1.9 times as fast (docs/LOG.md)."""
+    float32. bfloat16 wants a processor that has it; Breakout then trains twice as fast (docs/LOG.md)."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"
@@ -546,6 +546,9 @@ def make_vector(env, num_envs, backend, args, settings):
         raise ConfigError(str(error)) from None
 
 
+POLICIES = ("default", "feed-forward", "board")  # the names of policy.name that need no file
+
+
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
     torch.manual_seed(args["train"]["seed"])
@@ -565,15 +568,14 @@ def load_policy(args, vecenv, env_name=""):
         if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
             raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
                               "it.")
-        plain = models.Encoded if encoded else models.Default
-        shipped = {"default": plain, "feed-forward": plain, "board": models.Board}
         if name == "board" and kind != "none":
             raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
-        cls = shipped[name] if name in shipped else load_class(name)
+        plain = models.Encoded if encoded else models.Default
+        cls = load_class(name) if name not in POLICIES else models.Board if name == "board" else plain
         try:
             policy = cls(env, hidden_size=hidden)
-        except TypeError as error:
-            if name != "board":
+        except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
+            if name not in POLICIES:
                 raise
             raise ConfigError(str(error)) from None
         if kind != "none":
@@ -602,8 +604,8 @@ def load_class(name):
     path, _, attribute = name.partition(".py:")
     path = Path(path + ".py")
     if not attribute or not path.exists():
-        raise ConfigError(f"policy.name = {name}: must be default, feed-forward, board or path/to/file.py:Class of a "
-                          "file that exists.")
+        raise ConfigError(f"policy.name = {name}: must be {', '.join(POLICIES)} or path/to/file.py:Class of a file "
+                          "that exists.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

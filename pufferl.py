@@ -408,7 +408,8 @@ class PuffeRL:
 
     def _threads(self, rows):
         """torch's threads within an operation: the fused path's workers bring their own; a custom network gets all
-        cores for a pass of that many rows where they have something to do, else they wait longer than they work."""
+        cores for a pass of that many rows where they have something to do, else they wait longer than they work. Where
+        a weight works more than once a row, as in a convolution, the network says its `operations` a row itself."""
         if self.fused:
             return self.vecenv.threads_per_worker
         weights = sum(parameter.numel() for parameter in self.policy.parameters())

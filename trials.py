@@ -798,36 +798,38 @@ def short(value):
 
 
 def make_logger(kind, folder, config):
-    """A function that takes each finished trial's record: its settings, and its curve over steps. Raises ImportError
-    where the package is missing. What goes wrong later costs log entries, not the sweep: the ledger has all."""
+    """A function that takes each finished trial's record. Raises ImportError where the package is missing. What goes
+    wrong later costs log entries, not the sweep: the ledger has all."""
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
         raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
 
     def log(record):
-        name, failed = f"{record['trial']:05d}", record["status"] == "failed"
-        if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
-            return
-        if kind == "wandb":
-            logger = WandbLogger(config["project"], config["entity"], name, record["settings"], group=folder.name,
-                                 tag=record["status"], folder=str(folder))
-        else:
-            logger = TensorBoardLogger(folder / "tensorboard" / name)
-            last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
-            logger.writer.add_hparams(record["settings"], last, run_name=".")
-        for progress, score, cost in record["curve"]:
-            step = round(record["steps"] * progress / record["curve"][-1][0])
-            logger.log({"sweep/score": score, "sweep/cost": cost}, step)
-        if failed:
-            logger.run.finish(exit_code=1)
-        logger.close()
-
-    def log_or_warn(record):
         try:
-            log(record)
+            log_trial(record, kind, folder, config)
         except (OSError, ValueError) as error:
             warn(f"trial {record['trial']} was not logged to {kind} ({error})")
 
-    return log_or_warn if kind != "none" else lambda record: None
+    return log if kind != "none" else lambda record: None
+
+
+def log_trial(record, kind, folder, config):
+    """A trial's settings, and its curve over steps, to TensorBoard or W&B."""
+    name, failed = f"{record['trial']:05d}", record["status"] == "failed"
+    if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
+        return
+    if kind == "wandb":
+        logger = WandbLogger(config["project"], config["entity"], name, record["settings"], group=folder.name,
+                             tag=record["status"], folder=str(folder))
+    else:
+        logger = TensorBoardLogger(folder / "tensorboard" / name)
+        last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
+        logger.writer.add_hparams(record["settings"], last, run_name=".")
+    for progress, score, cost in record["curve"]:
+        step = round(record["steps"] * progress / record["curve"][-1][0])
+        logger.log({"sweep/score": score, "sweep/cost": cost}, step)
+    if failed:
+        logger.run.finish(exit_code=1)
+    logger.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

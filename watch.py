@@ -876,7 +876,7 @@ def ship(env_name, args):
     path = configuration.find_baseline(args["env_name"])
     if not args["load_model_path"]:
         raise pufferl.ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a model file.")
-    if args["policy"]["name"] not in ("default", "feed-forward", "board"):
+    if args["policy"]["name"] not in configuration.POLICIES:
         raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file that does not ship.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["env_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
