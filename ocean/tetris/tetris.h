@@ -11,7 +11,7 @@
  * piece finds no place, which ends the episode; so does the last line; reward_piece, reward_hole and reward_bump may be
  * added. perf is the lines as a share of `lines`.
  *
- *     observation, bytes 0 or 1; H rows of 10 cells, from the top
+ *     observation, bytes, 0 or 1 where nothing else is said; H rows of 10 cells, from the top
  *     0 ..         what lies
  *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements`, where it has not moved yet, what each of the
  *                  40 would lead to, F = 160: lines that go, holes more or less (empty cells below filled ones), bumps
