@@ -23,8 +23,6 @@ uint8. Where it says floats, bfloat16 will do as well; computed is in float32 al
 a np.float32: one bare literal would turn a whole loop to double.
 """
 
-import ctypes
-import functools
 import itertools
 import math
 import os
@@ -33,7 +31,6 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import llvmlite.binding as llvm
 import numpy as np
 import torch
 from numba import njit, types
@@ -197,59 +194,6 @@ def run(function, lanes, size, *arguments):
     ]
     for future in futures:
         future.result()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Matrix products are torch's. Its float32 ones are MKL's, which on AMD's processors leaves half of AVX-512 unused; the
-# OpenBLAS in scipy does not.
-
-
-@functools.cache
-def _sgemm():
-    """OpenBLAS's sgemm (without the GIL) where it is the faster one, else None."""
-    if not llvm.get_host_cpu_name().startswith("znver"):
-        return None
-    try:
-        from scipy.linalg import cython_blas
-
-        library = ctypes.CDLL(cython_blas.__file__)
-        library.scipy_openblas_get_corename.restype = ctypes.c_char_p
-        if library.scipy_openblas_get_corename() not in (b"SkylakeX", b"Cooperlake", b"SapphireRapids"):
-            return None  # no AVX-512, or OPENBLAS_CORETYPE forbids it
-        library.scipy_openblas_set_num_threads(1)
-        library.scipy_sgemm_.argtypes = [ctypes.c_char_p] * 2 + [ctypes.c_void_p] * 11
-        return library.scipy_sgemm_
-    except (ImportError, OSError, AttributeError):  # a scipy with another library
-        return None
-
-
-@functools.lru_cache(1024)
-def _layout(shape_a, strides_a, shape_b, strides_b):
-    """What sgemm wants to know of a row-major product, or None where torch must do it."""
-    if 1 not in strides_a or 1 not in strides_b:
-        return None
-    numbers = [ctypes.c_int(max(1, n)) for n in (shape_b[1], *shape_a, max(strides_b), max(strides_a))]
-    n, m, k, step_b, step_a = (ctypes.cast(ctypes.pointer(number), ctypes.c_void_p) for number in numbers)
-    flags = [b"N" if strides[1] == 1 and strides[0] >= shape[1] else b"T"
-             for strides, shape in ((strides_b, shape_b), (strides_a, shape_a))]  # fmt: skip
-    return flags, (n, m, k), step_b, step_a, numbers
-
-
-FLOAT_ONE = ctypes.pointer(ctypes.c_float(1))
-
-
-def addmm(matrix, a, b, out):
-    """torch.addmm(matrix, a, b, out=out): out (m, n) = matrix + a (m, k) · b (k, n); matrix may be out itself."""
-    fast = out.dtype == torch.float32 and not on_gpu(out) and getattr(_local, "count", 1) == 1 and _sgemm()
-    layout = fast and _layout(a.shape, a.stride(), b.shape, b.stride())
-    if not layout or not out.is_contiguous():
-        return torch.addmm(matrix, a, b, out=out)
-    if matrix is not out:
-        out.copy_(matrix)
-    (flag_b, flag_a), sizes, step_b, step_a, _ = layout
-    fast(flag_b, flag_a, *sizes, FLOAT_ONE, b.data_ptr(), step_b, a.data_ptr(), step_a, FLOAT_ONE, out.data_ptr(),
-         sizes[0])  # fmt: skip  # BLAS counts by columns: it multiplies the transposed
-    return out
 
 
 # ---------------------------------------------------------------------------------------------------------------------

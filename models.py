@@ -27,6 +27,7 @@ from torch import nn
 
 import emulation
 import kernels
+import products
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What a policy must produce, and initialisation
@@ -444,12 +445,12 @@ class Fused:
     With steps=0 it holds what `step`, the rollout's form, needs.
 
     precision: torch.bfloat16 for the products of encoder and layers and what flows between them, forward and backward;
-    weights, states, the decoder's product and the sums of gradients stay float32. `refresh` rounds the weights anew.
+    weights, states, the decoder's product and the sums of gradients stay float32. `refresh` is due after every change
+    of the weights: the products (products.py) have them in a form of their own.
     """
 
     def __init__(self, policy, arena, name, *, steps, rows, precision=torch.float32):
         self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
-        self.half = precision != torch.float32
         inputs, width = policy.encoder.in_features, policy.decoder.out_features
         H, L, T = policy.hidden_size, policy.num_layers, max(steps, 1)
         # name -> the shape of its buffer for n segments
@@ -462,34 +463,21 @@ class Fused:
             exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)} | {"sums": lambda n: (n, 3 * H)}
             exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1),
                       "ones": lambda n: (T * n,)}
-            if self.half:
-                rounded |= {"half_grad_outputs": exact["grad_outputs"]}
         for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
             for key, shape in shapes.items():
                 arena.register(f"{name}/{key}", shape(rows), dtype)
         self._shapes, self._chunks = rounded | exact, {}
-        # What the rounded products read, and where those of the gradients go before they are added in float32.
-        self._rounded = [key for key, _ in policy.named_parameters()
-                         if self.half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
-        for key in self._rounded:
-            shape = policy.get_parameter(key).shape
-            arena.register(f"{name}/weights/{key}", shape, precision)
-            arena.register(f"{name}/products/{key}", shape, precision)
+        self.products = products.best(policy, arena, name, rows=T * rows, learns=steps > 0, precision=precision)
 
     def bind(self, gradients="gradients"):
         """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
-        self.masters = {key: parameter.data for key, parameter in self.policy.named_parameters()}
-        self.weights = self.masters | {key: self.arena[f"{self.name}/weights/{key}"] for key in self._rounded}
-        self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self._rounded}
-        self.gradients = {key: self.arena[f"{gradients}/policy.{key}"] for key in self.masters}
+        weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
+        self.gradients = {key: self.arena[f"{gradients}/policy.{key}"] for key in weights}
+        self.products.bind(weights, self.gradients)
+        self.refresh = self.products.refresh
         if self.steps:
             self.arena[f"{self.name}/ones"].fill_(1.0)
         self.refresh()
-
-    def refresh(self):
-        """Round the weights that the products read; due after every change of the weights."""
-        for key in self._rounded:
-            self.weights[key].copy_(self.masters[key])
 
     def chunk(self, n):
         """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""
@@ -505,63 +493,51 @@ class Fused:
             self._chunks[n] = SimpleNamespace(**views, **flat)
         return self._chunks[n]
 
-    def _linear(self, name, x, out):
-        kernels.addmm(self.weights[f"{name}.bias"], x, self.weights[f"{name}.weight"].t(), out=out)
-
-    def _decode(self, chunk):
-        weight, bias = self.masters["decoder.weight"], self.masters["decoder.bias"]
-        return kernels.addmm(bias, chunk.flat_last, weight.t(), out=chunk.flat_outputs)
-
     def step(self, observations, state, resets, valid):
         """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
         valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
-        chunk, layers = self.chunk(len(observations)), self.policy.num_layers
+        chunk, layers, linear = self.chunk(len(observations)), self.policy.num_layers, self.products.linear
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
         observations = observations.view(len(observations), -1)
+        scratch = chunk.flat_observations, x, y, hgp, chunk.flat_last, chunk.flat_outputs
+        if self.products.step(observations, state, resets, valid, scratch):
+            return chunk.flat_outputs
         if observations.dtype != chunk.observations.dtype:
             observations = chunk.flat_observations.copy_(observations)
-        self._linear("encoder", observations, x)
+        linear("encoder", observations, x)
         for i in range(layers):
-            self._linear(f"rnn.layers.{i}", x, hgp)
+            linear(f"rnn.layers.{i}", x, hgp)
             kernels.mingru_step(hgp, x, state[i], resets, valid, y if i + 1 < layers else chunk.flat_last)
             x, y = y, x
-        return self._decode(chunk)
+        linear("decoder", chunk.flat_last, chunk.flat_outputs)
+        return chunk.flat_outputs
 
     def forward(self, chunk, resets, valid, index, start):
         """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
         chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
-        self._linear("encoder", chunk.flat_observations, chunk.flat_x[0])
+        linear = self.products.linear
+        linear("encoder", chunk.flat_observations, chunk.flat_x[0])
         for i, out in enumerate([*chunk.x[1:], chunk.last]):
-            self._linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
+            linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
             kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start)
-        self._decode(chunk)
+        linear("decoder", chunk.flat_last, chunk.flat_outputs)
 
     def backward(self, chunk, resets, valid, index, start):
         """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
-        grad, grad_x = chunk.flat_grad_outputs, chunk.flat_grad_x
-        self._add("decoder.weight", grad, chunk.flat_last)
-        self._add_sum("decoder.bias", grad, chunk.ones)
+        products, grad_x = self.products, chunk.flat_grad_x
+        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last)
+        self._add_sum("decoder.bias", chunk.flat_grad_outputs, chunk.ones)
         if self.policy.decoder.log_std is not None:
             self._add_sum("decoder.log_std", chunk.flat_grad_log_std, chunk.ones)
-        if self.half:
-            grad = chunk.flat_half_grad_outputs.copy_(grad)
-        torch.mm(grad, self.weights["decoder.weight"], out=grad_x)
+        products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
         for i in reversed(range(self.policy.num_layers)):
             kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
                                      index=index, start=start)  # fmt: skip
-            self._add(f"rnn.layers.{i}.weight", chunk.flat_hgp[i], chunk.flat_x[i])
+            products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i])
             self.gradients[f"rnn.layers.{i}.bias"].add_(chunk.sums.sum(0))
-            kernels.addmm(grad_x, chunk.flat_hgp[i], self.weights[f"rnn.layers.{i}.weight"], out=grad_x)
-        self._add("encoder.weight", grad_x, chunk.flat_observations)
+            products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
+        products.weight_gradient("encoder", grad_x, chunk.flat_observations)
         self._add_sum("encoder.bias", grad_x, chunk.ones)
-
-    def _add(self, name, grad, x):
-        """Add a weight's gradient, grad^T · x: (outputs, rows) · (rows, inputs)."""
-        gradient = self.gradients[name]
-        if grad.dtype == gradient.dtype:
-            kernels.addmm(gradient, grad.t(), x, out=gradient)
-        else:
-            gradient.add_(torch.mm(grad.t(), x, out=self.products[name]))
 
     def _add_sum(self, name, grad, ones):
         """Add the sum of grad (rows, outputs) over the rows."""

@@ -4,7 +4,7 @@
     python profiler.py breakout --profile.epochs 1 --profile.output trace.json
 
 Open the trace in https://ui.perfetto.dev (nothing leaves the browser) or in chrome://tracing: one row a thread, with
-torch's operations and the kernels of kernels.py by their names.
+torch's operations and the kernels of kernels.py and products.py by their names.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import torch
 
 import kernels
 import ocean
+import products
 import pufferl
 
 WARM_UP = 2  # epochs; compiling is not what is looked for
@@ -35,9 +36,10 @@ def profile(env_name, args):
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
         # torch marks its own operations; the kernels and the environments are marked here
-        own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
-               and function.__module__ == "kernels" and not name.startswith("_") and name not in ("host", "run")]
-        for owner, names in ((kernels, own), (vecenv, ("wait", "advance"))):
+        own = {module: [name for name, function in vars(module).items() if inspect.isfunction(function)
+                        and function.__module__ == module.__name__ and name[0] != "_" and name not in ("host", "run")]
+               for module in (kernels, products)}  # fmt: skip
+        for owner, names in (*own.items(), (vecenv, ("wait", "advance"))):
             for name in names:
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)

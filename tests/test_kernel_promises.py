@@ -6,14 +6,9 @@ for any thread count, vectorised loops in single precision, no memory kept and n
 
 import concurrent.futures
 import gc
-import itertools
 import math
-import os
 import re
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
 
 import llvmlite.binding
 import numba
@@ -381,41 +376,6 @@ def test_kernels_run_from_several_python_threads_at_once():
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(work, jobs))
     assert all(torch.equal(out, e) for (_, out), e in zip(jobs, expected, strict=True))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Matrix products
-
-
-def check_addmm():
-    shapes = (1, 1, 1), (3, 5, 7), (64, 118, 64), (4, 300, 64), (1, 64, 4)
-    for (m, k, n), left, right in itertools.product(shapes, ("rows", "columns", "strided"), ("rows", "columns")):
-        a = {"rows": torch.randn(m, k), "columns": torch.randn(k, m).t(),
-             "strided": torch.randn(2 * m, 2 * k)[::2, ::2]}
-        b = {"rows": torch.randn(k, n), "columns": torch.randn(n, k).t()}[right]
-        product = a[left].double() @ b.double()
-        for matrix in (torch.randn(n), torch.randn(m, n)):
-            expected, out = matrix + product, torch.full((m, n), NAN)
-            assert kernels.addmm(matrix, a[left], b, out) is out
-            torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
-            kernels.addmm(out, a[left], b, out)
-            torch.testing.assert_close(out.double(), expected + product, rtol=1e-4, atol=1e-4)
-
-
-def test_addmm():
-    check_addmm()
-
-
-def test_addmm_of_openblas():
-    """Where OPENBLAS_CORETYPE, which this process may have, does not forbid its AVX-512."""
-    code = "import kernels, test_kernel_promises as t; t.check_addmm(); print(kernels._sgemm() is not None)"
-    tests = Path(__file__).parent
-    env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
-    env["PYTHONPATH"] = os.pathsep.join([str(tests), str(tests.parent)])
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    if "False" in done.stdout:
-        pytest.skip("OpenBLAS is not the faster one on this processor")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,16 @@ import torch
 
 import kernels
 import models
+import products
+
+
+@pytest.fixture(params=["tiles", "torch"])
+def multiplied(request, monkeypatch):
+    """With either kind of products."""
+    monkeypatch.setattr(products, "fast", lambda: request.param == "tiles")
+
+
+both = pytest.mark.usefixtures("multiplied")
 
 DISCRETE = gymnasium.spaces.Discrete(3)
 MULTI = gymnasium.spaces.MultiDiscrete([2, 3])
@@ -71,6 +81,7 @@ def test_fused_in_bfloat16_is_near_float32(layers):
         assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
 
 
+@both
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_fused_forward_and_backward_equal_autograd(space, layers):
@@ -105,6 +116,7 @@ def test_fused_forward_and_backward_equal_autograd(space, layers):
         torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@both
 def test_fused_step_equals_the_scan_and_commits_the_state():
     torch.manual_seed(0)
     policy = models.Policy(environment(), hidden_size=24, num_layers=2)
@@ -120,6 +132,7 @@ def test_fused_step_equals_the_scan_and_commits_the_state():
     torch.testing.assert_close(running, state["mingru"], atol=1e-6, rtol=1e-5)
 
 
+@both
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.float64])
 def test_fused_step_casts_other_observation_types(kind):
     policy = models.Policy(environment(), hidden_size=8)

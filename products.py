@@ -1,0 +1,493 @@
+"""The matrix products of the default policy: torch's everywhere, and on AMD's processors with AVX-512 our own.
+
+    products = products.best(policy, arena, "worker 0", steps=64, precision=torch.float32)     # models.Fused does this
+    python -m pytest tests/test_products.py       # each product against numpy's float64
+    python tests/bench_products.py                # GFLOP/s beside torch's
+
+torch's products are MKL's in float32, which leaves half of AVX-512 unused on AMD, and oneDNN's in bfloat16, where each
+call costs 16 µs before it begins. Ours are one tile: a few rows times up to 64 columns, all of them in registers while
+the inner dimension passes by, written in LLVM's language because numba has no vectors (Goto and van de Geijn 2008 is
+the idea; the matrices here are small enough that no cache needs more than the order of the loops). They can be called
+from other kernels without the interpreter: `policy_step` is the whole network's step in one call.
+"""
+
+import functools
+
+import llvmlite.binding as llvm
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+import kernels
+from kernels import bfloat_of_float, distinct_driver, driver, f32, host, narrow, run, u16, u32, u64
+
+LANES = 16  # float32 numbers in a vector
+WIDTH = 4 * LANES  # columns of a panel
+ROWS = {1: 16, 2: 8, 3: 4, 4: 4}  # of a tile, by its vectors a row: 12 to 16 sums, more than an FMA's latency
+BLOCK = 64  # rows (of weights' gradients: steps) that a panel stays in the first-level cache for
+
+
+@functools.cache
+def fast():
+    """Whether this processor is of the kind where our products are the faster ones."""
+    features = llvm.get_host_cpu_features()
+    return llvm.get_host_cpu_name().startswith("znver") and all(features.get(f) for f in ("avx512f", "avx512bf16"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tile
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not know."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, _BFloat)
+
+    def __hash__(self):
+        return hash(_BFloat)
+
+
+_BIT, _HALF, _WORD, _LONG, _FLOAT = ir.IntType(1), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_BITS, _HALVES, _WORDS, _FLOATS = (ir.VectorType(kind, LANES) for kind in (_BIT, _HALF, _WORD, _FLOAT))
+_BFLOATS, _PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
+
+
+class _Emitter:
+    """Writes one panel: see `panel`. Addresses are integers, strides are in bytes."""
+
+    def __init__(self, builder, pairs, init_half, out_half, arguments):
+        self.b, self.pairs, self.init_half, self.out_half = builder, pairs, init_half, out_half
+        (self.a, self.a_row, self.a_step, self.rows, self.w, self.w_step, self.steps, self.init, self.init_row,
+         self.out, self.out_row, self.columns) = arguments  # fmt: skip
+
+    def call(self, name, result, *arguments):
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), arguments)
+
+    def pointer(self, address, offset, kind):
+        return self.b.inttoptr(self.b.add(address, _LONG(offset)), kind.as_pointer())
+
+    def splat(self, number, kind):
+        vector = self.b.insert_element(ir.Constant(kind, ir.Undefined), number, _WORD(0))
+        return self.b.shuffle_vector(vector, ir.Constant(kind, ir.Undefined), ir.Constant(_WORDS, [0] * LANES))
+
+    def load(self, address, offset, kind, mask):
+        pointer, align = self.pointer(address, offset, kind), kind.element.width // 8 if kind is not _FLOATS else 4
+        if mask is None:
+            return self.b.load(pointer, align=align)
+        name = f"llvm.masked.load.v{LANES}{'f32' if kind is _FLOATS else f'i{kind.element.width}'}.p0"
+        return self.call(name, kind, pointer, _WORD(align), mask, ir.Constant(kind, None))
+
+    def store(self, vector, address, offset, mask):
+        kind = vector.type
+        pointer, align = self.pointer(address, offset, kind), 2 if kind.element == _HALF else 4
+        if mask is None:
+            self.b.store(vector, pointer, align=align)
+            return
+        name = f"llvm.masked.store.v{LANES}{'i16' if kind.element == _HALF else 'f32'}.p0"
+        self.call(name, ir.VoidType(), vector, pointer, _WORD(align), mask)
+
+    def first(self, address, c, mask):
+        """The sums' first values."""
+        if not self.init_half:
+            return self.load(address, 4 * LANES * c, _FLOATS, mask)
+        words = self.b.zext(self.load(address, 2 * LANES * c, _HALVES, mask), _WORDS)
+        return self.b.bitcast(self.b.shl(words, ir.Constant(_WORDS, [16] * LANES)), _FLOATS)
+
+    def finish(self, total, address, c, mask):
+        if not self.out_half:
+            self.store(total, address, 4 * LANES * c, mask)
+            return
+        rounded = self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", _BFLOATS, total)
+        self.store(self.b.bitcast(rounded, _HALVES), address, 2 * LANES * c, mask)
+
+    def tile(self, row, rows, vectors, masks):
+        """Rows [row, row + rows) of the panel."""
+        b = self.b
+        start, init, out = (b.add(base, b.mul(stride, row)) for base, stride in (
+            (self.a, self.a_row), (self.init, self.init_row), (self.out, self.out_row)))  # fmt: skip
+        places = [(r, c) for r in range(rows) for c in range(vectors)]
+        ahead = [b.mul(_LONG(r), self.a_row) for r in range(rows)]
+        first = [self.first(b.add(init, b.mul(_LONG(r), self.init_row)), c, masks[c]) for r, c in places]
+        before, loop, after = b.block, b.append_basic_block("steps"), b.append_basic_block("stepped")
+        b.branch(loop)
+        b.position_at_end(loop)
+        step, a, w = (b.phi(_LONG) for _ in range(3))
+        sums = [b.phi(_FLOATS) for _ in places]
+        columns = [self.load(w, 4 * LANES * c, _FLOATS, masks[c]) for c in range(vectors)]
+        totals = []
+        for r in range(rows):
+            number = b.load(b.inttoptr(b.add(a, ahead[r]), (_WORD if self.pairs else _FLOAT).as_pointer()), align=2)
+            number = self.splat(number, _WORDS if self.pairs else _FLOATS)
+            for c in range(vectors):
+                total = sums[r * vectors + c]
+                if self.pairs:
+                    both = b.bitcast(number, _PAIRS), b.bitcast(columns[c], _PAIRS)
+                    totals.append(self.call("llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, total, *both))
+                else:
+                    totals.append(self.call("llvm.fma.v16f32", _FLOATS, number, columns[c], total))
+        following = b.add(step, _LONG(1)), b.add(a, self.a_step), b.add(w, self.w_step)
+        for phi, old, new in zip((step, a, w, *sums), (_LONG(0), start, self.w, *first), (*following, *totals),
+                                 strict=True):  # fmt: skip
+            phi.add_incoming(old, before)
+            phi.add_incoming(new, b.block)
+        b.cbranch(b.icmp_signed("<", following[0], self.steps), loop, after)
+        b.position_at_end(after)
+        for (r, c), total in zip(places, totals, strict=True):
+            self.finish(total, b.add(out, b.mul(_LONG(r), self.out_row)), c, masks[c])
+
+    def panel(self):
+        b = self.b
+        needed = b.sdiv(b.add(self.columns, _LONG(LANES - 1)), _LONG(LANES))
+        for vectors, height in ROWS.items():
+            with b.if_then(b.icmp_signed("==", needed, _LONG(vectors))):
+                left = self.splat(b.trunc(b.sub(self.columns, _LONG(LANES * (vectors - 1))), _WORD), _WORDS)
+                lanes = ir.Constant(_WORDS, list(range(LANES)))
+                masks = [None] * (vectors - 1) + [b.icmp_signed("<", lanes, left)]
+                whole = b.mul(b.sdiv(self.rows, _LONG(height)), _LONG(height))
+                for begin, end, rows in ((_LONG(0), whole, height), (whole, self.rows, 1)):
+                    with cgutils.for_range_slice(b, begin, end, _LONG(rows), intp=_LONG) as (row, _):
+                        self.tile(row, rows, vectors, masks)
+
+
+@intrinsic
+def panel(typing, a, a_row, a_step, rows, w, w_step, steps, init, init_row, out, out_row, columns):
+    """out[r, c] = init[r, c] + Σ over s of a[r, s] · w[s, c], for `rows` rows, `columns` <= WIDTH columns and `steps`
+    >= 1 steps.
+
+    a, w, init, out are one-dimensional arrays that begin at the first number in question; the strides between rows and
+    between steps are int64, in bytes. a and w are float32, or both uint32 that hold pairs of bfloat16, two steps each;
+    init and out float32 or bfloat16's bits (uint16); init_row 0 is a bias.
+    """
+    arrays, numbers = (a, w, init, out), (a_row, a_step, rows, w_step, steps, init_row, out_row, columns)
+    if not all(isinstance(array, types.Array) and array.ndim == 1 for array in arrays):
+        return None
+    pairs, halves = w.dtype == types.uint32, [array.dtype == types.uint16 for array in (init, out)]
+    signature = types.void(a, types.int64, types.int64, types.int64, w, types.int64, types.int64, init, types.int64,
+                           out, types.int64, types.int64)  # fmt: skip
+
+    def codegen(context, builder, signature, arguments):
+        plain = [builder.ptrtoint(context.make_array(kind)(context, builder, value).data, _LONG)
+                 if isinstance(kind, types.Array) else value
+                 for kind, value in zip(signature.args, arguments, strict=True)]  # fmt: skip
+        _Emitter(builder, pairs, *halves, plain).panel()
+        return context.get_dummy_value()
+
+    return (signature, codegen) if all(isinstance(number, types.Integer) for number in numbers) else None
+
+
+def halved(array):
+    """Whether an array holds bfloat16: its bits, or pairs of them."""
+    return array.dtype in (u16, u32)
+
+
+@overload(halved, inline="always")
+def _halved(array):
+    return (lambda array: True) if array.dtype in (types.uint16, types.uint32) else (lambda array: False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Packed weights: panels of up to WIDTH columns, one after the other, each step by step
+
+
+def packed_size(inner, columns, half):
+    """Words (float32, or uint32 of two bfloat16) that a packed (inner, columns) matrix takes."""
+    return (-(-inner // 2) if half else inner) * columns
+
+
+@driver
+def _pack_cpu(begin, end, matrix, packed):
+    inner, columns = matrix.shape
+    half = halved(packed)
+    steps = (inner + 1) // 2 if half else inner
+    for panel_of in range(begin, end):
+        first = panel_of * WIDTH
+        width = min(WIDTH, columns - first)
+        target = packed[first * steps : (first + width) * steps]
+        for s in range(steps):
+            for c in range(width):
+                if half:
+                    low = u32(bfloat_of_float(matrix[2 * s, first + c]))
+                    high = u32(bfloat_of_float(matrix[2 * s + 1, first + c])) if 2 * s + 1 < inner else u32(0)
+                    target[s * width + c] = low | high << u32(16)
+                else:
+                    target[s * width + c] = matrix[s, first + c]
+
+
+def pack(matrix, packed):
+    """Lay a float32 (inner, columns) matrix out for `multiply`: packed (packed_size(...),), float32, or int32 to round
+    it to bfloat16."""
+    inner, columns = matrix.shape
+    half = packed.dtype == torch.int32
+    _expect("pack", "packed", packed, (packed_size(inner, columns, half),))
+    target = host(packed)
+    run(_pack_cpu, -(-columns // WIDTH), 1, matrix.detach().numpy(), target.view(u32) if half else target)
+
+
+@driver
+def multiply_rows(begin, end, a, packed, bias, add, out):
+    """Rows [begin, end) of `multiply`; from within other drivers too."""
+    inner, columns = a.shape[1], out.shape[1]
+    half = halved(packed)
+    steps = (inner + 1) // 2 if half else inner
+    even = np.zeros((BLOCK, inner + 1), a.dtype) if half and inner % 2 else np.zeros((0, 0), a.dtype)
+    for block in range(begin, end, BLOCK):
+        rows = min(BLOCK, end - block)
+        source, row_size = a.reshape(-1)[block * inner :], inner * a.itemsize
+        if half and inner % 2:  # a pair may not end in the next row
+            even[:rows, :inner] = a[block : block + rows]
+            source, row_size = even.reshape(-1), (inner + 1) * a.itemsize
+        for first in range(0, columns, WIDTH):
+            width = min(WIDTH, columns - first)
+            target = out.reshape(-1)[block * columns + first :]
+            stride = columns * out.itemsize
+            if add:
+                panel(source, row_size, 4, rows, packed[first * steps :], width * 4, steps, target, stride, target,
+                      stride, width)
+            else:
+                panel(source, row_size, 4, rows, packed[first * steps :], width * 4, steps, bias[first:], 0, target,
+                      stride, width)
+
+
+def multiply(a, packed, out, *, bias=None, add=False):
+    """out (rows, columns) = bias (columns,) + a (rows, inner) · the packed matrix; with `add` that is added to out, and
+    there is no bias. a is float32 where the matrix is, else bfloat16; out is either; sums are float32."""
+    (rows, inner), columns = a.shape, out.shape[1]
+    half = packed.dtype == torch.int32
+    _expect("multiply", "a", a, (rows, inner))
+    _expect("multiply", "packed", packed, (packed_size(inner, columns, half),))
+    _expect("multiply", "out", out, (rows, columns))
+    if (a.dtype == torch.bfloat16) != half:
+        raise TypeError(f"products.multiply: a is {a.dtype}, the packed matrix {'bfloat16' if half else 'float32'}.")
+    matrix = host(packed).view(u32) if half else host(packed)
+    start = _zeros(columns) if bias is None else host(bias)
+    run(multiply_rows, rows, BLOCK, host(a), matrix, start, add, host(out))
+
+
+@functools.cache
+def _zeros(count):
+    return np.zeros(count, f32)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gradients of weights: the inner dimension is that of the rows
+
+
+@distinct_driver
+def _take_pairs(source, first, rows, begin, end, pairs):
+    """pairs[s] = source[first + 2s, begin:end] beside source[first + 2s + 1, begin:end], 0 where there is no such row;
+    one number after the other, with an index that cannot be negative: three times as fast as rows of arrays."""
+    numbers, words = source.reshape(-1), pairs.reshape(-1)
+    width, stride, columns = u64(source.shape[1]), u64(pairs.shape[1]), u64(end - begin)
+    for s in range(0, rows, 2):
+        low, target = u64(first + s) * width + u64(begin), u64(s // 2) * stride
+        high, kept = (low + width, u32(0xFFFFFFFF)) if s + 1 < rows else (low, u32(0))
+        for c in range(columns):
+            words[target + c] = u32(numbers[low + c]) | u32(numbers[high + c]) << u32(16) & kept
+
+
+@driver
+def _accumulate_cpu(begin, end, grad, x, gradient):
+    rows, inputs, outputs = x.shape[0], x.shape[1], end - begin
+    for first in range(0, rows, BLOCK):
+        count = min(BLOCK, rows - first)
+        for column in range(0, inputs, WIDTH):
+            target = gradient.reshape(-1)[begin * inputs + column :]
+            panel(grad.reshape(-1)[first * grad.shape[1] + begin :], 4, grad.shape[1] * 4, outputs,
+                  x.reshape(-1)[first * inputs + column :], inputs * 4, count, target, inputs * 4, target, inputs * 4,
+                  min(WIDTH, inputs - column))
+
+
+@driver
+def _accumulate_pairs_cpu(begin, end, grad, x, gradient):
+    rows, inputs, outputs = x.shape[0], x.shape[1], end - begin
+    # Rows that are powers of two apart would all want the same few lines of the cache: a line more keeps them apart.
+    lefts, rights = np.empty((BLOCK, outputs + LANES), u32), np.empty((BLOCK, inputs + LANES), u32)
+    for first in range(0, rows, 2 * BLOCK):
+        count = min(2 * BLOCK, rows - first)
+        _take_pairs(grad, first, count, begin, end, lefts)
+        _take_pairs(x, first, count, 0, inputs, rights)
+        for column in range(0, inputs, WIDTH):
+            target = gradient.reshape(-1)[begin * inputs + column :]
+            panel(lefts.reshape(-1), 4, (outputs + LANES) * 4, outputs, rights.reshape(-1)[column:],
+                  (inputs + LANES) * 4, (count + 1) // 2, target, inputs * 4, target, inputs * 4,
+                  min(WIDTH, inputs - column))
+
+
+def accumulate(grad, x, gradient):
+    """gradient (outputs, inputs), float32, += grad (rows, outputs)^T · x (rows, inputs), both of one float type."""
+    rows, outputs = grad.shape
+    _expect("accumulate", "grad", grad, (rows, outputs))
+    _expect("accumulate", "x", x, (rows, x.shape[1]))
+    _expect("accumulate", "gradient", gradient, (outputs, x.shape[1]))
+    if grad.dtype != x.dtype:
+        raise TypeError(f"products.accumulate: grad is {grad.dtype} and x is {x.dtype}; expected one dtype for both.")
+    if rows:
+        function = _accumulate_pairs_cpu if grad.dtype == torch.bfloat16 else _accumulate_cpu
+        run(function, outputs, 16, host(grad), host(x), host(gradient))
+
+
+def _expect(product, name, tensor, shape):
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"products.{product}: {name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
+    if not tensor.is_contiguous():
+        raise ValueError(f"products.{product}: {name} is not contiguous; pass {name}.contiguous().")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The whole network's step, a block of agents after the other, so that what lies between the layers stays in cache
+
+
+@distinct_driver
+def _read_observations(begin, end, observations, out):
+    """out[:end - begin] = observations[begin:end], as floats."""
+    source, target = observations.reshape(-1), out.reshape(-1)
+    first, numbers = u64(begin) * u64(out.shape[1]), u64(end - begin) * u64(out.shape[1])
+    for i in range(numbers):
+        target[i] = narrow(f32(source[first + i]), target)
+
+
+@driver
+def _policy_step_cpu(begin, end, observations, encoder, layers, decoder, state, resets, valid, seen, x, y, hgp, last,
+                     outputs):
+    """encoder, each of `layers` and decoder are (packed weight, bias); seen, x, y, hgp and last are scratch memory."""
+    for block in range(begin, end, BLOCK):
+        stop = min(end, block + BLOCK)
+        n, rows = stop - block, slice(begin, begin + stop - block)  # another thread's rows are another range
+        _read_observations(block, stop, observations, seen[rows])
+        multiply_rows(0, n, seen[rows], encoder[0], encoder[1], False, x[rows])
+        now, then = x[rows], y[rows]
+        for i in range(len(layers)):
+            multiply_rows(0, n, now, layers[i][0], layers[i][1], False, hgp[rows])
+            flags = resets[block:stop], valid[block:stop]
+            if i + 1 < len(layers):
+                kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], *flags, then)
+                now, then = then, now
+            else:
+                kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], *flags, last[rows])
+        multiply_rows(0, n, last[rows], decoder[0], decoder[1], False, outputs[block:stop])
+
+
+def policy_step(observations, encoder, layers, decoder, state, resets, valid, scratch):
+    """One step of n agents: observations (n, D) of any type; encoder, each of `layers` and decoder arrays (packed
+    weight, bias); state (n, H) a layer, updated in place; resets, valid (n,). Into the last of `scratch`, tensors of n
+    rows: observations and two activations as the products read them, hgp, the last layer's output, the network's."""
+    run(_policy_step_cpu, len(observations), BLOCK, host(observations), encoder, layers, decoder,
+        tuple(host(layer) for layer in state), host(resets), host(valid), *map(host, scratch))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What models.Fused multiplies with: the same four calls, through torch or through the above
+
+
+class TorchProducts:
+    """On any device. In bfloat16 it rounds the weights of encoder and layers, and the decoder's for its input's
+    gradient; weights' gradients are rounded before they are added in float32."""
+
+    def __init__(self, policy, arena, name, *, rows, learns, precision):
+        self.policy, self.arena, self.name = policy, arena, name
+        self.half = precision != torch.float32
+        self.rounded = [key for key, _ in policy.named_parameters()
+                        if self.half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
+        for key in self.rounded:
+            shape = policy.get_parameter(key).shape
+            arena.register(f"{name}/weights/{key}", shape, precision)
+            arena.register(f"{name}/products/{key}", shape, precision)
+        if self.half and learns:
+            arena.register(f"{name}/rounded grad", (rows, policy.decoder.out_features), precision)
+
+    def bind(self, masters, gradients):
+        """The weights by name and the gradients that are added to, once the arena is allocated."""
+        self.masters, self.gradients = masters, gradients
+        self.weights = masters | {key: self.arena[f"{self.name}/weights/{key}"] for key in self.rounded}
+        self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.rounded}
+
+    def refresh(self):
+        """Round the weights; due after every change of them."""
+        for key in self.rounded:
+            self.weights[key].copy_(self.masters[key])
+
+    def linear(self, name, x, out):
+        """out = x · W^T + b, all (rows, width); the decoder's in float32."""
+        weights = self.masters if x.dtype == torch.float32 else self.weights
+        torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"].t(), out=out)
+
+    def input_gradient(self, name, grad, out, *, add):
+        """out (+)= grad · W."""
+        if grad.dtype != out.dtype:
+            grad = self.arena[f"{self.name}/rounded grad"][: len(grad)].copy_(grad)
+        weight = self.weights[f"{name}.weight"]
+        torch.addmm(out, grad, weight, out=out) if add else torch.mm(grad, weight, out=out)
+
+    def weight_gradient(self, name, grad, x):
+        """Add grad^T · x to the weight's gradient."""
+        gradient = self.gradients[f"{name}.weight"]
+        if grad.dtype == gradient.dtype:
+            torch.addmm(gradient, grad.t(), x, out=gradient)
+        else:
+            gradient.add_(torch.mm(grad.t(), x, out=self.products[f"{name}.weight"]))
+
+    def step(self, *_):
+        """The whole network's step in one call, where that can be."""
+        return False
+
+
+class TileProducts:
+    """On the processors that `fast` names. The weights are packed, those that rounded products read in bfloat16; the
+    gradients of weights are summed in float32, and the decoder has no part in the rounding."""
+
+    def __init__(self, policy, arena, name, *, rows, learns, precision):
+        self.policy, self.arena, self.name = policy, arena, name
+        self.half = precision != torch.float32
+        self.layers = [f"rnn.layers.{i}" for i in range(policy.num_layers)]
+        keys = [(key, False) for key in ("encoder", *self.layers, "decoder")]
+        if learns:
+            keys += [(key, True) for key in (*self.layers, "decoder")]  # for the gradients of their inputs
+        self.packed = {}
+        for key, back in keys:
+            half, (columns, inner) = self.half and key != "decoder", policy.get_parameter(f"{key}.weight").shape
+            size = packed_size(columns, inner, half) if back else packed_size(inner, columns, half)
+            self.packed[key, back] = f"{name}/packed/{key}{'/back' if back else ''}"
+            arena.register(self.packed[key, back], (size,), torch.int32 if half else torch.float32)
+
+    def bind(self, masters, gradients):
+        self.masters, self.gradients = masters, gradients
+        self.packed = {key: self.arena[place] for key, place in self.packed.items()}
+        arrays = {key: host(packed).view(u32) if packed.dtype == torch.int32 else host(packed)
+                  for (key, back), packed in self.packed.items() if not back}  # fmt: skip
+        pairs = {key: (array, host(masters[f"{key}.bias"])) for key, array in arrays.items()}
+        self.arrays = pairs["encoder"], tuple(pairs[key] for key in self.layers), pairs["decoder"]
+
+    def refresh(self):
+        for (key, back), packed in self.packed.items():
+            weight = self.masters[f"{key}.weight"]
+            pack(weight if back else weight.t(), packed)
+
+    def linear(self, name, x, out):
+        multiply(x, self.packed[name, False], out, bias=self.masters[f"{name}.bias"])
+
+    def input_gradient(self, name, grad, out, *, add):
+        multiply(grad, self.packed[name, True], out, add=add)
+
+    def weight_gradient(self, name, grad, x):
+        accumulate(grad, x, self.gradients[f"{name}.weight"])
+
+    def step(self, observations, state, resets, valid, scratch):
+        """The whole network's step; see policy_step."""
+        policy_step(observations, *self.arrays, state, resets, valid, scratch)
+        return True
+
+
+def best(policy, arena, name, *, rows, learns, precision):
+    """The products for up to `rows` rows on the policy's device. `learns`: gradients will be asked for. `name` is a
+    prefix in the arena, where they register what they keep."""
+    tiles = fast() and policy.decoder.weight.device.type == "cpu" and not kernels.SIMULATOR
+    return (TileProducts if tiles else TorchProducts)(policy, arena, name, rows=rows, learns=learns,
+                                                      precision=precision)
