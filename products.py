@@ -177,6 +177,7 @@ def panel(typing, a, a_row, a_step, rows, w, w_step, steps, init, init_row, out,
         plain = [builder.ptrtoint(context.make_array(kind)(context, builder, value).data, _LONG)
                  if isinstance(kind, types.Array) else value
                  for kind, value in zip(signature.args, arguments, strict=True)]  # fmt: skip
+        builder.function.attributes.add("noinline")  # once is enough to compile it
         _Emitter(builder, pairs, *halves, plain).panel()
         return context.get_dummy_value()
 
@@ -232,28 +233,28 @@ def pack(matrix, packed):
 
 
 @driver
-def multiply_rows(begin, end, a, packed, bias, add, out):
-    """Rows [begin, end) of `multiply`; from within other drivers too."""
+def multiply_rows(begin, end, a, packed, init, init_columns, out):
+    """out[begin:end] = init + a[begin:end] · the packed matrix, for other drivers too. init is flat: a row of
+    `init_columns` numbers for each of out's, or one for all (a bias) and init_columns 0."""
     inner, columns = a.shape[1], out.shape[1]
     half = halved(packed)
     steps = (inner + 1) // 2 if half else inner
-    even = np.zeros((BLOCK, inner + 1), a.dtype) if half and inner % 2 else np.zeros((0, 0), a.dtype)
+    odd = half and inner % 2 == 1  # then the last pair of a row would end in the next one
+    even = np.empty((BLOCK if odd else 0, inner + 1), a.dtype)
     for block in range(begin, end, BLOCK):
         rows = min(BLOCK, end - block)
         source, row_size = a.reshape(-1)[block * inner :], inner * a.itemsize
-        if half and inner % 2:  # a pair may not end in the next row
-            even[:rows, :inner] = a[block : block + rows]
+        if odd:
+            for r in range(rows):
+                for i in range(inner):
+                    even[r, i] = a[block + r, i]
+                even[r, inner] = 0
             source, row_size = even.reshape(-1), (inner + 1) * a.itemsize
         for first in range(0, columns, WIDTH):
             width = min(WIDTH, columns - first)
-            target = out.reshape(-1)[block * columns + first :]
-            stride = columns * out.itemsize
-            if add:
-                panel(source, row_size, 4, rows, packed[first * steps :], width * 4, steps, target, stride, target,
-                      stride, width)
-            else:
-                panel(source, row_size, 4, rows, packed[first * steps :], width * 4, steps, bias[first:], 0, target,
-                      stride, width)
+            panel(source, row_size, 4, rows, packed[first * steps :], width * 4, steps,
+                  init[block * init_columns + first :], init_columns * init.itemsize,
+                  out.reshape(-1)[block * columns + first :], columns * out.itemsize, width)
 
 
 def multiply(a, packed, out, *, bias=None, add=False):
@@ -268,7 +269,8 @@ def multiply(a, packed, out, *, bias=None, add=False):
         raise TypeError(f"products.multiply: a is {a.dtype}, the packed matrix {'bfloat16' if half else 'float32'}.")
     matrix = host(packed).view(u32) if half else host(packed)
     start = _zeros(columns) if bias is None else host(bias)
-    run(multiply_rows, rows, BLOCK, host(a), matrix, start, add, host(out))
+    init = (host(out).reshape(-1), columns) if add else (start, 0)
+    run(multiply_rows, rows, BLOCK, host(a), matrix, *init, host(out))
 
 
 @functools.cache
@@ -362,17 +364,17 @@ def _policy_step_cpu(begin, end, observations, encoder, layers, decoder, state, 
         stop = min(end, block + BLOCK)
         n, rows = stop - block, slice(begin, begin + stop - block)  # another thread's rows are another range
         _read_observations(block, stop, observations, seen[rows])
-        multiply_rows(0, n, seen[rows], encoder[0], encoder[1], False, x[rows])
+        multiply_rows(0, n, seen[rows], encoder[0], encoder[1], 0, x[rows])
         now, then = x[rows], y[rows]
         for i in range(len(layers)):
-            multiply_rows(0, n, now, layers[i][0], layers[i][1], False, hgp[rows])
+            multiply_rows(0, n, now, layers[i][0], layers[i][1], 0, hgp[rows])
             flags = resets[block:stop], valid[block:stop]
             if i + 1 < len(layers):
                 kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], *flags, then)
                 now, then = then, now
             else:
                 kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], *flags, last[rows])
-        multiply_rows(0, n, last[rows], decoder[0], decoder[1], False, outputs[block:stop])
+        multiply_rows(0, n, last[rows], decoder[0], decoder[1], 0, outputs[block:stop])
 
 
 def policy_step(observations, encoder, layers, decoder, state, resets, valid, scratch):
