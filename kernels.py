@@ -127,7 +127,8 @@ class Arena:
                 offset += math.prod(shape) * dtype.itemsize
             offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
             ranges[group] = (start, offset)
-        block = torch.zeros(offset + self.ALIGNMENT, dtype=torch.uint8, device=device)
+        # Made by numpy, which asks Linux for huge pages; torch does not, and learns 2% slower.
+        block = torch.from_numpy(np.zeros(offset + self.ALIGNMENT, np.uint8)).to(device)
         skip = -block.data_ptr() % self.ALIGNMENT
         self.memory = block[skip : skip + offset]
         for name, (shape, dtype, _) in self._specs.items():

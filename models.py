@@ -461,8 +461,7 @@ class Fused:
         if steps:
             rounded |= {"grad_x": lambda n: (T, n, H)}
             exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)} | {"sums": lambda n: (n, 3 * H)}
-            exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1),
-                      "ones": lambda n: (T * n,)}
+            exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1)}
         for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
             for key, shape in shapes.items():
                 arena.register(f"{name}/{key}", shape(rows), dtype)
@@ -472,11 +471,8 @@ class Fused:
     def bind(self, gradients="gradients"):
         """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
         weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
-        self.gradients = {key: self.arena[f"{gradients}/policy.{key}"] for key in weights}
-        self.products.bind(weights, self.gradients)
+        self.products.bind(weights, {key: self.arena[f"{gradients}/policy.{key}"] for key in weights})
         self.refresh = self.products.refresh
-        if self.steps:
-            self.arena[f"{self.name}/ones"].fill_(1.0)
         self.refresh()
 
     def chunk(self, n):
@@ -526,26 +522,18 @@ class Fused:
         """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
         products, grad_x = self.products, chunk.flat_grad_x
         products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last)
-        self._add_sum("decoder.bias", chunk.flat_grad_outputs, chunk.ones)
+        products.add_rows("decoder.bias", chunk.flat_grad_outputs)
         if self.policy.decoder.log_std is not None:
-            self._add_sum("decoder.log_std", chunk.flat_grad_log_std, chunk.ones)
+            products.add_rows("decoder.log_std", chunk.flat_grad_log_std)
         products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
         for i in reversed(range(self.policy.num_layers)):
             kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
                                      index=index, start=start)  # fmt: skip
             products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i])
-            self.gradients[f"rnn.layers.{i}.bias"].add_(chunk.sums.sum(0))
+            products.add_rows(f"rnn.layers.{i}.bias", chunk.sums)
             products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
         products.weight_gradient("encoder", grad_x, chunk.flat_observations)
-        self._add_sum("encoder.bias", grad_x, chunk.ones)
-
-    def _add_sum(self, name, grad, ones):
-        """Add the sum of grad (rows, outputs) over the rows."""
-        gradient = self.gradients[name]
-        if grad.dtype == gradient.dtype:
-            torch.addmv(gradient, grad.t(), ones, out=gradient)
-        else:
-            gradient.add_(grad.sum(0, dtype=gradient.dtype))
+        products.add_rows("encoder.bias", grad_x)
 
 
 def squeeze_time(logits, value):

@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 import kernels
-from kernels import bfloat_of_float, distinct_driver, driver, f32, host, narrow, run, u16, u32, u64
+from kernels import bfloat_of_float, distinct_driver, driver, f32, host, narrow, run, u16, u32, u64, widen
 
 LANES = 16  # float32 numbers in a vector
 WIDTH = 4 * LANES  # columns of a panel
@@ -336,6 +336,22 @@ def accumulate(grad, x, gradient):
         run(function, outputs, 16, host(grad), host(x), host(gradient))
 
 
+@distinct_driver
+def _add_rows_cpu(begin, end, rows, total):
+    numbers, columns = rows.reshape(-1), u64(rows.shape[1])
+    for r in range(rows.shape[0]):
+        first = u64(r) * columns
+        for c in range(u64(begin), u64(end)):
+            total[c] += widen(numbers[first + c])
+
+
+def add_rows(rows, total):
+    """total (columns,), float32, += the sum of rows (n, columns), float32 or bfloat16, over n."""
+    _expect("add_rows", "rows", rows, rows.shape)
+    _expect("add_rows", "total", total, (rows.shape[1],))
+    run(_add_rows_cpu, rows.shape[1], 16, host(rows), host(total))
+
+
 def _expect(product, name, tensor, shape):
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"products.{product}: {name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
@@ -386,7 +402,7 @@ def policy_step(observations, encoder, layers, decoder, state, resets, valid, sc
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What models.Fused multiplies with: the same four calls, through torch or through the above
+# What models.Fused multiplies with: the same calls, through torch or through the above
 
 
 class TorchProducts:
@@ -402,14 +418,18 @@ class TorchProducts:
             shape = policy.get_parameter(key).shape
             arena.register(f"{name}/weights/{key}", shape, precision)
             arena.register(f"{name}/products/{key}", shape, precision)
-        if self.half and learns:
-            arena.register(f"{name}/rounded grad", (rows, policy.decoder.out_features), precision)
+        if learns:
+            arena.register(f"{name}/ones", (rows,))
+            arena.register(f"{name}/rounded grad", (rows if self.half else 0, policy.decoder.out_features), precision)
+        self.learns = learns
 
     def bind(self, masters, gradients):
         """The weights by name and the gradients that are added to, once the arena is allocated."""
         self.masters, self.gradients = masters, gradients
         self.weights = masters | {key: self.arena[f"{self.name}/weights/{key}"] for key in self.rounded}
         self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.rounded}
+        if self.learns:
+            self.ones = self.arena[f"{self.name}/ones"].fill_(1.0)
 
     def refresh(self):
         """Round the weights; due after every change of them."""
@@ -435,6 +455,14 @@ class TorchProducts:
             torch.addmm(gradient, grad.t(), x, out=gradient)
         else:
             gradient.add_(torch.mm(grad.t(), x, out=self.products[f"{name}.weight"]))
+
+    def add_rows(self, name, rows):
+        """Add the sum over rows (n, columns) to a gradient."""
+        gradient = self.gradients[name]
+        if rows.dtype == gradient.dtype:
+            torch.addmv(gradient, rows.t(), self.ones[: len(rows)], out=gradient)
+        else:
+            gradient.add_(rows.sum(0, dtype=gradient.dtype))
 
     def step(self, *_):
         """The whole network's step in one call, where that can be."""
@@ -480,6 +508,9 @@ class TileProducts:
 
     def weight_gradient(self, name, grad, x):
         accumulate(grad, x, self.gradients[f"{name}.weight"])
+
+    def add_rows(self, name, rows):
+        add_rows(rows, self.gradients[name])
 
     def step(self, observations, state, resets, valid, scratch):
         """The whole network's step; see policy_step."""

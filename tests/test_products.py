@@ -88,6 +88,20 @@ def test_accumulate(half, rows, outputs, inputs, threads):
 
 
 @PRECISIONS
+@FEW
+@given(rows=st.integers(0, 400), columns=SIZES, threads=st.sampled_from([1, 3]))
+def test_add_rows(half, rows, columns, threads):
+    x = numbers(0, rows, columns, half=half)
+    total, behind = guarded(columns)
+    total.copy_(numbers(1, columns))
+    expected = total.double() + x.double().sum(0)
+    with kernels.threads(threads):
+        products.add_rows(x, total)
+    close(total, expected, rows, False)
+    assert (behind == CANARY).all(), "written beyond the end"
+
+
+@PRECISIONS
 def test_any_number_of_threads_gives_the_same_bits(half):
     x, grad, weight = numbers(0, 300, 70, half=half), numbers(1, 300, 130, half=half), numbers(2, 70, 130)
     results = []
