@@ -397,6 +397,9 @@ def policy_step(observations, encoder, layers, decoder, state, resets, valid, sc
     """One step of n agents: observations (n, D) of any type; encoder, each of `layers` and decoder arrays (packed
     weight, bias); state (n, H) a layer, updated in place; resets, valid (n,). Into the last of `scratch`, tensors of n
     rows: observations and two activations as the products read them, hgp, the last layer's output, the network's."""
+    if observations.dtype == torch.bfloat16:
+        raise TypeError("products.policy_step: observations are bfloat16, which numba cannot tell from uint16; pass "
+                        "them as the environment gave them.")
     run(_policy_step_cpu, len(observations), BLOCK, host(observations), encoder, layers, decoder,
         tuple(host(layer) for layer in state), host(resets), host(valid), *map(host, scratch))
 

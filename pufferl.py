@@ -434,14 +434,8 @@ class PuffeRL:
         cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
         if len(cut) == 0:
             return
-        final, (resets, valid) = self.storage["final_observations"], (flags[: len(cut)] for flags in self._flags)
-        if self.fused:
-            observations = self._actors[worker].chunk(len(cut)).observations
-            kernels.gather(final.view(1, self.num_agents, -1), cut, observations)
-            observations = observations[0]
-        else:
-            observations = final[cut]
-        outputs, _ = self._act(worker, observations, self._copy_state(worker, self.state, cut), resets, valid)
+        state, flags = self._copy_state(worker, self.state, cut), (flag[: len(cut)] for flag in self._flags)
+        outputs, _ = self._act(worker, self.storage["final_observations"][cut], state, *flags)
         self.bootstraps[t, cut] = outputs[:, -1]
 
     def _final_values(self, worker, buffer):

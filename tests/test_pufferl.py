@@ -454,6 +454,17 @@ def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
     assert torch.cosine_similarity(*steps, dim=0) > 0.7 and all(math.isfinite(loss) for loss in losses[1].values())
 
 
+def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
+    bootstraps = []
+    for precision in ("float32", "bfloat16"):
+        trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 3}, precision=precision)
+        trainer.evaluate()
+        bootstraps.append(trainer.bootstraps[:3].clone())
+        trainer.release()
+    assert (bootstraps[0][2] != 0).any() and not torch.equal(*bootstraps)
+    torch.testing.assert_close(bootstraps[1], bootstraps[0], rtol=0.03, atol=0.02)
+
+
 def test_the_script_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     from pufferl import PuffeRL, load_config, load_env, load_policy
