@@ -570,17 +570,25 @@ def slid(line):
     return out + [0] * (len(line) - len(out)), gained
 
 
+def compared(board):
+    """(72,): of each two neighbours, side by side and then one above the other: equal tiles, more than, less than."""
+    ones = np.concatenate([board[:, :-1].ravel(), board[:-1].ravel()])
+    others = np.concatenate([board[:, 1:].ravel(), board[1:].ravel()])
+    return np.stack([(ones == others) & (ones > 0), ones > others, ones < others], axis=1).ravel().astype(int)
+
+
 def test_g2048_follows_the_rules():
     vector, rng = Vector("g2048", 8), np.random.default_rng(5)
     games = fours = tiles = 0
     for _ in range(1500):
-        boards = vector.observations.reshape(8, 4, 4, 18).argmax(axis=-1)
-        assert (vector.observations.reshape(8, 16, 18).sum(axis=2) == 1).all()
+        cells, pairs = np.split(vector.observations.copy(), [16 * 18], axis=1)
+        boards = cells.reshape(8, 4, 4, 18).argmax(axis=-1)
+        assert (cells.reshape(8, 16, 18).sum(axis=2) == 1).all()
         masks = vector.masks.copy()
         vector.random_actions(rng)
         actions = vector.actions[:, 0].copy()
         vector.step()
-        after = vector.observations.reshape(8, 4, 4, 18).argmax(axis=-1)
+        after = vector.observations[:, : 16 * 18].reshape(8, 4, 4, 18).argmax(axis=-1)
         for i in range(8):
             results = []
             for action in range(4):
@@ -592,6 +600,9 @@ def test_g2048_follows_the_rules():
                 results.append((moved.T if action < 2 else moved, sum(gain for _, gain in lines)))
             legal = [not np.array_equal(board, boards[i]) for board, _ in results]
             assert masks[i].tolist() == legal
+            leads = zip([board for board, _ in results], legal, strict=True)
+            seen = [compared(board) * fair for board, fair in ((boards[i], True), *leads)]
+            assert np.array_equal(pairs[i], np.concatenate(seen))
             wanted, gained = results[actions[i]]
             np.testing.assert_allclose(vector.rewards[i], gained / 11, rtol=1e-5)
             if vector.terminals[i]:

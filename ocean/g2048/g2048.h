@@ -3,8 +3,13 @@
  * that changes nothing is illegal: the mask says so, and nothing happens. When no move is left the game is over.
  * The score is the sum of all merged tiles. The reward for a merge to 2^k is k / 11: rewards of points would span
  * three powers of ten. perf is the share of games that reach 2048 (the game goes on).
- * Observation: (16, 18) bytes, one-hot: what stands in each cell, empty, 2, 4 ... 131072. Actions: up, down, left,
- * right. */
+ * Actions: up, down, left, right. Observation: 648 bytes of 0 and 1,
+ *     0 .. 287    (16, 18) what stands in each cell, one-hot: empty, 2, 4 ... 131072
+ *     288 .. 647  (5, 24, 3) how two neighbours compare: both are the same tile, the first is the greater one, the
+ *                 second is (an empty cell is less than a tile). First 12 pairs side by side, then 12 one above the
+ *                 other; first of the board as it is, then of what each action leaves of it, before the new tile comes
+ *                 up. Zero where the action is illegal.
+ * From the cells alone a network learns what a move does, and that two are equal, for each place and each tile anew. */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -16,13 +21,14 @@
 #include "env.h"
 #include "draw.h"
 
-enum { SIDE = 4, CELLS = SIDE * SIDE, KINDS = 18, WON = 11 };
+enum { SIDE = 4, CELLS = SIDE * SIDE, KINDS = 18, WON = 11, PAIRS = 24, INPUTS = CELLS * KINDS + 5 * PAIRS * 3 };
 
 struct Env {
     ENV_COMMON
     uint8_t tiles[CELLS]; /* the power of two, 0 where empty */
-    uint8_t legal[4];
-    int tick, points, highest;
+    uint8_t after[4][CELLS]; /* what each action leaves, before the new tile comes up */
+    uint8_t legal[4];        /* whether that is something else */
+    int tick, points;
     float total;
 };
 
@@ -36,62 +42,72 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
-        .observation_shape = {CELLS, KINDS},
+        .observation_shape = {INPUTS},
         .observation_low = 0,
         .observation_high = 1,
         .action_heads = {4},
     };
 }
 
+static uint8_t* write_pairs(const uint8_t* tiles, uint8_t* out) {
+    for (int down = 0; down < 2; down++)
+        for (int i = 0; i < CELLS; i++) {
+            if (down ? i / SIDE == SIDE - 1 : i % SIDE == SIDE - 1) continue;
+            uint8_t one = tiles[i], next = tiles[i + (down ? SIDE : 1)];
+            *out++ = one && one == next;
+            *out++ = one > next;
+            *out++ = one < next;
+        }
+    return out;
+}
+
 static void write_observation(const Env* env, uint8_t* observation) {
-    memset(observation, 0, CELLS * KINDS);
+    memset(observation, 0, INPUTS);
     for (int i = 0; i < CELLS; i++)
         observation[i * KINDS + env->tiles[i]] = 1;
+    uint8_t* out = write_pairs(env->tiles, observation + CELLS * KINDS);
+    for (int action = 0; action < 4; action++, out += PAIRS * 3)
+        if (env->legal[action]) write_pairs(env->after[action], out);
 }
 
 /* A line of four cells, the one first that tiles slide to: the cell that a move begins in and its step. */
 static const struct { int first, line, step; } moves[4] = {{0, 1, 4}, {12, 1, -4}, {0, 4, 1}, {3, 4, -1}};
 
-/* Whether a move changes something: an empty cell before a tile, or two equal neighbours. */
-static bool can_move(const Env* env, int action) {
-    for (int k = 0; k < SIDE; k++) {
-        int at = moves[action].first + k * moves[action].line, step = moves[action].step;
-        for (int i = 0; i + 1 < SIDE; i++) {
-            int one = env->tiles[at + i * step], next = env->tiles[at + (i + 1) * step];
-            if (next && (!one || (one == next && one < KINDS - 1))) return true;
-        }
-    }
-    return false;
-}
-
-static bool find_legal(Env* env) {
-    bool any = false;
-    for (int action = 0; action < 4; action++)
-        any |= env->legal[action] = can_move(env, action);
-    return any;
-}
-
-static void slide(Env* env, int action, float* reward) {
+/* Make a move on a board; returns its reward and adds to the points. */
+static float slide(uint8_t* tiles, int action, int* points) {
+    float reward = 0;
     for (int k = 0; k < SIDE; k++) {
         int at = moves[action].first + k * moves[action].line, step = moves[action].step, filled = 0, waiting = 0;
         uint8_t line[SIDE] = {0};
         for (int i = 0; i < SIDE; i++) {
-            uint8_t tile = env->tiles[at + i * step];
+            uint8_t tile = tiles[at + i * step];
             if (!tile) continue;
             if (tile == waiting && tile < KINDS - 1) {
                 line[filled - 1] = ++tile;
                 waiting = 0; /* a tile merges once */
-                env->points += 1 << tile;
-                *reward += (float)tile / WON;
-                if (tile > env->highest) env->highest = tile;
+                *points += 1 << tile;
+                reward += (float)tile / WON;
             } else {
                 line[filled++] = tile;
                 waiting = tile;
             }
         }
         for (int i = 0; i < SIDE; i++)
-            env->tiles[at + i * step] = line[i];
+            tiles[at + i * step] = line[i];
     }
+    return reward;
+}
+
+/* Try all moves; returns whether one changes something. */
+static bool look_ahead(Env* env) {
+    bool any = false;
+    for (int action = 0; action < 4; action++) {
+        int points = 0;
+        memcpy(env->after[action], env->tiles, CELLS);
+        slide(env->after[action], action, &points);
+        any |= env->legal[action] = memcmp(env->after[action], env->tiles, CELLS) != 0;
+    }
+    return any;
 }
 
 static void add_tile(Env* env) {
@@ -112,9 +128,9 @@ static void c_reset(Env* env) {
     memset(env->tiles, 0, sizeof(env->tiles));
     add_tile(env);
     add_tile(env);
-    env->tick = env->points = env->highest = 0;
+    env->tick = env->points = 0;
     env->total = 0;
-    find_legal(env);
+    look_ahead(env);
     write_all(env);
 }
 
@@ -123,9 +139,9 @@ static void c_step(Env* env) {
     float reward = 0;
     bool over = false;
     if (env->legal[action]) {
-        slide(env, action, &reward);
+        reward = slide(env->tiles, action, &env->points);
         add_tile(env);
-        over = !find_legal(env);
+        over = !look_ahead(env);
     }
     env->tick++;
     bool late = !over && env->max_steps && env->tick >= env->max_steps;
@@ -138,11 +154,14 @@ static void c_step(Env* env) {
         return;
     }
     if (late && env->final_observations) write_observation(env, env->final_observations);
-    env->log.perf += env->highest >= WON;
+    int highest = 0;
+    for (int i = 0; i < CELLS; i++)
+        if (env->tiles[i] > highest) highest = env->tiles[i];
+    env->log.perf += highest >= WON;
     env->log.score += (float)env->points;
     env->log.episode_return += env->total;
     env->log.episode_length += (float)env->tick;
-    env->log.max_tile += (float)(1 << env->highest);
+    env->log.max_tile += (float)(1 << highest);
     env->log.n += 1;
     c_reset(env);
 }
