@@ -495,8 +495,8 @@ class Fused:
         chunk, layers, linear = self.chunk(len(observations)), self.policy.num_layers, self.products.linear
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
         observations = observations.view(len(observations), -1)
-        scratch = chunk.flat_observations, x, y, hgp, chunk.flat_last, chunk.flat_outputs
-        if self.products.step(observations, state, resets, valid, scratch):
+        if self.in_one_call:
+            products.policy_step(observations, *self.products.arrays, state, resets, valid, self._scratch(chunk))
             return chunk.flat_outputs
         if observations.dtype != chunk.observations.dtype:
             observations = chunk.flat_observations.copy_(observations)
@@ -507,6 +507,20 @@ class Fused:
             x, y = y, x
         linear("decoder", chunk.flat_last, chunk.flat_outputs)
         return chunk.flat_outputs
+
+    @property
+    def in_one_call(self):
+        """Whether a step is one call without the interpreter, and so can `rollout` be."""
+        return self.products.arrays is not None
+
+    def _scratch(self, chunk):
+        return (chunk.flat_observations, *chunk.flat_x[:2], chunk.flat_hgp[0], chunk.flat_last, chunk.flat_outputs)
+
+    def rollout(self, agents, environments, storage, state, kept, **sampled):
+        """All steps of the agents in a slice, environments included; see products.rollout."""
+        chunk = self.chunk(agents.stop - agents.start)
+        return products.rollout(agents, environments, self.products.arrays, storage, state, kept, self._scratch(chunk),
+                                **sampled)
 
     def forward(self, chunk, resets, valid, index, start):
         """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into

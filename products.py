@@ -405,6 +405,121 @@ def policy_step(observations, encoder, layers, decoder, state, resets, valid, sc
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The rollout of a range of environments in one call: while a thread waits for the interpreter it sleeps, and to wake it
+# takes as long as a step of 256 agents
+
+
+@intrinsic
+def _call_step(typing, function, environments, first, last, rows):
+    """ocean_step(environments, first, last, rows), all of them integers, function and pointers by their addresses."""
+    signature = types.void(*[types.int64] * 5)
+
+    def codegen(context, builder, signature, arguments):
+        function, environments, *rest = arguments
+        kind = ir.FunctionType(ir.VoidType(), [_LONG] * 4)  # a pointer is passed as its address would be
+        builder.call(builder.inttoptr(function, kind.as_pointer()), [environments, *rest])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def _cycles(typing):
+    """The processor's clock."""
+
+    def codegen(context, builder, signature, arguments):
+        kind = ir.FunctionType(_LONG, [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+
+    return types.int64(), codegen
+
+
+@driver
+def _final_values(begin, end, terminals, truncations, final_observations, network, state, kept, scratch, bootstraps):
+    """bootstraps = V of the final observations of the agents in [begin, end) that were truncated and not terminated."""
+    encoder, layers, decoder = network
+    seen, x, y, hgp, last, outputs = scratch
+    chosen, count = np.empty(end - begin, np.int64), 0
+    for i in range(end - begin):
+        if truncations[begin + i] and not terminals[begin + i]:
+            chosen[count] = i
+            count += 1
+    if count == 0:
+        return
+    observations = np.empty((count, final_observations.shape[1]), final_observations.dtype)
+    resets, valid = np.empty(count, np.uint8), np.empty(count, np.uint8)
+    for k in range(count):
+        resets[k], valid[k] = 0, 1
+        for j in range(observations.shape[1]):
+            observations[k, j] = final_observations[begin + chosen[k], j]
+        for layer in range(len(layers)):
+            for j in range(hgp.shape[1] // 3):
+                kept[layer][k, j] = state[layer][chosen[k], j]
+    _policy_step_cpu(0, count, observations, encoder, layers, decoder, kept, resets, valid, seen, x, y, hgp, last,
+                     outputs)
+    for k in range(count):
+        bootstraps[begin + chosen[k]] = outputs[k, outputs.shape[1] - 1]
+
+
+@driver
+def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std, masked, masks, seed,
+                 first_agent, clock, logprobs, values, bootstraps):
+    function, address, first, last, rows = environments
+    encoder, layers, decoder = network
+    observations, resets, valid, actions, terminals, truncations, final_observations = storage
+    seen, x, y, hgp, hidden, outputs = scratch
+    n, horizon, inside, begun = end - begin, len(actions), 0, _cycles()
+    for t in range(horizon + 1):
+        now, flags = observations[t, begin:end], (resets[t, begin:end], valid[t, begin:end])
+        if t > 0:
+            _final_values(begin, end, terminals[t - 1], truncations[t - 1], final_observations, network, state, kept,
+                          scratch, bootstraps[t - 1])
+        if t == horizon:
+            break
+        _policy_step_cpu(0, n, now, encoder, layers, decoder, state, *flags, seen, x, y, hgp, hidden, outputs)
+        random = (seed, u64(first_agent + begin), clock[t : t + 1], False)
+        drawn = (actions[t, begin:end], logprobs[t, begin:end], values[t, begin:end])
+        if log_std is None:
+            mask = masks[t, begin:end] if masked else masks[0]
+            kernels._sample_discrete_cpu(0, n, outputs, masked, mask, heads, *random, *drawn)
+        else:
+            kernels._sample_continuous_cpu(0, n, outputs, log_std, *random, *drawn)
+        entered = _cycles()
+        _call_step(function, address, first, last, rows[t])
+        for i in range(begin, end):
+            resets[t + 1, i] = terminals[t, i] | truncations[t, i]
+        inside += _cycles() - entered
+    for layer in range(len(layers)):  # the last row is for V alone, and nothing of it is committed
+        for i in range(n):
+            for j in range(hgp.shape[1] // 3):
+                kept[layer][i, j] = state[layer][i, j]
+    _policy_step_cpu(0, n, now, encoder, layers, decoder, kept, *flags, seen, x, y, hgp, hidden, outputs)
+    for i in range(n):
+        values[horizon, begin + i] = outputs[i, outputs.shape[1] - 1]
+    return inside / (_cycles() - begun)
+
+
+def rollout(agents, environments, network, storage, state, kept, scratch, *, heads, log_std, masks, seed, first_agent,
+            clock, logprobs, values, bootstraps):
+    """A rollout of T steps of the agents in the slice `agents`, from row 0 of the storage on: what pufferl.py's
+    _rollout does step by step. Returns the share of the time that the environments took.
+
+    environments: addresses of ocean_step and of the environments, the first and the last of them, int64 addresses of
+    their rows (T,); network, state a layer (n, H), and scratch as in policy_step, `kept` like state, to be overwritten;
+    storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...), terminals, truncations (T, N),
+    final_observations (N, D); clock (T,) int64, what `sample` takes for step; heads, log_std, masks (T + 1, N, A), seed
+    and first_agent as there; written: logprobs (T, N), values (T + 1, N), bootstraps (T, N), which are 0 before.
+    """
+    n, width = agents.stop - agents.start, scratch[-1].shape[1] - 1
+    masked, masks = kernels._masks(None if masks is None else host(masks), values, 3)
+    return _rollout_cpu(
+        agents.start, agents.stop, environments, network, tuple(map(host, storage)), tuple(map(host, state)),
+        tuple(map(host, kept)), tuple(map(host, scratch)), np.empty(0, np.int64) if heads is None else host(heads),
+        None if log_std is None else kernels._log_std("sample", log_std, (n, width)), masked, masks, u64(seed),
+        first_agent, host(clock), host(logprobs), host(values), host(bootstraps))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # What models.Fused multiplies with: the same calls, through torch or through the above
 
 
@@ -467,9 +582,7 @@ class TorchProducts:
         else:
             gradient.add_(rows.sum(0, dtype=gradient.dtype))
 
-    def step(self, *_):
-        """The whole network's step in one call, where that can be."""
-        return False
+    arrays = None  # of the network, for kernels: only tiles can be called from within them
 
 
 class TileProducts:
@@ -514,11 +627,6 @@ class TileProducts:
 
     def add_rows(self, name, rows):
         add_rows(rows, self.gradients[name])
-
-    def step(self, observations, state, resets, valid, scratch):
-        """The whole network's step; see policy_step."""
-        policy_step(observations, *self.arrays, state, resets, valid, scratch)
-        return True
 
 
 def best(policy, arena, name, *, rows, learns, precision):

@@ -415,6 +415,20 @@ class Native(_Vector):
         np.bitwise_or(storage.terminals[t, agents], storage.truncations[t, agents], out=storage.resets[t + 1, agents])
         self._t[buffer] = t + 1
 
+    @property
+    def can_step_in_kernels(self):
+        """Whether a kernel may step a buffer itself in place of `wait` and `advance`, which nobody has changed here."""
+        return type(self) is Native and not {"wait", "advance"} & set(vars(self)) and self.threads_per_worker == 1
+
+    def addresses(self, buffer):
+        """For such a kernel: the addresses of ocean_step and of the environments, the first and the last of the buffer,
+        and the addresses of the rows (T,) int64. The resets are for the kernel to write, and `finish` comes after."""
+        return self.library.step_address, self.envs.address, *self.env_ranges[buffer], np.array(self._step_rows)
+
+    def finish(self, buffer):
+        """A kernel has taken all steps of a buffer."""
+        self._t[buffer] = len(self.storage.actions)
+
     def _step(self, start, end, first, rows):
         self.envs.step(rows, first + start, first + end)
 

@@ -18,6 +18,7 @@ import torch
 import configuration
 import kernels
 import models
+import products
 import pufferl
 import vector
 import watch
@@ -189,7 +190,8 @@ def test_rollout_stores_what_the_policy_said(tmp_path):
     trainer.release()
 
 
-def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tmp_path):
+def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(vector.Native, "can_step_in_kernels", False)  # step by step, so that one can look between
     trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 5}, num_buffers=1, num_threads=1)
     seen, bootstrap = [], trainer._bootstrap
 
@@ -463,6 +465,41 @@ def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
         trainer.release()
     assert (bootstraps[0][2] != 0).any() and not torch.equal(*bootstraps)
     torch.testing.assert_close(bootstraps[1], bootstraps[0], rtol=0.03, atol=0.02)
+
+
+@pytest.mark.parametrize(("env", "settings", "precision"), [
+    ("cartpole", {"max_steps": 5}, "float32"), ("pendulum", {"max_steps": 7}, "float32"), ("masked", {}, "float32"),
+    ("target", {"num_agents": 4, "patience": 6}, "float32"), ("spaces", {}, "float32"), ("squared", {}, "float32"),
+    pytest.param("cartpole", {"max_steps": 5}, "bfloat16", marks=pytest.mark.skipif(not products.fast(), reason="AMD")),
+])  # fmt: skip
+def test_a_rollout_in_one_call_is_the_one_step_by_step(tmp_path, monkeypatch, env, settings, precision):
+    """Bit for bit: truncations, masks, several heads, several agents, continuous actions, bytes."""
+    monkeypatch.setattr(products, "fast", lambda: True)
+    rollouts, calls = [], []
+    for one_call in (True, False):
+        monkeypatch.setattr(vector.Native, "can_step_in_kernels", one_call)
+        trainer = make_trainer(tmp_path, env, env_kwargs=settings, precision=precision)
+        advance = trainer.vecenv.advance
+        trainer.vecenv.advance = lambda buffer, advance=advance: (calls.append(buffer), advance(buffer))
+        for _ in range(3):
+            trainer.evaluate()
+            trainer.train()
+        storage = [tensor.clone() for tensor in trainer.storage.values() if tensor is not None]
+        rollouts.append([*storage, trainer.arena.memory.clone()])
+        assert bool(calls) != one_call
+        trainer.release()
+    assert all(torch.equal(a, b) for a, b in zip(*rollouts, strict=True))
+
+
+def test_who_changes_how_a_vector_steps_is_asked(tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert trainer.vecenv.can_step_in_kernels
+    trainer.vecenv.advance = trainer.vecenv.advance
+    assert not trainer.vecenv.can_step_in_kernels
+    trainer.release()
+    trainer = make_trainer(tmp_path, num_buffers=1)
+    assert not trainer.vecenv.can_step_in_kernels, "two threads step one buffer together"
+    trainer.release()
 
 
 def test_the_script_of_the_docs_runs(tmp_path, monkeypatch, capsys):
