@@ -34,6 +34,7 @@ test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor and a peer, kernels beside a copy, ...
 	$(RUN) tests/bench_env.py
 	$(RUN) tests/bench_kernels.py
+	$(RUN) tests/bench_products.py
 	$(RUN) tests/bench_train.py
 	$(RUN) tests/bench_train.py --precision bfloat16
 	$(RUN) tests/bench_peers.py

@@ -4,7 +4,8 @@
     python profiler.py breakout --profile.epochs 1 --profile.output trace.json
 
 Open the trace in https://ui.perfetto.dev (nothing leaves the browser) or in chrome://tracing: one row a thread, with
-torch's operations and the kernels of kernels.py and products.py by their names.
+torch's operations and the kernels of kernels.py and products.py by their names. A rollout that is one call otherwise
+goes step by step here, so that its parts can be seen.
 """
 
 import contextlib
