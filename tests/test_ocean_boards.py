@@ -397,7 +397,7 @@ def test_cube_turns_are_those_of_the_group(size):
     stickers = 6 * size * size
 
     def colors():
-        return vector.observations[0].reshape(stickers, 6).argmax(axis=1)
+        return vector.observations[0, : stickers * 6].reshape(stickers, 6).argmax(axis=1)
 
     def apply(actions):
         for action in actions:
@@ -424,6 +424,30 @@ def test_cube_turns_are_those_of_the_group(size):
     one = apply([up, down])
     apply([down + 1, up + 1])
     assert np.array_equal(apply([down, up]), one)
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 156), (3, 480)])
+def test_cube_tells_which_stickers_are_of_one_colour(size, count):
+    """Of neighbours as they are, in the order of the stickers; what is seen after a turn could be read before it."""
+    vector = Vector("cube", 300, {"size": size, "scramble_min": 20, "scramble_max": 20, "max_steps": 100})
+    stickers, pairs = 6 * size * size, []
+    for i in range(stickers):
+        pairs += [(i, i + step) for step, place in ((1, i), (size, i // size)) if place % size < size - 1]
+    ones, others = np.array(pairs).T
+    assert vector.observations.shape[1] == stickers * 6 + count and len(pairs) == 12 * size * (size - 1)
+    known = None
+    for action in [*range(12), 3, 8, 1]:
+        cells, same = np.split(vector.observations.copy(), [stickers * 6], axis=1)
+        assert (cells.reshape(300, stickers, 6).sum(axis=2) == 1).all()
+        colors = cells.reshape(300, stickers, 6).argmax(axis=2)
+        now = colors[:, ones] == colors[:, others]
+        assert np.array_equal(same[:, : len(pairs)], now)
+        if known is not None:
+            going = vector.terminals == 0
+            assert going.sum() > 250
+            assert {column.tobytes() for column in now[going].T} <= {column.tobytes() for column in known[going].T}
+        known = same.astype(bool)
+        vector.step(np.full(300, action))
 
 
 def test_cube_is_solved_by_taking_back():

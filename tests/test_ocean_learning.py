@@ -9,7 +9,7 @@ SANITY = {"bandit": 0.97, "password": 0.97, "stochastic": 0.91, "continuous": 0.
           "masked": 0.97}  # fmt: skip
 LONGER = {"pendulum": -220.0, "acrobot": -110.0, "mountaincar": -110.0,
           "lander": 200.0, "pong": 18.0, "boids": 0.78, "drone": 38.0, "drone_race": 6.0,
-          "connect4": 0.65, "maze": 0.5, "trash_pickup": 38.0, "go": 6.0, "cube": 0.7, "asteroids": 10_000.0,
+          "connect4": 0.65, "maze": 0.5, "trash_pickup": 38.0, "go": 6.0, "cube": 0.8, "asteroids": 10_000.0,
           "minesweeper": 0.955, "tetris": 120_000.0, "snake": 15.0, "double_pendulum": 9000.0,
           "g2048": 35_000.0, "moba": 0.4, "nmmo3": 9.5}  # fmt: skip
 FRESH = {"enduro": 700.0, "freeway": 32.0}  # episodes so long that few or none end in the last epochs

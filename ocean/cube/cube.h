@@ -1,8 +1,10 @@
 /* Cube: Rubik's cube, 3 x 3 x 3 or 2 x 2 x 2. An episode begins with scramble_min to scramble_max random quarter turns
  * of a solved cube (none takes back the one before) and ends, with a reward of 1, when every side shows one colour,
  * whichever way the cube is held. After max_steps it is truncated.
- * Observation: one-hot colours of all stickers, (stickers, 6) bytes: sides in the order up, right, front, down, left,
- * back. Actions: quarter turns of the sides in that order, clockwise and then counter-clockwise each.
+ * Observation: bytes of 0 and 1. First the one-hot colours of all stickers, (stickers, 6), sides in the order up, right,
+ * front, down, left, back. Then for each two stickers that are neighbours on a side, now or after one or two turns
+ * (480 pairs; of the small cube 156), whether they are of one colour.
+ * Actions: quarter turns of the sides in that order, clockwise and then counter-clockwise each.
  * perf is the share of cubes solved; scramble is the mean length of the scrambles. */
 #pragma once
 
@@ -17,7 +19,7 @@
 #include "env.h"
 #include "draw.h"
 
-enum { SIDES = 6, TURNS = 2 * SIDES, MAX_STICKERS = 54 };
+enum { SIDES = 6, TURNS = 2 * SIDES, MAX_STICKERS = 54, MAX_PAIRS = 480 };
 typedef struct { int x, y, z; } Axis; /* x to the right, y up, z to the front */
 static const Axis normals[SIDES] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}, {0, -1, 0}, {-1, 0, 0}, {0, 0, -1}};
 /* Of each side as it is looked at from outside: where the columns and where the rows go. */
@@ -26,8 +28,9 @@ static const Axis rows[SIDES] = {{0, 0, 1}, {0, -1, 0}, {0, -1, 0}, {0, 0, -1}, 
 
 struct Env {
     ENV_COMMON
-    int stickers, limit;
+    int stickers, pairs, limit;
     uint8_t from[TURNS][MAX_STICKERS]; /* where each sticker's colour comes from in a turn */
+    uint8_t pair[MAX_PAIRS][2]; /* stickers that are neighbours, now or after one or two turns */
     uint8_t colors[MAX_STICKERS];
     int scrambled, tick;
 };
@@ -62,6 +65,14 @@ static int sticker_at(const Env* env, Axis place) {
     return -1;
 }
 
+static void add_pair(Env* env, int a, int b) {
+    int one = a < b ? a : b, other = a < b ? b : a;
+    for (int i = 0; i < env->pairs; i++)
+        if (env->pair[i][0] == one && env->pair[i][1] == other) return;
+    env->pair[env->pairs][0] = (uint8_t)one;
+    env->pair[env->pairs++][1] = (uint8_t)other;
+}
+
 /* The turns follow from geometry: a sticker of the turned layer goes to the place that it is turned to. */
 static const char* c_init(Env* env) {
     if (env->size != 2 && env->size != 3) return "size must be 2 or 3";
@@ -78,13 +89,22 @@ static const char* c_init(Env* env) {
             env->from[2 * side + 1][i] = (uint8_t)to;
         }
     }
+    env->pairs = 0;
+    for (int i = 0; i < env->stickers; i++) {
+        if (i % env->size < env->size - 1) add_pair(env, i, i + 1);
+        if (i / env->size % env->size < env->size - 1) add_pair(env, i, i + env->size);
+    }
+    for (int first = 0, turns = 0; turns < 2; turns++)
+        for (int last = env->pairs; first < last; first++)
+            for (int action = 0; action < TURNS; action++)
+                add_pair(env, env->from[action][env->pair[first][0]], env->from[action][env->pair[first][1]]);
     return NULL;
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = 1,
-        .observation_shape = {env->stickers, SIDES},
+        .observation_shape = {env->stickers * SIDES + env->pairs},
         .observation_low = 0,
         .observation_high = 1,
         .action_heads = {TURNS},
@@ -93,6 +113,9 @@ static void c_spaces(const Env* env, Spaces* spaces) {
 
 static void write_observation(const Env* env, uint8_t* observation) {
     memset(observation, 0, (size_t)(env->stickers * SIDES));
+    uint8_t* same = observation + env->stickers * SIDES;
+    for (int i = 0; i < env->pairs; i++)
+        same[i] = env->colors[env->pair[i][0]] == env->colors[env->pair[i][1]];
     for (int i = 0; i < env->stickers; i++)
         observation[i * SIDES + env->colors[i]] = 1;
 }
