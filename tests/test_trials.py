@@ -498,7 +498,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
                    check=True, capture_output=True, timeout=3600)  # fmt: skip
     known = steps_to(next(shipped.glob("*")), 0.9)
     assert math.isfinite(known)
-    space = {"train.learning_rate.mean": 0.0015, "train.minibatch_size.mean": 32768,
+    space = {"train.learning_rate.mean": 0.003, "train.minibatch_size.mean": 32768,
              "train.total_timesteps.max": 4_000_000}
     kept = ("gamma", "gae_lambda", "replay_ratio", "clip_coef", "vf_coef", "max_grad_norm", "horizon")
     space |= {f"train.{key}.distribution": "none" for key in kept} | {"vec.total_agents.distribution": "none"}
@@ -513,7 +513,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     results = Ledger(folder).results()
     assert len(results) == 60 and {r["status"] for r in results.values()} <= {"done", "stopped"}
     first = results[0]["settings"]
-    assert first["train.learning_rate"] == 0.0015 and first["train.minibatch_size"] == 32768
+    assert first["train.learning_rate"] == 0.003 and first["train.minibatch_size"] == 32768
     steps = {number: steps_to(folder / r["run"], 0.9) for number, r in results.items()}
     print(f"steps to 0.9: shipped {known:,.0f}; by trial {steps}")
     assert steps[0] > 2 * known, "where it began it must be slow, or this test shows nothing"
