@@ -1,6 +1,6 @@
 """The matrix products of the default policy: torch's everywhere, and on AMD's processors with AVX-512 our own.
 
-    products = products.best(policy, arena, "worker 0", steps=64, precision=torch.float32)     # models.Fused does this
+    chosen = products.best(policy, arena, "worker 0", rows=1024, learns=True, precision=torch.float32)   # models.Fused
     python -m pytest tests/test_products.py       # each product against numpy's float64
     python tests/bench_products.py                # GFLOP/s beside torch's
 
@@ -8,12 +8,14 @@ torch's products are MKL's in float32, which leaves half of AVX-512 unused on AM
 call costs 16 µs before it begins. Ours are one tile: a few rows times up to 64 columns, all of them in registers while
 the inner dimension passes by, written in LLVM's language because numba has no vectors (Goto and van de Geijn 2008 is
 the idea; the matrices here are small enough that no cache needs more than the order of the loops). They can be called
-from other kernels without the interpreter: `policy_step` is the whole network's step in one call.
+from other kernels without the interpreter: `policy_step` is the whole network's step in one call, `rollout` a buffer's
+whole rollout.
 """
 
 import functools
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -32,9 +34,10 @@ BLOCK = 64  # rows (of weights' gradients: steps) that a panel stays in the firs
 
 @functools.cache
 def fast():
-    """Whether this processor is of the kind where our products are the faster ones."""
-    features = llvm.get_host_cpu_features()
-    return llvm.get_host_cpu_name().startswith("znver") and all(features.get(f) for f in ("avx512f", "avx512bf16"))
+    """Whether this processor is of the kind where our products are the faster ones, and numba compiles for it."""
+    features, another = llvm.get_host_cpu_features(), numba.config.CPU_NAME or numba.config.CPU_FEATURES
+    known = llvm.get_host_cpu_name().startswith("znver") and not another
+    return known and all(features.get(feature) for feature in ("avx512f", "avx512bf16"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
