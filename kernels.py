@@ -127,8 +127,10 @@ class Arena:
                 offset += math.prod(shape) * dtype.itemsize
             offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
             ranges[group] = (start, offset)
-        # Made by numpy, which asks Linux for huge pages; torch does not, and learns 2% slower.
-        block = torch.from_numpy(np.zeros(offset + self.ALIGNMENT, np.uint8)).to(device)
+        if torch.device(device).type == "cpu":  # numpy asks Linux for huge pages; torch does not, and learns 2% slower
+            block = torch.from_numpy(np.zeros(offset + self.ALIGNMENT, np.uint8))
+        else:
+            block = torch.zeros(offset + self.ALIGNMENT, dtype=torch.uint8, device=device)
         skip = -block.data_ptr() % self.ALIGNMENT
         self.memory = block[skip : skip + offset]
         for name, (shape, dtype, _) in self._specs.items():

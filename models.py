@@ -492,12 +492,12 @@ class Fused:
     def step(self, observations, state, resets, valid):
         """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
         valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
-        chunk, layers, linear = self.chunk(len(observations)), self.policy.num_layers, self.products.linear
-        x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
-        observations = observations.view(len(observations), -1)
+        chunk, observations = self.chunk(len(observations)), observations.view(len(observations), -1)
         if self.in_one_call:
             products.policy_step(observations, *self.products.arrays, state, resets, valid, self._scratch(chunk))
             return chunk.flat_outputs
+        layers, linear = self.policy.num_layers, self.products.linear
+        x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
         if observations.dtype != chunk.observations.dtype:
             observations = chunk.flat_observations.copy_(observations)
         linear("encoder", observations, x)

@@ -57,8 +57,8 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-_BIT, _HALF, _WORD, _LONG, _FLOAT = ir.IntType(1), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_BITS, _HALVES, _WORDS, _FLOATS = (ir.VectorType(kind, LANES) for kind in (_BIT, _HALF, _WORD, _FLOAT))
+_HALF, _WORD, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_HALVES, _WORDS, _FLOATS = (ir.VectorType(kind, LANES) for kind in (_HALF, _WORD, _FLOAT))
 _BFLOATS, _PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
 
 
@@ -531,18 +531,17 @@ class TorchProducts:
     gradient; weights' gradients are rounded before they are added in float32."""
 
     def __init__(self, policy, arena, name, *, rows, learns, precision):
-        self.policy, self.arena, self.name = policy, arena, name
-        self.half = precision != torch.float32
+        self.arena, self.name, self.learns = arena, name, learns
+        half = precision != torch.float32
         self.rounded = [key for key, _ in policy.named_parameters()
-                        if self.half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
+                        if half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
         for key in self.rounded:
             shape = policy.get_parameter(key).shape
             arena.register(f"{name}/weights/{key}", shape, precision)
             arena.register(f"{name}/products/{key}", shape, precision)
         if learns:
             arena.register(f"{name}/ones", (rows,))
-            arena.register(f"{name}/rounded grad", (rows if self.half else 0, policy.decoder.out_features), precision)
-        self.learns = learns
+            arena.register(f"{name}/rounded grad", (rows if half else 0, policy.decoder.out_features), precision)
 
     def bind(self, masters, gradients):
         """The weights by name and the gradients that are added to, once the arena is allocated."""
@@ -593,15 +592,15 @@ class TileProducts:
     gradients of weights are summed in float32, and the decoder has no part in the rounding."""
 
     def __init__(self, policy, arena, name, *, rows, learns, precision):
-        self.policy, self.arena, self.name = policy, arena, name
-        self.half = precision != torch.float32
+        self.arena = arena
         self.layers = [f"rnn.layers.{i}" for i in range(policy.num_layers)]
         keys = [(key, False) for key in ("encoder", *self.layers, "decoder")]
         if learns:
             keys += [(key, True) for key in (*self.layers, "decoder")]  # for the gradients of their inputs
         self.packed = {}
         for key, back in keys:
-            half, (columns, inner) = self.half and key != "decoder", policy.get_parameter(f"{key}.weight").shape
+            half = precision != torch.float32 and key != "decoder"
+            columns, inner = policy.get_parameter(f"{key}.weight").shape
             size = packed_size(columns, inner, half) if back else packed_size(inner, columns, half)
             self.packed[key, back] = f"{name}/packed/{key}{'/back' if back else ''}"
             arena.register(self.packed[key, back], (size,), torch.int32 if half else torch.float32)

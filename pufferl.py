@@ -360,7 +360,7 @@ class PuffeRL:
         vecenv, seconds, begun = self.vecenv, 0.0, time.perf_counter()
         if self.fused:
             self._actors[worker].refresh()
-            if self._actors[worker].in_one_call and getattr(vecenv, "can_step_in_kernels", False):
+            if self._actors[worker].in_one_call and vecenv.can_step_in_kernels:
                 buffers = range(worker, vecenv.num_buffers, vecenv.num_workers)
                 return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
         with torch.no_grad(), self.device.worker(worker):

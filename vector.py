@@ -188,6 +188,7 @@ class _Vector:
 
     storage = None
     closed = False
+    can_step_in_kernels = False  # see Native
 
     def number_from(self, first_env):
         """Give the environments the random numbers of number first_env and on, where other ranks have those before.

@@ -882,8 +882,8 @@ def ship(env_name, args):
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["env_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
     saved = torch.load(model, weights_only=True, map_location="cpu")
-    weights = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in saved.items()}
-    weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
+    weights = {name: tensor.to(torch.half if tensor.is_floating_point() else tensor.dtype, copy=True,
+                               memory_format=torch.contiguous_format) for name, tensor in saved.items()}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
         torch.save(weights, Path(folder) / "rounded.pt")
         results = evaluate(env_name, {**args, "load_model_path": str(Path(folder) / "rounded.pt")})
