@@ -179,7 +179,8 @@ class Train:
     several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the matrix products and of what flows between them; weights, recurrent states, losses and statistics are
-    float32. bfloat16 wants a processor that has it; Breakout then trains about 1.4 times as fast (docs/LOG.md)."""
+    float32; on a GPU float32 products are TF32. bfloat16 wants a processor that has it; Breakout then trains about
+    1.4 times as fast (docs/LOG.md)."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"

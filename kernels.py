@@ -27,13 +27,14 @@ import itertools
 import math
 import os
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import NumbaPerformanceWarning, njit, types
 from numba.core.compiler import Compiler
 from numba.extending import overload
 
@@ -230,6 +231,7 @@ def _launch(function, lanes, arguments):
         raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all on one device.")
     if function not in _kernels:
         kernel = cuda_kernel(function)  # imports cuda
+        warnings.filterwarnings("ignore", "Grid size", NumbaPerformanceWarning)  # ours are what the batch is
         _kernels[function] = cuda.jit(kernel)
     stream = 0
     if not SIMULATOR:
@@ -817,7 +819,7 @@ def _gather_cpu(begin, end, source, index, start, count, out):
         for t in range(len(out)):
             row, target = source[t, column], out[t, m]
             for j in range(len(row)):
-                target[j] = narrow(widen(row[j]), target)
+                target[j] = narrow(row[j], target)
 
 
 @driver
@@ -826,15 +828,17 @@ def _gather_cuda(begin, end, source, index, start, count, out):
     for lane in range(begin, end):
         row, j = lane // width, lane % width
         t, m = row // count, row % count
-        out[t, m, j] = narrow(widen(source[t, index[start + m], j]), out)
+        out[t, m, j] = narrow(source[t, index[start + m], j], out)
 
 
 def gather(source, index, out, *, start=0):
     """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`.
 
-    source (>= T, N, ...), index int64, out (T, M, ...) with the same trailing shape.
+    source (>= T, N, ...) of any dtype but 16-bit floats, index int64, out (T, M, ...) with the same trailing shape.
     """
     T, M = out.shape[:2]
+    if source.dtype in (torch.bfloat16, torch.float16):
+        raise TypeError(f"kernels.gather: source is {source.dtype}; expected integers, bool, float32 or float64.")
     if len(source) < T or source.shape[2:] != out.shape[2:]:
         raise ValueError(f"kernels.gather: source {tuple(source.shape)} cannot fill out {tuple(out.shape)}.")
     columns = _index("gather", index, start, M, source.shape[1], source)

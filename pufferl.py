@@ -31,7 +31,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 # torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
@@ -108,7 +108,7 @@ class PuffeRL:
         drawn = c["minibatch_size"] // self.horizon
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
-        self.epoch, self._override_lr, self._steps_before = 0, None, 0
+        self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
         self._minibatches_owed = 0.0
         stages = ("environment", "policy", "learn", *(("ranks",) if self.ranks.count > 1 else ()), "other")
         self._started, self._stage_seconds = time.perf_counter(), dict.fromkeys(stages, 0.0)
@@ -126,6 +126,8 @@ class PuffeRL:
         if self.fused and policy.encoder.in_features != (size := math.prod(vecenv.observation_shape)):
             raise ConfigError(f"the policy was made for observations of {policy.encoder.in_features} numbers, these "
                               f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
+        if self.fused and vecenv.observation_dtype == np.float16:
+            raise ConfigError("observations of float16 are for networks of your own; the default one takes float32.")
         self.device = find_device(c["device"], vecenv.num_workers)
         self._precision = getattr(torch, c["precision"])
         if c["precision"] == "bfloat16" and not (self.device.separate or torch.cpu._is_avx512_bf16_supported()):
@@ -142,7 +144,8 @@ class PuffeRL:
             # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
             sys.setswitchinterval(2e-4)
             self._pool = ThreadPoolExecutor(workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
-        self._epochs_here, self._worker_of = 0, {}  # buffer -> the worker that serves it
+        self._worker_of = {}  # buffer -> the worker that serves it
+        self._rolled_out, self._learned_epochs, self._captured = False, 0, False
         self._forward = self.policy
         if c["compile"]:
             if self.fused:
@@ -313,11 +316,11 @@ class PuffeRL:
     @out_of_memory("vec.total_agents (or env.num_envs) or policy.hidden_size")
     def evaluate(self):
         """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
-        that finished since the last log."""
+        that finished since the last log. train learns from the last one; others count as no steps."""
         self.record()
-        begun = time.perf_counter()
+        self._rolled_out, begun = False, time.perf_counter()
         with self.device.main(), torch_threads(1):  # others would spin for a while after each pass, beside the workers
-            if self.device.separate and self._epochs_here == self.config["cudagraphs"]:
+            if self.device.separate and not self._captured and self._learned_epochs == self.config["cudagraphs"]:
                 self._capture()
             self._begin()
             seconds = self._run_workers()
@@ -332,13 +335,15 @@ class PuffeRL:
             self._track_returns()
             self._gather_statistics(log)
             self._remember_best(log)
+        self._rollouts += 1
+        self._rolled_out = True
         return dict(self.environment)
 
     def _begin(self):
         """Everything stands at step 0 of a rollout."""
         self.vecenv.begin()
         self.bootstraps.zero_()
-        self.arena["steps"].copy_(self.epoch * self.horizon + torch.arange(self.horizon))
+        self.arena["steps"].copy_(self._rollouts * self.horizon + torch.arange(self.horizon))
         for name, state in self.state.items():
             if self.config["state"] == "zero":
                 state.zero_()
@@ -350,20 +355,28 @@ class PuffeRL:
         workers = range(self.vecenv.num_workers)
         if self._pool:
             with torch_threads(self.vecenv.threads_per_worker):
-                return list(self._pool.map(self._rollout, workers))
+                return self._in_parallel(self._rollout, workers)
         threads = self._threads(self.vecenv.agents_per_batch)
         with kernels.threads(self.vecenv.num_threads), torch_threads(threads):
             return [self._rollout(worker) for worker in workers]
 
+    def _in_parallel(self, function, workers):
+        """[function(worker), ...], each in a thread of its own."""
+        calls = [self._pool.submit(function, worker) for worker in workers]
+        try:
+            return [call.result() for call in calls]
+        finally:
+            wait(calls)  # after an interrupt too: nobody must write any more when a checkpoint is loaded or saved
+
     def _rollout(self, worker):
         """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
         vecenv, seconds, begun = self.vecenv, 0.0, time.perf_counter()
-        if self.fused:
-            self._actors[worker].refresh()
-            if self._actors[worker].in_one_call and vecenv.can_step_in_kernels:
-                buffers = range(worker, vecenv.num_buffers, vecenv.num_workers)
-                return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
         with torch.no_grad(), self.device.worker(worker):
+            if self.fused:
+                self._actors[worker].refresh()
+                if self._actors[worker].in_one_call and vecenv.can_step_in_kernels:
+                    buffers = range(worker, vecenv.num_buffers, vecenv.num_workers)
+                    return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
             while (ready := vecenv.wait(worker)) is not None:
                 buffer, t = ready
                 seconds += time.perf_counter() - begun
@@ -499,10 +512,13 @@ class PuffeRL:
 
     def _remember_best(self, log):
         """Keep a copy of the weights that had the best mean score over BEST_EPISODES or more; checkpoints write it."""
-        score, count = log.get("score", log.get("episode_return", math.nan)), log.get("n", 0)
+        count = log.get("n", 0)
+        if not count:
+            return
+        score = log.get("score", log.get("episode_return", math.nan))
         total, episodes = self._recent[0] + score * count, self._recent[1] + count
         self._recent = total, episodes
-        if count and episodes >= BEST_EPISODES:
+        if episodes >= BEST_EPISODES:
             if total / episodes > self.best_score:
                 self.best_score, self._best_unsaved = total / episodes, True
                 for name, tensor in self.policy.state_dict().items():
@@ -512,6 +528,7 @@ class PuffeRL:
     def _capture(self):
         """Record what an epoch does on the GPU as graphs, which from now on are replayed; nothing runs or changes.
         Where that cannot be, the run goes on without, and says why."""
+        self._captured = True
         steps = [(("step", buffer, t), self._step, (worker, buffer, t))
                  for buffer, worker in self._worker_of.items() for t in range(self.horizon + 1)]
         steps += [(("final", buffer), self._final_values, (worker, buffer))
@@ -526,11 +543,11 @@ class PuffeRL:
             self.device.capture(None, learning)
             if not self.fused:
                 self._check_capture(learning)
-        except RuntimeError as error:
+        except Exception as error:  # numba's CudaAPIError is no RuntimeError
             self.device.forget()
             if self.ranks.rank == 0:
                 print(f"train.cudagraphs: the network cannot be captured and runs without, which is slower: "
-                      f"{str(error).splitlines()[0]}", file=sys.stderr)
+                      f"{(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
 
     def _check_capture(self, learning):
         """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""
@@ -558,6 +575,8 @@ class PuffeRL:
         explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs where log_interval has passed.
         Raises FloatingPointError, weights untouched, where a gradient is not finite.
         """
+        if not self._rolled_out:
+            raise RuntimeError("train() learns from a rollout, once: call evaluate() before each train().")
         begun, c = self._clock(), self.config
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
@@ -567,7 +586,8 @@ class PuffeRL:
         with threads[0], threads[1], self.device.main():
             norms, sums = self._learn(count)
         self.epoch += 1
-        self._epochs_here += 1
+        self._rolled_out = False
+        self._learned_epochs += count > 0
         log_due = self._last_log is None or time.perf_counter() - self._last_log[0] >= c["log_interval"]
         log_due = log_due or self.epoch == self.total_epochs
         if self.ranks.count > 1:
@@ -632,7 +652,7 @@ class PuffeRL:
         elif self.device.separate:
             self._learn_fused(0)
         else:
-            list(self._pool.map(self._learn_fused, range(len(self._chunks))))
+            self._in_parallel(self._learn_fused, range(len(self._chunks)))
             for other in self._gradients[1:]:
                 self._gradients[0].add_(other)
 
@@ -806,8 +826,8 @@ class PuffeRL:
     def mean_and_log(self):
         """Log the means since the last entry and return them. With nothing new since then it logs nothing and returns
         that entry."""
-        if self._last_log is not None and self._last_log[1] == self.global_step:
-            return self._entry
+        if self.global_step == (self._last_log[1] if self._last_log else 0):
+            return self._entry or {}
         stages, (since, step) = dict(self._stage_seconds), self._last_log or (self._started, 0)
         seconds = time.perf_counter() - since
         if self.ranks.count > 1:
@@ -963,12 +983,14 @@ class PuffeRL:
         for name in restored:
             ours[name].copy_(tensors[name])
         if saved["adam"] is not None:
-            self.optimizer.load_state_dict(saved["adam"])
+            groups = self.optimizer.state_dict()["param_groups"]  # the settings are this run's
+            self.optimizer.load_state_dict({**saved["adam"], "param_groups": groups})
             if self.device.separate:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.arena["rate"]
         for name, value in saved["numbers"].items():
             setattr(self, name, value)
+        self._rolled_out = False
         self._steps_before = saved["global_step"] - self.epoch * self.batch_size
         self._started = time.perf_counter() - saved["uptime"]
         self._last_log = (time.perf_counter(), self.global_step)
@@ -1016,10 +1038,12 @@ class PuffeRL:
 
     def close(self):
         """Save, log what is left, stop the workers and the environments; returns the model's path."""
-        self.mean_and_log()
-        path = self._try_checkpoint()
-        self.release()
-        return path
+        try:
+            self.record()
+            self.mean_and_log()
+            return self._try_checkpoint()
+        finally:
+            self.release()
 
     def release(self):
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
@@ -1035,7 +1059,7 @@ class PuffeRL:
 UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
               "checkpoints.")
 BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
-SAVED_NUMBERS = ("epoch", "_minibatches_owed", "_override_lr", "best_score", "_recent")
+SAVED_NUMBERS = ("epoch", "_rollouts", "_minibatches_owed", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 WORTH_THREADS = 1e8  # operations in one pass of a custom network from which on several threads share each product
 CHUNK_STEPS = 1024  # float32 steps that one worker takes through the default network at once: what fits its caches
@@ -1098,9 +1122,9 @@ def train(env_name, args):
               "settings": {**args, "launch": group.launchers()}}
     if args["resume"]:
         folder = group.first(lambda: find_run(args["resume"], args["data_dir"], args["env_name"], "trainer_state.pt"))
-        config["run_id"] = folder.name.removeprefix(f"{Path(args['env_name']).stem}_")
-        config["data_dir"] = str(folder.parent)
     trainer = PuffeRL(config, vecenv, policy)
+    if args["resume"]:
+        trainer.run_folder = folder.parent if folder.name == "trainer_state.pt" else folder
     say, shown = print if group.rank == 0 else lambda text: None, 0.0
 
     def open_logger():

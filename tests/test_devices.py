@@ -187,6 +187,15 @@ def test_graphs_change_no_result(device, case, monkeypatch):
     assert not np.isnan(list(losses.values())).any()
 
 
+def test_nothing_is_captured_before_it_has_run(device):
+    """Where most epochs have no minibatch; the moments of Adam are made by the first one."""
+    settings = {"optimizer": "adam", "learning_rate": 0.001, "replay_ratio": 0.25, "minibatch_size": 512}
+    eager, _, _ = run(12, **settings, cudagraphs=-1)
+    graphs, _, replays = run(12, **settings, cudagraphs=2)
+    assert replays is None or replays > 0
+    assert all(torch.equal(one, other) for one, other in zip(graphs, eager, strict=True))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_epochs_are_those_of_a_cpu(device, case):
     """The same environments, draws and formulas: the first rollout and the first updates agree but for rounding."""
@@ -218,6 +227,21 @@ def test_a_network_that_cannot_be_captured_runs_without(device, capsys):
     _, losses, replays = run(4, network=Waits, cudagraphs=2)
     assert math.isfinite(losses["policy_loss"]) and not replays
     assert "cannot be captured" in capsys.readouterr().err
+
+
+def test_an_error_of_the_driver_is_no_end_of_the_run(device, capsys, monkeypatch):
+    class DriverError(Exception): ...  # numba's is no RuntimeError either
+
+    def capture(worker, calls):
+        raise DriverError
+
+    trainer = make_trainer(cudagraphs=1)
+    monkeypatch.setattr(trainer.device, "capture", capture)
+    for _ in range(3):
+        trainer.evaluate()
+        trainer.train()
+    assert "DriverError" in capsys.readouterr().err
+    trainer.release()
 
 
 def test_a_network_whose_graph_differs_runs_without(device, capsys):

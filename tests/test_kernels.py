@@ -588,8 +588,10 @@ def test_draw_stays_in_bounds_whatever_the_masses(masses, seed):
 
 
 @pytest.mark.parametrize("source_dtype, dtype", [
-    (torch.float32, torch.float32), (torch.uint8, torch.uint8), (torch.uint8, torch.float32),
-    (torch.int32, torch.int32)])
+    (torch.float32, torch.float32), (torch.uint8, torch.uint8), (torch.int32, torch.int32),
+    *((dtype, torch.float32) for dtype in (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16,
+                                           torch.uint32, torch.int32, torch.uint64, torch.int64, torch.float64)),
+    (torch.uint8, torch.bfloat16), (torch.uint16, torch.bfloat16)])
 @pytest.mark.parametrize("tail", [(), (1,), (3, 17)])
 def test_gather(tail, source_dtype, dtype):
     rng = generator()
@@ -597,7 +599,8 @@ def test_gather(tail, source_dtype, dtype):
     index = torch.randint(19, (11,), generator=rng)
     out = poison(5, 4, *tail, dtype=dtype)
     kernels.gather(source, index, out, start=3)
-    assert torch.equal(out, source[:5, index[3:7]].to(dtype))
+    drawn = torch.from_numpy(source.numpy()[:5, index[3:7].numpy()])
+    assert torch.equal(out, drawn.to(dtype))
 
 
 def test_gather_errors():
@@ -605,6 +608,9 @@ def test_gather_errors():
     for out, start in ((torch.zeros(5, 3, 2), 0), (torch.zeros(4, 3, 3), 0), (torch.zeros(4, 3, 2), 4)):
         with pytest.raises(ValueError, match="gather"):
             kernels.gather(source, index, out, start=start)
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(TypeError, match=f"source is {dtype}"):
+            kernels.gather(source.to(dtype), index, torch.zeros(4, 3, 2))
 
 
 @pytest.mark.parametrize("N", SIZES)

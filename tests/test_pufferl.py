@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from concurrent.futures import Future
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import reference
@@ -264,8 +266,10 @@ def test_a_run_repeats_bit_for_bit_and_resumes_bit_for_bit(tmp_path, optimizer):
 class Inline:
     """A pool that runs everything here: torch's profiler sees one thread's memory."""
 
-    def map(self, function, items):
-        return [function(item) for item in items]
+    def submit(self, function, item):
+        call = Future()
+        call.set_result(function(item))
+        return call
 
     def shutdown(self): ...
 
@@ -356,6 +360,80 @@ def test_a_network_over_time_alone_sees_its_flags_and_heads(tmp_path):
     actions, _, _ = models.sample_logits(*one, seed=0, step=0)
     assert actions.shape == (24, 2) and (actions[:, 0] < 9).all() and (actions[:, 1] < 5).all()
     trainer.release()
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+def test_settings_that_changed_count_after_a_resume(tmp_path, optimizer):
+    first = make_trainer(tmp_path, optimizer=optimizer, momentum=0.9)
+    run_epochs(first, 1)
+    first.save_checkpoint(tmp_path / "half.pt")
+    second = make_trainer(tmp_path, optimizer=optimizer, momentum=0.5, weight_decay=0.1)
+    second.load_checkpoint(tmp_path / "half.pt")
+    if optimizer == "adam":
+        group = second.optimizer.param_groups[0]
+        assert (group["betas"][0], group["weight_decay"]) == (0.5, 0.1)
+    ours, others = run_epochs(second, 1), run_epochs(first, 1)
+    assert any(not torch.equal(ours[name], others[name]) for name in ours)
+
+
+def test_evaluate_and_train_take_turns(tmp_path):
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(RuntimeError, match="call evaluate"):
+        trainer.train()
+    trainer.evaluate()
+    trainer.evaluate()
+    assert trainer.arena["steps"].tolist() == list(range(8, 16)), "a second rollout has random words of its own"
+    trainer.train()
+    assert trainer.global_step == trainer.batch_size
+    with pytest.raises(RuntimeError, match="call evaluate"):
+        trainer.train()
+    trainer.release()
+
+
+@pytest.mark.parametrize("rollouts", [0, 1])
+def test_a_trainer_that_learnt_nothing_closes(tmp_path, rollouts):
+    trainer = make_trainer(tmp_path)
+    for _ in range(rollouts):
+        trainer.evaluate()
+    assert Path(trainer.close()).exists() and (trainer.run_folder / "config.json").exists()
+    assert trainer.vecenv.closed
+
+
+def test_no_worker_writes_any_more_when_a_rollout_was_left(tmp_path, monkeypatch):
+    trainer, left = make_trainer(tmp_path), []
+
+    def rollout(worker):
+        if worker == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+        left.append(worker)
+
+    monkeypatch.setattr(trainer, "_rollout", rollout)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluate()
+    assert left == [1]
+    trainer.release()
+
+
+def test_the_best_weights_survive_epochs_without_an_episode(tmp_path):
+    trainer = make_trainer(tmp_path)
+    for log in ({"score": 1.0, "n": 60}, {}, {"score": 3.0, "n": 60}):
+        trainer._remember_best(log)
+    assert trainer.best_score == 2.0 and trainer._best_unsaved
+    trainer.release()
+
+
+def test_half_precision_observations_are_refused_by_the_default_network(tmp_path):
+    class Half(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,), np.float16), gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(3, np.float16), {}
+
+    vecenv = vector.make(Half, num_envs=2, backend="serial")
+    with pytest.raises(pufferl.ConfigError, match="float16"):
+        pufferl.PuffeRL({"data_dir": None}, vecenv, models.Policy(vecenv))
+    vecenv.close()
 
 
 def test_a_normal_with_fixed_spread_trains(tmp_path):
@@ -676,6 +754,12 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed" in resumed.stdout and "step 40,960" in resumed.stdout
     assert len(list((tmp_path / "experiments").iterdir())) == 1
+    (tmp_path / "kept").mkdir()
+    moved = folder.rename(tmp_path / "kept" / "mine")
+    for path in (moved, moved / "trainer_state.pt"):
+        resumed = run("train", "squared", "--resume", str(path), "--train.total-timesteps", "60000", cwd=tmp_path)
+        assert resumed.returncode == 0 and f"resumed {moved} at step 6" in resumed.stdout, resumed.stderr
+    assert list((tmp_path / "kept").iterdir()) == [moved]
 
     helped = run("train", "squared", "--help", cwd=tmp_path)
     assert helped.returncode == 0 and "--train.learning-rate" in helped.stdout and "--env.distance" in helped.stdout
