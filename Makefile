@@ -1,5 +1,5 @@
 # Two commands for a newcomer: make train, make test. Each sets up .venv by itself; nothing else is needed but
-# Python 3.11 to 3.13 and a C compiler.
+# Python 3.11 to 3.13 with its venv module, and a C compiler.
 PYTHON ?= python3
 RUN := .venv/bin/python
 # uv, where it is installed, does in seconds what pip does in minutes.
@@ -45,7 +45,7 @@ lint: .venv/ready-test
 .venv/ready: requirements.txt requirements-cuda.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
-	test -x $(RUN) || $(call venv,.venv)
+	$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
 	$(call install,.venv) -r requirements.txt $(CUDA)
 	touch $@
 

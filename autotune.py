@@ -145,7 +145,8 @@ def main(argv=None):
     parser.add_argument("--seconds", type=float, default=1.0)
     options, rest = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
     if options.env is None or options.env.startswith("-"):
-        sys.exit(__doc__)
+        print(__doc__)
+        sys.exit(None if rest[:1] in (["-h"], ["--help"]) else "autotune.py: which environment?")
     try:
         args = configuration.load_config(options.env, rest)
         creator = configuration.load_creator(args["env_name"])

@@ -19,6 +19,7 @@ import importlib.util
 import itertools
 import json
 import math
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -227,10 +228,12 @@ class Profile:
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
 # Names from other trainers: translated where the meaning is the same, refused with the equivalent where it is not.
-RENAMED = {"num_steps": "horizon", "bptt_horizon": "horizon", "n_epochs": "replay_ratio",
-           "update_epochs": "replay_ratio", "adam_beta1": "momentum", "adam_beta2": "beta2", "adam_eps": "eps"}
+RENAMED = {"num_steps": "horizon", "n_steps": "horizon", "bptt_horizon": "horizon", "n_epochs": "replay_ratio",
+           "update_epochs": "replay_ratio", "clip_range": "clip_coef", "adam_beta1": "momentum", "adam_beta2": "beta2",
+           "adam_eps": "eps"}
 REFUSED = {
-    "batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon",
+    "batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon; "
+                  "what Stable-Baselines3 calls so is train.minibatch_size",
     "num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
     "num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
 }
@@ -328,7 +331,7 @@ def load_library(name):
     """The compiled environment behind ENV on the command line: a name in ocean/ or the path of a header."""
     try:
         return ocean.load(name.removeprefix("puffer_"))
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: it does not compile
         raise ConfigError(str(error)) from None
 
 
@@ -418,7 +421,7 @@ def load_config(env_name, argv=()):
     """
     schema, values = resolve(env_name)
     argv = spell_out_flags(schema, argv)
-    apply_saved(argv, find_config(env_name)[0], values)
+    apply_saved(argv, *find_config(env_name), values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
     base = values.pop("base")
@@ -437,7 +440,7 @@ def spell_out_flags(schema, argv):
     return spelt
 
 
-def apply_saved(argv, env_name, values):
+def apply_saved(argv, env_name, ini, values):
     """Put the settings that a run was started with over `values`, where the command line names one: all of them for
     --resume, those of the environment and the network for --load-model-path and --baseline."""
     named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
@@ -446,6 +449,11 @@ def apply_saved(argv, env_name, values):
     path = resume or named.get("--load-model-path")
     if named.get("--baseline") == "True" and not resume:
         settings = read_baseline(env_name)[1]
+        for key, value in settings["env"].items() if ini.stem != Path(env_name).stem else ():
+            if values["env"].get(key) != value:
+                raise ConfigError(f"--baseline: the policy that ships with {env_name} was trained with env.{key} = "
+                                  f"{value}, {ini.name} has {values['env'].get(key)}. Train one for it, or take "
+                                  f"{env_name}.")
     elif path is not None:
         holding = "trainer_state.pt" if resume else "model_*.pt"
         folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name, holding)
@@ -483,7 +491,8 @@ def parse_arguments(env_name, schema, values, argv):
             if key in RENAMED or key in REFUSED:
                 name = "--train." + translate("train", key, [], name).replace("_", "-")
         translated.append(name + equals + value)
-    parsed = tyro.cli(arguments, args=translated, default=defaults, prog=f"pufferl.py VERB {env_name}",
+    typed = sys.argv[1 : sys.argv.index(env_name) + 1] if env_name in sys.argv else ["train", env_name]
+    parsed = tyro.cli(arguments, args=translated, default=defaults, prog=" ".join([Path(sys.argv[0]).name, *typed]),
                       config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
     result = dataclasses.asdict(parsed)
     return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
@@ -596,7 +605,8 @@ def load_policy(args, vecenv, env_name=""):
         try:
             policy.load_state_dict(weights)
         except RuntimeError as error:
-            raise ConfigError(f"{path} does not fit this network: {error}") from None
+            raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
+                              f"size, must be those that it was trained with. ({error})") from None
     return policy
 
 

@@ -109,7 +109,10 @@ class GymnasiumCreator:
         entry = spec.entry_point
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
-            entry = getattr(importlib.import_module(module), attribute)
+            try:
+                entry = getattr(importlib.import_module(module), attribute)
+            except gymnasium.error.DependencyNotInstalled as error:
+                raise ImportError(f"{self.name}: {error} (docs/environments.md)") from None
         settings = _plain_defaults(entry) | {
             k: v for k, v in spec.kwargs.items() if isinstance(v, bool | int | float | str)
         }

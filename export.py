@@ -296,8 +296,8 @@ def export(env_name, args):
 def main(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
-        sys.exit(__doc__ if argv and argv[0] in ("-h", "--help") else
-                 f"export.py: which environment? There are: {', '.join(ocean.names())}")
+        print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
+        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else "export.py: which environment?")
     configuration.SECTIONS["export"] = Export
     try:
         export(argv[0], pufferl.load_config(argv[0], argv[1:]))

@@ -65,8 +65,9 @@ def profile(env_name, args):
 def main(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
-        sys.exit(f"usage: python profiler.py ENV [--profile.epochs N] [--section.key value ...]\n"
-                 f"environments: {', '.join(ocean.names())}")
+        print(f"usage: python profiler.py ENV [--profile.epochs N] [--section.key value ...]\n"
+              f"environments: {', '.join(ocean.names())}")
+        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else "profiler.py: which environment?")
     try:
         profile(argv[0], pufferl.load_config(argv[0], argv[1:]))
     except (pufferl.ConfigError, MemoryError) as error:

@@ -47,6 +47,7 @@ import models
 import ocean
 import ranks
 from configuration import (  # load_* for scripts
+    RENAMED,
     Base,
     ConfigError,
     Train,
@@ -92,9 +93,10 @@ class PuffeRL:
         agents = self.ranks.gather(vecenv.num_agents)
         batch_size = settings.pop("batch_size", None)
         if batch_size is not None:
-            if "horizon" in settings or batch_size < sum(agents) or batch_size % sum(agents):
-                raise ConfigError(f"batch_size = {batch_size}: is horizon × agents, in place of horizon; take a "
-                                  f"multiple of the {sum(agents)} agents.")
+            given = [key for key in settings if RENAMED.get(key, key) == "horizon"]
+            if given or batch_size < sum(agents) or batch_size % sum(agents):
+                raise ConfigError(f"batch_size = {batch_size}: is horizon × agents, in place of "
+                                  f"{given[0] if given else 'horizon'}; there are {sum(agents)} agents.")
             settings["horizon"] = int(batch_size) // sum(agents)
         c = self.config = self._check_config({**(config or {}), **settings}, vecenv.name, sum(agents), self.ranks)
         own = {f.name: c[f.name] for f in dataclasses.fields(Train)}
@@ -1139,6 +1141,8 @@ def train(env_name, args):
         if args["resume"]:
             trainer.load_checkpoint(trainer.run_folder)
             say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
+            if trainer.epoch >= trainer.total_epochs:
+                say("nothing is left of its train.total_timesteps; give more to go on")
         group.first(open_logger)
         trainer.record()
         say(f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
@@ -1174,13 +1178,15 @@ USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} E
   profile ENV  where the time goes: tables, and a trace for a browser; the same as python profiler.py ENV
 
   python pufferl.py train breakout --help    lists every setting with its default
-environments: """
+
+ENV: gym/CartPole-v1, pettingzoo/mpe/simple_spread_v3 and the like, my_file.py:make_env, my_environment.h, a file of
+config/ (drone_race, atari_pong), or an environment in C: """
 
 
 def main(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     verbs = {"train": train}
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
         print(USAGE + ", ".join(ocean.names()))
         return
     elsewhere = {"sweep": "trials", "eval": "watch", "autotune": "autotune", "profile": "profiler", "export": "export"}

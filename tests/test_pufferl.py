@@ -610,6 +610,12 @@ def test_the_script_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     assert "100.0%" in capsys.readouterr().out
 
 
+def test_the_policy_that_ships_is_no_baseline_for_another_task():
+    with pytest.raises(pufferl.ConfigError, match=r"trained with env\.race = False, drone_race\.ini has True"):
+        pufferl.load_config("drone_race", ["--baseline"])
+    assert pufferl.load_config("drone", ["--baseline"])["env"]["race"] is False
+
+
 def test_command_line_goes_over_the_ini():
     args = pufferl.load_config(
         "breakout", ["--vec.total-agents", "256", "--train.learning-rate", "0.5", "--env.frameskip", "2"]
@@ -683,6 +689,14 @@ BAD = {
 def test_bad_settings_are_named_before_anything_starts(tmp_path, message, settings):
     with pytest.raises(pufferl.ConfigError, match=message):
         make_trainer(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 12, "num_steps": 6}, {"batch_size": 9}, {"batch_size": 0}])
+def test_a_batch_that_does_not_fit_is_refused(settings):
+    vecenv = vector.make("cartpole", 2)
+    with pytest.raises(pufferl.ConfigError, match=rf"batch_size = {settings['batch_size']}: .*there are 2 agents"):
+        pufferl.PuffeRL(env=vecenv, policy=models.Policy(vecenv), data_dir=None, **settings)
+    vecenv.close()
 
 
 def test_old_names_are_translated(tmp_path):
@@ -763,6 +777,12 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
 
     helped = run("train", "squared", "--help", cwd=tmp_path)
     assert helped.returncode == 0 and "--train.learning-rate" in helped.stdout and "--env.distance" in helped.stdout
+    for verb in ("train", "profile", "export", "autotune"):
+        helped = run(verb, "--help", cwd=tmp_path)
+        assert helped.returncode == 0 and len(helped.stdout) > 200, helped.stderr
+    (tmp_path / "broken.h").write_text("this is no C")
+    broken = run("train", "broken.h", cwd=tmp_path)
+    assert broken.returncode == 1 and "broken.h" in broken.stderr and "Traceback" not in broken.stderr
     wrong = run("train", "squarde", cwd=tmp_path)
     assert wrong.returncode != 0 and "squared" in wrong.stderr and "Traceback" not in wrong.stderr
 
