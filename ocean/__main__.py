@@ -44,7 +44,6 @@ PLAY = {
     "enduro": [{"LEFT": 1, "RIGHT": 2}, {"UP": 1, "DOWN": 2}],
     "asteroids": [{"LEFT": 1, "RIGHT": 2}, {"UP": 1, "DOWN": 2}, {"SPACE": 1}],
     "tetris": [{"LEFT": 1, "RIGHT": 2, "UP": 3, "Z": 4, "DOWN": 5, "SPACE": 6, "C": 7}],
-    "snake": [ARROWS],
     "trash_pickup": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
     "moba": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}, {"C": 1, "B": 2}, {"SPACE": 1, "A": 2, "S": 3, "D": 4}],
     "boids": [{"LEFT": 0, "RIGHT": 4, None: 2}, {"DOWN": 0, "UP": 2, None: 1}],
@@ -55,13 +54,15 @@ PLAY = {
                **{key: 25 + i for i, key in enumerate("ASDFGHJKZCV")}},
               {None: 3, "SHIFT": 7, "CONTROL": 0}],
 }
-# In continuous control a key sets one number of the action.
+# In continuous control a key sets one number of the action; in pong's downwards is above 0.
 PLAY_CONTINUOUS = {"LEFT": (-1, -1.0), "RIGHT": (-1, 1.0), "UP": (0, 1.0), "DOWN": (0, -1.0)}
+PONG_CONTINUOUS = {"UP": (0, -1.0), "DOWN": (0, 1.0)}
 # Here time stands still until a key is pressed.
 TURNS = {
     "squared": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
     "g2048": [ARROWS],
     "maze": [ARROWS],
+    "snake": [ARROWS],
     "cube": [{key: i for i, key in enumerate("UJRFDCILKOBN")}],
     "connect4": [{str(i + 1): i for i in range(7)}],
     **{name: [{str(i): i for i in range(10)}] for name in ("bandit", "password", "memory", "stochastic", "masked")},
@@ -307,7 +308,7 @@ def keyed_action(agents, name, is_down, columns, mouse):
     """The player's action by the keys that are down, or None where a game by turns waits for one."""
     envs, action = agents.envs, np.zeros(agents.envs.action_dims)
     if not envs.action_heads:
-        for key, (dim, value) in PLAY_CONTINUOUS.items():
+        for key, (dim, value) in (PONG_CONTINUOUS if name == "pong" else PLAY_CONTINUOUS).items():
             if is_down(key):
                 action[dim] = value
         return action
@@ -331,7 +332,8 @@ def player_keys(library, settings):
     heads, dims = envs.action_heads, envs.action_dims
     envs.close()
     if not heads:
-        return [(dim % dims, key, value) for key, (dim, value) in PLAY_CONTINUOUS.items()]
+        table = PONG_CONTINUOUS if library.name == "pong" else PLAY_CONTINUOUS
+        return [(dim % dims, key, value) for key, (dim, value) in table.items()]
     if library.name in CLICKS:
         return [(0, "P", -1)] if library.name == "go" else []
     tables = TURNS.get(library.name) or PLAY.get(library.name) or []

@@ -92,7 +92,8 @@ static inline int random_int(uint64_t* rng, int n) {
     return (int)(((random_word(rng) >> 32) * (uint64_t)n) >> 32);
 }
 
-/* Uniform in [low, high), 24 bits: every value of the unit interval is exact in a float. */
+/* Uniform from low to high, 24 bits; high itself comes only by rounding, and never where low is 0. For an index take
+ * random_int. */
 static inline float random_float(uint64_t* rng, float low, float high) {
     return low + (high - low) * ((float)(random_word(rng) >> 40) * 0x1p-24f);
 }

@@ -44,7 +44,7 @@ def test_unknown_environment_names_the_nearest():
         ("breakout", {"continuous": 2}, TypeError, "continuous must be true or false"),
         ("breakout", {"frameskip": 0}, ValueError, "frameskip must lie within"),
         ("breakout", {"max_ball_speed": 2000.0}, ValueError, "at most 512"),
-        ("breakout", {"ball_speed": float("nan")}, TypeError, "ball_speed must be a number"),
+        ("breakout", {"ball_speed": float("nan")}, TypeError, "ball_speed must be a finite number"),
         ("cartpole", {"max_steps": 0}, ValueError, "max_steps"),
         ("memory", {"cues": 1}, ValueError, "cues must lie within"),
         ("squared", {"distance": 2**31}, TypeError, "32 bits"),
@@ -435,6 +435,25 @@ def test_breakout_time_does_not_depend_on_ticks():
             assert coarse.rewards[0] == total
             np.testing.assert_allclose(coarse.observations[0], fine.observations[0], atol=2e-3)
     assert steps > 200 and parted <= 0.03 * steps, f"{parted} of {steps} steps parted"
+
+
+def test_a_long_step_of_breakout_misses_no_brick():
+    """Where the ball comes back from behind the wall within a step: rounding gives as many points as it takes."""
+    count, options = 2000, {"ball_speed": 512.0, "max_ball_speed": 512.0, "paddle_width": 576.0}
+    coarse, fine = (Vector("breakout", count, {**options, "frameskip": ticks}) for ticks in (60, 1))
+    same, fewer, more = np.ones(count, bool), 0, 0
+    for _ in range(16):
+        coarse.step(0)
+        total = np.zeros(count)
+        for _ in range(60):
+            fine.step(0)
+            total += fine.rewards
+            same &= fine.observations[:, 6] == 1
+        same &= coarse.observations[:, 6] == 1
+        fewer += (coarse.rewards < total)[same].sum()
+        more += (coarse.rewards > total)[same].sum()
+        same &= (coarse.observations[:, 10:] == fine.observations[:, 10:]).all(axis=1)
+    assert more > 200 and fewer < 1.5 * more, f"{fewer} steps brought less in one piece, {more} more"
 
 
 @settings(max_examples=25, deadline=None)

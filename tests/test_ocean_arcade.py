@@ -455,6 +455,16 @@ def tetris_shape(lies):
     return (np.cumsum(lies, axis=0).astype(bool) & (lies == 0)).sum(), np.abs(np.diff(tops)).sum()
 
 
+@pytest.mark.parametrize("cycle", [(3, 4, 5), (3, 5, 4, 5), (3, 4)])
+def test_tetris_piece_cannot_be_kept_alive(cycle):
+    vector = Vector("tetris", 8, {"max_steps": 0}, seed=1)
+    for t in range(4000):
+        vector.step(cycle[t % len(cycle)])
+        if vector.terminals.any():
+            return
+    raise AssertionError("turned to and fro a piece never locks")
+
+
 def test_tetris_placements():
     """Every action brings the piece's leftmost cell to its column, or as far as the wall lets it, and drops it; what
     it leads to was seen before."""

@@ -316,6 +316,9 @@ def test_drone_crashes():
         done = vector.terminals == 1
         assert (vector.rewards[done] == -1).all()
     assert vector.envs.log()["crashed"] == 1
+    vector = Vector("drone", 64, {"num_agents": 8, "safe_distance": 0.99})
+    vector.step(np.full((512, 4), hover_action()))
+    assert not vector.terminals.any(), "nobody starts too near another one"
     vector = Vector("drone", 8, {"num_agents": 64, "safe_distance": 0.9})
     vector.step(np.full((512, 4), hover_action()))
     near = np.linalg.norm(2 * vector.observations[:, 25:28], axis=1)

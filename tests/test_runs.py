@@ -398,7 +398,7 @@ def test_the_short_form_takes_keywords():
                       data_dir=None)  # fmt: skip
     assert (trainer.horizon, trainer.batch_size, trainer.config["learning_rate"]) == (32, 8192, 0.02)
     trainer.release()
-    with pytest.raises(ConfigError, match="multiple of the 256 agents"):
+    with pytest.raises(ConfigError, match="there are 256 agents"):
         PuffeRL(env=vecenv, policy=policy, batch_size=1000)
     with pytest.raises(ConfigError, match="Did you mean learning_rate"):
         PuffeRL(env=vecenv, policy=policy, learning_rat=0.02)

@@ -13,7 +13,7 @@
     X(int, max_steps, 500, "steps after which the episode is truncated") \
     X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 9.8, "m/s^2") \
-    X(float, length_1, 1.0, "of the first link, m") \
+    X(float, length_1, 1.0, "of the first link, m; the goal counts both links as 1 long, as Gymnasium's") \
     X(float, mass_1, 1.0, "of the first link, kg") \
     X(float, mass_2, 1.0, "of the second link, kg") \
     X(float, centre_1, 0.5, "from the pivot to the first link's centre of mass, m") \

@@ -69,7 +69,7 @@ static const char* c_init(Env* env) {
     if (env->neighbours < 1 || env->neighbours > MAX_NEIGHBOURS) return "neighbours must lie within 1..16";
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     float side = minf(env->width, env->height);
-    if (!(env->vision > 0) || !(env->vision <= side / 3) || isinf(side))
+    if (!(env->vision > 0) || !(env->vision <= side / 3) || isinf(maxf(env->width, env->height)))
         return "vision must be above 0 and at most a third of width and of height";
     if (!(env->space > 0)) return "space must be above 0";
     if (!(env->min_speed >= 0) || !(env->max_speed >= env->min_speed) || !(env->max_speed > 0) ||

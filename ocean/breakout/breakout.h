@@ -15,7 +15,17 @@
  *
  * Nothing moves in ticks, though: between two collisions everything moves in straight lines, so a step jumps from one
  * collision to the next, each at its exact time. The ball can pass through nothing at any speed, and a step in which
- * nothing is hit costs a handful of operations however many ticks it has. */
+ * nothing is hit costs a handful of operations however many ticks it has.
+ *
+ *     observation, places as shares of the field's width or height
+ *     0, 1     the paddle
+ *     2, 3     the ball
+ *     4, 5     velocity of the ball, over 512 pixels a second
+ *     6        1 while the ball is in play, 0 while it waits to be served
+ *     7        score over 864
+ *     8        balls in reserve, over all of them
+ *     9        width of the paddle: 1, or 0.5 while it is halved
+ *     10 ..    1 for each brick that stands, row after row from the top */
 #pragma once
 
 #define OBSERVATION float
@@ -195,7 +205,8 @@ static inline Collision find_collision(const Env* env, float time) {
     if (end_y >= stop && vy > 0) {
         float arrival = maxf((stop - y) / vy, 0);
         if (arrival <= next.time) next = (Collision){env->missed ? FLOOR : LINE, arrival, 0, false};
-    } else if (end_y < WALL_BOTTOM || y < WALL_BOTTOM) {
+    }
+    if (end_y < WALL_BOTTOM || y < WALL_BOTTOM) {
         if (end_y < 0 && -y / vy < next.time) next = (Collision){BACK, -y / vy, 0, false};
         if (maxf(y, end_y) + BALL > WALL_TOP) find_brick(env, &next);
     }

@@ -26,7 +26,6 @@ struct Env {
     ENV_COMMON
     float x, x_velocity, theta, theta_velocity;
     float theta_limit; /* theta_threshold in radians */
-    float force;       /* of the last push, shown by c_render */
     int tick;
 };
 
@@ -64,17 +63,16 @@ static void c_reset(Env* env) {
     env->x_velocity = random_float(&env->rng, -0.05f, 0.05f);
     env->theta = random_float(&env->rng, -0.05f, 0.05f);
     env->theta_velocity = random_float(&env->rng, -0.05f, 0.05f);
-    env->force = 0;
     env->tick = 0;
     write_observation(env, env->observations);
 }
 
 static void c_step(Env* env) {
-    env->force = env->force_mag * (env->continuous ? clampf(env->continuous_actions[0], -1, 1)
-                                                   : env->actions[0] == 1 ? 1.0f : -1.0f);
+    float force = env->force_mag * (env->continuous ? clampf(env->continuous_actions[0], -1, 1)
+                                    : env->actions[0] == 1 ? 1.0f : -1.0f);
     float mass = env->masscart + env->masspole, pole = env->masspole * env->length;
     float sine = sinf(env->theta), cosine = cosf(env->theta);
-    float push = (env->force + pole * env->theta_velocity * env->theta_velocity * sine) / mass;
+    float push = (force + pole * env->theta_velocity * env->theta_velocity * sine) / mass;
     float theta_acceleration = (env->gravity * sine - cosine * push) /
                                (env->length * (4.0f / 3.0f - env->masspole * cosine * cosine / mass));
     float x_acceleration = push - pole * theta_acceleration * cosine / mass;
@@ -107,7 +105,7 @@ static void c_step(Env* env) {
 
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 360, TRACK = 270, CART_WIDTH = 84, CART_HEIGHT = 40 };
-    float scale = WIDTH * 0.46f / env->x_threshold; /* pixels a metre; the pole keeps its proportion to the track */
+    float scale = minf(WIDTH * 0.46f / env->x_threshold, 225 / (2 * env->length)); /* pixels a metre */
     float x = WIDTH / 2 + env->x * scale, pole = 2 * env->length * scale, top = TRACK - CART_HEIGHT;
     Vector2 pivot = {x, top + 6}, tip = {x + pole * sinf(env->theta), top + 6 - pole * cosf(env->theta)};
     draw_begin(WIDTH, HEIGHT, "cartpole");

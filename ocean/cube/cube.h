@@ -190,16 +190,16 @@ static void c_render(Env* env) {
         Axis at = place_of(env, i), c = columns[side], r = rows[side];
         Vector2 corner[4];
         for (int k = 0; k < 4; k++) {
-            float u = k == 1 || k == 2 ? 0.9f : -0.9f, v = k >= 2 ? 0.9f : -0.9f, flip = hidden ? -1 : 1;
-            float x = ((float)at.x + u * (float)c.x + v * (float)r.x) / size * flip;
-            float y = ((float)at.y + u * (float)c.y + v * (float)r.y) / size * flip;
-            float z = ((float)at.z + u * (float)c.z + v * (float)r.z) / size * flip;
-            corner[k] = project(x, y, z, hidden ? 640 : 220);
+            float u = k == 1 || k == 2 ? 0.9f : -0.9f, v = k >= 2 ? 0.9f : -0.9f;
+            float x = ((float)at.x + u * (float)c.x + v * (float)r.x) / size;
+            float y = ((float)at.y + u * (float)c.y + v * (float)r.y) / size;
+            float z = ((float)at.z + u * (float)c.z + v * (float)r.z) / size;
+            corner[k] = hidden ? project(-z, -y, -x, 640) : project(x, y, z, 220); /* turned by half, no mirror */
         }
         draw_quad(corner[0], corner[1], corner[2], corner[3], paints[env->colors[i]]);
     }
     draw_text_centred("up  front  right", 220, 485, 20, DRAW_GREY);
-    draw_text_centred("down  back  left", 640, 485, 20, DRAW_GREY);
+    draw_text_centred("down  left  back", 640, 485, 20, DRAW_GREY);
     draw_end();
 }
 

@@ -2,7 +2,8 @@
  * are those of Gymnasium's InvertedDoublePendulum-v5; the poles are thin rods, and the equations of motion (Lagrange's)
  * are integrated with fourth-order Runge-Kutta steps. The episode terminates when the tip falls to height 1 or below
  * (upright it is 1.2), or when the cart leaves its track, and is truncated after max_steps. The reward is 10 while it
- * stands, less 0.01 x^2 + (y - 2)^2 of the tip and 0.001 and 0.005 times the squared angular velocities.
+ * stands, less 0.01 x^2 + (y - 2)^2 of the tip and 0.001 and 0.005 times the squared angular velocities. Heights count
+ * as if the poles were 0.6 m, whatever `length` is.
  *
  *     observation
  *     0        position of the cart, m
@@ -129,11 +130,12 @@ static void c_step(Env* env) {
     env->state = s;
     env->tick++;
 
-    float l = env->length, x = s.at[0] + l * (sinf(s.at[1]) + sinf(s.at[2])), y = l * (cosf(s.at[1]) + cosf(s.at[2]));
-    bool fell = !(y > l / 0.6f && fabsf(s.at[0]) <= env->track); /* "not within": also where something is no number */
+    float l = env->length, x = s.at[0] + l * (sinf(s.at[1]) + sinf(s.at[2]));
+    float y = 0.6f * (cosf(s.at[1]) + cosf(s.at[2]));
+    bool fell = !(y > 1 && fabsf(s.at[0]) <= env->track); /* "not within": also where something is no number */
     bool late = !fell && env->tick >= env->max_steps;
     float w1 = clampf(s.at[4], -10, 10), w2 = clampf(s.at[5] - s.at[4], -10, 10);
-    y = clampf(y, -2 * l, 2 * l);
+    y = clampf(y, -1.2f, 1.2f);
     x = clampf(x, -env->track - 2 * l, env->track + 2 * l);
     float reward = (fell ? 0.0f : 10.0f) - 0.01f * x * x - (y - 2) * (y - 2) - 1e-3f * w1 * w1 - 5e-3f * w2 * w2;
     env->rewards[0] = reward * env->reward_scale;

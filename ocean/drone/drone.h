@@ -5,7 +5,7 @@
  *     the episode is truncated after max_steps. perf is the share of max_steps spent within `radius` of the goal.
  *   - race: fly through a course of rings in order, from the right side. A ring pays 1, and what is flown towards
  *     its centre 0.1 a metre; the last ring ends the episode. perf is the share of the course's rings.
- * After an episode a drone starts anew at a random place, while the others go on.
+ * After an episode a drone starts anew at a random place, while the others go on; an environment keeps its course.
  *
  *     observation, all in the drone's own axes (x forward, y left, z up) and within -1..1
  *     0 .. 2    way to the goal or the ring, over 10 m
@@ -187,12 +187,13 @@ static void make_course(Env* env) {
 /* A place that is clear of the others, found in a few tries: in a full room the last try is taken. */
 static void place_drone(Env* env, int i) {
     Drone* drone = &env->drones[i];
+    float clear_squared = maxf(0.5f, 2 * env->safe_distance * env->safe_distance);
     for (int try = 0; try < 8; try++) {
         drone->at = random_place(env, 1);
         bool clear = true;
         for (int k = 0; k < env->num_agents; k++) {
             Vec apart = subtract(env->drones[k].at, drone->at);
-            if (k != i && dot(apart, apart) < 0.5f) clear = false;
+            if (k != i && dot(apart, apart) < clear_squared) clear = false;
         }
         if (clear) break;
     }
@@ -210,6 +211,8 @@ static void place_drone(Env* env, int i) {
 
 static void c_reset(Env* env) {
     make_course(env);
+    for (int i = 0; i < env->num_agents; i++)
+        env->drones[i].at = (Vec){INFINITY, 0, 0}; /* where they were before is in nobody's way */
     for (int i = 0; i < env->num_agents; i++)
         place_drone(env, i);
     for (int i = 0; i < env->num_agents; i++)

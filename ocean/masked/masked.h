@@ -2,8 +2,8 @@
  * stands in the action mask alone. A legal action pays its worth; an illegal one pays -1 and ends the episode, and so
  * does the last of `length` steps. A trainer that forgets the mask in the rollout dies on its second step or so; one
  * that forgets it in the update learns from wrong probabilities.
- * Observation: the worth of each action, 0..1. perf is the episode's reward as a share of that of the best legal
- * actions on all of its steps, 0 where it is less than that. */
+ * Observation: the worth of each action, 0..1. perf is the episode's reward as a share of what the best legal actions
+ * would have brought in all `length` steps, not below 0. */
 #pragma once
 
 #define OBSERVATION float
@@ -101,7 +101,7 @@ static void c_render(Env* env) {
         if (i == env->last) DrawRectangleRec((Rectangle){x, FLOOR + 20, width * 0.8f, 8}, DRAW_CYAN);
     }
     DrawRectangle(LEFT, 345, WIDTH - 2 * LEFT, 12, DRAW_PANEL);
-    DrawRectangle(LEFT, 345, (WIDTH - 2 * LEFT) * env->tick / env->length, 12, DRAW_GREEN);
+    DrawRectangle(LEFT, 345, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 12, DRAW_GREEN);
     draw_end();
 }
 

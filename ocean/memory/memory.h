@@ -85,7 +85,7 @@ static void c_render(Env* env) {
         if (answered) DrawCircleV(centre, radius + 3, DRAW_BACKGROUND);
         DrawCircleV(centre, radius, lit ? DRAW_GOLD : DRAW_PANEL);
     }
-    int width = (WIDTH - 2 * LEFT) * env->tick / env->length;
+    int width = (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length);
     DrawRectangle(LEFT, BAR, WIDTH - 2 * LEFT, 14, DRAW_PANEL);
     DrawRectangle(LEFT, BAR, width, 14, DRAW_CYAN);
     const char* text = env->tick == 0 ? "remember" : env->tick == env->length ? "answer!" : "wait";

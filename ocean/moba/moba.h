@@ -11,14 +11,14 @@
  * With self_play all ten heroes are agents, else the second team is scripted.
  *
  *     observation: the game as seen by one hero, turned so that its own base is at the lower left; ways are over 12
- *     tiles and cut, places over 32, shares within 0..1, all within -1..1; what is dead or not seen is 0
+ *     tiles and cut, places over 32, shares within 0..1, all within -1..1; what is dead (but for levels) or not seen is 0
  *     0 .. 4     role: guardian, medic, rogue, mage, archer
  *     5 .. 27    itself: place (2), health (share; over 2,000), mana (share; over 1,000), level / 15, share of the way to
  *                the next level, shield / 500, stunned, slowed, hasted (each over 40 ticks), time to the next attack / 10,
  *                to each skill / 100 (3), each skill ready and paid for (3), in reach of an enemy tower, dead, time to
  *                live again / 300, time that has gone
  *     28 .. 35   whether it can walk 1.5 tiles in each of the eight directions (order of the actions)
- *     36 .. 47   each lane: how far own and enemy creeps have come (2, shares of the lane), towers left of each (2, / 3)
+ *     36 .. 47   each lane: how far own and enemy creeps have come, seen or not (2, shares), towers left of each (2, / 3)
  *     48 .. 50   nearest own building: way (2), health share
  *     51 .. 60   the two nearest enemy buildings: there, way (2), health share, can be attacked
  *     61 .. 88   the four other heroes of the team, by role: alive, place (2), way (2), health share, level / 15
@@ -167,6 +167,10 @@ static inline int unit_of(int hero) {
 
 static inline int hero_of(int unit) {
     return unit < TEAM ? unit : unit - TEAM + HEROES;
+}
+
+static inline bool is_building(int unit) {
+    return unit < NEUTRAL && unit % TEAM >= BUILDING && unit % TEAM < CREEP;
 }
 
 static inline bool is_hero(int unit) {
@@ -855,8 +859,9 @@ static void hurt_all(Env* env) {
     }
     for (int k = 0; k < count; k++)
         env->health[dying[k]] = 0;
-    for (int k = 0; k < count; k++)
-        die(env, dying[k]);
+    for (int buildings = 0; buildings < 2; buildings++) /* last: their experience must not lift who dies beside them */
+        for (int k = 0; k < count; k++)
+            if (is_building(dying[k]) == buildings) die(env, dying[k]);
     for (int k = 0; k < count; k++)
         bury(env, dying[k]);
     memset(env->hurt, 0, sizeof(env->hurt));

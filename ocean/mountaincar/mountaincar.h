@@ -86,7 +86,7 @@ static void c_step(Env* env) {
         return;
     }
     if (late && env->final_observations) write_observation(env, env->final_observations);
-    env->log.perf += there ? 1 - (float)env->tick / (float)(env->max_steps + 1) : 0;
+    env->log.perf += there ? 1 - (float)env->tick / ((float)env->max_steps + 1) : 0;
     env->log.score += env->total;
     env->log.episode_return += env->total;
     env->log.episode_length += (float)env->tick;

@@ -85,7 +85,7 @@
     X(int, drop_gold, 3, "a dead foe leaves 1 to this much gold, times its tier") \
     X(float, drop_tool, 0.1, "chance that a dead foe leaves a tool") \
     X(int, offers, 4, "offers that an agent may have in the market") \
-    X(int, offer_steps, 256, "steps after which an unsold offer comes back") \
+    X(int, offer_steps, 256, "steps after which an unsold offer comes back (looked at every 64 steps)") \
     X(float, fee, 0.1, "share of a price that is lost, rounded down") \
     X(bool, market_everywhere, true, "agents trade from anywhere, not in villages only") \
     X(float, reward_level, 0.5, "for each level gained, in parts as experience comes") \
@@ -214,10 +214,11 @@ static const char* c_init(Env* env) {
         if (!(shares[i] >= 0 && shares[i] <= 1)) return "shares and chances, luck and spread must lie within 0..1";
     if (!(env->water >= 0 && env->water < env->rock && env->rock <= 1)) return "0 <= water < rock <= 1 must hold";
     int amounts[] = {env->purse, env->starving, env->berry_food, env->fish_food, env->herb_health, env->foe_health_tier,
-                     env->xp_harvest, env->xp_foe, env->xp_agent, env->foe_pause};
+                     env->xp_harvest, env->xp_foe, env->xp_agent};
     for (size_t i = 0; i < sizeof(amounts) / sizeof(amounts[0]); i++)
         if (amounts[i] < 0 || amounts[i] > 100000)
-            return "purse, starving, food, health, experience and foe_pause must lie within 0..100000";
+            return "purse, starving, food, health, and experience must lie within 0..100000";
+    if (env->foe_pause < 0 || env->foe_pause > 255) return "foe_pause must lie within 0..255";
     if (env->xp_level < 1 || env->xp_level > 100000) return "xp_level must lie within 1..100000";
     if (env->foe_health < 1 || env->foe_health > 100000) return "foe_health must lie within 1..100000";
     if (env->drop_gold < 1 || env->drop_gold > 1000) return "drop_gold must lie within 1..1000";
@@ -969,7 +970,7 @@ static void act_foe(Env* env, int f) {
         foe->target = -1;
     } else if (away <= reach_of(env, foe->weapon_kind)) {
         if (foe->pause) return;
-        foe->pause = (uint8_t)(env->foe_pause < 255 ? env->foe_pause : 255);
+        foe->pause = (uint8_t)env->foe_pause;
         int damage = roll_damage(env, 2 * foe->tier - 1, foe->tier - 1, foe->weapon_kind, agent->combat_level,
                                  agent->armour, agent->weapon_kind);
         wound(env, foe->target, damage, SLAIN_BY_FOE, NULL);

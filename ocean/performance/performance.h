@@ -93,7 +93,7 @@ static void c_render(Env* env) {
     draw_begin(WIDTH, HEIGHT, "performance");
     draw_text_centred(text, WIDTH / 2, 70, 30, DRAW_GREY);
     DrawRectangle(LEFT, 130, WIDTH - 2 * LEFT, 40, DRAW_PANEL);
-    DrawRectangle(LEFT, 130, (WIDTH - 2 * LEFT) * env->tick / env->length, 40, DRAW_CYAN);
+    DrawRectangle(LEFT, 130, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 40, DRAW_CYAN);
     draw_end();
 }
 

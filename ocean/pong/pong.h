@@ -114,7 +114,8 @@ static void move_other(Env* env) {
 /* The ball has passed the plane of a paddle's face in this tick: it comes back if the paddle was there. */
 static void strike(Env* env, float paddle_y, float face, float direction) {
     float late = (face - env->ball_x) / env->ball_vx; /* ticks since it was at the face, below 0 */
-    float y = clampf(env->ball_y + late * env->ball_vy, 0, HEIGHT - BALL);
+    float y = fabsf(env->ball_y + late * env->ball_vy); /* it may have bounced off a wall since */
+    if (y > HEIGHT - BALL) y = 2 * (HEIGHT - BALL) - y;
     if (y + BALL < paddle_y || y > paddle_y + env->paddle_height) return;
     float offset = (y + BALL / 2 - paddle_y - env->paddle_height / 2) / ((env->paddle_height + BALL) / 2);
     env->speed = minf(env->speed + env->ball_gain / 60, env->max_ball_speed / 60);

@@ -21,11 +21,11 @@ struct Env {
     float image[IMAGE];
     int flags, category;
     int wanted[HEADS];
-    int given[HEADS], right; /* in the last episode, for c_render; right is a bit a head */
+    int right; /* in the last episode, a bit a head, for c_render; -1 before there was one */
 };
 
 static const char* c_init(Env* env) {
-    (void)env;
+    env->right = -1;
     return NULL;
 }
 
@@ -63,8 +63,6 @@ static void c_step(Env* env) {
     bool image = env->actions[0] == env->wanted[0], flags = env->actions[1] == env->wanted[1];
     bool category = env->actions[2] == env->wanted[2];
     float reward = (float)(image + flags + category) / HEADS;
-    for (int i = 0; i < HEADS; i++)
-        env->given[i] = env->actions[i];
     env->right = image | flags << 1 | category << 2;
     env->rewards[0] = reward;
     env->terminals[0] = 1;
@@ -96,8 +94,10 @@ static void c_render(Env* env) {
         DrawCircleV(centre, 22, i == env->category ? DRAW_WHITE : DRAW_PANEL);
     }
     static const int lamp_x[HEADS] = {158, 410, 620};
-    for (int i = 0; i < HEADS; i++)
-        DrawCircleV((Vector2){(float)lamp_x[i], 320}, 18, env->right >> i & 1 ? DRAW_GREEN : DRAW_RED);
+    for (int i = 0; i < HEADS; i++) {
+        Color color = env->right < 0 ? DRAW_PANEL : env->right >> i & 1 ? DRAW_GREEN : DRAW_RED;
+        DrawCircleV((Vector2){(float)lamp_x[i], 320}, 18, color);
+    }
     draw_end();
 }
 

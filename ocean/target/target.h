@@ -189,11 +189,12 @@ static void c_step(Env* env) {
 }
 
 static void c_render(Env* env) {
-    draw_begin(env->width, env->height, "target");
+    float scale = 1080 / (float)(env->width > env->height ? env->width : env->height); /* pixels a unit */
+    draw_begin((int)((float)env->width * scale), (int)((float)env->height * scale), "target");
     for (int k = 0; k < env->num_goals; k++) {
-        Vector2 centre = {env->goals[k].x, env->goals[k].y};
-        DrawCircleV(centre, env->radius, DRAW_PANEL);
-        DrawCircleV(centre, env->radius / 3, DRAW_GOLD);
+        Vector2 centre = {env->goals[k].x * scale, env->goals[k].y * scale};
+        DrawCircleV(centre, env->radius * scale, DRAW_PANEL);
+        DrawCircleV(centre, env->radius * scale / 3, DRAW_GOLD);
     }
     for (int i = 0; i < env->num_agents; i++) {
         const Agent* agent = &env->agents[i];

@@ -75,7 +75,8 @@ struct Env {
     bool can_hold;
     float fall;   /* rows that it has yet to fall, below 1 */
     float speed;  /* rows a step */
-    int rested, resets; /* ticks at rest; how often that began anew */
+    int rested, resets; /* ticks at rest; how often that began anew by a move */
+    int lowest; /* row that the piece has reached */
     int level, cleared, combo, points, tetrises, tick;
     bool after_tetris;
     float total;
@@ -279,7 +280,7 @@ static bool place(Env* env, int piece) {
     env->piece = piece;
     env->turned = 0;
     env->x = piece == O ? 4 : 3;
-    env->y = piece == I ? 0 : HIDDEN - 2;
+    env->y = env->lowest = 0; /* in the hidden rows */
     env->fall = 0;
     env->rested = env->resets = 0;
     return fits(env, 0, env->x, env->y);
@@ -348,13 +349,22 @@ static int lock_piece(Env* env) {
     return count;
 }
 
+/* A row down; the rest begins anew only where the piece had not been as low, or turning it up and down would do. */
+static bool sink(Env* env) {
+    if (!shift(env, 0, 1)) return false;
+    if (env->y > env->lowest) {
+        env->lowest = env->y;
+        env->rested = 0;
+    }
+    return true;
+}
+
 /* The piece falls by itself and locks if it has rested long enough; returns whether it did. */
 static bool fall(Env* env) {
     env->fall += env->speed;
     while (env->fall > 0.9999f) { /* sixty times a sixtieth is a row */
         env->fall -= 1;
-        if (shift(env, 0, 1)) env->rested = 0;
-        else env->fall = 0;
+        if (!sink(env)) env->fall = 0;
     }
     if (fits(env, env->turned, env->x, env->y + 1)) return false;
     env->rested += env->ticks;
@@ -382,10 +392,9 @@ static void c_step(Env* env) {
         case TURN_RIGHT: moved = turn(env, 1); break;
         case TURN_LEFT: moved = turn(env, -1); break;
         case SOFT:
-            if (shift(env, 0, 1)) {
+            if (sink(env)) {
                 env->points++;
                 env->fall = 0;
-                env->rested = 0;
             }
             break;
         case HARD:
@@ -464,7 +473,8 @@ static void c_render(Env* env) {
     int ghost = env->y;
     while (fits(env, env->turned, env->x, ghost + 1))
         ghost++;
-    draw_begin(left * 2 + WIDTH * side, rows * side + 2 * top, "tetris");
+    int tall = rows * side + 2 * top;
+    draw_begin(left * 2 + WIDTH * side, tall < 470 ? 470 : tall, "tetris"); /* the panels beside it take 470 */
     DrawRectangle(left - 3, top - 3, WIDTH * side + 6, rows * side + 6, DRAW_GREY);
     DrawRectangle(left, top, WIDTH * side, rows * side, DRAW_BACKGROUND);
     for (int row = 0; row < rows; row++) {

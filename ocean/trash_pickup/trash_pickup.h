@@ -97,7 +97,7 @@ static int column_of(const Env* env, int cell) {
 
 /* LEVELS elements, as many of the first ones 1 as the share value / count says. */
 static void write_level(uint8_t* out, int value, int count) {
-    int level = value * (LEVELS + 1) / count;
+    int level = (int)((int64_t)value * (LEVELS + 1) / count);
     for (int k = 0; k < LEVELS; k++)
         out[k] = k < level;
 }
