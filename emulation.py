@@ -273,6 +273,7 @@ class FlatAction:
         if not heads and not lows:
             raise TypeError(f"the action space {space} is empty; a policy needs something to choose.")
         self.heads, self.starts = heads, np.array(starts, np.int64)
+        self.firsts = np.cumsum([0, *heads[:-1]])  # of each head's options
         self.columns = len(heads) + len(lows)
         self.low, self.high = np.array(lows, np.float32), np.array(highs, np.float32)
         if lows:
@@ -311,20 +312,27 @@ class FlatAction:
         row = np.concatenate(values)
         return (row - self.starts).astype(np.int32) if self.heads else row.astype(np.float32)
 
-
-def write_mask(target, mask):
-    """Write an action mask (an array, or a tuple or dict of one an action part) into a row of heads' options. A mask
-    that forbids all of it means that the choice does not count: everything is allowed then."""
-    if isinstance(mask, dict):
-        mask = tuple(mask.values())
-    if isinstance(mask, tuple):
-        mask = np.concatenate([np.ravel(part) for part in mask])
-    mask = np.ravel(mask)
-    if mask.shape != target.shape:
-        raise ValueError(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
-    target[:] = mask != 0
-    if not target.any():
-        target[:] = 1
+    def write_mask(self, target, mask):
+        """Write an action mask into a row of heads' options: an array of all of them, or Dicts and Tuples nested as
+        the space is, with a tuple of one a head for a MultiDiscrete. None allows everything, and so does, for its
+        head, a mask that forbids a whole head: that choice does not count."""
+        if mask is None:
+            target[:] = 1
+            return
+        if isinstance(mask, dict | tuple):
+            parts = []
+            for keys, _, _ in _leaves(self.space):
+                part = mask
+                for key in keys:
+                    part = part[key]
+                parts += part if isinstance(part, tuple) else [part]
+            mask = np.concatenate([np.ravel(part) for part in parts])
+        mask = np.ravel(mask)
+        if mask.shape != target.shape:
+            raise ValueError(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
+        target[:] = mask != 0
+        if b"\0" in np.bitwise_or.reduceat(target, self.firsts).tobytes():  # half the time of .all()
+            target[np.repeat(np.bitwise_or.reduceat(target, self.firsts) == 0, self.heads)] = 1
 
 
 def _find_mask(observation, info):
@@ -719,7 +727,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         observation, info = self._reset_env(seed, None)
         self._write(observations, i, observation)
         if masks is not None:
-            write_mask(masks[i], _find_mask(observation, info))
+            self._action.write_mask(masks[i], _find_mask(observation, info))
         return []
 
     def step_into(self, view):
@@ -734,7 +742,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             return [numeric_scalars(info)]
         self._write(observations, i, observation)
         if masks is not None:
-            write_mask(masks[i], _find_mask(observation, info))
+            self._action.write_mask(masks[i], _find_mask(observation, info))
         return ()
 
 
@@ -785,8 +793,9 @@ class GymnasiumVectorPufferEnv:
             observations = self._flat
         view.observations[:] = observations.reshape(view.observations.shape)
         if view.action_masks is not None:
-            for target, mask in zip(view.action_masks, info["action_mask"], strict=True):
-                write_mask(target, mask)
+            masks = info.get("action_mask")
+            for i, target in enumerate(view.action_masks):
+                self._action.write_mask(target, None if masks is None else _at(masks, i))
 
     def reset_into(self, view, seed=None):
         self._write(view, *self.env.reset(seed=seed))
@@ -996,11 +1005,7 @@ class PettingZooPufferEnv:
             self._observation.flatten(observation, view.observations[slot])
             view.valid[slot] = 1
             if view.action_masks is not None:
-                mask = _find_mask(observation, infos.get(agent, {}))
-                if mask is None:
-                    view.action_masks[slot] = 1
-                else:
-                    write_mask(view.action_masks[slot], mask)
+                self._action.write_mask(view.action_masks[slot], _find_mask(observation, infos.get(agent, {})))
         for slot in np.flatnonzero(view.valid == 0):
             view.observations[slot] = 0
             if view.action_masks is not None:
@@ -1249,8 +1254,8 @@ class Envs:
                                 "observation of a later step() or reset()")  # fmt: skip
                 raise
         if row.action_masks is not None:
-            for target, observation, info in zip(row.action_masks, seen, infos, strict=True):
-                write_mask(target, _find_mask(observation, info))
+            for env, target, observation, info in zip(self.envs, row.action_masks, seen, infos, strict=True):
+                env._action.write_mask(target, _find_mask(observation, info))
         return ended
 
     @staticmethod

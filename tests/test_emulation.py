@@ -296,11 +296,39 @@ def test_action_masks_come_from_the_info():
     env, history = drive(Nested(mask=np.concatenate([mask[0], *mask[1]])), 1)
     assert env.has_action_masks and history[0].action_masks.tolist() == [[1, 0, 1, 1, 1, 0, 0, 0, 1]]
     assert not wrap(Nested()).has_action_masks
-    target = np.zeros(4, np.uint8)
-    emulation.write_mask(target, np.zeros(4))
-    assert target.all()
-    emulation.write_mask(target, (np.array([1, 0]), np.array([0, 1])))
-    assert target.tolist() == [1, 0, 0, 1]
+    np.testing.assert_array_equal(drive(Nested(mask=mask), 1)[1][0].action_masks, history[0].action_masks)
+
+
+@pytest.mark.parametrize(
+    "space, mask, expected",
+    [
+        # A Dict space sorts its keys: attack comes first.
+        (spaces.Dict({"move": spaces.Discrete(4), "attack": spaces.Discrete(2)}),
+         {"move": [0, 0, 0, 1], "attack": [0, 1]}, [0, 1, 0, 0, 0, 1]),
+        (spaces.MultiDiscrete([2, 3]), ([1, 0], [0, 0, 0]), [1, 0, 1, 1, 1]),
+        (spaces.MultiDiscrete([2, 3]), [0, 0, 0, 2, 0], [1, 1, 0, 1, 0]),
+        (spaces.MultiBinary(2), ([1, 0], [0, 1]), [1, 0, 0, 1]),
+        (spaces.Discrete(3), [0, 0, 0], [1, 1, 1]),
+        (spaces.Discrete(3), None, [1, 1, 1]),
+    ],
+)  # fmt: skip
+def test_action_masks_go_where_their_heads_are(space, mask, expected):
+    target = np.zeros(len(expected), np.uint8)
+    FlatAction(space).write_mask(target, mask)
+    assert target.tolist() == expected
+
+
+def test_a_later_info_may_have_no_mask():
+    class Once(Nested):
+        def _info(self):
+            return super()._info() if self.t == 0 else {}
+
+    mask = [1, 0, 1, 1, 1, 0, 0, 0, 1]
+    once = lambda: Once(limit=2, mask=np.array(mask))  # noqa: E731
+    sync = gymnasium.vector.SyncVectorEnv([once] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
+    for env in (once(), sync):
+        _, history = drive(env, 2)
+        assert [row.action_masks[-1].tolist() for row in history] == [[1] * 9, mask]
 
 
 class Broken(gymnasium.Env):
