@@ -1103,6 +1103,12 @@ def copies(env):
     return env.copies if isinstance(env, GymnasiumVectorPufferEnv) else 1
 
 
+def signature(env):
+    """What all environments of a vector have in common: observation space, action space, number of agents."""
+    own = getattr(env, "env_single_observation_space", env.single_observation_space)
+    return own, getattr(env, "env_single_action_space", env.single_action_space), slots(env)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The environments of one process; vector.py's backends decide which process
 
@@ -1134,14 +1140,20 @@ def _quickest_step(env):
 class Envs:
     """Some environments in this process, in a part of a rollout's arrays.
 
-    creators: (creator, args, kwargs) of each; first_env: the number of the first one in the whole vector, on which
-    seeds depend: environment i gets seed + i. A vector environment of Gymnasium counts as many.
+    creators: (creator, args, kwargs) of each; expected: the signature of the whole vector's first environment, which
+    all must have, or this is a ValueError; first_env: the number of the first one here, on which seeds depend:
+    environment i gets seed + i. A vector environment of Gymnasium counts as many.
     """
 
-    def __init__(self, creators, first_env=0, seed=0):
+    def __init__(self, creators, expected, first_env=0, seed=0):
         self.envs = []
         for i, (creator, args, kwargs) in enumerate(creators, first_env):
             self.envs.append(create(creator, args, kwargs, seed + i * (copies(self.envs[0]) if self.envs else 1)))
+            got = signature(self.envs[-1])
+            if got != expected:
+                says = "has the observation space {}, the action space {} and {} agents"
+                raise ValueError(f"environment {i} {says.format(*got)}, but environment 0 {says.format(*expected)}; "
+                                 "all environments of a vector need the same.")  # fmt: skip
         self.copies = copies(self.envs[0])
         self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [slots(env) for env in self.envs]
@@ -1276,13 +1288,14 @@ class Envs:
 
 
 class RemoteEnvs:
-    """The environments of a Ray actor, with arrays of a horizon of 1. creators: pickled, as in serve."""
+    """The environments of a Ray actor, with arrays of a horizon of 1. creators: with the signature, pickled, as in
+    serve."""
 
     def __init__(self, creators, first_env, seed, agents, layout, path):
         import cloudpickle
 
         sys.path[:] = path
-        self.envs = Envs(cloudpickle.loads(creators), first_env, seed)
+        self.envs = Envs(*cloudpickle.loads(creators), first_env, seed)
         rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
         self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
                        for name, (shape, dtype) in layout.items()}  # fmt: skip
@@ -1343,10 +1356,7 @@ def serve(channel_fd, memory_fd, report_fd):
         (size,) = struct.unpack("<Q", receive(channel, 8))
         setup = pickle.loads(receive(channel, size))
         sys.path[:] = setup["path"]
-        envs = Envs(cloudpickle.loads(setup["creators"]), setup["first_env"], setup["seed"])
-        if sum(envs.sizes) != setup["agents"]:
-            raise ValueError(f"these {len(envs.sizes)} environments have {sum(envs.sizes)} agents, expected "
-                             f"{setup['agents']}: all environments of a vector need the same number.")  # fmt: skip
+        envs = Envs(*cloudpickle.loads(setup["creators"]), setup["first_env"], setup["seed"])
         envs.bind(
             {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}, setup["first_agent"]
         )

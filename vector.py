@@ -512,6 +512,13 @@ class _Emulated(_Vector):
 
     # How a backend reaches its workers: _start(horizon), _send(worker, kind, number), _collect(), _stop()
 
+    def _pickle_creators(self, first):
+        """A worker's first two arguments of emulation.Envs, its environments being those from `first` on."""
+        import cloudpickle
+
+        creators = self._creators_of_envs[first : first + self._envs_each]
+        return cloudpickle.dumps((creators, emulation.signature(self._driver)))
+
     def allocate(self, horizon):
         """Make the arrays of a rollout of `horizon` steps (see _new_storage) and begin the first episodes."""
         self._stop()
@@ -716,9 +723,8 @@ class Serial(_Emulated):
     def _start(self, horizon):
         self.storage = self._new_storage(horizon, aligned_zeros)
         if self._envs is None:
-            self._envs = emulation.Envs([(self._driver, (), {}), *self._creators_of_envs[1:]], seed=self.seed)
-            if len(set(self._envs.sizes)) > 1:
-                raise ValueError(f"environments have {self._envs.sizes} agents; all of a vector need the same number.")
+            creators = [(self._driver, (), {}), *self._creators_of_envs[1:]]
+            self._envs = emulation.Envs(creators, emulation.signature(self._driver), seed=self.seed)
         self._envs.bind(vars(self.storage), 0)
 
     def _send(self, worker, kind, number):
@@ -779,8 +785,6 @@ class Multiprocessing(_Emulated):
         super().__init__(creators, processes, per_batch, seed, num_threads, name)
 
     def _start(self, horizon):
-        import cloudpickle
-
         memory = _SharedMemory()
         self.storage = self._new_storage(horizon, memory.zeros)
         names = [name for name, array in vars(self.storage).items() if array is not None]
@@ -801,8 +805,7 @@ class Multiprocessing(_Emulated):
             self._poller.register(ours, select.POLLIN)
             setup = pickle.dumps({
                 "path": sys.path, "arrays": layouts, "first_env": first, "first_agent": worker * self._agents_each,
-                "agents": self._agents_each, "seed": self.seed,
-                "creators": cloudpickle.dumps(self._creators_of_envs[first : first + self._envs_each])})  # fmt: skip
+                "seed": self.seed, "creators": self._pickle_creators(first)})  # fmt: skip
             self._busy[worker] = (time.monotonic(), None)
             with contextlib.suppress(OSError):  # one that has died is found by _collect
                 ours.sendall(struct.pack("<Q", len(setup)) + setup)
@@ -894,8 +897,6 @@ class Ray(_Emulated):
         super().__init__(creators, processes, per_batch, seed, num_threads, name)
 
     def _start(self, horizon):
-        import cloudpickle
-
         try:
             import ray
         except ImportError:
@@ -909,8 +910,8 @@ class Ray(_Emulated):
                   for name, array in vars(self.storage).items() if array is not None}  # fmt: skip
         for worker in range(self.num_processes):
             first = worker * self._envs_each
-            creators = cloudpickle.dumps(self._creators_of_envs[first : first + self._envs_each])
-            self._actors.append(actor.remote(creators, first, self.seed, self._agents_each, layout, sys.path))
+            self._actors.append(actor.remote(self._pickle_creators(first), first, self.seed, self._agents_each, layout,
+                                             sys.path))
         self._starting = set(range(self.num_processes))
 
     def _send(self, worker, kind, number):

@@ -280,8 +280,8 @@ class Endless(gymnasium.Env):
 
     observation_space, action_space = spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-2)
 
-    def __init__(self, wrong=False):
-        self.wrong = wrong
+    def __init__(self, wrong=False, seen=observation_space, actions=action_space):
+        self.wrong, self.observation_space, self.action_space = wrong, seen, actions
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -494,6 +494,21 @@ def test_an_environment_that_cannot_be_made_in_the_worker():
 
     with pytest.raises(WorkerError, match=r"(?s)worker 1 .*OSError: no display"):
         vector.make(creator, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"number": 1}]).reset()
+
+
+@pytest.mark.parametrize(
+    "creator, kwargs",
+    [
+        (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"n": 4}]),
+        (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"start": 5}]),
+        (lambda seen=(2, 3): Endless(seen=spaces.Box(0, 255, seen, np.uint8)), [{}, {"seen": (1, 3)}]),
+        (Squared, [{}, {"num_agents": 3}]),
+    ],
+)
+@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}])
+def test_environments_of_one_vector_have_the_same_spaces(creator, kwargs, options):
+    with pytest.raises((ValueError, WorkerError), match=r"environment 1 has .* but environment 0 has .*the same"):
+        vector.make(creator, 2, env_kwargs=kwargs, **options).reset()
 
 
 @pytest.mark.parametrize("how", ["forgotten", "exception", "SIGINT", "SIGKILL"])
