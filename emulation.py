@@ -644,7 +644,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._structured = self._observation.structured or isinstance(self.env.observation_space, spaces.Text)
         self._flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
         self._fields = [view[0] if view.ndim > 1 else view.reshape(()) for view in self._observation.fields(self._flat)]
-        self._modern = False
+        self._modern = self._pair = False  # whether step and reset return just what Gymnasium's should
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
         self._mask_needed = None
@@ -660,7 +660,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def _reset_env(self, seed, options):
         # Without options the call is one that old and hand-made environments know too.
         result = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        self._pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        if not self._pair:
             result = result, {}  # the observation alone, as old Gym's
         if self._unchecked:
             self._check("reset", result[0], 0.0, False, False)
@@ -673,6 +674,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         observation, reward, terminated, truncated, info = result = _modern_step(result, self.env)
         if self._unchecked:
             self._check("step", *result[:4])
+        if not self._modern:  # its reward may be an array of one
+            reward = np.ravel(reward)[0]
         self._episode_return += float(reward)
         self._episode_length += 1
         if terminated or truncated:
@@ -1207,7 +1210,9 @@ class Envs:
     def _prepare_quick(self):
         """Where all are checked single Gymnasium environments of one kind, what _step_quickly looks up."""
         first = self.envs[0]
-        self._quick = all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern for env in self.envs)
+        self._quick = all(
+            type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern and env._pair for env in self.envs
+        )
         if self._quick:
             shape = first._observation.space.shape
             self._start, self._structured, self._scalar = first._action.start, first._structured, shape == ()

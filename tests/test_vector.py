@@ -336,6 +336,30 @@ def test_a_wrong_shape_after_many_steps_is_named():
                 vecenv.step(np.ones(2, int))
 
 
+@pytest.mark.parametrize("options", [{"reward": np.ones(1)}, {"info": ()}, {"reward": np.ones(1), "info": ()}])
+def test_what_the_first_step_allows_goes_on(options):
+    """A reward that is an array of one; a reset that gives the observation alone."""
+
+    class Loose(gymnasium.Env):
+        observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
+
+        def __init__(self, reward=1.0, info=({},)):
+            self.reward, self.info = reward, info
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return (np.zeros(1, np.float32), *self.info) if self.info else np.zeros(1, np.float32)
+
+        def step(self, action):
+            self.t += 1
+            return np.full(1, self.t, np.float32), self.reward, self.t == 3, False, {}
+
+    with vector.make(Loose, 2, env_kwargs=options) as vecenv:
+        vecenv.reset(seed=0)
+        steps = [vecenv.step([0, 1]) for _ in range(7)]
+        assert vecenv.log()["episode_return"] == 3 and all((step[1] == 1).all() for step in steps)
+
+
 def test_logs_of_one_environment_and_the_rest():
     with vector.make(Walk, 3, env_kwargs=[{"limit": 2}, {"limit": 3}, {"limit": 4}]) as vecenv:
         vecenv.reset(seed=0)
