@@ -21,6 +21,7 @@ import os
 import pkgutil
 import re
 import sys
+import zlib
 from typing import ClassVar
 
 import gymnasium
@@ -229,23 +230,24 @@ class FileCreator:
         path, _, self.attribute = name.rpartition(":")
         self.path = os.path.abspath(path)
         self.name = f"{os.path.basename(path).removesuffix('.py')}_{self.attribute}"
+        self._module = f"{self.name}_{zlib.crc32(os.fsencode(self.path)):08x}"  # two files may have one name
         self._callable()
 
     def _callable(self):
         if not os.path.exists(self.path):
             raise ValueError(f"{self.path}: there is no such file.")
-        module = sys.modules.get(self.name)
+        module = sys.modules.get(self._module)
         if module is None:
-            specification = importlib.util.spec_from_file_location(self.name, self.path)
+            specification = importlib.util.spec_from_file_location(self._module, self.path)
             module = importlib.util.module_from_spec(specification)
-            sys.modules[self.name] = module
+            sys.modules[self._module] = module
             try:
                 specification.loader.exec_module(module)
             except BaseException:
-                del sys.modules[self.name]
+                del sys.modules[self._module]
                 raise
         if not callable(getattr(module, self.attribute, None)):
-            names = [key for key, value in vars(module).items() if callable(value) and value.__module__ == self.name]
+            names = [key for key, value in vars(module).items() if callable(value) and value.__module__ == self._module]
             raise ValueError(f"{self.path} has no callable {self.attribute}; it has {', '.join(names) or 'none'}.")
         return getattr(module, self.attribute)
 

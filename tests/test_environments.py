@@ -80,6 +80,15 @@ def test_a_missing_package_is_named(monkeypatch):
     assert environments.load_creator("missing_too/thing") is None
 
 
+def test_two_files_may_have_one_name(tmp_path):
+    creators = []
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "env.py").write_text(f"def make():\n    return {folder!r}")
+        creators.append(environments.load_creator(f"{tmp_path / folder / 'env.py'}:make"))
+    assert [creator() for creator in creators] == ["first", "second"]
+
+
 def test_settings_and_default_counts():
     assert environments.load_creator("crafter/reward").settings == {"size": 64, "length": 10_000}
     assert environments.load_creator("crafter/reward").num_envs == 64
