@@ -781,7 +781,7 @@ class Multiprocessing(_Emulated):
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name="multiprocessing",
                  timeout=60.0):  # fmt: skip
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
-        self.timeout, self._workers = timeout, []
+        self.timeout, self._workers, self._next_look = timeout, [], 0.0
         super().__init__(creators, processes, per_batch, seed, num_threads, name)
 
     def _start(self, horizon):
@@ -819,14 +819,16 @@ class Multiprocessing(_Emulated):
 
     def _collect(self):
         """Take the answers that are there, or sleep until there is one. Raises WorkerError."""
-        ready = self._poller.poll(500)
-        for fd, _ in ready:
+        for fd, _ in self._poller.poll(500):
             self._take(self._numbers[fd])
-        if not ready:
-            for worker, (since, command) in list(self._busy.items()):
-                allowed = self.timeout if command is not None else max(self.timeout, STARTUP)
-                if time.monotonic() - since > allowed:
-                    self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)", ask=True)
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + 0.5
+        for worker, (since, command) in list(self._busy.items()):
+            allowed = self.timeout if command is not None else max(self.timeout, STARTUP)
+            if now - since > allowed:
+                self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)", ask=True)
 
     def _take(self, worker):
         channel = self._workers[worker][1]
@@ -893,7 +895,7 @@ class Ray(_Emulated):
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name="ray",
                  timeout=60.0):  # fmt: skip
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
-        self.timeout, self._actors, self._references = timeout, [], {}
+        self.timeout, self._actors, self._references, self._next_look = timeout, [], {}, 0.0
         super().__init__(creators, processes, per_batch, seed, num_threads, name)
 
     def _start(self, horizon):
@@ -944,13 +946,15 @@ class Ray(_Emulated):
                     getattr(s, name)[row, part] = array
             self._starting.discard(worker)
             self._finish(worker, kind, infos)
-        if not ready:
-            for worker, (since, _) in self._busy.items():
-                allowed = max(self.timeout, STARTUP) if worker in self._starting else self.timeout
-                if time.monotonic() - since > allowed:
-                    self.close()
-                    raise WorkerError(f"worker {worker} of {self.name} has not answered for {allowed:.0f} s "
-                                      "(vec.timeout).")
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + 0.5
+        for reference, (worker, _, _) in self._references.items():
+            allowed = max(self.timeout, STARTUP) if worker in self._starting else self.timeout
+            if now - self._busy[worker][0] > allowed and not ray.wait([reference], timeout=0)[0]:  # it gives one a call
+                self.close()
+                raise WorkerError(f"worker {worker} of {self.name} has not answered for {allowed:.0f} s (vec.timeout).")
 
     def _stop(self):
         for actor in self._actors:

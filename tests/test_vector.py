@@ -510,6 +510,20 @@ def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
     assert time.perf_counter() - begun < 100  # what hangs sleeps 1,000 s, and what dies is noticed at once
 
 
+def hang_beside_another(backend):
+    vecenv = vector.make(Walk, 2, backend, num_workers=2, batch_size=1, env_kwargs=[{}, {"trouble": "hang"}], timeout=1)
+    vecenv.async_reset(seed=0)
+    begun = time.perf_counter()
+    with pytest.raises(WorkerError, match=r"worker 1 .*has not answered for 1 s"):
+        while time.perf_counter() - begun < 100:
+            vecenv.recv()
+            vecenv.send([1])
+
+
+def test_a_worker_that_hangs_is_noticed_while_others_answer():
+    hang_beside_another(Multiprocessing)
+
+
 def test_an_environment_that_cannot_be_made_in_the_worker():
     def creator(number=0):
         if number:
@@ -572,6 +586,7 @@ def test_ray_gives_the_same():
         with pytest.raises(WorkerError, match="the walker fell"):
             kwargs = [{}, {"trouble": "raise"}]
             rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=kwargs, timeout=600))
+        hang_beside_another(Ray)
     finally:
         ray.shutdown()
 
