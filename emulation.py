@@ -1287,9 +1287,11 @@ class Envs:
         frame = self.envs[env].render()
         return frame[copy] if self.copies > 1 else frame
 
-    def close(self):
-        for env in self.envs:
-            env.close()
+    def close(self, first=0):
+        """Close all of them from `first` on, whatever one of them raises, and raise it then."""
+        with contextlib.ExitStack() as stack:
+            for env in self.envs[first:]:
+                stack.callback(env.close)
 
 
 class RemoteEnvs:
@@ -1324,6 +1326,7 @@ class RemoteEnvs:
 # Messages between vector.py's Multiprocessing and its workers: a kind and a number to them, a kind and bytes from them.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, DONE, INFOS, ERROR = range(6)
+CLOSING = 10.0  # seconds that an idle worker's environments have to close
 
 
 def send_answer(channel, kind, payload=b""):
@@ -1392,7 +1395,7 @@ def _leave_with_parent(channel_fd):
     poller = select.poll()
     poller.register(channel_fd, 0)  # only hang-ups
     poller.poll()
-    time.sleep(2)  # an idle worker has left by itself
+    time.sleep(CLOSING)  # an idle worker has left by itself
     os._exit(1)
 
 

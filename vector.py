@@ -701,8 +701,10 @@ class _Emulated(_Vector):
         """End the workers and close all environments."""
         if not self.closed:
             self.closed = True
-            self._stop()
-            self._driver.close()
+            try:
+                self._stop()
+            finally:
+                self._driver.close()
 
     def __del__(self):
         if "_driver" in self.__dict__ and not self.closed:
@@ -744,8 +746,7 @@ class Serial(_Emulated):
 
     def _stop(self):
         if self.closed and self._envs is not None:
-            for env in self._envs.envs[1:]:  # the first one is the driver
-                env.close()
+            self._envs.close(first=1)  # environment 0 is the driver
 
     def render(self, index=0):
         """Environment `index` as its own render gives it."""
@@ -862,15 +863,17 @@ class Multiprocessing(_Emulated):
         first = worker * self._envs_each
         last = first + self._envs_each - 1
         which = f"environment {first}" if first == last else f"environments {first} to {last}"
-        self.close()
+        with contextlib.suppress(Exception):
+            self.close()
         raise WorkerError(f"worker {worker} ({which} of {self.name}) {what}.\n{text}".rstrip())
 
     def _stop(self):
         workers, self._workers = self._workers, []
+        # An idle worker ends with its channel; its environments may have to finish a video first.
+        deadline = time.monotonic() + (1.0 if self._busy else emulation.CLOSING)
         self._busy.clear()
         for _, channel, _ in workers:
-            channel.close()  # which ends a worker that is idle
-        deadline = time.monotonic() + 1.0
+            channel.close()
         for process, _, report in workers:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -934,7 +937,8 @@ class Ray(_Emulated):
             try:
                 infos, arrays = ray.get(reference)
             except Exception as error:  # the environment's own, or that its machine is gone
-                self.close()
+                with contextlib.suppress(Exception):
+                    self.close()
                 raise WorkerError(f"worker {worker} of {self.name} failed.\n{error}") from error
             s, part = self.storage, slice(worker * self._agents_each, (worker + 1) * self._agents_each)
             after, now = (t + 1, t) if kind == emulation.STEP else (-1, -1)
@@ -953,7 +957,8 @@ class Ray(_Emulated):
         for reference, (worker, _, _) in self._references.items():
             allowed = max(self.timeout, STARTUP) if worker in self._starting else self.timeout
             if now - self._busy[worker][0] > allowed and not ray.wait([reference], timeout=0)[0]:  # it gives one a call
-                self.close()
+                with contextlib.suppress(Exception):
+                    self.close()
                 raise WorkerError(f"worker {worker} of {self.name} has not answered for {allowed:.0f} s (vec.timeout).")
 
     def _stop(self):

@@ -534,6 +534,37 @@ def test_an_environment_that_cannot_be_made_in_the_worker():
         vector.make(creator, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"number": 1}]).reset()
 
 
+@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 1}])
+def test_closing_ends_what_it_can(options, tmp_path):
+    """Slow environments have the time to close, one that fails does not keep the others open."""
+
+    class Closes(Walk):
+        def __init__(self, path, seconds, trouble=None):
+            super().__init__(trouble)
+            self.path, self.seconds = path, seconds
+
+        def close(self):
+            time.sleep(self.seconds)
+            with open(self.path, "a") as file:
+                file.write("closed ")
+            raise OSError("the window is gone")
+
+    seconds = [0.0, 0.0 if options["backend"] is Serial else 1.2, 0.0]
+    envs = [{"path": str(tmp_path / str(i)), "seconds": seconds[i]} for i in range(3)]
+    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
+    vecenv.reset(seed=0)
+    with pytest.raises(OSError, match="the window is gone"):
+        vecenv.close()
+    times = [(tmp_path / str(i)).read_text().split().count("closed") for i in range(3)]
+    assert times == [1 if options["backend"] is Serial else 2, 1, 1]  # processes have an environment 0 and we have one
+    envs[1].update(trouble="raise", seconds=0.0)
+    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
+    vecenv.reset(seed=0)
+    with pytest.raises((WorkerError, ArithmeticError), match="the walker fell"):
+        for _ in range(3):
+            vecenv.step(np.ones(3, int))
+
+
 @pytest.mark.parametrize(
     "creator, kwargs",
     [
