@@ -901,9 +901,9 @@ class PuffeRL:
         model's path. metadata: plain values and tensors of yours, given back by load_checkpoint. Files are written
         under another name, synced and renamed: none is ever half written. Raises OSError where one cannot be. All ranks
         call it, rank 0 writes."""
-        state = self._complete_state(metadata)
         if path is None and self.run_folder is None:
             raise ConfigError("save_checkpoint() without a path needs a run's folder, but data_dir is None.")
+        state = self._complete_state(metadata)
         model = None if path else self.run_folder / f"model_{self.env_name}_{self.epoch:06d}.pt"
         if self.ranks.rank > 0:
             return str(path or model)

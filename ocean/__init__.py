@@ -245,6 +245,7 @@ class Envs:
 
     def save(self):
         """The state of all environments as a uint8 array; `load` goes on from there, bit for bit."""
+        self._must_be_open()
         sizes = [self.functions.ocean_save(self.address, i, None) for i in range(self.num_envs)]
         ends = len(self._identity) + np.cumsum(sizes)
         saved = np.empty(int(ends[-1]), dtype=np.uint8)
@@ -255,6 +256,7 @@ class Envs:
 
     def load(self, saved):
         """Restores what `save` gave, into the same number of environments with the same settings and source."""
+        self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
         if not np.array_equal(saved[: len(self._identity)], self._identity):
             raise ValueError(f"this state was not saved from {self.num_envs} environments of {self.library.name} "
@@ -266,6 +268,7 @@ class Envs:
 
     def render(self, index=0):
         """Draws environment `index`, without a display too, and returns the picture: (height, width, 3) uint8, RGB."""
+        self._must_be_open()
         if not 0 <= index < self.num_envs:
             raise IndexError(f"environment {index} of {self.num_envs}")
         raylib = _raylib()
@@ -280,9 +283,18 @@ class Envs:
         self.functions.ocean_close(self.address, 0, self._open)
         self._open = 0
 
+    def __del__(self):
+        if "_open" in self.__dict__:
+            self.close()
+
+    def _must_be_open(self):
+        if not self._open:
+            raise RuntimeError(f"{self.library.name}: these environments are closed")
+
     def _call(self, function, rows, start, end):
         end = self.num_envs if end is None else end
         if not 0 <= start <= end <= self._open:
+            self._must_be_open()
             raise IndexError(f"environments {start} to {end} of {self._open}")
         function(self.address, start, end, rows if isinstance(rows, int) else rows.ctypes.data)
 

@@ -1,6 +1,7 @@
 """The environments in C: loading and settings, the rules of the first five, headers of one's own, drawing."""
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from ocean_vector import ROOT, Vector, run_python
 
 import ocean
+from vector import Native
 
 NAMES = ["breakout", "cartpole", "memory", "squared", "target"]
 
@@ -105,9 +107,27 @@ def test_index_errors():
     for span in ((0, 4), (-1, 2), (2, 1)):
         with pytest.raises(IndexError):
             vector.envs.step(vector.rows, *span)
-    vector.envs.close()
-    with pytest.raises(IndexError):
-        vector.envs.step(vector.rows)
+
+
+def test_closed_environments_cannot_be_used():
+    envs = (vector := Vector("snake", 2)).envs
+    saved = envs.save()
+    envs.close()
+    for call in (lambda: envs.step(vector.rows), envs.save, lambda: envs.load(saved), envs.render, envs.log):
+        with pytest.raises(RuntimeError, match="snake: these environments are closed"):
+            call()
+
+
+def test_forgotten_environments_are_freed(monkeypatch):
+    gc.collect()  # those of other tests
+    closed, free = [], ocean.load("snake").functions.ocean_close
+    monkeypatch.setattr(ocean.load("snake").functions, "ocean_close",
+                        lambda *arguments: closed.append(arguments[1:]) or free(*arguments))  # fmt: skip
+    Native("snake", 2, num_buffers=1)
+    with pytest.raises(ValueError, match="num_buffers can be 1, 3"):
+        Native("snake", 3, num_buffers=2)
+    gc.collect()
+    assert closed == [(0, 2), (0, 3)]
 
 
 # Squared
