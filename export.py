@@ -5,8 +5,9 @@
     python export.py breakout --baseline --export.c breakout_c && make -C breakout_c run
     python export.py breakout --baseline --export.web breakout_web
 
-ONNX is for any network and environment. The others are for the default network (models.Policy), which ocean/policy.h
-runs without a library; c and web also compile the environment, so they are for those in C. See docs/export.md.
+ONNX is for any network, unless it takes a Dict or Tuple apart. The others are for the default network (models.Policy),
+which ocean/policy.h runs without a library; c and web also compile the environment, so they are for those in C. See
+docs/export.md.
 """
 
 import logging
@@ -57,7 +58,7 @@ def flat_policy(policy, env):
     if type(policy) is not models.Policy:
         raise pufferl.ConfigError(
             f"The network is {_describe(policy)}; the flat file, C and web are for the default one (policy.name "
-            "default with rnn.name mingru, observations that are plain numbers). --export.onnx writes any network."
+            "default with rnn.name mingru, observations that are plain numbers). --export.onnx writes most others."
         )
     dtype = np.dtype(env.single_observation_space.dtype).name
     if dtype not in TYPES:
@@ -113,7 +114,7 @@ def write_onnx(policy, env, path, name=""):
     step, space = Step(policy, list(state)).eval(), env.single_observation_space
     heads, dims = models.action_layout(env.single_action_space)
     outputs = [*(["logits"] if heads else ["mean", "log_std"]), "value", *(f"new_{key}" for key in state)]
-    example = torch.from_numpy(np.stack([space.sample() for _ in range(2)]))
+    example = _random_observations(space, 2)
     agents = torch.export.Dim("agents", min=1)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -126,13 +127,21 @@ def write_onnx(policy, env, path, name=""):
                 input_names=["observation", *state], output_names=outputs,
                 dynamic_shapes=({0: agents}, *([tuple({1: agents} for _ in state)] if state else [])))
     except torch.onnx.errors.OnnxExporterError as error:
-        raise pufferl.ConfigError(f"torch cannot export {_describe(policy)}: {error}") from error
+        structured = getattr(getattr(env, "obs_dtype", None), "names", None)
+        why = "observations are a Dict or Tuple, whose bytes ONNX cannot take apart; export a network on plain ones."
+        raise pufferl.ConfigError(f"torch cannot export {_describe(policy)}: {why if structured else error}") from error
     finally:
         logger.setLevel(level)
     actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(dims)}
     program.model.metadata_props.update({"environment": name, **actions})
     program.save(path, external_data=False)
     return check_onnx(step, space, state, path)
+
+
+def _random_observations(space, n):
+    """(n, ...), of floats within 1,000: where bounds are a float's largest numbers, a network's sums are infinite."""
+    observations = np.stack([space.sample() for _ in range(n)])
+    return torch.from_numpy(observations.clip(-1e3, 1e3) if observations.dtype.kind == "f" else observations)
 
 
 def check_onnx(step, space, state, path, tolerance=1e-4):
@@ -145,14 +154,14 @@ def check_onnx(step, space, state, path, tolerance=1e-4):
     session, largest = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]), 0.0
     names = [entry.name for entry in session.get_inputs()]
     for n in (1, 2, 5):
-        inputs = [torch.from_numpy(np.stack([space.sample() for _ in range(n)]))]
+        inputs = [_random_observations(space, n)]
         inputs += [torch.randn(tensor.shape[0], n, tensor.shape[2]) for tensor in state.values()]
         with torch.no_grad():
             expected = step(*inputs)
         feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
         for ours, theirs in zip(expected, session.run(None, feed), strict=True):
             scale = max(1.0, float(ours.abs().max()))
-            largest = max(largest, float(np.abs(ours.numpy() - theirs).max()) / scale)
+            largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))  # a NaN stays one
     if not largest <= tolerance:
         raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the largest output; the "
                                   "network does something that torch.onnx cannot follow.")

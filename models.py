@@ -260,13 +260,13 @@ class Encoded(nn.Module):
             if isinstance(leaf, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
                 sizes = [leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete) else leaf.nvec.ravel().tolist()
                 start = torch.as_tensor(leaf.start, device=value.device).reshape(-1)
-                columns = (value.reshape(len(value), -1).long() - start).unbind(1)
+                columns = (value.reshape(value.shape[0], -1).long() - start).unbind(1)
                 features += [nn.functional.one_hot(column.clamp(0, int(n) - 1), int(n)).float()
                              for column, n in zip(columns, sizes, strict=True)]  # fmt: skip
             elif _is_image(leaf):
                 features.append(part(value))
             else:
-                features.append(value.reshape(len(value), -1).float())
+                features.append(value.reshape(value.shape[0], -1).float())
         return torch.cat(features, dim=1)
 
     def encode_observations(self, observations, state=None):

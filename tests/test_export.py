@@ -21,6 +21,7 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 
+import emulation
 import export
 import kernels
 import models
@@ -453,12 +454,36 @@ def test_onnx_equals_torch(tmp_path):
     """And a file that does not is refused."""
     need_onnx()
     policy, env = check_onnx_run("default", "uint8", "multi-discrete", tmp_path / "policy.onnx")
-    with torch.no_grad():
-        policy.decoder.bias += 0.01
     state = policy.initial_state(1)
-    with pytest.raises(pufferl.ConfigError, match="differs from the network"):
-        export.check_onnx(export.Step(policy, list(state)).eval(), env.single_observation_space, state,
-                          str(tmp_path / "policy.onnx"))  # fmt: skip
+    for wrong in (0.01, np.nan):
+        with torch.no_grad():
+            policy.decoder.bias += wrong
+        with pytest.raises(pufferl.ConfigError, match="differs from the network"):
+            export.check_onnx(export.Step(policy, list(state)).eval(), env.single_observation_space, state,
+                              str(tmp_path / "policy.onnx"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(5, start=2),
+        spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (6,), np.float32),
+        spaces.Dict({"a": spaces.Box(-1, 1, (3,), np.float32), "b": spaces.Discrete(3)}),
+    ],
+    ids=["discrete", "huge", "dict"],
+)
+def test_onnx_by_kind_of_observation(tmp_path, space):
+    need_onnx()
+    layout = emulation.FlatObservation(space)
+    env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
+                          obs_dtype=layout.dtype, single_action_space=spaces.Discrete(3))  # fmt: skip
+    path = str(tmp_path / "policy.onnx")
+    if isinstance(space, spaces.Dict):
+        with pytest.raises(pufferl.ConfigError, match=r"Encoded: observations are a Dict or Tuple.*plain"):
+            export.write_onnx(models.Encoded(env, hidden_size=8), env, path)
+        assert export.write_onnx(models.Default(env, hidden_size=8), env, path) < 1e-5  # reads the bytes as they are
+    else:
+        assert export.write_onnx(models.Encoded(env, hidden_size=8), env, path) < 1e-5
 
 
 @pytest.mark.slow
