@@ -275,9 +275,12 @@ class FlatAction:
         self.heads, self.starts = heads, np.array(starts, np.int64)
         self.firsts = np.cumsum([0, *heads[:-1]])  # of each head's options
         self.columns = len(heads) + len(lows)
-        self.low, self.high = np.array(lows, np.float32), np.array(highs, np.float32)
+        # In the widest dtype: rounded to a float32 a bound may lie beyond that of a float64.
+        kind = np.result_type(np.float32, *(leaf.dtype for leaf, _, _ in self.parts))
+        self.low, self.high = np.array(lows, kind), np.array(highs, kind)
         if lows:
-            self.flat_space = spaces.Box(self.low, self.high, (self.columns,), np.float32)
+            low, high = self.low.astype(np.float32), self.high.astype(np.float32)
+            self.flat_space = spaces.Box(low, high, (self.columns,), np.float32)
         else:
             self.flat_space = spaces.Discrete(heads[0]) if len(heads) == 1 else spaces.MultiDiscrete(heads)
         self.start = int(space.start) if isinstance(space, spaces.Discrete) else None
