@@ -272,12 +272,12 @@ class _Vector:
             for buffer in range(self.num_buffers):
                 self.advance(buffer)
         log = self.log()
-        return (storage.observations[1], storage.rewards[0], storage.terminals[0], storage.truncations[0],
-                [log] if log else [])
+        flags = storage.terminals[0].view(bool), storage.truncations[0].view(bool)
+        return storage.observations[1], storage.rewards[0], *flags, [log] if log else []
 
     def _check_actions(self, actions, agents):
         actions = np.asarray(actions)
-        if actions.size != agents * self.action_dims or len(actions) != agents:
+        if actions.size != agents * self.action_dims or actions.ndim == 0 or len(actions) != agents:
             raise ValueError(f"actions have shape {actions.shape}, expected ({agents}, {self.action_dims}): {agents} "
                              f"agents of {self.single_action_space}.")
         if self.action_heads:
@@ -290,7 +290,7 @@ class _Vector:
     def async_reset(self, seed=None):
         """Begin new episodes; `recv` gives their observations."""
         observations, infos = self.reset(seed)
-        none = np.zeros(self.num_agents, np.uint8)
+        none = np.zeros(self.num_agents, bool)
         self._last = observations, none.astype(np.float32), none, none, infos
 
     def recv(self):
@@ -583,6 +583,8 @@ class _Emulated(_Vector):
     def _add_to_log(self, env, info):
         numbers = emulation.numeric_scalars(info)
         count = numbers.pop("n", 1.0)
+        if not count:  # of no episode
+            return
         sums = self._logs.get(env)
         if sums is None:
             sums = self._logs[env] = {"n": [0.0, 1.0]}

@@ -360,6 +360,24 @@ def test_what_the_first_step_allows_goes_on(options):
         assert vecenv.log()["episode_return"] == 3 and all((step[1] == 1).all() for step in steps)
 
 
+def test_an_info_of_no_episode_is_not_counted():
+    class Silent(Squared):
+        def step(self, actions):
+            return *super().step(actions)[:4], [{"perf": 1.0, "n": 0}]
+
+    with vector.make(Silent, 2) as vecenv:
+        vecenv.reset(seed=0)
+        vecenv.step(np.zeros(8, int))
+        assert vecenv.log() == {}
+
+
+def test_one_action_must_be_an_array_too():
+    for vecenv in (vector.make("cartpole"), vector.make(Walk)):
+        with vecenv, pytest.raises(ValueError, match=r"shape \(\), expected \(1, 1\)"):
+            vecenv.reset()
+            vecenv.step(0)
+
+
 def test_logs_of_one_environment_and_the_rest():
     with vector.make(Walk, 3, env_kwargs=[{"limit": 2}, {"limit": 3}, {"limit": 4}]) as vecenv:
         vecenv.reset(seed=0)
@@ -387,6 +405,7 @@ def test_c_environments_are_the_same_in_processes():
             np.testing.assert_array_equal(result[0], observations)
             np.testing.assert_array_equal(result[1], rewards)
             np.testing.assert_array_equal(result[2], terminals)
+            assert result[2].dtype == terminals.dtype == bool
     for vecenv in (native, *others):
         vecenv.close()
     with vector.make(ocean.Breakout, backend=Native, env_kwargs={"num_envs": 8, "frameskip": 2}) as vecenv:
