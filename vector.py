@@ -862,8 +862,8 @@ class Multiprocessing(_Emulated):
                 what += f" by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
         report.seek(0)
         text = text or report.read().decode(errors="replace")
-        first = worker * self._envs_each
-        last = first + self._envs_each - 1
+        each = self.num_envs // self.num_processes
+        first, last = worker * each, (worker + 1) * each - 1
         which = f"environment {first}" if first == last else f"environments {first} to {last}"
         with contextlib.suppress(Exception):
             self.close()
@@ -887,8 +887,8 @@ class Multiprocessing(_Emulated):
     def render(self, index=0):
         """Environment `index` as its own render gives it."""
         self._settle()
-        worker = index // self._envs_each
-        self._send(worker, emulation.RENDER, index % self._envs_each)
+        worker, number = divmod(index, self.num_envs // self.num_processes)
+        self._send(worker, emulation.RENDER, number)
         while worker in self._busy:
             self._collect()
         return self._picture

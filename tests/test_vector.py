@@ -110,6 +110,9 @@ class Walk(gymnasium.Env):
                 raise KeyboardInterrupt
         return self._observe(), float(self.x[0]), bool(self.x[1] > 4), self.t == self.limit, {"height": self.x[1]}
 
+    def render(self):
+        return self.x.copy()
+
 
 def rollout(vecenv, steps=20):
     """Everything that a vector gives to fixed actions."""
@@ -459,6 +462,7 @@ def test_a_vector_environment_counts_as_its_copies():
                 for a, b in zip(ours[:4], expected[:4], strict=True):
                     np.testing.assert_array_equal(a, b)
             assert vecenv.finished() == [0, 1, 2, 3]
+            np.testing.assert_array_equal([vecenv.render(i) for i in range(4)], [single.render(i) for i in range(4)])
             ours, expected = [vecenv.log(env) for env in range(4)], [single.log(env) for env in range(4)]
             assert ours == [pytest.approx(log) for log in expected] and ours[0]["n"] == 1
 
