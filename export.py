@@ -175,7 +175,7 @@ def check_onnx(step, space, state, path, tolerance=1e-4):
 def settings_arguments(library, settings):
     """The settings that differ from the header's defaults as main.c takes them: ["frameskip=2", ...]."""
     parsed = dict(zip(library.settings, library.parse_settings(settings), strict=True))
-    return [f"{name}={float(value):.9g}" for name, value in parsed.items() if value != float(library.settings[name])]
+    return [f"{name}={float(value):.10g}" for name, value in parsed.items() if value != float(library.settings[name])]
 
 
 def sources(library):

@@ -66,11 +66,10 @@ def load(name, debug=False):
         raise RuntimeError('a debug build needs the sanitizers before all else; start Python with LD_PRELOAD="'
                            '$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" '
                            "ASAN_OPTIONS=detect_leaks=0")  # fmt: skip
-    if str(name).endswith(".h"):
-        return _load(Path(name).resolve(), debug)
-    if name not in names():
+    if not str(name).endswith(".h") and name not in names():
         raise ValueError(f"no environment {name!r} in {FOLDER.name}/: {_nearest(name, names())}")
-    return _load(FOLDER / name / f"{name}.h", debug)
+    header = Path(name).resolve() if str(name).endswith(".h") else FOLDER / name / f"{name}.h"
+    return _load(header, build(header, debug))
 
 
 def rows(observations, actions, rewards, terminals, truncations, final_observations=None, valid=None,
@@ -88,14 +87,14 @@ def rows(observations, actions, rewards, terminals, truncations, final_observati
 
 
 class Library:
-    """One compiled environment.
+    """One compiled environment, from its header and the path that `build` gave.
 
-    Attributes: name; settings {name: default}; settings_help {name: text}; log_fields; step_address, reset_address.
+    Attributes: name, header, path; settings {name: default}; settings_help {name: text}; log_fields; step_address,
+    reset_address.
     """
 
-    def __init__(self, header, debug=False, extra_flags=()):
-        self.name, self.header = header.stem, header
-        self.path = build(header, debug, extra_flags)
+    def __init__(self, header, path):
+        self.name, self.header, self.path = header.stem, header, path
         self.functions = ctypes.CDLL(str(self.path))
         for function, (result, arguments) in SIGNATURES.items():
             getattr(self.functions, function).restype = result
@@ -152,7 +151,7 @@ class Library:
         while True:
             text = ctypes.create_string_buffer(size)
             if function(*arguments, ctypes.addressof(text), size) == 0:
-                return json.loads(text.value)
+                return json.loads(text.value, strict=False)  # a help text may have line breaks
             size *= 2
 
 
@@ -331,6 +330,7 @@ def build(header, debug=False, extra_flags=()):
         if result.returncode != 0:
             os.remove(temporary)
             raise RuntimeError(f"{header} does not compile:\n{' '.join(command)}\n{result.stderr}")
+        os.chmod(temporary, 0o755)  # mkstemp's are for nobody else
         os.replace(temporary, folder / name)
     return folder / name
 
@@ -349,9 +349,7 @@ def _macros(compiler, *flags):
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
-@functools.cache
-def _load(header, debug):
-    return Library(header, debug)
+_load = functools.cache(Library)  # the path tells one state of the sources from the next
 
 
 def _cache_folder():

@@ -283,7 +283,7 @@ def run_check(library, settings, steps):
 
 def restart_with_sanitizers():
     """Starts this same command anew with the sanitizers loaded first, which is the only way to have them in Python."""
-    compiler = os.environ.get("CC") or "gcc"
+    compiler = ocean.find_compiler()
     found = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
              for name in ("libasan.so", "libubsan.so")]  # fmt: skip
     if not all(os.path.isabs(path) for path in found):
@@ -379,7 +379,7 @@ def standalone(library, settings, path, kind="fast"):
     if result.returncode != 0:
         raise RuntimeError(f"{library.header} does not compile:\n{' '.join(command)}\n{result.stderr}")
     run = " ".join([str(path) if os.path.dirname(path) else f"./{path}",
-                    *(f"{name}={float(value):g}" for name, value in settings.items())])  # fmt: skip
+                    *(f"{name}={float(value):.10g}" for name, value in settings.items())])  # fmt: skip
     print(f"built {path} {'with a window' if window else 'without a window'}"
           + (" (no raylib was found)" if raylib is None and kind != "profile" else ""))
     print(f"to run it: {run}   at random; add a file of python pufferl.py export {library.name} for a policy")
@@ -420,6 +420,7 @@ def play(library, settings, at_random, seed):
                 score = 0.0
         if raylib.IsKeyPressed(KEYS["R"]) & 0xFF and name != "cube":
             agents.envs.reset(agents.rows)
+            score = 0.0
         picture = agents.envs.render()
         if recording:
             frames.append(picture)
@@ -480,9 +481,9 @@ def main():
         return 0
     build_program = arguments.standalone is not None or arguments.profile
     debug = not build_program and (arguments.debug or (arguments.check and not arguments.fast))
-    if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
-        debug = restart_with_sanitizers()
     try:
+        if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
+            debug = restart_with_sanitizers()
         library = ocean.load(arguments.name, debug=debug)
         settings = dict(parse_setting(library, text) for text in arguments.set)
         library.parse_settings(settings)

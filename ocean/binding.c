@@ -196,6 +196,15 @@ typedef struct {
         if ((writer)->used >= (writer)->size) return -1; \
     } while (0)
 
+/* A string with its quotes and backslashes escaped. */
+static int write_string(Writer* writer, const char* text) {
+    WRITE(writer, "\"");
+    for (; *text; text++)
+        WRITE(writer, strchr("\"\\", *text) ? "\\%c" : "%c", *text);
+    WRITE(writer, "\"");
+    return 0;
+}
+
 /* What holds for the environment whatever its settings are. Returns -1 where the buffer is too small. */
 int ocean_describe(char* text, int64_t size) {
     Writer w = {text, (size_t)size, 0};
@@ -206,7 +215,9 @@ int ocean_describe(char* text, int64_t size) {
     const char* comma = "";
     (void)comma;
 #define SETTING_DESCRIBE(type, name, value, help) \
-    WRITE(&w, "%s[\"%s\", \"%s\", %.17g, \"%s\"]", comma, #name, #type, (double)(value), help); \
+    WRITE(&w, "%s[\"%s\", \"%s\", %.17g, ", comma, #name, #type, (double)(value)); \
+    if (write_string(&w, help)) return -1; \
+    WRITE(&w, "]"); \
     comma = ", ";
     SETTINGS(SETTING_DESCRIBE)
     WRITE(&w, "], \"log_fields\": [");

@@ -73,7 +73,8 @@ class Vector:
 
 
 def measure(name, num_agents, settings):
-    library = ocean.Library(ocean.FOLDER / name / f"{name}.h", extra_flags=["-DOCEAN_BENCH"])
+    header = ocean.FOLDER / name / f"{name}.h"
+    library = ocean.Library(header, ocean.build(header, extra_flags=["-DOCEAN_BENCH"]))
     num_envs = max(1, num_agents // library.create(1, settings=settings).num_agents)
     bench = library.functions.ocean_bench
     bench.restype, bench.argtypes = None, [ocean.POINTER, *[ocean.INT] * 2, ocean.POINTER, *[ocean.INT] * 2]

@@ -394,6 +394,7 @@ def test_command_line_writes_a_program(tmp_path):
 
 def test_errors_say_what_to_do(tmp_path, monkeypatch):
     args = pufferl.load_config("squared") | {"export": {"onnx": None, "flat": None, "c": None, "web": str(tmp_path)}}
+    monkeypatch.setenv("CC", ocean.find_compiler())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(pufferl.ConfigError, match="apt-get install emscripten"):
         export.export("squared", args)

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import stat
 import subprocess
 import sys
 
@@ -584,6 +585,16 @@ def test_own_environment_with_dead_agents_masks_and_heap(tmp_path):
     envs.close()
     with pytest.raises(ValueError, match=r"own \(environment 1\): agents must be 1 or more"):
         ocean.load(str(header)).create(2, settings=[{}, {"agents": 0}])
+
+
+def test_an_edited_header_is_loaded_anew(tmp_path):
+    header = tmp_path / "own.h"
+    header.write_text(OWN)
+    before = ocean.load(str(header))
+    assert ocean.load(str(header)) is before and stat.S_IMODE(before.path.stat().st_mode) == 0o755
+    header.write_text(OWN.replace('"size")', r'"a \"size\", C:\\,\n" "or two")'))
+    after = ocean.load(str(header))
+    assert after.settings_help["step"] == 'a "size", C:\\,\nor two' and before.settings_help["step"] == "size"
 
 
 def test_compiler_message_is_shown(tmp_path):

@@ -131,11 +131,19 @@ def test_command_line(tmp_path):
     assert Image.open(picture).size == (714, 714)
 
 
+def test_sanitizers_of_any_compiler(tmp_path, monkeypatch):
+    (tmp_path / "cc").symlink_to(ocean.find_compiler())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(cli.os, "execve", lambda path, arguments, environment: None)
+    assert not cli.restart_with_sanitizers()
+
+
 @pytest.mark.parametrize("kind", ["fast", "profile", pytest.param("debug", marks=pytest.mark.slow)])
 def test_a_program_without_python(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.setattr(cli, "find_raylib", lambda compiler: None)
-    cli.standalone(ocean.load("squared"), {"distance": 2}, tmp_path / "program", kind)
-    assert f"{tmp_path / 'program'} distance=2" in capsys.readouterr().out
+    cli.standalone(ocean.load("squared"), {"distance": 1234567}, tmp_path / "program", kind)
+    assert f"{tmp_path / 'program'} distance=1234567" in capsys.readouterr().out
     result = subprocess.run([tmp_path / "program", "distance=2", "--episodes", "7"], capture_output=True, text=True)
     assert result.returncode == 0 and re.search(r"^n +7$", result.stdout, re.M), result.stderr
     assert (b".debug_info" in (tmp_path / "program").read_bytes()) == (kind != "fast")
