@@ -581,7 +581,7 @@ class _Emulated(_Vector):
                 self._ready.append(buffer)
 
     def _add_to_log(self, env, info):
-        numbers = emulation.numeric_scalars(info)
+        numbers = emulation.numeric_scalars({key: value for key, value in info.items() if key != "episode"})
         count = numbers.pop("n", 1.0)
         if not count:  # of no episode
             return

@@ -509,6 +509,9 @@ def main():
         if arguments.png:
             save_png(arguments.png, agents.envs.render())
         return 0
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise SystemExit("there is no display here (neither DISPLAY nor WAYLAND_DISPLAY is set): --png FILE and "
+                         "--gif FILE draw without one")
     with contextlib.suppress(KeyboardInterrupt):
         play(library, settings, arguments.random, arguments.seed)
     return 0
