@@ -453,21 +453,22 @@ def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
     pytest.importorskip("ray", reason="the cluster; pip install ray")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("FAKE_SECONDS", "3")
+    monkeypatch.setenv("FAKE_SECONDS", "8")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
         second = cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes()
         files = tmp_path / "sweep_squared" / "trials"
 
-        def trains_there():
+        def has_begun_there():
             with contextlib.suppress(psutil.Error):
                 node = psutil.Process(second.all_processes["raylet"][0].process.pid)
-                return any(FAKE.name in " ".join(child.cmdline()) for child in node.children(recursive=True))
+                return any(FAKE.name in " ".join(child.cmdline()) and time.time() - child.create_time() < 3
+                           for child in node.children(recursive=True))  # fmt: skip
             return False
 
         def lose_a_node():
-            wait_for(lambda: len(list(files.glob("*.json"))) >= 2 and trains_there(), 120)
+            wait_for(lambda: len(list(files.glob("*.json"))) >= 2 and has_begun_there(), 120)
             cluster.remove_node(second, allow_graceful=False)
 
         thread = threading.Thread(target=lose_a_node)
