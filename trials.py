@@ -52,9 +52,10 @@ class Ledger:
         FOLDER/trials/00007.json      finished: settings, score, cost, curve; never changes
         FOLDER/runs/00007/            what `pufferl.py train` wrote, and its output
 
-    Claims and results appear by link(2), which fails if the name exists: a number has one owner and one result. A claim
-    whose owner died (seen at once on the same machine, after LEASE seconds without a sign of life from another) is
-    taken over by renaming it, which only one can do, and run again; a late result of the old owner is then refused.
+    Claims and results appear by link(2), which fails if the name exists: a number has one owner, and the first result
+    is its result. A claim whose owner died (seen at once on the same machine, after LEASE seconds without a sign of
+    life from another) is taken over by renaming it to 00007.lost-TOKEN, which only one can do and during which nobody
+    else claims the number, and run again; an owner that finds another's claim in place of its own leaves it alone.
     """
 
     LEASE = 60.0  # seconds
@@ -77,10 +78,11 @@ class Ledger:
     def claims(self):
         """{number: claim} of all trials that are running or wait to be run again."""
         found = {}
-        for path in sorted(self.trials.glob("*.running")):
-            if not path.with_suffix(".json").exists():
+        for path in self._claimed():
+            number = int(path.name[:5])
+            if not (self.trials / f"{number:05d}.json").exists():
                 with contextlib.suppress(OSError, ValueError):  # finished or given up in this moment
-                    found[int(path.stem)] = json.loads(path.read_text())
+                    found[number] = json.loads(path.read_text())
         return found
 
     def claim(self, number=0, below=None, **fields):
@@ -89,13 +91,18 @@ class Ledger:
             if below is not None and at >= below:
                 return None
             claim = {"attempts": 0, "settings": None, **fields, "trial": at, **self.owner, "token": self.token}
-            free = not (self.trials / f"{at:05d}.json").exists()
-            if free and self._appear(self.trials / f"{at:05d}.running", claim):
-                return claim
+            result = self.trials / f"{at:05d}.json"
+            if not result.exists() and self._appear(self._path(claim), claim):
+                # finished, or taken over by another, since we looked: then the name was free for a moment only
+                free = not result.exists() and not any(self.trials.glob(f"{at:05d}.lost-*"))
+                if free and self._ours(claim):
+                    return claim
+                self.drop(claim)
 
     def update(self, claim):
-        """Write a changed claim of ours."""
-        write_json(self.trials / f"{claim['trial']:05d}.running", claim)
+        """Write a changed claim, if it still is ours."""
+        if self._ours(claim):
+            write_json(self._path(claim), claim)
 
     def finish(self, claim, record):
         """Make `record` the trial's result; False, and nothing changes, if it has one already."""
@@ -105,10 +112,8 @@ class Ledger:
 
     def drop(self, claim):
         """Give a claim up, if it still is ours."""
-        path = self.trials / f"{claim['trial']:05d}.running"
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(path.read_text())["token"] == self.token:
-                path.unlink()
+        if self._ours(claim):
+            self._path(claim).unlink(missing_ok=True)
 
     def give_back(self, claim):
         """Leave a claim of ours to whoever comes next."""
@@ -116,7 +121,7 @@ class Ledger:
 
     def take_over(self):
         """A claim whose owner is gone, now ours, one attempt later; None if there is none."""
-        for path in sorted([*self.trials.glob("*.running"), *self.trials.glob("*.lost-*")]):
+        for path in self._claimed():
             result = self.trials / f"{int(path.name[:5]):05d}.json"
             try:
                 claim = json.loads(path.read_text())
@@ -132,26 +137,53 @@ class Ledger:
                 if json.loads(mine.read_text()) != claim:  # another took it over since it was read: give it back
                     os.rename(mine, path)
                     continue
+                if claim["settings"] is None:  # died before it knew what to run
+                    mine.unlink()
+                    continue
+                ours = {key: value for key, value in claim.items() if key != "at"}
+                ours |= {**self.owner, "token": self.token, "attempts": claim["attempts"] + (claim["host"] is not None)}
+                if not self._appear(self._path(claim), ours):
+                    continue  # in the way of one that looks whether the number is free; ours waits for the LEASE
+                mine.unlink(missing_ok=True)
             except (OSError, ValueError, KeyError):
                 continue  # somebody else was faster
-            if claim["settings"] is None:  # died before it knew what to run
-                mine.unlink()
-                continue
             kill_orphan(claim)
-            given_back = claim["host"] is None
-            gone = ("trial", "token", "child", "at", *self.owner)
-            ours = {key: value for key, value in claim.items() if key not in gone}
-            ours["attempts"] += not given_back
-            claim = self.claim(claim["trial"], **ours)
-            mine.unlink()
-            return claim
+            return ours
         return None
 
-    def beat(self, claims):
+    def beat(self):
         """A sign of life for our claims."""
-        for claim in claims:
-            with contextlib.suppress(OSError):
-                os.utime(self.trials / f"{claim['trial']:05d}.running")
+        for claim in self.claims().values():
+            if claim["token"] == self.token:
+                with contextlib.suppress(OSError):
+                    os.utime(self._path(claim))
+
+    @contextlib.contextmanager
+    def alive(self):
+        """Within it a thread beats: what the main one does may take a minute, such as to wait until runs have saved."""
+        over = threading.Event()
+
+        def beat():
+            while not over.wait(self.LEASE / 6):
+                self.beat()
+
+        threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _path(self, claim):
+        return self.trials / f"{claim['trial']:05d}.running"
+
+    def _claimed(self):
+        return sorted([*self.trials.glob("*.running"), *self.trials.glob("*.lost-*")])
+
+    def _ours(self, claim):
+        """Whether the claim's file still is ours, not gone or another's."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(self._path(claim).read_text())["token"] == self.token
+        return False
 
     def _lost(self, path, claim):
         waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
@@ -178,11 +210,10 @@ class Ledger:
 
 def host_identity():
     """Machines, and containers with process numbers of their own, told apart."""
-    try:
-        space = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        space = ""
-    return f"{socket.gethostname()}/{space}"
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return "/".join(parts)
 
 
 def is_alive(pid, born):
@@ -233,6 +264,7 @@ class Curve:
     cost: np.ndarray
     names: tuple = ()
     last: float = 0.0  # step of the last entry, with or without the metric
+    last_cost: float = 0.0  # of the last entry that has it
 
     @classmethod
     def read(cls, path, metric, cost="performance/uptime"):
@@ -243,16 +275,19 @@ class Curve:
         for line in text.splitlines():
             try:
                 entry = json.loads(line)
-                step, clock = entry["step"], float(entry[cost])
+                names |= dict.fromkeys(entry)
+                step = entry["step"]
             except (ValueError, KeyError, TypeError):
                 continue
-            names |= dict.fromkeys(entry)
             while rows and rows[-1][0] >= step:
                 rows.pop()
-            value = entry.get(metric)
-            rows.append((step, float(value) if isinstance(value, int | float) else math.nan, clock))
+            values = (entry.get(metric), entry.get(cost))
+            rows.append((step, *(float(value) if isinstance(value, int | float) else math.nan for value in values)))
         columns = np.array(rows, dtype=float).reshape(-1, 3)
-        return cls(*columns[np.isfinite(columns[:, 1])].T, names=tuple(names), last=rows[-1][0] if rows else 0.0)
+        known = np.isfinite(columns)
+        costs = columns[known[:, 2], 2]
+        return cls(*columns[known.all(1)].T, names=tuple(names), last=rows[-1][0] if rows else 0.0,
+                   last_cost=costs[-1] if len(costs) else 0.0)
 
     def at(self, step, window):
         """(score, cost) at a step: the mean score of the last `window` steps until then, at least of one entry."""
@@ -315,16 +350,18 @@ def run_trial(job, stop=None, started=None):
         curve = curve_of(folder, job)
         points = curve.points(job["total"], job["downsample"])
         error = None
-        if status == "done" and process.returncode == -signal.SIGKILL:
-            status, error = "lost", "it was killed (SIGKILL), by somebody or because the machine ran out of memory"
+        if status == "done" and process.returncode in (-signal.SIGKILL, -signal.SIGTERM):
+            how = signal.Signals(-process.returncode).name
+            status, error = "lost", f"it was killed ({how}), by somebody or because the machine ran out of memory"
         elif status == "done" and process.returncode != 0:
             status, error = "failed", explain(process.returncode, text)
-        elif status == "done" and points and curve.last < job["total"]:
+        elif status == "done" and curve.last < job["total"]:
             status, error = "lost", f"it was told to stop at {100 * curve.last / job['total']:.0f}% by something else"
         elif status != "interrupted" and not points:
             status = "failed"
-            error = (f"{job['metric']} was never logged; there are: {', '.join(curve.names)}" if curve.names else
-                     f"no metrics were logged: {explain(process.returncode, text)}")
+            absent = [name for name in (job["metric"], job["cost"]) if name not in curve.names] or [job["metric"]]
+            error = (f"{' and '.join(absent)} was never logged as a number; there are: {', '.join(curve.names)}"
+                     if curve.names else f"no metrics were logged: {explain(process.returncode, text)}")
         if run and status in ("done", "stopped"):  # a finished trial is not resumed; its model stays
             (run / "trainer_state.pt").unlink(missing_ok=True)
         score, cost = points[-1][1:] if points else (None, None)
@@ -350,7 +387,7 @@ def watch(process, folder, job, stop):
         curve = curve_of(folder, job)
         if len(curve.step):
             job.get("at", {}).update(progress=curve.step[-1] / job["total"], score=curve.score[-1])
-        if (len(curve.cost) and curve.cost[-1] > job["limit"]) or hopeless(curve, job["total"], job["rule"]):
+        if curve.last_cost > job["limit"] or hopeless(curve, job["total"], job["rule"]):
             end(process)
             return "stopped"
 
@@ -378,7 +415,7 @@ def newest_run(folder):
 
 def explain(code, text):
     """Why a training run failed, in a line: what kind of failure, and the last line that it printed."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # boxes are tyro's
     last = lines[-1] if lines else "it printed nothing"
     lower = text[-4000:].lower()
     if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
@@ -434,7 +471,8 @@ class LocalPool:
 class RayPool:
     """Ray tasks on a cluster. address: of the cluster, "auto" for the one this machine belongs to, or "local" to start
     one here. The project's files travel along; the nodes need the Python packages and a C compiler. slots: workers if
-    given, otherwise as many as the cluster has room for. Trials of a lost node come back as None and are run again."""
+    given, otherwise as many as the cluster has room for. Trials of a lost node have status "lost" and are run
+    again."""
 
     def __init__(self, address, workers, cpus=1.0, gpus=0.0):
         import ray
@@ -584,9 +622,8 @@ class Runner:
                  f"{len(ledger.results())} of {settings.num_trials} trials done, {self.pool.slots} at a time")
         if server:
             self.say(f"report: http://127.0.0.1:{server.server_address[1]}")
-        beaten = -math.inf
-        try:
-            with self.interrupts:
+        with self.interrupts, ledger.alive():
+            try:
                 while not self.interrupts.requested:
                     while len(self.pool.claims) < self.pool.slots and not self.interrupts.requested:
                         claim = self.next_claim()
@@ -600,17 +637,14 @@ class Runner:
                     for claim, outcome in self.pool.finished(0.5):
                         self.settle(claim, outcome)
                     self.status.show(self.pool.claims)
-                    if time.monotonic() - beaten > Ledger.LEASE / 6:
-                        ledger.beat(self.pool.claims)
-                        beaten = time.monotonic()
                     refuse_if_all_fail(ledger)
-        finally:
-            self.status.clear()
-            for claim, outcome in self.pool.close():
-                self.settle(claim, outcome if outcome["status"] != "lost" else {"status": "interrupted"})
-            if server:
-                server.shutdown()
-                server.server_close()
+            finally:
+                self.status.clear()
+                for claim, outcome in self.pool.close():
+                    self.settle(claim, outcome if outcome["status"] != "lost" else {"status": "interrupted"})
+                if server:
+                    server.shutdown()
+                    server.server_close()
         self.learn()
         self.conclude()
         return ledger
@@ -735,6 +769,7 @@ def begin(ledger, tuner, settings, options, config):
               for field, value in (what if isinstance(what, dict) else {"values": list(what)}).items()}
     asked |= {f"{section}.{key}": value for section in ("env", "vec", "policy", "rnn", "train")
               for key, value in config[section].items() if f"{section}.{key}" not in tuner.space.names}
+    asked |= {key: config[key] for key in ("load_model_path", "baseline") if config[key]}
     asked = json.loads(json.dumps(asked, default=str))
     whole = {"asked": asked, "options": list(options), "space": tuner.search_space, "created": time.time()}
     if ledger._appear(path, whole):

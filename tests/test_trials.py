@@ -17,6 +17,7 @@ import psutil
 import pytest
 from test_loggers import OFFLINE, wandb_records
 
+import configuration
 import protein
 import trials
 from protein import Protein, SpaceError
@@ -98,11 +99,12 @@ def test_a_late_result_of_a_lost_owner_is_refused(tmp_path):
 def test_other_machines_are_judged_by_their_sign_of_life(tmp_path):
     far = Ledger(tmp_path)
     far.owner = {**far.owner, "host": "elsewhere"}
-    claim, ours = far.claim(settings={"x": 1}), Ledger(tmp_path)
+    far.claim(settings={"x": 1})
+    ours = Ledger(tmp_path)
     assert ours.take_over() is None
     path = tmp_path / "trials" / "00000.running"
     os.utime(path, (time.time() - 50, time.time() - 50))
-    far.beat([claim])
+    far.beat()
     assert ours.take_over() is None
     os.utime(path, (time.time() - 70, time.time() - 70))
     assert ours.take_over()["settings"] == {"x": 1}
@@ -124,6 +126,50 @@ def test_death_between_result_and_claim_and_in_a_takeover(tmp_path):
     dead.owner = {**dead.owner, "pid": 2**22 - 7}
     assert dead.claim()["trial"] == 2
     assert ours.take_over() is None and ours.claim()["trial"] == 2
+
+
+def test_a_number_that_is_being_taken_over_is_nobody_elses(tmp_path, monkeypatch):
+    dead_owner(tmp_path, 0)
+    ours, other, seen = Ledger(tmp_path), Ledger(tmp_path), []
+    appear = ours._appear
+
+    def slowly(path, content):
+        seen.extend([other.claims(), other.claim()])
+        return appear(path, content)
+
+    monkeypatch.setattr(ours, "_appear", slowly)
+    mine = ours.take_over()
+    assert mine["trial"] == 0 and mine["settings"] == {"x": 0} and json.loads(ours._path(mine).read_text()) == mine
+    assert list(seen[0]) == [0], "a sweep must not end while it is left"
+    assert seen[1]["trial"] == 1
+    monkeypatch.setattr(ours, "_appear", lambda path, content: False)  # another looks in this moment whether it is free
+    dead_owner(tmp_path, 2)
+    assert ours.take_over() is None and list(ours.claims()) == [0, 1, 2] and ours.claim(2, below=3) is None
+
+
+def test_who_lost_a_claim_leaves_it_alone(tmp_path):
+    lost, claim = dead_owner(tmp_path, 0)
+    ours = Ledger(tmp_path)
+    mine = ours.take_over()
+    os.utime(ours._path(mine), (1, 1))
+    lost.update({**claim, "child": [1, 2]})
+    lost.give_back(claim)
+    lost.beat()
+    lost.drop(claim)
+    assert json.loads(ours._path(mine).read_text()) == mine and ours._path(mine).stat().st_mtime == 1
+
+
+def test_signs_of_life_go_on_while_the_owner_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "LEASE", 0.3)
+    ledger = Ledger(tmp_path)
+    path = ledger._path(ledger.claim(settings={"x": 1}))
+    with ledger.alive():
+        os.utime(path, (1, 1))
+        wait_for(lambda: path.stat().st_mtime > 1, 10)
+    time.sleep(0.2)
+    os.utime(path, (1, 1))
+    time.sleep(0.2)
+    assert path.stat().st_mtime == 1
 
 
 def test_given_back_trials_keep_their_settings_and_attempts(tmp_path):
@@ -239,6 +285,31 @@ def test_hopeless_trials_are_stopped(tmp_path, fake, monkeypatch):
     assert outcome["status"] == "stopped" and 0.25 < outcome["curve"][-1][0] < 0.9
     outcome = trials.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
     assert outcome["status"] == "stopped" and 0.4 < outcome["cost"] < 0.9
+    outcome = trials.run_trial({**job, "folder": job["folder"] + "c", "rule": None, "limit": 0.4, "metric": "scroe"})
+    assert outcome["seconds"] < 3.5 and outcome["error"].startswith("scroe was never logged"), "it has its limit too"
+    monkeypatch.setenv("FAKE_SECONDS", "0")
+    outcome = trials.run_trial({**job, "folder": job["folder"] + "d", "rule": None, "cost": "performance/uptme"})
+    assert outcome["error"].startswith("performance/uptme was never logged as a number; there are: step, ")
+
+
+def test_a_trial_that_is_killed_before_its_first_metric_is_lost(tmp_path):
+    job = {"folder": str(tmp_path / "run"), "env": {}, "total": 1000, "downsample": 5, "metric": "environment/score",
+           "cost": "performance/uptime", "limit": 1e9, "rule": None, "command": [], "trainer": str(tmp_path / "die.py")}
+    for code in ("import os; os.kill(os.getpid(), 15)", "print('stopped after this epoch')"):
+        (tmp_path / "die.py").write_text(code)
+        assert trials.run_trial(job)["status"] == "lost"
+
+
+def test_the_last_line_of_a_failure_is_not_the_edge_of_a_box():
+    box = "╭ Parsing error ───╮\n│ invalid choice   │\n╰──────────────────╯\n"
+    assert trials.explain(2, box) == "exit 2: invalid choice"
+
+
+def test_other_weights_to_start_from_are_another_sweep(tmp_path):
+    tuner, config = Protein(search_space=FAKE_SPACE), configuration.load_config("squared")
+    trials.begin(Ledger(tmp_path), tuner, trials.Sweep(), [], config)
+    with pytest.raises(SpaceError, match=r"load_model_path: nothing there, a\.pt now"):
+        trials.begin(Ledger(tmp_path), tuner, trials.Sweep(), [], {**config, "load_model_path": "a.pt"})
 
 
 def test_optimize_in_python_trains(tmp_path, fake):
@@ -349,6 +420,25 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
         assert r["cost"] == pytest.approx(r["settings"]["train.total_timesteps"] / 1000, rel=1e-6)
     assert f"best settings: python pufferl.py train squared --data-dir {tmp_path} --train." in output
     assert {p.suffix for p in files.iterdir()} == {".json"}
+
+
+def test_a_second_interrupt_leaves_at_once(tmp_path):
+    """While the running trial, which would take 10 s, saves."""
+    process = start_sweep(tmp_path, 1, workers=1, seconds=200)
+    path = tmp_path / "sweep_squared" / "trials" / "00000.running"
+    wait_for(lambda: path.exists() and json.loads(path.read_text()).get("child"))
+    child = json.loads(path.read_text())["child"]
+    try:
+        time.sleep(1)  # until it has its own way with signals
+        process.send_signal(signal.SIGINT)
+        time.sleep(2)
+        assert process.poll() is None, "it waits for the trial"
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=5)[0]
+        assert process.returncode == -signal.SIGINT and "Traceback" not in output
+    finally:
+        if trials.is_alive(*child):
+            os.kill(child[0], signal.SIGKILL)
 
 
 @pytest.mark.slow
