@@ -11,6 +11,7 @@ falls on all of them. Where a simpler one (fewer processes) is within 3% of the 
 """
 
 import argparse
+import shlex
 import statistics
 import sys
 import time
@@ -161,7 +162,8 @@ def main(argv=None):
         best, _ = search(tried, lambda vec: Rollouts(options.env, args, vec), options.seconds)
     except (configuration.ConfigError, RuntimeError) as error:
         sys.exit(f"pufferl.py autotune: {error}")
-    print(f"\nbest here:  python pufferl.py train {options.env} {flags(best, args['vec'])}".rstrip())
+    command = f"train {shlex.join([options.env, *rest])} {flags(best, args['vec'])}"
+    print(f"\nbest here:  python pufferl.py {command}".rstrip())
     return best
 
 

@@ -289,15 +289,24 @@ def find_config(env_name):
     own = ROOT / "config" / (Path(name).with_suffix(".ini").name if name.endswith(".h") else f"{name}.ini")
     found = []
     for path in sorted((ROOT / "config").glob("*.ini")):
-        parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=False)
-        parser.read(path)
-        names = parser.get("base", "env_name", fallback="").split()
+        names = parse_ini(path, strict=False).get("base", "env_name", fallback="").split()
         if names and path == own:
             return names[0], path
         found += [(len(pattern), path) for pattern in names if fnmatch.fnmatchcase(name, pattern)]
     if own.exists() or not found:
         return name, own
     return name, max(found)[1]  # of several patterns that fit, the longest says most
+
+
+def parse_ini(path, strict=True):
+    """A configparser that has read an ini file; ConfigError with the file and the line where it is none. strict: a
+    section or a key must not come twice."""
+    parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=strict)
+    try:
+        parser.read_string(path.read_text(), source=str(path))
+    except configparser.Error as error:
+        raise ConfigError(str(error)) from None
+    return parser
 
 
 def load_creator(name):
@@ -379,11 +388,7 @@ def translate(section, key, known, where):
 
 def read_ini(path, schema, values):
     """Put an ini file's settings over `values`, {section: {key: value}}; [sweep*] sections go to "sweep" as text."""
-    parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None)
-    try:
-        parser.read_string(path.read_text(), source=str(path))
-    except configparser.Error as error:
-        raise ConfigError(str(error)) from None
+    parser = parse_ini(path)
     for section in parser.sections():
         if section.partition(".")[0] == "sweep":
             values["sweep"].setdefault(section, {}).update(parser[section])
@@ -417,10 +422,10 @@ def load_config(env_name, argv=()):
     """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"].
 
     argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
-    exist or has the wrong type; an option that cannot be parsed prints what is wrong and exits, as on a command line.
+    exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.
     """
     schema, values = resolve(env_name)
-    argv = spell_out_flags(schema, argv)
+    argv = spell_out(schema, argv)
     apply_saved(argv, *find_config(env_name), values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
@@ -428,14 +433,23 @@ def load_config(env_name, argv=()):
     return {"env_name": find_config(env_name)[0], **base, **values}
 
 
-def spell_out_flags(schema, argv):
-    """argv with True behind the flags that stand alone: --baseline for --baseline True."""
-    flags = {("" if section == "base" else f"{section}.") + f.name
-             for section, cls in schema.items() for f in dataclasses.fields(cls) if f.type in (bool, bool | None)}
-    spelt = []
+def spell_out(schema, argv):
+    """argv in the words that tyro takes: present names for those of other trainers, True behind the flags that stand
+    alone, and values as an .ini may have them, 1e6 for 1000000 and none for None. Raises ConfigError as for an .ini."""
+    spelt, kind, given = [], None, ""
     for option, following in itertools.zip_longest(argv, argv[1:], fillvalue="--"):
-        spelt.append(option)
-        if option[:2] == "--" and option[2:].replace("-", "_") in flags and following.startswith("--"):
+        name, equals, value = option.partition("=") if option.startswith("--") else ("", "", option)
+        if name not in ("", "--help"):
+            section, dot, key = name[2:].replace("-", "_").rpartition(".")
+            if (section or "base") not in schema:
+                raise ConfigError(f"{name}: there is no section {section!r}. There are: {', '.join(schema)}.")
+            types = {f.name: f.type for f in dataclasses.fields(schema[section or "base"])}
+            key = translate(section, key, list(types), name)
+            given, kind, name = name, types[key], "--" + (section + dot + key).replace("_", "-")
+        if kind is not None and (equals or not name):
+            value = str(coerce(value, kind, given))
+        spelt.append(name + equals + value)
+        if name and not equals and kind in (bool, bool | None) and following.startswith("--"):
             spelt.append("True")
     return spelt
 
@@ -444,7 +458,7 @@ def apply_saved(argv, env_name, ini, values):
     """Put the settings that a run was started with over `values`, where the command line names one: all of them for
     --resume, those of the environment and the network for --load-model-path and --baseline."""
     named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
-    named = {name.replace("_", "-"): value for name, value in named.items()}
+    named = {name: value for name, value in named.items() if value != "None"}
     resume = named.get("--resume")
     path = resume or named.get("--load-model-path")
     if named.get("--baseline") == "True" and not resume:
@@ -455,7 +469,7 @@ def apply_saved(argv, env_name, ini, values):
                                   f"{value}, {ini.name} has {values['env'].get(key)}. Train one for it, or take "
                                   f"{env_name}.")
     elif path is not None:
-        holding = "trainer_state.pt" if resume else "model_*.pt"
+        holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
         folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name, holding)
         saved = (folder if folder.is_dir() else folder.parent) / "config.json"
         settings = json.loads(saved.read_text()) if saved.exists() else None
@@ -481,18 +495,10 @@ def parse_arguments(env_name, schema, values, argv):
             cls = dataclasses.make_dataclass("Env", helped)
         sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
     arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
-    arguments.__doc__ = f"Settings of {env_name}; defaults from pufferl.py and config/."
+    arguments.__doc__ = f"Settings of {env_name}; defaults from configuration.py and config/."
     defaults = arguments(**values["base"])
-    translated = []
-    for option in argv:
-        name, equals, value = option.partition("=")
-        if name.startswith("--train."):
-            key = name.removeprefix("--train.").replace("-", "_")
-            if key in RENAMED or key in REFUSED:
-                name = "--train." + translate("train", key, [], name).replace("_", "-")
-        translated.append(name + equals + value)
     typed = sys.argv[1 : sys.argv.index(env_name) + 1] if env_name in sys.argv else ["train", env_name]
-    parsed = tyro.cli(arguments, args=translated, default=defaults, prog=" ".join([Path(sys.argv[0]).name, *typed]),
+    parsed = tyro.cli(arguments, args=argv, default=defaults, prog=" ".join([Path(sys.argv[0]).name, *typed]),
                       config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
     result = dataclasses.asdict(parsed)
     return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
@@ -630,7 +636,15 @@ def find_run(path, data_dir, env_name, holding="model_*.pt"):
     (or another file)."""
     if path not in ("latest", "best"):
         return Path(path)
-    files = list(Path(data_dir).glob(f"{Path(env_name).stem}_*/{holding}"))
+
+    def label(name):  # the same from whatever folder a header or a file in Python is named
+        return Path(name).name.removeprefix("puffer_").removesuffix(".h")
+
+    def is_ours(folder):  # a run of squared_mine begins with squared_ too
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return label(json.loads((folder / "config.json").read_text())["env_name"]) == label(env_name)
+
+    files = [file for file in Path(data_dir).glob(f"{Path(env_name).stem}_*/{holding}") if is_ours(file.parent)]
     if not files:
         raise ConfigError(f"{path}: there is no run of {env_name} with a {holding} in {Path(data_dir).resolve()}; "
                           "train one first.")

@@ -59,7 +59,8 @@ class Setting:
 
     def __post_init__(self):
         if self.distribution not in DISTRIBUTIONS:
-            self._refuse(f"distribution = {self.distribution!r}: must be one of {', '.join(DISTRIBUTIONS)}")
+            said = f"distribution = {self.distribution!r}: must be" if self.distribution else "has no distribution:"
+            self._refuse(f"{said} one of {', '.join(DISTRIBUTIONS)}")
         if self.distribution == "choice":
             if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
                 self._refuse(f"values = {list(self.values)}: there must be two or more, all different")
@@ -161,25 +162,21 @@ class Space:
 
     @staticmethod
     def _read(name, what):
-        if not isinstance(what, dict):
-            return Setting(name, "choice", values=tuple(what))
-        what = {key: number(value) for key, value in what.items()}
+        texts = isinstance(what, dict) and isinstance(what.get("values"), str)
+        what = described(name, what)
         for key in what:
             if key not in (*FIELDS, "integer"):
                 near = difflib.get_close_matches(key, FIELDS, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise SpaceError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: {', '.join(FIELDS)}.")
-        what.setdefault("distribution", "choice" if "values" in what else "")
-        if what["distribution"] in (None, "none"):
+        if what["distribution"] == "none":
             return None
-        if isinstance(what.get("values"), str):
-            what["values"] = [number(value.strip()) for value in what["values"].split(",")]
-        what["values"] = tuple(what.get("values") or ())
-        for key in ("min", "max", "scale"):
-            if isinstance(what.get(key), str):
-                raise SpaceError(f"[sweep.{name}] {key} = {what[key]!r}: must be a number.")
+        what["values"] = tuple(map(number, what["values"]) if texts else what.get("values", ()))
+        for key in ("min", "max", "scale", *(() if what["values"] else ("mean",))):
             if what.get(key) is None:
                 what.pop(key, None)
+            elif not isinstance(what[key], int | float | np.number):
+                raise SpaceError(f"[sweep.{name}] {key} = {what[key]!r}: must be a number.")
         return Setting(name, **what)
 
     def __len__(self):
@@ -256,6 +253,20 @@ def flatten(settings, prefix=""):
     return flat
 
 
+def described(name, what):
+    """What is searched, a dict of FIELDS or a plain list of values, as a dict: with a distribution ("" where none is
+    given) and texts as numbers, but for the values, which depend on the setting: a text of them becomes a list."""
+    if isinstance(what, list | tuple):
+        what = {"values": what}
+    if not isinstance(what, dict):
+        raise SpaceError(f"[sweep.{name}] is {what!r}: must be a list of values, or have distribution, min and max.")
+    what = {key: value if key == "values" else number(value) for key, value in what.items()}
+    if isinstance(what.get("values"), str):
+        what["values"] = [value.strip() for value in what["values"].split(",")]
+    given = what.get("distribution", "choice" if "values" in what else "")
+    return {**what, "distribution": "none" if given is None else given}
+
+
 def number(text):
     """A text from an ini file or the command line as int, float, bool or None where it is one."""
     if not isinstance(text, str):
@@ -271,17 +282,31 @@ def number(text):
     return text
 
 
+def fixed_settings(schema, options):
+    """Names of the settings, "section.key", that options of `pufferl.py train` fix: those given, and numbers of agents
+    and environments that one of them overrides. Raises ConfigError for an option that does not exist."""
+    import configuration
+
+    names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
+             if option.startswith("--")}
+    if names & {"env.num_envs", "vec.num_envs"}:
+        return names | {"vec.total_agents"}
+    return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
+
+
 def searched_settings(env_name, given, options=()):
     """The search space as a tuner takes it, checked against the environment's settings: their type, their present value
-    as the mean. given: None for the [sweep.*] sections. env_name None leaves `given` as it is.
+    as the mean. given: None for the [sweep.*] sections. options: of `pufferl.py train`; what they fix is not searched.
+    env_name None leaves `given` as it is.
 
-    Returns {"section.key": what}. Raises SpaceError for a setting that does not exist.
+    Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
     """
     if env_name is None:
         return given or {}
     import configuration  # here: it brings torch, which the tuners by themselves and the report do without
 
-    args, schema = configuration.load_config(env_name, list(options)), configuration.resolve(env_name)[0]
+    schema = configuration.resolve(env_name)[0]
+    fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     space = {}
@@ -292,17 +317,20 @@ def searched_settings(env_name, given, options=()):
             raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
         types = {field.name: field.type for field in dataclasses.fields(schema[section])}
         key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
-        if not isinstance(what, dict):
-            what = {"distribution": "choice", "values": list(what)}
-        what = {field: number(value) for field, value in what.items()}
-        if what.get("distribution") in (None, "none") and "values" not in what:
+        what = described(name, what)
+        if what["distribution"] == "none" or f"{section}.{key}" in fixed:
             continue
-        kinds = getattr(types[key], "__args__", (types[key],))
-        if int in kinds and float not in kinds and bool not in kinds and what.get("distribution") != "choice":
+        kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
+        if what["distribution"] == "choice":
+            where, texts = f"[sweep.{name}] values", what.get("values", ())
+            what["values"] = [configuration.coerce(text, types[key], where) for text in texts]
+        elif not {int, float} & set(kinds):
+            raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
+        elif float not in kinds:
             what["integer"] = True
-        present = args[section][key]
-        if what.get("mean") is None and what.get("distribution") != "choice" and isinstance(present, int | float) and (
-                what.get("min", math.inf) <= present <= what.get("max", -math.inf)):
+        bounds = (what.get("min"), present, what.get("max"))
+        if what["distribution"] != "choice" and what.get("mean") is None and (
+                all(isinstance(value, int | float) for value in bounds) and bounds[0] <= present <= bounds[2]):
             what["mean"] = present
         space[f"{section}.{key}"] = what
     Space(space)
@@ -448,7 +476,8 @@ class Random:
     env_name: the environment that `optimize` trains. search_space: see Space; None for the [sweep.*] sections of
     config/. metric: any name in metrics.jsonl. goal: maximize or minimize it. seed: the draws are repeatable.
     random_trials: before a tuner uses what it learnt. settings: further fields of trials.Sweep, e.g. workers=2, and
-    fixed={"train.total_timesteps": 1_000_000} for settings that all trials share.
+    fixed={"train.total_timesteps": 1_000_000} for settings that all trials share, which are then not searched. A
+    [sweep] section of an .ini, and the hour that the command line allows a trial by default, are not taken over.
     """
 
     STEPS = "train.total_timesteps"  # a point along a curve is also a look at a shorter run
@@ -459,12 +488,12 @@ class Random:
             raise SpaceError(f"goal = {goal!r}: must be maximize or minimize.")
         self.env_name, self.num_trials, self.metric, self.goal, self.seed = env_name, num_trials, metric, goal, seed
         self.max_suggestion_cost = max_suggestion_cost or math.inf
-        self.sweep_settings = settings
+        self.sweep_settings, options = settings, []
         if settings:
             import trials  # which imports this file
 
-            trials.settings_of(self)  # an error in them is better told now
-        self.search_space = searched_settings(env_name, search_space)
+            options = trials.settings_of(self)[1]  # an error in them is better told now
+        self.search_space = searched_settings(env_name, search_space, options)
         self.space = Space(self.search_space)
         self.sign = 1.0 if goal == "maximize" else -1.0
         self.observations, self.pending, self.number = [], [], -1
@@ -520,10 +549,14 @@ class Random:
         """Run the trials and return the best configuration, {"section.key": value}.
 
         objective: config -> (score, cost in seconds), called here one after the other; None trains `env_name` in
-        processes of their own, as `python protein.py` does. An exception in an objective is a failed trial.
+        processes of their own, as `python protein.py` does. A RuntimeError, ValueError, ArithmeticError or MemoryError
+        in an objective is a failed trial; any other ends the search.
         """
         if objective is None:
             import trials
+
+            if self.env_name is None:
+                raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
 
             trials.Runner(self, *trials.settings_of(self)).run()
         while objective is not None and len(self.observations) < self.num_trials:

@@ -915,7 +915,7 @@ def main(argv=None):
             report_command(argv[1:])
         else:
             sweep_command(argv[0], argv[1:])
-    except (ImportError, ValueError, RuntimeError) as error:  # SpaceError, pufferl's ConfigError, trials that all fail
+    except (ImportError, ValueError, RuntimeError, OSError, OverflowError) as error:  # also a port, or a folder
         sys.exit(f"protein.py: {error}")
 
 
@@ -961,10 +961,9 @@ def sweep_command(env_name, argv):
     space = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     for name, fields in space_options.items():
         space.setdefault(name, {}).update(fields)
-    for option in options:
-        name = option.partition("=")[0].removeprefix("--").replace("-", "_")
-        if option.startswith("--") and space.pop(name, None) is not None:
-            print(f"{name} is given, so it is not searched")
+    fixed = protein.fixed_settings(configuration.resolve(env_name)[0], options)
+    for name in [name for name in space if name in fixed]:
+        print(f"{name} is given, so it is not searched")
     limit = settings.max_suggestion_cost
     if limit is None:
         limit = 3600.0 if settings.cost == "performance/uptime" else math.inf
