@@ -94,9 +94,18 @@ def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
     best = autotune.main([name, "--seconds", "0.2", *options])
     assert best["backend"] == "multiprocessing" and best["num_workers"] >= 2
     last = capsys.readouterr().out.splitlines()[-1]
-    args = pufferl.load_config(name, last.split(name)[1].split() + options)
+    assert " ".join(options) in last
+    args = pufferl.load_config(name, last.split(name)[1].split())
     with pufferl.load_env(name, args) as vecenv:
         assert vecenv.num_processes == best["num_workers"]
+
+
+def test_the_best_command_has_the_given_options(monkeypatch, capsys):
+    best = {"backend": "native", "num_buffers": 2}
+    monkeypatch.setattr(autotune, "search", lambda *args: (best, {}))
+    autotune.main(["squared", "--seconds", "1", "--train.horizon", "16"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(" train squared --train.horizon 16 --vec.backend native --vec.num-buffers 2")
 
 
 def test_an_unknown_environment_is_an_error():

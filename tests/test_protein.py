@@ -66,6 +66,10 @@ def test_scales():
     ({"distribution": "uniform", "min": 0}, "max is missing"),
     ({"distribution": "uniform", "min": "low", "max": 1}, "must be a number"),
     ({"distribution": "uniform", "min": 0, "max": 1, "maen": 1}, "Did you mean mean"),
+    ({"min": 0, "max": 1}, "has no distribution: one of uniform"),
+    ({"distribution": "uniform", "min": 0, "max": 1, "mean": "mid"}, "mean = 'mid': must be a number"),
+    (0.9, "must be a list of values"),
+    ("muon,adam", "must be a list of values"),
     ([3], "two or more"),
     ([3, 3], "all different"),
 ])  # fmt: skip
@@ -83,6 +87,37 @@ def test_settings_that_do_not_exist_are_refused():
         protein.searched_settings("squared", {"train.gama": ok})
     with pytest.raises(SpaceError, match="nothing to search"):
         Space({"train.gamma": {"distribution": "none"}})
+
+
+@pytest.mark.parametrize("name, what, message", [
+    ("train.gamma", {"distribution": "uniform", "min": 0, "max": "high"}, "max = 'high': must be a number"),
+    ("train.gamma", {"distribution": "uniform", "min": 0, "max": ""}, "max is missing"),
+    ("train.optimizer", ["muon", "adamm"], "values = 'adamm': must be one of muon, adam"),
+    ("train.optimizer", UNIT, "is no number: take distribution = choice"),
+    ("train.anneal_lr", UNIT, "is no number: take distribution = choice"),
+])  # fmt: skip
+def test_what_a_setting_cannot_be_is_refused(name, what, message):
+    with pytest.raises(ValueError, match=rf"sweep\.{name}.* {message}"):
+        protein.searched_settings("squared", {name: what})
+
+
+def test_values_of_a_choice_are_what_the_setting_takes():
+    space = Space(protein.searched_settings("squared", {
+        "rnn.name": {"distribution": "choice", "values": "mingru, lstm, none"}, "train.reward_clip": [None, 1],
+        "train.anneal_lr": {"values": "true, false"}, "policy.hidden_size": {"values": "32, 64"}}))
+    assert [setting.values for setting in space.settings] == [
+        ("mingru", "lstm", "none"), (None, 1.0), (True, False), (32, 64)]
+
+
+def test_fixed_settings_are_not_searched():
+    searched = lambda **fixed: Protein("squared", fixed=fixed).space.names  # noqa: E731
+    everything = searched()
+    for fixed, out in (({"train.total_timesteps": 1_000_000}, {"train.total_timesteps"}),
+                       ({"train": {"num_steps": 32}}, {"train.horizon"}), ({"env.num_envs": 8}, {"vec.total_agents"})):
+        assert set(everything) - set(searched(**fixed)) == out
+    for fixed, message in (({"train.gama": 1}, "Did you mean gamma"), ({"train.gamma": "x"}, "must be a float")):
+        with pytest.raises(ValueError, match=message):
+            searched(**fixed)
 
 
 def test_present_values_are_the_means_and_whole_numbers_stay_whole():
@@ -351,6 +386,8 @@ def test_minimise_and_optimize_in_python():
     assert best["train.kind"] == "good" and abs(best["train.x"] - 0.7) < 0.05
     with pytest.raises(RuntimeError, match="none of 3 trials"):
         Random(search_space={"env.x": UNIT}, num_trials=3).optimize(lambda config: 1 / 0)
+    with pytest.raises(SpaceError, match="needs an objective"):
+        Random(search_space={"env.x": UNIT}).optimize()
     with pytest.raises(SpaceError, match="maximize or minimize"):
         Random(search_space={"env.x": UNIT}, goal="best")
 

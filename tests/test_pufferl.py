@@ -623,6 +623,19 @@ def test_command_line_goes_over_the_ini():
     assert (args["vec"]["total_agents"], args["train"]["learning_rate"], args["env"]["frameskip"]) == (256, 0.5, 2)
 
 
+def test_options_are_read_as_an_ini_is():
+    args = pufferl.load_config("squared", ["--train.total-timesteps", "1e6", "--train.reward-clip=none", "--wandb",
+                                           "--train.num-steps", "16", "--rnn.name", "none"])  # fmt: skip
+    train = args["train"]
+    assert (train["total_timesteps"], train["reward_clip"], train["horizon"]) == (1_000_000, None, 16)
+    assert args["wandb"] is True and args["rnn"]["name"] == "none"
+    for option, message in (("--train.gamma=high", r"--train\.gamma = 'high': must be a float"),
+                            ("--train.gama=1", "Did you mean gamma"), ("--trian.gamma=1", "no section 'trian'"),
+                            ("--train.batch-size=1", "set vec.total_agents")):
+        with pytest.raises(pufferl.ConfigError, match=message):
+            pufferl.load_config("squared", [option])
+
+
 def test_logging_interval_and_mean_and_log_never_log_twice(tmp_path):
     class Memory(pufferl.NoLogger):
         def __init__(self):
@@ -722,6 +735,14 @@ def test_ini_errors_name_file_and_key(tmp_path, text, message):
     with pytest.raises(pufferl.ConfigError, match=message) as error:
         configuration.read_ini(path, schema, values)
     assert "bad.ini" in str(error.value)
+
+
+def test_an_ini_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "other.ini").write_text("num_envs = 3\n")
+    monkeypatch.setattr(configuration, "ROOT", tmp_path)
+    with pytest.raises(pufferl.ConfigError, match=r"no section headers[\s\S]*other\.ini"):
+        configuration.find_config("squared")
 
 
 def test_a_file_of_an_environments_own_name_comes_before_one_that_names_it():

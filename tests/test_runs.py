@@ -227,6 +227,15 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     assert all(torch.equal(best[name], weights[2][name]) for name in best), "the weights that played"
     assert configuration.find_model("best", tmp_path, "squared").name == "best_squared.pt"
     assert configuration.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
+    for name, other in (("squared_mine_1", "squared_mine"), ("squared_2", "squared")):  # the newer one has no best
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"env_name": other, "policy": {"hidden_size": 77}}))
+        (tmp_path / name / "model_x.pt").touch()
+    os.utime(tmp_path / "squared_mine_1" / "model_x.pt", (9e9, 9e9))
+    assert configuration.find_model("latest", tmp_path, "ocean/squared/squared.h").parent.name == "squared_2"
+    widths = [configuration.load_config("squared", ["--data-dir", str(tmp_path), "--load-model-path", path])["policy"]
+              for path in ("best", "latest")]
+    assert widths[0]["hidden_size"] != 77 and widths[1]["hidden_size"] == 77
     again = make_trainer(tmp_path, "squared", num_envs=64, hidden_size=8)
     again.load_checkpoint(trainer.run_folder)
     assert again.best_score == trainer.best_score and again._recent == (pytest.approx(100.0), 20)

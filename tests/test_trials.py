@@ -466,10 +466,18 @@ def test_split_options():
 
 def test_command_line_errors(tmp_path, capsys):
     for argv, message in ((["nowhere"], "nowhere"), (["squared", "--sweep.train.gama.max", "1"], "Did you mean gamma"),
-                          (["report", str(tmp_path)], "neither a sweep")):
+                          (["report", str(tmp_path)], "neither a sweep"),
+                          (["squared", "--sweep.train.gamma.max"], "[sweep.train.gamma] max is missing"),
+                          (["squared", "--data-dir", str(tmp_path), "--sweep.web", "99999"], "port must be 0-65535"),
+                          (["squared", "--data-dir", "/proc/nowhere"], "/proc/nowhere")):
         with pytest.raises(SystemExit) as error:
             trials.main(argv)
         assert message in str(error.value), argv
+    assert "gamma is given" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        trials.main(["squared", "--train.num-steps=32", "--env.num-envs", "64", "--data-dir", "/proc/nowhere"])
+    told = capsys.readouterr().out
+    assert "train.horizon is given" in told and "vec.total_agents is given" in told
     trials.main([])
     assert "report PATH" in capsys.readouterr().out
 
