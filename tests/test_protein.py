@@ -4,7 +4,9 @@ front."""
 import contextlib
 import json
 import math
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import bench_protein
 import numpy as np
@@ -132,8 +134,8 @@ def test_present_values_are_the_means_and_whole_numbers_stay_whole():
     assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
 
 
-SWEPT = [path.stem for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini"))
-         if path.stem in ocean.names() and "[sweep." in path.read_text()]
+INIS = [path for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini")) if path.stem != "default"]
+SWEPT = [path.stem for path in INIS if path.stem in ocean.names() and "[sweep." in path.read_text()]
 
 
 @pytest.mark.parametrize("name", SWEPT)
@@ -149,6 +151,19 @@ def test_the_sweep_of_each_environment_begins_at_its_own_settings(name):
     present = {key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
     present = {key: default.get(key) if value is None else value for key, value in present.items()}
     assert means == present
+
+
+@pytest.mark.parametrize("path", [path for path in INIS if re.search("env_name = .*/", path.read_text())],
+                         ids=lambda path: path.stem)
+def test_the_sweep_of_an_environment_in_python_begins_at_its_own_settings(path, monkeypatch):
+    """Its package need not be here: a stand-in has the settings that the file names."""
+    ini = configuration.parse_ini(path)
+    given = {key: protein.number(text) for key, text in ini["env"].items()} if "env" in ini else {}
+    creator = SimpleNamespace(settings=given)
+    monkeypatch.setattr(configuration, "load_creator", lambda name: creator)
+    space, args = protein.searched_settings(path.stem, None), configuration.load_config(path.stem)
+    assert {key: what.get("mean") for key, what in space.items()} == {
+        key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
 
 
 def test_preference_has_the_mean_and_the_scale():
