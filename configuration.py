@@ -447,9 +447,9 @@ def spell_out(schema, argv):
             key = translate(section, key, list(types), name)
             given, kind, name = name, types[key], "--" + (section + dot + key).replace("_", "-")
         if kind is not None and (equals or not name):
-            value = str(coerce(value, kind, given))
+            value, kind = str(coerce(value, kind, given)), None
         spelt.append(name + equals + value)
-        if name and not equals and kind in (bool, bool | None) and following.startswith("--"):
+        if kind in (bool, bool | None) and following.startswith("--"):
             spelt.append("True")
     return spelt
 

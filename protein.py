@@ -260,11 +260,10 @@ def described(name, what):
         what = {"values": what}
     if not isinstance(what, dict):
         raise SpaceError(f"[sweep.{name}] is {what!r}: must be a list of values, or have distribution, min and max.")
-    what = {key: value if key == "values" else number(value) for key, value in what.items()}
+    what = {key: value if key in ("values", "distribution") else number(value) for key, value in what.items()}
     if isinstance(what.get("values"), str):
         what["values"] = [value.strip() for value in what["values"].split(",")]
-    given = what.get("distribution", "choice" if "values" in what else "")
-    return {**what, "distribution": "none" if given is None else given}
+    return {**what, "distribution": str(what.get("distribution", "choice" if "values" in what else "")).lower()}
 
 
 def number(text):

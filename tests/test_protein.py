@@ -94,6 +94,7 @@ def test_settings_that_do_not_exist_are_refused():
 @pytest.mark.parametrize("name, what, message", [
     ("train.gamma", {"distribution": "uniform", "min": 0, "max": "high"}, "max = 'high': must be a number"),
     ("train.gamma", {"distribution": "uniform", "min": 0, "max": ""}, "max is missing"),
+    ("train.momentum", {"max": "0.9"}, "has no distribution"),
     ("train.optimizer", ["muon", "adamm"], "values = 'adamm': must be one of muon, adam"),
     ("train.optimizer", UNIT, "is no number: take distribution = choice"),
     ("train.anneal_lr", UNIT, "is no number: take distribution = choice"),
