@@ -312,12 +312,19 @@ def test_nan_moments_norm_and_muon():
 
 
 @pytest.mark.parametrize("call", [c for c in good_calls() if c not in ("draw", "gather", "write_back")])
-def test_thread_count_changes_no_bit(call):
-    """Larger than one block of every driver, so that there is something to share out."""
-    T, N, H = 9, 700, 33
+def test_thread_count_changes_no_bit(call, monkeypatch):
+    """At sizes that every driver shares out among two threads or more."""
+    T, N, H = 17, 1100, 33
     data = {**rollout(T, N), "advantages": poison(T, N)}
     loss = {kind: minibatch(T, N, **{kind: size}) for kind, size in (("heads", [3, 2]), ("dims", 3))}
-    flat = torch.randn(50_001, generator=generator())
+    flat = torch.randn(150_001, generator=generator())
+    run_in_kernels, shares = kernels.run, []
+
+    def count_shares(function, lanes, size, *arguments):
+        shares.append(lanes // size)
+        run_in_kernels(function, lanes, size, *arguments)
+
+    monkeypatch.setattr(kernels, "run", count_shares)
 
     def run():
         if call.startswith("sample"):
@@ -358,6 +365,7 @@ def test_thread_count_changes_no_bit(call):
             results = [run() for _ in range(3)]
         for result in results:
             assert all(torch.equal(bits(x), e) for x, e in zip(result, expected, strict=True))
+    assert min(shares) > 1, "nothing was shared out"
 
 
 def test_kernels_run_from_several_python_threads_at_once():
