@@ -573,8 +573,9 @@ class PuffeRL:
     def train(self):
         """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of prioritized segments.
 
-        Returns the means over its minibatches: policy_loss, value_loss, entropy, approx_kl, clipfrac,
-        explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs where log_interval has passed.
+        Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy, approx_kl,
+        clipfrac, explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs where log_interval has
+        passed.
         Raises FloatingPointError, weights untouched, where a gradient is not finite.
         """
         if not self._rolled_out:

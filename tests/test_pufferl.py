@@ -26,6 +26,7 @@ import vector
 import watch
 
 ROOT = Path(__file__).resolve().parent.parent
+WITH_BFLOAT16 = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no AVX-512 BF16 here")
 
 
 def make_trainer(
@@ -78,6 +79,7 @@ CASES = {
     "continuous": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 9}},
     "multi-agent, two heads": {"env": "target", "num_envs": 6, "env_kwargs": {"num_agents": 4, "patience": 6}},
     "bytes": {"env": "squared", "env_kwargs": {"distance": 2}},
+    "masks": {"env": "masked"},
 }
 
 
@@ -105,6 +107,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
 
     for _ in range(2):  # from the second epoch on, the recurrent state and the momentum are not zero
         trainer.evaluate()
+        trainer.storage["valid"][2:5, ::5] = 0
         before = parameters_of(trainer.policy)
         momenta = [
             trainer.arena[f"momentum/policy.{name}"].double().clone() for name, _ in trainer.policy.named_parameters()
@@ -121,6 +124,8 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
             "bootstraps": trainer.bootstraps.double(),
             "state": trainer.initial_state["mingru"].double(),
         }
+        if s["action_masks"] is not None:
+            rollout["action_masks"] = s["action_masks"][:-1]
         draws.clear()
         learning_rate = trainer.learning_rate
         beta = 0.3 + 0.7 * trainer.global_step / 10**5
@@ -168,8 +173,9 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
     torch.testing.assert_close(trainer.ratios.double(), expected["ratios"], atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(trainer.advantages.double(), expected["advantages"], atol=2e-4, rtol=1e-3)
     torch.testing.assert_close(trainer.values.double(), expected["values"], atol=1e-4, rtol=1e-3)
+    counts = [int(s["valid"][:-1, drawn].sum()) for drawn in draws]
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
-        mean = float(np.mean([float(losses[name]) for losses in expected["losses"]]))
+        mean = np.average([float(losses[name]) for losses in expected["losses"]], weights=counts)
         assert logs[name] == pytest.approx(mean, abs=1e-4), name
     trainer.release()
 
@@ -261,6 +267,61 @@ def test_a_run_repeats_bit_for_bit_and_resumes_bit_for_bit(tmp_path, optimizer):
     assert second.epoch == 3 and second.global_step == first.global_step
     resumed = run_epochs(second, 3)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+RESUMED = {
+    "masks": {"env": "masked"},
+    "agents": CASES["multi-agent, two heads"],
+    "lstm": {"policy": lambda env: models.LSTMWrapper(env, models.Default(env, 16), 16)},
+    "heap": {"env": "nmmo3", "num_envs": 2, "num_buffers": 1,
+             "env_kwargs": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2,
+                            "max_steps": 20}},
+    "bfloat16": {"precision": "bfloat16"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(settings, id=name, marks=WITH_BFLOAT16 if name == "bfloat16" else ())
+    for name, settings in RESUMED.items()
+])  # fmt: skip
+def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, case):
+    first, second = (make_trainer(tmp_path, **case) for _ in range(2))
+    run_epochs(first, 2)
+    first.save_checkpoint(tmp_path / "half.pt")
+    whole = run_epochs(first, 2)
+    second.load_checkpoint(tmp_path / "half.pt")
+    resumed = run_epochs(second, 2)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    first.release()
+    second.release()
+
+
+@pytest.mark.parametrize(("state", "carried"), [("carry", True), ("zero", False)])
+def test_state_is_carried_over_or_begins_at_zero(tmp_path, state, carried):
+    trainer = make_trainer(tmp_path, state=state)
+    run_epochs(trainer, 1)
+    trainer.evaluate()
+    assert bool(trainer.initial_state["mingru"].any()) == carried
+    trainer.release()
+
+
+def test_adam_is_torchs(tmp_path):
+    settings = {"momentum": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
+    trainer = make_trainer(tmp_path, optimizer="adam", max_grad_norm=0.05, replay_ratio=1 / 3, **settings)
+    ours = list(trainer.policy.parameters())
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    other = torch.optim.AdamW(theirs, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1)
+    for _ in range(3):  # of one minibatch each
+        other.param_groups[0]["lr"] = trainer.learning_rate
+        trainer.evaluate()
+        assert trainer.train()["grad_norm"] > 0.05
+        for p, q in zip(ours, theirs, strict=True):
+            q.grad = p.grad.clone()
+        assert torch.cat([q.grad.flatten() for q in theirs]).norm().item() == pytest.approx(0.05, rel=1e-3)
+        other.step()
+        for p, q in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(p.detach(), q.detach(), rtol=1e-5, atol=1e-7)
+    trainer.release()
 
 
 class Inline:
@@ -512,7 +573,7 @@ def test_bfloat16_is_refused_where_the_processor_has_none(tmp_path, monkeypatch)
         make_trainer(tmp_path, precision="bfloat16")
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="this processor has no AVX-512 BF16")
+@WITH_BFLOAT16
 @pytest.mark.parametrize("policy", [None, lambda env: models.LSTMWrapper(env, models.Default(env, 16), 16)],
                          ids=["default", "lstm"])  # fmt: skip
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
@@ -667,6 +728,27 @@ def test_assigned_learning_rate_overrides_the_schedule(tmp_path):
     before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
     after = run_epochs(trainer, 1)
     assert all(torch.equal(before[name], after[name]) for name in before)
+    trainer.release()
+
+
+@pytest.mark.parametrize("anneal", [True, False])
+def test_schedules_follow_the_steps(tmp_path, anneal):
+    trainer = make_trainer(tmp_path, learning_rate=0.1, min_lr_ratio=0.2, ent_coef=0.01, prio_beta0=0.4,
+                           anneal_lr=anneal, anneal_ent_coef=anneal, total_timesteps=192 * 4)  # fmt: skip
+    for done in (0.0, 0.25, 0.5, 0.75):
+        rate = trainer.learning_rate
+        run_epochs(trainer, 1)
+        assert rate == pytest.approx(reference.cosine_lr(done, 1, 0.1, 0.2) if anneal else 0.1)
+        assert trainer.settings[6].item() == pytest.approx(0.01 * (1 - done) if anneal else 0.01)
+        assert trainer.arena["beta"].item() == pytest.approx(0.4 + 0.6 * done)
+    trainer.release()
+
+
+def test_clipped_rewards_are_logged_as_they_were(tmp_path):
+    trainer = make_trainer(tmp_path, reward_clip=0.1, env_kwargs={"max_steps": 5}, log_interval=1e9)
+    run_epochs(trainer, 2)
+    logs = trainer.mean_and_log()
+    assert logs["environment/episode_return"] == logs["environment/episode_return_max"] == 5
     trainer.release()
 
 
