@@ -182,7 +182,8 @@ def measure(a):
         "total_timesteps": 10**12,
     }
     vecenv = pufferl.load_env(a.env, args)
-    trainer = pufferl.PuffeRL({**args["train"], "env": a.env}, vecenv, pufferl.load_policy(args, vecenv))
+    trainer = pufferl.PuffeRL({**args["train"], "env": a.env, "data_dir": None}, vecenv,
+                              pufferl.load_policy(args, vecenv))  # fmt: skip
     workers, shapes = vecenv.num_workers, products(trainer)
     flops = sum(2 * m * k * n * count for m, k, n, _, count in shapes)
     row = vecenv.storage.observations[0, 0].nbytes
