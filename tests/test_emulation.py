@@ -85,7 +85,7 @@ def assert_same(space, a, b):
         np.testing.assert_array_equal(a, b)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(nested, st.integers(0, 2**31))
 def test_flatten_then_unflatten_is_the_identity(space, seed):
     layout = FlatObservation(space)
@@ -97,7 +97,7 @@ def test_flatten_then_unflatten_is_the_identity(space, seed):
     assert_same(space, layout.unflatten(flat), value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nested, st.integers(0, 2**31))
 def test_views_in_numpy_and_torch_hold_the_fields(space, seed):
     layout = FlatObservation(space)
@@ -126,7 +126,7 @@ def test_a_huge_box_among_small_ones():
     assert_same(space, layout.unflatten(layout.flatten(value)), value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(0, 2**31),
     st.recursive(

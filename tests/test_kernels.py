@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import kernels
 
-BOUNDED = settings(max_examples=25, deadline=None, derandomize=True)
+BOUNDED = settings(max_examples=25)
 SIZES = [1, 3, 17, 65, 257]
 NAN = math.nan
 

@@ -134,7 +134,7 @@ def test_forgotten_environments_are_freed(monkeypatch):
 # Squared
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 6), st.integers(0, 2**32), st.lists(st.integers(0, 4), min_size=1, max_size=60))
 def test_squared_rules(distance, seed, moves):
     vector = Vector("squared", 1, {"distance": distance}, seed=seed)
@@ -223,7 +223,7 @@ def test_cartpole_truncates_at_500_with_the_final_observation():
 # Memory
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(2, 6), st.integers(0, 2**32), st.randoms(use_true_random=False))
 def test_memory_rules(length, cues, seed, random):
     vector = Vector("memory", 1, {"length": length, "cues": cues}, seed=seed)
@@ -477,7 +477,7 @@ def test_a_long_step_of_breakout_misses_no_brick():
     assert more > 200 and fewer < 1.5 * more, f"{fewer} steps brought less in one piece, {more} more"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     frameskip=st.integers(1, 60), speed=st.floats(32, 512), paddle_speed=st.floats(0, 100000), seed=st.integers(0, 99)
 )
