@@ -31,6 +31,7 @@ import pufferl
 
 ROOT = Path(__file__).resolve().parent.parent
 CC = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 OBSERVATIONS = {
     "float32": spaces.Box(-1, 1, (7,), np.float32),
@@ -48,15 +49,6 @@ ACTIONS = {
     "multi-discrete": spaces.MultiDiscrete([3, 1, 4]),
     "continuous": spaces.Box(-1, 1, (2,), np.float32),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks this small only lose by more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_policy(observation="float32", action="discrete", kind="default", hidden=16, layers=1):

@@ -30,7 +30,6 @@ from test_kernels import (
     generator,
     loss_settings,
     minibatch,
-    one_torch_thread,  # noqa: F401  a fixture
     poison,
     rollout,
     run_loss,
@@ -39,6 +38,8 @@ from test_kernels import (
 )  # fmt: skip
 
 import kernels
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Errors that name the tensor

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import kernels
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BOUNDED = settings(max_examples=25)
 SIZES = [1, 3, 17, 65, 257]
 NAN = math.nan
@@ -47,15 +48,6 @@ def close(actual, expected, tolerance=1e-5):
 
 def bits(tensor):
     return tensor.contiguous().view(torch.uint8).clone() if tensor.dtype.itemsize > 1 else tensor.clone()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread():
-    """The matrices here are small: torch's threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 THREAD_COUNTS = (1, 2, 3)

@@ -24,6 +24,7 @@ import ranks
 import vector
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CLEAN = {name: value for name, value in os.environ.items()
          if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}  # fmt: skip
 
@@ -53,7 +54,6 @@ def two(tmp_path_factory):
 def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(two, tmp_path, case):
     parts = [seen[case] for seen in two[0]]
     num_envs = AGENTS // 4 if case == "dead agents" else AGENTS
-    torch.set_num_threads(1)
     trainer = scale_rank.make_trainer(case, 2 * num_envs, tmp_path)
     for part in parts:
         assert torch.equal(part["weights"], trainer.arena.flat("weights")), "rank 0's weights are everybody's"
