@@ -4,8 +4,9 @@
     python tests/bench_instructions.py [--env breakout] [--only mingru]
 
 Valgrind knows no AVX-512, so what is counted is AVX2 code: figures to compare with those of another version of the
-code, not with another program's. The kernels run on the cases of bench_kernels.py, the environment in its standalone
-program. Takes some minutes. The last line of the output is one JSON object.
+code, not with another program's. The kernels run on the cases of bench_kernels.py; torch's operations among them
+(Muon's products, draw's cumsum) are not counted. The environment runs in its standalone program; its step includes the
+draw of its random action. Takes some minutes. The last line of the output is one JSON object.
 """
 
 import json
@@ -50,7 +51,7 @@ for name, case in bench_kernels.cases():
     counter.begin()
     for function, lanes, arguments in calls:
         function(0, lanes, *arguments)
-    counter.end(f"{name}|{case.elements}".encode())
+    counter.end(f"{name.replace('Muon.step', 'Muon.step without its products')}|{case.elements}".encode())
 """
 
 
@@ -110,7 +111,7 @@ def main():
         sys.exit("valgrind is not installed: apt-get install valgrind")
     with tempfile.TemporaryDirectory() as folder:
         step = environment_step(a.env, Path(folder))
-        print(f"{a.env + ', a step of one environment':40} {step:10,.1f} instructions", flush=True)
+        print(f"{a.env + ', a step at a random action':40} {step:10,.1f} instructions", flush=True)
         kernels = kernel_counts(a.only, Path(folder))
     for name, instructions in kernels.items():
         print(f"{name:40} {instructions:10,.1f} instructions an element")
