@@ -1,5 +1,5 @@
-"""Trained steps a second beside Stable-Baselines3's PPO: the same environment through Gymnasium, the same network, the
-same batch, minibatch and number of passes.
+"""Trained steps a second beside Stable-Baselines3's PPO: the same environment through Gymnasium, the same network (two
+layers that policy and value share), the same batch, minibatch and number of passes.
 
     make bench                                                   # sets up .venv-bench, where the peer is installed
     python tests/bench_peers.py --peer-python .venv-bench/bin/python --env CartPole-v1 --num-envs 64
@@ -67,10 +67,11 @@ def ours(a, backend):
 
 
 def stable_baselines3(a):
-    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+    from torch import nn
 
     class Clock(BaseCallback):
         def _on_rollout_start(self):
@@ -79,7 +80,20 @@ def stable_baselines3(a):
         def _on_step(self):
             return True
 
-    network = {"net_arch": [a["hidden_size"]] * 2, "activation_fn": torch.nn.ReLU, "share_features_extractor": True}
+    hidden = a["hidden_size"]
+
+    class Trunk(BaseFeaturesExtractor):
+        """Shared by policy and value, as in models.Default."""
+
+        def __init__(self, space):
+            super().__init__(space, hidden)
+            layers = nn.Linear(space.shape[0], hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+            self.layers = nn.Sequential(*layers)
+
+        def forward(self, observations):
+            return self.layers(observations)
+
+    network = {"features_extractor_class": Trunk, "net_arch": []}
     model = PPO("MlpPolicy", make_vec_env(a["env"], a["num_envs"]), n_steps=a["horizon"], device="cpu",
                 batch_size=a["minibatch_size"], n_epochs=a["passes"], policy_kwargs=network)  # fmt: skip
     clock, batch = Clock(), a["num_envs"] * a["horizon"]
