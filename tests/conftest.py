@@ -2,6 +2,14 @@
 `pytest --hypothesis-profile=explore` draws new ones.
 """
 
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -19,3 +27,62 @@ def one_torch_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+STARTED = []
+
+
+def start(command, **options):
+    """A subprocess.Popen that ends with its test."""
+    STARTED.append(subprocess.Popen(command, **options))
+    return STARTED[-1]
+
+
+def end(process):
+    """Kill it, and what it has started."""
+    if process.poll() is None:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind():
+    """Whatever a failed test leaves running would slow all others down."""
+    yield
+    while STARTED:
+        end(STARTED.pop())
+
+
+def read_until(process, text, seconds=240):
+    """What the process prints, as far as the first line that holds `text`."""
+    lines, timer = [], threading.Timer(seconds, end, [process])
+    timer.start()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if text in line:
+                return "".join(lines)
+    finally:
+        timer.cancel()
+    raise AssertionError(f"it ended without saying {text!r}:\n{''.join(lines)}")
+
+
+def wait_for(get, seconds=300):
+    """The first true value of get()."""
+    deadline = time.monotonic() + seconds
+    while not (value := get()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def find_chromium():
+    """The path of Chromium; without one the test skips."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
+    return program

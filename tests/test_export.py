@@ -3,7 +3,6 @@
 import base64
 import ctypes
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import find_chromium
 from gymnasium import spaces
 from PIL import Image
 
@@ -510,10 +510,7 @@ def browser():
     if shutil.which("emcc") is None:
         pytest.skip("needs emscripten, which was not found (Debian: apt-get install emscripten node-acorn)")
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
+    program = find_chromium()
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield chromium

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from conftest import start, wait_for
 
 import configuration
 import kernels
@@ -905,7 +906,7 @@ def test_a_run_brings_its_own_network_and_refuses_another(tmp_path):
 
 
 def test_interrupt_saves_a_checkpoint(tmp_path):
-    process = subprocess.Popen(
+    process = start(
         [
             sys.executable,
             str(ROOT / "pufferl.py"),
@@ -925,10 +926,7 @@ def test_interrupt_saves_a_checkpoint(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    metrics = lambda: list(tmp_path.glob("experiments/*/metrics.jsonl"))  # noqa: E731
-    deadline = time.time() + 120
-    while not metrics() and time.time() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: process.poll() is not None or list(tmp_path.glob("experiments/*/metrics.jsonl")))
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

@@ -2,11 +2,11 @@
 
 import json
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
+from conftest import find_chromium
 from test_trials import FAKE_SPACE, record
 
 from protein import Random, SpaceError
@@ -88,9 +88,7 @@ def test_tsne_keeps_clusters_apart():
 @pytest.mark.slow
 def test_report_in_a_browser(swept, tmp_path):
     """The page in a headless Chromium: what it shows is the ledger."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium; apt-get install chromium")
+    browser = find_chromium()
     page = report.write_report(swept.folder)
     probe = """<pre id="probe"></pre><script>window.addEventListener("load", () => setTimeout(() => {
       const plot = document.querySelector(".js-plotly-plot"), trace = plot.data[0];

@@ -15,9 +15,11 @@ import time
 import weakref
 from pathlib import Path
 
+import conftest
 import psutil
 import pytest
 import torch
+from conftest import read_until
 from test_pufferl import Plain, make_trainer, run_epochs
 
 import configuration
@@ -31,18 +33,8 @@ SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "
 
 
 def start(*arguments, cwd, **options):
-    return subprocess.Popen([sys.executable, "-u", str(ROOT / "pufferl.py"), *arguments], cwd=cwd, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
-
-
-def read_until(process, text):
-    """The output as far as the first line that holds `text`."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if text in line:
-            return "".join(lines)
-    raise AssertionError(f"it ended without saying {text!r}:\n{''.join(lines)}")
+    return conftest.start([sys.executable, "-u", str(ROOT / "pufferl.py"), *arguments], cwd=cwd, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
 
 
 # -- crashes and signals ----------------------------------------------------------------------------------------------

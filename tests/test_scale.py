@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import conftest
 import numpy as np
 import psutil
 import pytest
@@ -42,8 +43,8 @@ def two(tmp_path_factory):
     for rank in range(2):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
-        processes.append(subprocess.Popen([sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)],
-                                          env=CLEAN | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        processes.append(conftest.start([sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)],
+                                        env=CLEAN | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     outputs = [process.communicate(timeout=570)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
     seen = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
@@ -148,25 +149,9 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 PUFFERL = str(ROOT / "pufferl.py")
 
 
-STARTED = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_behind():
-    """Whatever a failed test leaves running would slow all others down."""
-    yield
-    while STARTED:
-        process = STARTED.pop()
-        if process.poll() is None:
-            ranks_of(process, kill=True)
-            process.kill()
-
-
 def start(command, folder, **environment):
     with open(folder / "output.txt", "a") as output:
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=CLEAN | environment)
-    STARTED.append(process)
-    return process
+        return conftest.start(command, cwd=folder, stdout=output, stderr=output, env=CLEAN | environment)
 
 
 def finish(process, folder, timeout=300):
@@ -183,14 +168,12 @@ def run(command, folder, **environment):
     return text
 
 
-def ranks_of(process, kill=False):
+def ranks_of(process):
     """{rank: psutil.Process} of what a launcher has started."""
     found = {}
     for child in psutil.Process(process.pid).children():
         if "RANK" in child.environ():
             found[int(child.environ()["RANK"])] = child
-            if kill:
-                child.kill()
     return found
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from conftest import start, wait_for
 from test_loggers import OFFLINE, wandb_records
 
 import configuration
@@ -372,17 +373,10 @@ def start_sweep(folder, count, workers=2, seconds=1.0):
               ("train.gamma", "train.gae_lambda", "train.ent_coef", "train.replay_ratio", "train.clip_coef",
                "train.vf_coef", "train.max_grad_norm", "train.horizon", "train.minibatch_size", "vec.total_agents",
                "policy.hidden_size")]
-    return subprocess.Popen(
+    return start(
         [sys.executable, "-c", code, "squared", "--data-dir", str(folder), "--sweep.num-trials", str(count),
          "--sweep.workers", str(workers), "--sweep.logger", "none", "--sweep.early-stop", "0", *space, *others],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "FAKE_SECONDS": str(seconds)})
-
-
-def wait_for(condition, seconds=300.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def test_kill_and_interrupt_lose_nothing(tmp_path):

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from conftest import read_until, start
 from gymnasium import spaces
 
 import emulation
@@ -607,18 +608,19 @@ def test_environments_of_one_vector_have_the_same_spaces(creator, kwargs, option
 def test_workers_end_with_their_parent(how):
     script = f"""
 import os, signal, sys, time
+sys.path.insert(0, "tests")
 import numpy as np, vector
-from tests.test_vector import Walk
+from test_vector import Walk
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background may be born without
 vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
 vecenv.reset()
 print(*[process.pid for process, *_ in vecenv._workers], flush=True)
 {"raise SystemExit(1)" if how == "exception" else "time.sleep(600)" if how.startswith("SIG") else ""}
 """
-    parent = subprocess.Popen(
+    parent = start(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    pids = [int(pid) for pid in read_until(parent, "\n").split()]
     assert len(pids) == 2
     if how.startswith("SIG"):
         parent.send_signal(getattr(signal, how))

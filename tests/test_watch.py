@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from conftest import find_chromium, read_until, wait_for
 
 import configuration
 import emulation
@@ -349,7 +350,7 @@ def test_a_window_shows_the_game(name, tmp_path):
     os.close(writer)
     try:
         number = os.read(reader, 16).decode().strip()
-        environment = {**os.environ, "DISPLAY": f":{number}"}
+        environment = {**os.environ, "DISPLAY": f":{number}", "PYTHONPATH": str(ROOT / "tests")}
         environment.pop("WAYLAND_DISPLAY", None)
         command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1", "--eval.window",
                    "--eval.fps", "20", "--eval.max-steps", "1000"]  # fmt: skip
@@ -384,14 +385,7 @@ def server():
     pytest.importorskip("raylib")
     command = [sys.executable, str(ROOT / "watch.py"), "squared", "--baseline", "--eval.web", "--eval.port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said = ""
-    for line in process.stdout:
-        said += line
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
-            break
-    else:
-        raise AssertionError(said)
-    yield process, int(found[1])
+    yield process, int(re.search(r"http://127\.0\.0\.1:(\d+)", read_until(process, "http://127.0.0.1:"))[1])
     process.send_signal(signal.SIGINT)
     rest = process.communicate(timeout=60)[0]
     assert process.returncode == 0 and "episode" in rest and "Traceback" not in rest, rest
@@ -413,15 +407,6 @@ def ask(port, method, path, body=None, **headers):
 
 def order(port, **what):
     assert ask(port, "POST", "/order", what, Content_Type="application/json")[0] == 204
-
-
-def wait_for(get, seconds=60):
-    """The first true value of get()."""
-    deadline = time.time() + seconds
-    while not (value := get()):
-        assert time.time() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return value
 
 
 def test_the_page_is_for_this_machine_only(server):
@@ -492,10 +477,7 @@ def test_states_and_orders(server):
 def browser():
     """A page of headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
+    program = find_chromium()
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(
             executable_path=program, args=["--no-sandbox", "--host-resolver-rules=MAP evil.test 127.0.0.1"])
