@@ -38,7 +38,7 @@ class Arguments:
     """Width of the two layers."""
     rollouts: int = 20
     """Timed in one repeat."""
-    repeats: int = 3
+    repeats: int = 5
     """Of each side, in turn."""
 
 
