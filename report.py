@@ -208,6 +208,19 @@ def load_runs(folder, metric, tag=None):
     return runs
 
 
+def as_row(run, varied):
+    """{column: value} of a run: what the table and the text at a curve show, and what the filter looks through."""
+    told = {"run": run["name"], "env": run["env"], "tag": run["tag"], "score": f"{run['score']:.5g}",
+            "seconds": run["cost"], "steps": run["curve"].step[-1]}
+    return told | {name: run["settings"].get(name, "") for name in varied}
+
+
+def varied_settings(runs):
+    """The settings that differ between the runs that have them: those of another environment do not."""
+    names = dict.fromkeys(name for run in runs for name in run["settings"])
+    return [name for name in names if len({str(run["settings"][name]) for run in runs if name in run["settings"]}) > 1]
+
+
 def run_figures(runs, metric):
     """[(title, text, figure)] of ordinary runs, by environment: curves, score against each setting, t-SNE."""
     import plotly.graph_objects as go
@@ -215,10 +228,8 @@ def run_figures(runs, metric):
     figures = []
     for env in sorted({run["env"] for run in runs}):
         mine = [run for run in runs if run["env"] == env]
-        varied = [name for name in mine[0]["settings"]
-                  if len({str(run["settings"].get(name)) for run in mine}) > 1]
-        text = [f"{run['name']}<br>score {run['score']:.5g}<br>" +
-                "<br>".join(f"{name} = {run['settings'].get(name)}" for name in varied) for run in mine]
+        varied = varied_settings(mine)
+        text = ["<br>".join(f"{name} = {short(value)}" for name, value in as_row(run, varied).items()) for run in mine]
         for axis, title in (("step", "environment steps"), ("cost", "seconds")):
             figure = go.Figure()
             for run, words in zip(mine, text, strict=True):
@@ -270,10 +281,19 @@ document.querySelectorAll("th").forEach(th => th.onclick = () => {{
 const filter = document.getElementById("filter");
 filter.oninput = () => {{
   const wanted = text => text.toLowerCase().includes(filter.value.toLowerCase());
-  document.querySelectorAll("tbody tr").forEach(row => row.hidden = !wanted(row.textContent));
-  document.querySelectorAll(".js-plotly-plot").forEach(plot => plot.data.forEach((trace, i) => {{
-    if (typeof trace.text === "string") Plotly.restyle(plot, {{visible: wanted(trace.text)}}, [i]);
-  }}));
+  document.querySelectorAll("tbody tr").forEach(row => {{
+    const heads = row.closest("table").tHead.rows[0].cells;
+    row.hidden = !wanted([...row.cells].map((cell, i) => `${{heads[i].textContent}} = ${{cell.textContent}}`).join());
+  }});
+  document.querySelectorAll(".js-plotly-plot").forEach(plot => {{  // a curve goes; of many points the others grow faint
+    const texts = plot.data.map(trace => trace.text), all = !filter.value;
+    const chosen = text => all ? null : [...text.keys()].filter(i => wanted(text[i]));
+    Plotly.restyle(plot, {{  // undefined leaves a trace as it is
+      visible: texts.map(text => typeof text === "string" ? wanted(text) : undefined),
+      selectedpoints: texts.map(text => Array.isArray(text) ? chosen(text) : undefined),
+      "unselected.marker.opacity": texts.map(text => Array.isArray(text) ? 0.05 : undefined),
+    }});
+  }});
 }};
 </script></body></html>"""
 
@@ -322,9 +342,8 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
             raise SpaceError(f"{folder}: there is neither a sweep (sweep.json) nor are there runs{what} in it.")
         title = f"Runs in {folder.name}"
         figures = run_figures(runs, metric)
-        varied = [n for n in runs[0]["settings"] if len({str(r["settings"].get(n)) for r in runs}) > 1]
-        rows = [{"run": r["name"], "env": r["env"], "tag": r["tag"], "score": r["score"], "seconds": r["cost"],
-                 "steps": r["curve"].step[-1], **{n: r["settings"].get(n, "") for n in varied}} for r in runs]
+        varied = varied_settings(runs)
+        rows = [as_row(run, varied) for run in runs]
     parts.append('<p>Show only what contains <input id="filter" placeholder="text"></p>')
     for name, note, figure in figures:
         figure.update_layout(template="plotly_white", margin={"t": 40, "b": 50}, height=figure.layout.height or 480)

@@ -1,8 +1,6 @@
 """report.py: what the page shows is the ledger, in figures, in its text and in a real browser."""
 
 import json
-import re
-import subprocess
 
 import numpy as np
 import pytest
@@ -53,17 +51,46 @@ def test_report_of_a_sweep(swept):
     assert 'src="http' not in text, "it must work without a network"
 
 
+def write_run(folder, env, tag, env_settings, gamma, slope):
+    """A run's folder as training leaves it, with a score that grows by `slope` a step."""
+    folder.mkdir(parents=True)
+    config = {"env_name": env, "tag": tag, "env": env_settings, "vec": {}, "policy": {}, "rnn": {}}
+    (folder / "config.json").write_text(json.dumps(config | {"train": {"total_timesteps": 100, "gamma": gamma}}))
+    entries = [{"step": s, "environment/score": s * slope, "performance/uptime": s / 10} for s in range(10, 101, 10)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+@pytest.fixture
+def two_environments(tmp_path):
+    """A folder of six runs: four of squared, of which one sets a distance and one another, two of breakout, which comes
+    first; tags north and south in turn."""
+    folder = tmp_path / "both"
+    for i, (env, settings) in enumerate([("breakout", {"balls": 5}), ("breakout", {"balls": 5}), ("squared", {}),
+                                         ("squared", {"distance": 3}), ("squared", {"distance": 4}), ("squared", {})]):
+        write_run(folder / f"{env}_{i}", env, ["north", "south"][i % 2], settings, 0.9 + i / 100, i)
+    return folder
+
+
+def test_report_of_two_environments(two_environments):
+    runs = report.load_runs(two_environments, "environment/score")
+    assert report.varied_settings(runs) == ["train.gamma", "env.distance"], "balls are the same wherever there are any"
+    figures = {title: figure for title, _, figure in report.run_figures(runs, "environment/score")}
+    curves = figures["squared: curves over seconds"].data
+    assert [trace.name for trace in curves] == ["squared_2", "squared_3", "squared_4", "squared_5"]
+    for i, trace in enumerate(curves, 2):
+        lines = trace.text.split("<br>")
+        assert {"env = squared", f"tag = {['north', 'south'][i % 2]}", f"train.gamma = {0.9 + i / 100:.3g}"} <= {*lines}
+    assert "env.distance = 3" in curves[1].text
+    assert "env.distance" not in figures["breakout: curves over seconds"].data[0].text
+    assert figures["squared: score by setting"].data[0].text == tuple(trace.text for trace in curves)
+    assert "<th>env.distance</th>" in report.page(two_environments)
+
+
 def test_report_of_runs_and_the_live_page(swept, tmp_path):
     from urllib.request import urlopen
 
     for i in range(9):
-        run = tmp_path / "runs" / f"squared_{i}"
-        run.mkdir(parents=True)
-        sections = {"env": {}, "vec": {}, "policy": {}, "rnn": {}}
-        sections["train"] = {"total_timesteps": 100, "gamma": 0.9 + i / 100}
-        (run / "config.json").write_text(json.dumps({"env_name": "squared", "tag": "ab"[i % 2], **sections}))
-        entries = [{"step": s, "environment/score": s * i, "performance/uptime": s / 10} for s in range(10, 101, 10)]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        write_run(tmp_path / "runs" / f"squared_{i}", "squared", "ab"[i % 2], {}, 0.9 + i / 100, i)
     text = report.page(tmp_path / "runs")
     assert text.count("<tr>") == 10 and "squared: curves over environment steps" in text and "train.gamma" in text
     assert report.page(tmp_path / "runs", tag="a").count("<tr>") == 6
@@ -85,27 +112,70 @@ def test_tsne_keeps_clusters_apart():
     assert (label[distance.argmin(1)] == label).all()
 
 
+@pytest.fixture
+def browser():
+    """A function that opens a file in a headless Chromium which finds no other machine; fails on the page's errors and
+    on any request but that of the file."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=find_chromium(), args=arguments)
+        page = chromium.new_page(viewport={"width": 1250, "height": 900})
+        requests, problems = [], []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+
+        def show(path):
+            page.goto(path.as_uri())
+            page.wait_for_selector(".js-plotly-plot .main-svg")
+            return page
+
+        yield show
+        assert {url.partition(":")[0] for url in requests} <= {"file", "data", "blob"} and problems == []
+        chromium.close()
+
+
 @pytest.mark.slow
-def test_report_in_a_browser(swept, tmp_path):
-    """The page in a headless Chromium: what it shows is the ledger."""
-    browser = find_chromium()
-    page = report.write_report(swept.folder)
-    probe = """<pre id="probe"></pre><script>window.addEventListener("load", () => setTimeout(() => {
-      const plot = document.querySelector(".js-plotly-plot"), trace = plot.data[0];
-      Plotly.Fx.hover(plot, [{curveNumber: 0, pointNumber: 4}]);
-      const values = axis => Array.from(plot.calcdata[0], point => plot._fullLayout[axis].d2c ? point[axis[0]] : null);
-      setTimeout(() => document.getElementById("probe").textContent = JSON.stringify({
-        trials: Array.from(trace.customdata), drawn: plot.querySelectorAll(".points path").length,
-        x: values("xaxis"), y: values("yaxis"), hover: plot.querySelector(".hoverlayer").textContent,
-        rows: document.querySelectorAll("tbody tr").length}), 500);
-    }, 1000));</script></body>"""
-    page.write_text(page.read_text().replace("</body>", probe))
-    arguments = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
-                 "--virtual-time-budget=20000", "--window-size=1250,4600", page.as_uri()]  # fmt: skip
-    text = subprocess.run([browser, *arguments], capture_output=True, text=True, timeout=120).stdout
-    shown = json.loads(re.search(r'<pre id="probe">(.*?)</pre>', text).group(1))
+def test_report_in_a_browser(swept, browser, tmp_path):
+    """What the page of a sweep shows, without a network and under a real mouse, is the ledger."""
+    page = browser(report.write_report(swept.folder))
+    shown = page.evaluate("""() => {
+      const plot = document.querySelector(".js-plotly-plot");
+      return {trials: plot.data[0].customdata, drawn: plot.querySelectorAll(".points path").length,
+              x: plot.calcdata[0].map(point => point.x), y: plot.calcdata[0].map(point => point.y),
+              rows: document.querySelectorAll("tbody tr").length};
+    }""")
     good = [r for r in swept.results().values() if r["status"] != "failed"]
     assert shown["trials"] == [r["trial"] for r in good] and shown["drawn"] >= len(good) and shown["rows"] == 12
     np.testing.assert_allclose(shown["x"], [r["cost"] for r in good])
     np.testing.assert_allclose(shown["y"], [r["score"] for r in good])
-    assert f"trial {good[4]['trial']} (done)" in shown["hover"]
+    box = page.locator(".js-plotly-plot .points path").nth(4).bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=5)
+    label = page.locator(".js-plotly-plot .hoverlayer .hovertext").first
+    label.wait_for()
+    assert f"trial {good[4]['trial']} (done)" in label.text_content()
+    page.screenshot(path=tmp_path / "sweep.png")
+
+
+@pytest.mark.slow
+def test_the_filter_of_the_page(two_environments, browser, tmp_path):
+    page = browser(report.write_report(two_environments))
+
+    def left():
+        """(curves, points not faint, rows) that are to be seen."""
+        return page.evaluate("""() => {
+          const plots = [...document.querySelectorAll(".js-plotly-plot")], clear = path => path.style.opacity > 0.5;
+          const rows = [...document.querySelectorAll("tbody tr")].filter(row => !row.hidden);
+          return [plots.flatMap(plot => [...plot.querySelectorAll(".scatterlayer .js-line")]).length,
+                  plots.flatMap(plot => [...plot.querySelectorAll(".points path")]).filter(clear).length, rows.length];
+        }""")
+
+    assert left() == [12, 6, 6], "each curve over steps and over seconds"
+    for text, runs in (("north", 3), ("tag = south", 3), ("squared", 4), ("env.distance = 4", 1), ("nowhere", 0)):
+        page.fill("#filter", text)
+        assert left() == [2 * runs, runs, runs], text
+    page.fill("#filter", "north")
+    page.screenshot(path=tmp_path / "filtered.png", full_page=True)
+    page.fill("#filter", "")
+    assert left() == [12, 6, 6]
