@@ -131,6 +131,44 @@ def test_command_line(tmp_path):
     assert Image.open(picture).size == (714, 714)
 
 
+class Pressed:
+    """Raylib with a keyboard on which {frame: keys} are pressed and right is held; the window closes after `last`."""
+
+    def __init__(self, raylib, keys, last):
+        self.raylib, self.keys, self.last, self.frame = raylib, keys, last, 0
+
+    def __getattr__(self, name):
+        return getattr(self.raylib, name)
+
+    def WindowShouldClose(self):
+        self.frame += 1
+        return self.frame > self.last
+
+    def IsKeyPressed(self, key):
+        return key in self.keys.get(self.frame, ())
+
+    def IsKeyDown(self, key):
+        return key == 262 or self.IsKeyPressed(key)
+
+
+def test_keys_that_save_pictures(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
+    from PIL import Image
+
+    f12, control = 301, 341  # KEY_F12 and KEY_LEFT_CONTROL of raylib.h
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    pressed = Pressed(ocean._raylib(), {3: {f12}, 5: {f12, control}, 9: {f12, control}}, last=11)
+    monkeypatch.setattr(ocean, "_raylib", lambda: pressed)
+    monkeypatch.chdir(tmp_path)
+    cli.play(ocean.load("breakout"), {}, at_random=False, seed=0)
+    png, gif = sorted(tmp_path.iterdir(), key=lambda path: path.suffix == ".gif")
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [png.name, gif.name]
+    with Image.open(png) as picture, Image.open(gif) as film:
+        assert (picture.format, film.format) == ("PNG", "GIF") and picture.size == film.size
+        assert film.n_frames == 4, "frames 6 to 9"
+        assert len(picture.convert("RGB").getcolors(1 << 16)) > 2, "a blank picture"
+
+
 def test_sanitizers_of_any_compiler(tmp_path, monkeypatch):
     (tmp_path / "cc").symlink_to(ocean.find_compiler())
     monkeypatch.setenv("PATH", str(tmp_path))
