@@ -236,7 +236,7 @@ def run_figures(runs, metric):
                 every = max(1, len(run["curve"].step) // 400)
                 figure.add_scatter(x=getattr(run["curve"], axis)[::every], y=run["curve"].score[::every], mode="lines",
                                    name=run["name"], text=words, hoverinfo="text")
-            figure.update_layout(xaxis_title=title, yaxis_title=metric)
+            figure.update_layout(xaxis_title=title, yaxis_title=metric, showlegend=True)
             figures.append((f"{env}: curves over {title}", "", figure))
         if varied:
             def column(name, mine=mine):

@@ -121,6 +121,7 @@ def browser():
     with playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=find_chromium(), args=arguments)
         page = chromium.new_page(viewport={"width": 1250, "height": 900})
+        page.set_default_timeout(120_000)
         requests, problems = [], []
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: problems.append(str(error)))
