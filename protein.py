@@ -43,8 +43,9 @@ class Setting:
 
     distribution: the scale on which steps are even: uniform and int_uniform (linear), uniform_pow2 (powers of two),
     log_normal (logarithm), logit_normal (logit, for values near 0 or 1 such as gamma), choice (a list of values).
-    mean: where the search starts and which region it prefers at first; None for no preference. scale: the standard
-    deviation of that preference as a fraction of the whole range on the setting's own scale.
+    mean: where the search starts and which region it prefers at first; None for no preference, or the value None of a
+    choice that has it. scale: the standard deviation of that preference as a fraction of the whole range on the
+    setting's own scale. Categories have no regions: their mean is where the search starts only.
     Raises SpaceError, naming the setting, for anything that cannot be searched.
     """
 
@@ -216,9 +217,10 @@ class Space:
 
     def center(self):
         """(d,) the means, 0.5 where there is none; None where no setting has one."""
-        if all(setting.mean is None for setting in self.settings):
+        known = [setting.mean is not None or None in setting.values for setting in self.settings]
+        if not any(known):
             return None
-        return np.array([0.5 if s.mean is None else s.to_unit(s.mean) for s in self.settings])
+        return np.array([s.to_unit(s.mean) if has else 0.5 for s, has in zip(self.settings, known, strict=True)])
 
     def warp(self, units):
         """(n, d) even coordinates -> coordinates with the density of the preference (inverse of its distribution:
@@ -323,13 +325,15 @@ def searched_settings(env_name, given, options=()):
         if what["distribution"] == "choice":
             where, texts = f"[sweep.{name}] values", what.get("values", ())
             what["values"] = [configuration.coerce(text, types[key], where) for text in texts]
-        elif not {int, float} & set(kinds):
-            raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
-        elif float not in kinds:
-            what["integer"] = True
-        bounds = (what.get("min"), present, what.get("max"))
-        if what["distribution"] != "choice" and what.get("mean") is None and (
-                all(isinstance(value, int | float) for value in bounds) and bounds[0] <= present <= bounds[2]):
+            fits = present in what["values"]
+        else:
+            if not {int, float} & set(kinds):
+                raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
+            if float not in kinds:
+                what["integer"] = True
+            bounds = (what.get("min"), present, what.get("max"))
+            fits = all(isinstance(value, int | float) for value in bounds) and bounds[0] <= present <= bounds[2]
+        if fits and what.get("mean") is None:
             what["mean"] = present
         space[f"{section}.{key}"] = what
     Space(space)

@@ -133,6 +133,10 @@ def test_present_values_are_the_means_and_whole_numbers_stay_whole():
     assert space["env.distance"]["mean"] == 5 and space["train.gamma"]["mean"] == 0.3
     assert "mean" not in space["train.vf_coef"], "the present value lies outside: no preference"
     assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
+    choices = {"train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None], "policy.hidden_size": [128, 64, 32]}
+    section = configuration.load_config("squared")
+    shipped = {name: section[name.split(".")[0]][name.split(".")[1]] for name in choices}
+    assert Random(search_space=protein.searched_settings("squared", choices)).suggest() == shipped
 
 
 INIS = [path for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini")) if path.stem != "default"]
