@@ -21,7 +21,7 @@ SOUND = """
 #define SETTINGS(X)
 #define HAS_ACTION_MASKS
 #include "env.h"
-struct Env { ENV_COMMON int tick; float at[4]; };
+struct Env { ENV_COMMON float at[4]; int tick; };
 static const char* c_init(Env* env) { (void)env; return NULL; }
 static void c_spaces(const Env* env, Spaces* spaces) {
     (void)env;
@@ -78,13 +78,27 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
     "in step": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50",
                 "env->tick == 20, late = false", "stagger"),
     "seedless": ("random_float(&env->rng, -0.1f, 0.1f)", "0", "another seed"),
+    "blind": ("observation[i] = env->at[i];", "observation[i] = 0.5f;", "the same at all times"),
+    "save": ("(void)env; return NULL;",
+             "static float kept[2048][4]; static int n; env->at = kept[n++ % 2048]; return NULL;",
+             "after save and load"),
+}  # fmt: skip
+SANITIZED = {  # what no comparison can see: the sanitizers stop the program
+    "heap": ("(void)env; return NULL;", "env->at = malloc(3 * sizeof(float)); return NULL;", "heap-buffer-overflow"),
+    "index": ("clampf(env->at[env->actions[0]]", "clampf(env->at[env->actions[0] + 1]", "index 4 out of bounds"),
+    "overflow": ("env->tick++;", "env->tick++; env->log.score += (float)(INT32_MAX - 10 + env->tick);",
+                 "signed integer overflow"),
 }  # fmt: skip
 
 
-def run(tmp_path, source):
+def plant(tmp_path, source):
     header = tmp_path / "planted.h"
-    header.write_text(source)
-    return cli.check(ocean.load(str(header)), {}, steps=20_000)
+    header.write_text(source.replace("float at[4];", "float* at;") if "env->at = " in source else source)
+    return str(header)
+
+
+def run(tmp_path, source):
+    return cli.check(ocean.load(plant(tmp_path, source)), {}, steps=20_000)
 
 
 def test_a_sound_environment_is_clean(tmp_path):
@@ -115,6 +129,17 @@ def test_check_is_clean(name):
 def command(*arguments):
     return subprocess.run([sys.executable, "-m", "ocean", *arguments], cwd=ROOT, capture_output=True, text=True,
                           timeout=300)  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", [None, *SANITIZED])
+def test_sanitizers_stop_the_check(tmp_path, bug):
+    old, new, sentence = SANITIZED.get(bug, ("", "", "no problem found"))
+    assert old in SOUND
+    result = command(plant(tmp_path, SOUND.replace(old, new) if bug else SOUND), "--check", "--steps", "2000")
+    if "no sanitizers found" in result.stderr:
+        pytest.skip("needs the compiler's sanitizers")
+    assert sentence in (result.stderr if bug else result.stdout), result.stdout + result.stderr
+    assert (result.returncode == 0) == (bug is None) and ("planted.h:" in result.stderr) == (bug is not None)
 
 
 def test_command_line(tmp_path):
