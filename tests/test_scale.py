@@ -271,7 +271,7 @@ def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
 def test_settings_that_cannot_work_are_said_once(tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", "squared"]
     code, text = finish(start([*command, "--train.gama", "0.9"], tmp_path), tmp_path)
-    assert code == 1 and text.count("--train.gamma") == 1, text
+    assert code == 1 and text.count("Did you mean gamma?") == 1, text
     code, text = finish(start([*command, "--train.gpus", "3"], tmp_path), tmp_path)
     assert code == 1 and "train.gpus = 3, but torchrun has started 2" in text
     code, text = finish(start([*command[:-2], "eval", "squared"], tmp_path), tmp_path)
