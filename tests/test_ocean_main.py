@@ -181,8 +181,9 @@ def test_keys_that_save_pictures(tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     f12, control = 301, 341  # KEY_F12 and KEY_LEFT_CONTROL of raylib.h
+    raylib = ocean._raylib()  # first: without a display it sets the driver for all that is drawn later in this process
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    pressed = Pressed(ocean._raylib(), {3: {f12}, 5: {f12, control}, 9: {f12, control}}, last=11)
+    pressed = Pressed(raylib, {3: {f12}, 5: {f12, control}, 9: {f12, control}}, last=11)
     monkeypatch.setattr(ocean, "_raylib", lambda: pressed)
     monkeypatch.chdir(tmp_path)
     cli.play(ocean.load("breakout"), {}, at_random=False, seed=0)
