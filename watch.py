@@ -421,14 +421,10 @@ def summary(view):
     return f"{len(view.scores)} episodes, score {np.mean(view.scores):.3f} ± {error:.3f}"
 
 
-def has_display():
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or sys.platform in ("darwin", "win32")
-
-
 def show_in_window(view):
     """Plays in a window until it is closed or escape is pressed; space pauses, the right arrow steps. Environments in C
     draw in raylib's window themselves, the pictures of others are put there."""
-    if not has_display():
+    if not ocean.has_display():
         raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
                                   "--eval.web works through an ssh tunnel, --eval.terminal in any terminal, "
                                   "--eval.video writes a file.")
@@ -925,7 +921,9 @@ def play(env_name, args):
         return show_on_page(env_name, args)
     if not show["terminal"]:
         evaluate(env_name, args)
-    window = has_display() and sys.stdout.isatty() and not show["video"] if show["window"] is None else show["window"]
+    window = show["window"]
+    if window is None:
+        window = ocean.has_display() and sys.stdout.isatty() and not show["video"]
     if not (show["video"] or show["terminal"] or window):
         return None
     view = View(env_name, args, args["train"]["seed"] + EVAL_SEED)

@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -378,6 +379,11 @@ class _Image(ctypes.Structure):
 
 class _Color(ctypes.Structure):
     _fields_ = tuple((channel, ctypes.c_uint8) for channel in "rgba")
+
+
+def has_display():
+    """Whether a window can be seen here."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or sys.platform in ("darwin", "win32")
 
 
 @functools.cache

@@ -54,9 +54,9 @@ PLAY = {
                **{key: 25 + i for i, key in enumerate("ASDFGHJKZCV")}},
               {None: 3, "SHIFT": 7, "CONTROL": 0}],
 }
-# In continuous control a key sets one number of the action; in pong's downwards is above 0.
-PLAY_CONTINUOUS = {"LEFT": (-1, -1.0), "RIGHT": (-1, 1.0), "UP": (0, 1.0), "DOWN": (0, -1.0)}
-PONG_CONTINUOUS = {"UP": (0, -1.0), "DOWN": (0, 1.0)}
+# In continuous control a key sets one number of the action.
+CONTINUOUS = {"LEFT": (-1, -1.0), "RIGHT": (-1, 1.0), "UP": (0, 1.0), "DOWN": (0, -1.0)}
+PLAY_CONTINUOUS = {"pong": {"UP": (0, -1.0), "DOWN": (0, 1.0)}}  # others
 # Here time stands still until a key is pressed.
 TURNS = {
     "squared": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
@@ -308,7 +308,7 @@ def keyed_action(agents, name, is_down, columns, mouse):
     """The player's action by the keys that are down, or None where a game by turns waits for one."""
     envs, action = agents.envs, np.zeros(agents.envs.action_dims)
     if not envs.action_heads:
-        for key, (dim, value) in (PONG_CONTINUOUS if name == "pong" else PLAY_CONTINUOUS).items():
+        for key, (dim, value) in PLAY_CONTINUOUS.get(name, CONTINUOUS).items():
             if is_down(key):
                 action[dim] = value
         return action
@@ -332,7 +332,7 @@ def player_keys(library, settings):
     heads, dims = envs.action_heads, envs.action_dims
     envs.close()
     if not heads:
-        table = PONG_CONTINUOUS if library.name == "pong" else PLAY_CONTINUOUS
+        table = PLAY_CONTINUOUS.get(library.name, CONTINUOUS)
         return [(dim % dims, key, value) for key, (dim, value) in table.items()]
     if library.name in CLICKS:
         return [(0, "P", -1)] if library.name == "go" else []
@@ -509,7 +509,7 @@ def main():
         if arguments.png:
             save_png(arguments.png, agents.envs.render())
         return 0
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if not ocean.has_display():
         raise SystemExit("there is no display here (neither DISPLAY nor WAYLAND_DISPLAY is set): --png FILE and "
                          "--gif FILE draw without one")
     with contextlib.suppress(KeyboardInterrupt):
