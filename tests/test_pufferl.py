@@ -947,25 +947,8 @@ def test_interrupt_saves_a_checkpoint(tmp_path):
 # -- learning: threshold and seed -----------------------------------------------------------------------------------
 
 
-def solve(tmp_path, env, *options, episodes=256):
-    args = pufferl.load_config(env, ["--data-dir", str(tmp_path), "--logger", "none", *options])
-    trainer = pufferl.train(env, args)
-    args["load_model_path"], args["eval"]["episodes"] = str(trainer.run_folder), episodes
-    return watch.evaluate(env, args)["score"][0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("env", "threshold"), [("squared", 0.9), ("cartpole", 475), ("memory", 0.95), ("target", 0.5)])
-def test_environment_is_solved(tmp_path, env, threshold):
-    assert solve(tmp_path, env) >= threshold
-
-
 @pytest.mark.slow
 def test_memory_needs_the_recurrent_state(tmp_path):
-    assert solve(tmp_path, "memory", "--rnn.name", "none") < 0.65
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_breakout_is_solved(tmp_path, seed):
-    assert solve(tmp_path, "breakout", "--train.seed", str(seed)) >= 800
+    args = pufferl.load_config("memory", ["--data-dir", str(tmp_path), "--logger", "none", "--rnn.name", "none"])
+    args["load_model_path"] = str(pufferl.train("memory", args).run_folder)
+    assert watch.evaluate("memory", args)["score"][0] < 0.65
