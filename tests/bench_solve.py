@@ -19,9 +19,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 import test_ocean_learning as learning
 
-HERE = Path(__file__).resolve().parent
 THRESHOLDS = {**learning.SANITY, **learning.FRESH, **learning.LONGER}
 ROW = "{:16} {:>4} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>8}"
 
