@@ -277,8 +277,12 @@ def find_device(name, workers):
     if not torch.cuda.is_available():
         raise ConfigError("train.device = cuda: torch finds no GPU here (nvidia-smi shows what the system has; torch "
                           f"{torch.__version__} is made for CUDA {torch.version.cuda}). Take cpu.")
-    if importlib.util.find_spec("numba_cuda") is None:
-        raise ConfigError("train.device = cuda needs numba-cuda: pip install -r requirements-cuda.txt")
+    from numba import cuda
+
+    if cuda.implementation != "NVIDIA":
+        raise ConfigError("train.device = cuda needs numba-cuda, but numba.cuda is numba's own here: pip install -r "
+                          "requirements-cuda.txt (on PYTHONPATH instead of in site-packages it does not take its "
+                          "place, until a sitecustomize.py there imports _numba_cuda_redirector).")
     return devices.Gpu(torch.device("cuda", torch.cuda.current_device()), workers)
 
 

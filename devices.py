@@ -126,10 +126,10 @@ class Gpu:
         self._graphs.clear()
 
     def usage(self):
-        """{"GPU": "87%", "GPU memory": "1,234 of 143,771 MiB"} for a dashboard; the first needs nvidia-ml-py."""
+        """{"GPU": "87%", "GPU memory": "1,234 of 143,771 MiB"} for a dashboard, the first where nvidia-ml-py knows."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         shown = {"GPU memory": f"{(total - free) / 2**20:,.0f} of {total / 2**20:,.0f} MiB"}
-        with contextlib.suppress(ModuleNotFoundError):
+        with contextlib.suppress(Exception):  # no package, no library, or a GPU that does not tell (MIG)
             shown = {"GPU": f"{torch.cuda.utilization(self.torch_device)}%", **shown}
         return shown
 

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numba import NumbaPerformanceWarning, njit, types
+from numba import njit, types
 from numba.core.compiler import Compiler
 from numba.extending import overload
 
@@ -116,15 +116,15 @@ class Arena:
         offset, places, ranges = 0, {}, {}
         for group in dict.fromkeys(spec[2] for spec in self._specs.values()):
             offset = start = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
-            within = False  # a packed block, of which only the first tensor is aligned
+            block = None  # where a packed block began, of which only the first tensor is aligned
             for name, (shape, dtype, owner) in self._specs.items():
                 if owner != group:
                     continue
                 inside = name.partition("/")[2] in packed
-                if not (inside and within):
+                if block is None or not inside:
                     offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
-                within = inside
-                places[name] = offset
+                    block = offset if inside else None
+                places[name] = offset, block
                 offset += math.prod(shape) * dtype.itemsize
             offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
             ranges[group] = (start, offset)
@@ -136,7 +136,10 @@ class Arena:
         self.memory = block[skip : skip + offset]
         for name, (shape, dtype, _) in self._specs.items():
             size = math.prod(shape) * dtype.itemsize
-            self._views[name] = self.memory[places[name] : places[name] + size].view(dtype).view(shape)
+            (offset, block), memory = places[name], self.memory
+            if block is not None:  # cuDNN looks for a recurrent module's weights where their storage begins
+                offset, memory = offset - block, torch.from_dlpack(memory[block:])
+            self._views[name] = memory[offset : offset + size].view(dtype).view(shape)
         for group, (start, end) in ranges.items():
             dtypes = {dtype for _, dtype, owner in self._specs.values() if owner == group}
             if len(dtypes) == 1:
@@ -231,7 +234,7 @@ def _launch(function, lanes, arguments):
         raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all on one device.")
     if function not in _kernels:
         kernel = cuda_kernel(function)  # imports cuda
-        warnings.filterwarnings("ignore", "Grid size", NumbaPerformanceWarning)  # ours are what the batch is
+        warnings.filterwarnings("ignore", "Grid size")  # ours are what the batch is
         _kernels[function] = cuda.jit(kernel)
     stream = 0
     if not SIMULATOR:

@@ -72,7 +72,8 @@ class Decoder(nn.Linear):
         """(..., A + 1) -> logits (a tensor, a list a head, or a Normal) and value (..., 1)."""
         logits, value = outputs[..., :-1], outputs[..., -1:]
         if self.log_std is not None:
-            return torch.distributions.Normal(logits, self.log_std.exp().expand_as(logits)), value
+            std = self.log_std.exp().expand_as(logits)
+            return torch.distributions.Normal(logits, std, validate_args=False), value  # which waits for a GPU
         return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
 
 
@@ -259,10 +260,10 @@ class Encoded(nn.Module):
                 value = value[name]
             if isinstance(leaf, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
                 sizes = [leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete) else leaf.nvec.ravel().tolist()
-                start = torch.as_tensor(leaf.start, device=value.device).reshape(-1)
-                columns = (value.reshape(value.shape[0], -1).long() - start).unbind(1)
-                features += [nn.functional.one_hot(column.clamp(0, int(n) - 1), int(n)).float()
-                             for column, n in zip(columns, sizes, strict=True)]  # fmt: skip
+                starts = torch.as_tensor(leaf.start).reshape(-1).tolist()  # on a GPU a tensor would be copied each time
+                columns = value.reshape(value.shape[0], -1).long().unbind(1)
+                features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1), int(n)).float()
+                             for column, start, n in zip(columns, starts, sizes, strict=True)]  # fmt: skip
             elif _is_image(leaf):
                 features.append(part(value))
             else:
@@ -553,7 +554,7 @@ class Fused:
 def squeeze_time(logits, value):
     """Logits and value of one step, (1, N, ...), without the time axis."""
     if isinstance(logits, torch.distributions.Normal):
-        return torch.distributions.Normal(logits.loc[0], logits.scale[0]), value[0]
+        return torch.distributions.Normal(logits.loc[0], logits.scale[0], validate_args=False), value[0]
     return ([head[0] for head in logits] if isinstance(logits, (list, tuple)) else logits[0]), value[0]
 
 

@@ -20,7 +20,7 @@ import ocean
 import products
 import pufferl
 
-WARM_UP = 2  # epochs; compiling is not what is looked for
+WARM_UP = 2  # epochs that learn; compiling is not what is looked for
 
 
 def profile(env_name, args):
@@ -33,7 +33,7 @@ def profile(env_name, args):
     config = {**args["train"], "env": args["env_name"], "data_dir": None, "log_interval": 1e9}
     trainer = pufferl.PuffeRL(config, vecenv, policy)
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
-    epochs(WARM_UP)
+    epochs(WARM_UP + max(0, trainer.config["cudagraphs"]) if trainer.device.separate else WARM_UP)  # and capturing
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
         # torch marks its own operations; the kernels and the environments are marked here

@@ -433,7 +433,7 @@ class PuffeRL:
             outputs = self._actors[worker].step(observations, state["mingru"], resets, valid)
             return outputs, None if log_std is None else log_std.data
         view = {**state, "resets": resets, "valid": valid}
-        with self._autocast():
+        with self._autocast(cache_enabled=False):  # all threads share it: it hands on what another stream still casts
             outputs, log_std = models.join_outputs(*models.one_step(self.policy, observations, view))
         for name, tensor in state.items():
             tensor.copy_(view[name])
@@ -449,9 +449,10 @@ class PuffeRL:
         operations = rows * getattr(self.policy, "operations", 2 * weights)
         return self.vecenv.num_threads if operations > WORTH_THREADS else 1
 
-    def _autocast(self):
+    def _autocast(self, **options):
         """A custom network's products at train.precision."""
-        return torch.autocast(self.device.torch_device.type, self._precision, enabled=self._precision != torch.float32)
+        enabled = self._precision != torch.float32
+        return torch.autocast(self.device.torch_device.type, self._precision, enabled=enabled, **options)
 
     def _bootstrap(self, worker, buffer, t):
         """V of the final observation of the agents that step t truncated, from the state before the reset."""
@@ -986,11 +987,13 @@ class PuffeRL:
         for name in restored:
             ours[name].copy_(tensors[name])
         if saved["adam"] is not None:
-            groups = self.optimizer.state_dict()["param_groups"]  # the settings are this run's
+            groups = self._adam_state()["param_groups"]  # the settings are this run's
             self.optimizer.load_state_dict({**saved["adam"], "param_groups": groups})
             if self.device.separate:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.arena["rate"]
+                self.device.forget()  # graphs go on with the moments that were
+                self._captured, self._learned_epochs = False, 0
         for name, value in saved["numbers"].items():
             setattr(self, name, value)
         self._rolled_out = False

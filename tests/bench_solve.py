@@ -19,9 +19,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import test_ocean_learning as learning
+
+import pufferl
 
 THRESHOLDS = {**learning.SANITY, **learning.FRESH, **learning.LONGER}
 ROW = "{:16} {:>4} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>8}"
@@ -30,7 +31,7 @@ ROW = "{:16} {:>4} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>8}"
 def train(name, seed, options):
     """The entries of the metrics of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(HERE.parent / "pufferl.py"), "train", name, "--data-dir", folder,
+        command = [sys.executable, pufferl.__file__, "train", name, "--data-dir", folder,
                    "--train.seed", str(seed), "--train.log-interval", "0.1", "--logger", "none", *options]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

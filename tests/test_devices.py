@@ -167,6 +167,7 @@ CASES = {
     "lstm, truncated, in pieces": {"network": "lstm", "env": "cartpole", "env_kwargs": {"max_steps": 11},
                                    "max_minibatch_size": 64},
     "feed-forward, adam": {"network": models.Default, "optimizer": "adam", "learning_rate": 0.001},
+    "feed-forward, continuous": {"network": models.Default, "env": "cartpole", "env_kwargs": {"continuous": True}},
 }  # fmt: skip
 
 
@@ -290,6 +291,12 @@ def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
     for name in ("weights", "gradients"):
         assert torch.equal(resumed.arena.flat(name), whole.arena.flat(name))
     assert torch.equal(resumed.storage["actions"], whole.storage["actions"])
+    whole.load_checkpoint(tmp_path / "state.pt")  # whose graphs were made before
+    for _ in range(2):
+        whole.evaluate()
+        whole.train()
+    for name in ("weights", "gradients"):
+        assert torch.equal(resumed.arena.flat(name), whole.arena.flat(name))
     whole.release()
     resumed.release()
 
@@ -338,6 +345,10 @@ def test_a_missing_gpu_is_said(monkeypatch):
     with pytest.raises(pufferl.ConfigError, match="finds no GPU"):
         configuration.find_device("cuda", 1)
     assert not configuration.find_device("auto", 1).separate
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("numba.cuda.implementation", "Built-in")
+    with pytest.raises(pufferl.ConfigError, match="is numba's own here"):
+        configuration.find_device("cuda", 1)
     with pytest.raises(pufferl.ConfigError, match="cudagraphs"):
         make_trainer(cudagraphs=0, device="cpu")
 

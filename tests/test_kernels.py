@@ -172,6 +172,7 @@ def test_adopted_lstm_is_one_block_and_trains_as_a_free_one():
         for left, right in itertools.pairwise(block):
             assert left.data_ptr() + left.numel() * 4 == right.data_ptr()
         assert block[0].data_ptr() % kernels.Arena.ALIGNMENT == 0, "the block itself starts unaligned"
+        assert block[-1].untyped_storage().data_ptr() == block[0].data_ptr(), "cuDNN copies what begins elsewhere"
     x = torch.randn(9, 4, 5)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (free, module)]
     for _ in range(3):
