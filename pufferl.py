@@ -274,8 +274,9 @@ class PuffeRL:
             for array in arrays.values():
                 if array is not None:
                     self.device.pin(array)
-            self._host_cut = aligned_zeros((N,), np.uint8)
-            self.device.pin(self._host_cut)
+            cut = aligned_zeros((N,), np.uint8)
+            self.device.pin(cut)
+            self._host_cut = torch.from_numpy(cut)
         self._flat_observations = self.storage["observations"].view(T + 1, N, -1)
         self.running_returns = torch.zeros(N)
         self.state = {name: arena[f"state/{name}"] for name in state}
@@ -461,7 +462,7 @@ class PuffeRL:
             return
         cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
         if self.device.separate:
-            self._host_cut[agents] = cut
+            self._host_cut[agents] = torch.from_numpy(cut)
             self.device.play(("final", buffer), self._final_values, worker, buffer)
             self.bootstraps[t, agents].copy_(self.arena["final_values"][agents])
             return
@@ -477,7 +478,7 @@ class PuffeRL:
         agents = self.vecenv.ranges[buffer]
         final, cut = self.storage["final_observations"][agents], self.arena["cut"][agents]
         final.copy_(self.host["final_observations"][agents], non_blocking=True)
-        cut.copy_(torch.from_numpy(self._host_cut[agents]), non_blocking=True)
+        cut.copy_(self._host_cut[agents], non_blocking=True)
         state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
         outputs, _ = self._act(worker, final, state, *(flags[agents] for flags in self._flags))
         self.arena["final_values"][agents].copy_(outputs[:, -1].masked_fill(cut == 0, 0.0))  # a NaN may be among them
