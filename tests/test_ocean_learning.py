@@ -12,7 +12,7 @@ LONGER = {"pendulum": -220.0, "acrobot": -110.0, "mountaincar": -110.0,
           "connect4": 0.65, "maze": 0.5, "trash_pickup": 38.0, "go": 6.0, "cube": 0.8, "asteroids": 10_000.0,
           "minesweeper": 0.955, "tetris": 120_000.0, "snake": 15.0, "double_pendulum": 9000.0,
           "g2048": 35_000.0, "moba": 0.4, "nmmo3": 9.5}  # fmt: skip
-FRESH = {"squared": 0.9, "cartpole": 475.0, "memory": 0.95, "target": 0.5, "breakout": 800.0,
+FRESH = {"squared": 0.9, "cartpole": 475.0, "memory": 0.95, "target": 1.9, "breakout": 800.0,
          "enduro": 700.0, "freeway": 32.0}  # fmt: skip
 
 

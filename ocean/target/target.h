@@ -84,12 +84,25 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* Where the goals and the other agents are as seen from agent i, which way it faces, and its last reward. */
+static float squared_length(Goal goal) {
+    return goal.x * goal.x + goal.y * goal.y;
+}
+
+/* Where the goals (the nearest first) and the other agents are as seen from agent i, which way it faces, and its last
+ * reward. In the order of the array the goals hide which one is near, and agents collect half as many. */
 static void write_observation(const Env* env, int i, float reward, float* observation) {
     const Agent* agent = &env->agents[i];
+    Goal nearest[MAX_GOALS];
     for (int k = 0; k < env->num_goals; k++) {
-        *observation++ = (env->goals[k].x - agent->x) * env->scale;
-        *observation++ = (env->goals[k].y - agent->y) * env->scale;
+        Goal goal = {(env->goals[k].x - agent->x) * env->scale, (env->goals[k].y - agent->y) * env->scale};
+        int place = k;
+        for (; place > 0 && squared_length(goal) < squared_length(nearest[place - 1]); place--)
+            nearest[place] = nearest[place - 1];
+        nearest[place] = goal;
+    }
+    for (int k = 0; k < env->num_goals; k++) {
+        *observation++ = nearest[k].x;
+        *observation++ = nearest[k].y;
     }
     for (int k = 0; k < env->num_agents; k++) {
         if (k == i) continue;
