@@ -7,13 +7,12 @@ import watch
 
 SANITY = {"bandit": 0.97, "password": 0.97, "stochastic": 0.91, "continuous": 0.97, "multiagent": 0.97, "spaces": 0.96,
           "masked": 0.97}  # fmt: skip
-LONGER = {"pendulum": -220.0, "acrobot": -110.0, "mountaincar": -110.0,
-          "lander": 200.0, "pong": 18.0, "boids": 0.78, "drone": 38.0, "drone_race": 6.0,
-          "connect4": 0.65, "maze": 0.5, "trash_pickup": 38.0, "go": 6.0, "cube": 0.8, "asteroids": 10_000.0,
-          "minesweeper": 0.955, "tetris": 120_000.0, "snake": 15.0, "double_pendulum": 9000.0,
-          "g2048": 35_000.0, "moba": 0.4, "nmmo3": 9.5}  # fmt: skip
-FRESH = {"squared": 0.9, "cartpole": 475.0, "memory": 0.95, "target": 1.9, "breakout": 800.0,
-         "enduro": 700.0, "freeway": 32.0}  # fmt: skip
+LONGER = {"pendulum": -200.0, "acrobot": -100.0, "mountaincar": -110.0, "lander": 200.0, "double_pendulum": 9100.0,
+          "drone": 41.0, "drone_race": 6.0, "pong": 18.0, "asteroids": 10_000.0, "tetris": 120_000.0, "snake": 17.0,
+          "g2048": 40_000.0, "connect4": 0.7, "go": 8.0, "minesweeper": 0.96, "maze": 0.54, "cube": 0.83,
+          "boids": 0.8, "trash_pickup": 38.0, "moba": 0.8, "nmmo3": 11.5}  # fmt: skip
+FRESH = {"squared": 0.95, "cartpole": 475.0, "memory": 0.95, "target": 1.9, "breakout": 800.0,
+         "enduro": 1000.0, "freeway": 33.5}  # fmt: skip
 
 
 class Keep(pufferl.NoLogger):
