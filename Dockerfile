@@ -2,7 +2,7 @@
 #   docker build -t trainer . && docker run -it --rm trainer python pufferl.py train breakout
 # On NVIDIA GPUs (the host needs the NVIDIA container toolkit):
 #   docker build -t trainer --build-arg BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 --build-arg TORCH=cu130 .
-#   docker run -it --rm --gpus all trainer python pufferl.py train breakout
+#   docker run -it --rm --gpus all trainer python pufferl.py train breakout --train.device cuda
 # --build-arg EXTRAS=1 adds the third-party environments of requirements-extras.txt and -nodeps.txt, and Java for MicroRTS.
 ARG BASE=ubuntu:24.04
 FROM ${BASE}

@@ -67,10 +67,13 @@ class Rollouts:
         try:
             policy = pufferl.load_policy(args, vecenv, env_name)
             self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"]}, vecenv, policy)
+            self.trainer.evaluate()  # compiles, and fills caches
+            for _ in range(max(0, args["train"]["cudagraphs"]) if self.trainer.device.separate else 0):
+                self.trainer.train()  # after which a GPU's rollout comes from graphs
+                self.trainer.evaluate()
         except BaseException:
             vecenv.close()
             raise
-        self.trainer.evaluate()  # compiles, and fills caches
 
     def run(self, seconds):
         """Environment steps of all agents a second."""

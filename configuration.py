@@ -283,7 +283,7 @@ def find_device(name, workers):
         raise ConfigError("train.device = cuda needs numba-cuda, but numba.cuda is numba's own here: pip install -r "
                           "requirements-cuda.txt (on PYTHONPATH instead of in site-packages it does not take its "
                           "place, until a sitecustomize.py there imports _numba_cuda_redirector).")
-    return devices.Gpu(torch.device("cuda", torch.cuda.current_device()), workers)
+    return devices.Gpu(torch.device("cuda", ranks.connect().choose_gpu()), workers)
 
 
 def find_config(env_name):

@@ -13,6 +13,7 @@ arena), take its changing numbers from there, and never wait for the GPU.
 """
 
 import contextlib
+import weakref
 
 import torch
 
@@ -63,6 +64,7 @@ class Gpu:
         self.streams = [torch.cuda.Stream(device) for _ in range(workers)]
         self.main_stream = torch.cuda.Stream(device)
         self._pinned, self._graphs = [], {}
+        weakref.finalize(self, _unlock, self._pinned).atexit = False  # a trainer that is dropped without release()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
     def pin(self, array):
@@ -77,9 +79,11 @@ class Gpu:
         """Within it, work goes to the main stream, after what the caller's stream was given and before what follows."""
         before = torch.cuda.current_stream(self.torch_device)
         self.main_stream.wait_stream(before)
-        with torch.cuda.stream(self.main_stream):
-            yield
-        before.wait_stream(self.main_stream)
+        try:
+            with torch.cuda.stream(self.main_stream):
+                yield
+        finally:  # after an interrupt, too, what is queued comes before what the caller does next
+            before.wait_stream(self.main_stream)
 
     @contextlib.contextmanager
     def worker(self, number):
@@ -135,7 +139,13 @@ class Gpu:
 
     def release(self):
         """Unlock the pinned arrays."""
-        torch.cuda.synchronize(self.torch_device)
         self.forget()
-        while self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned.pop().ctypes.data)
+        _unlock(self._pinned)
+
+
+def _unlock(arrays):
+    """Unlock pinned arrays, which must come before their memory is given back."""
+    if arrays:
+        torch.cuda.synchronize()
+    while arrays:
+        torch.cuda.cudart().cudaHostUnregister(arrays.pop().ctypes.data)

@@ -18,6 +18,7 @@ where `logits` is one tensor, a list with one a head, or a torch.distributions.N
 episode: zero the recurrent state before that step), "valid" (0 where an agent is dead: leave its state as it is).
 """
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -406,6 +407,9 @@ class LSTMWrapper(_Recurrent):
         T, N = observations.shape[:2]
         x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
         resets, valid = self.flags(state, T, N, x.device)
+        lstm_precision = contextlib.nullcontext()
+        if x.is_cuda:  # where autocast takes an LSTM to float16, whatever precision was asked for
+            x, lstm_precision = x.float(), torch.autocast("cuda", enabled=False)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
         # One LSTM call for each stretch without a reset or a dead step; one a step where looking is a sync (on a GPU)
         # or breaks a traced graph.
@@ -418,7 +422,8 @@ class LSTMWrapper(_Recurrent):
             while stop < T and whole and not events[stop]:
                 stop += 1
             h, c = h * keep[t], c * keep[t]
-            out, (new_h, new_c) = self.lstm(x[t:stop], (h, c))
+            with lstm_precision:
+                out, (new_h, new_c) = self.lstm(x[t:stop], (h, c))
             if events[t]:
                 new_h, new_c = torch.where(live[t], new_h, h), torch.where(live[t], new_c, c)
             h, c = new_h, new_c

@@ -446,6 +446,8 @@ class PuffeRL:
         a weight works more than once a row, as in a convolution, the network says its `operations` a row itself."""
         if self.fused:
             return self.vecenv.threads_per_worker
+        if self.device.separate:  # threads do nothing there, and torch.compile compiles anew for another number of them
+            return 1
         weights = sum(parameter.numel() for parameter in self.policy.parameters())
         operations = rows * getattr(self.policy, "operations", 2 * weights)
         return self.vecenv.num_threads if operations > WORTH_THREADS else 1

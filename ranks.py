@@ -54,6 +54,7 @@ class Ranks:
         self.rank, self.count, self.local_rank, self.local_count = rank, count, local_rank, local_count
         self.machines = int(os.environ.get("GROUP_WORLD_SIZE", -(-count // local_count)))
         self.device, self.seconds, self.bytes = torch.device("cpu"), 0.0, 0
+        self.given = False  # whether somebody else has made the group, and chosen the GPUs
         self._control = control  # the group that moves Python objects and numbers on the CPU; None is the default one
         self._names = []
 
@@ -93,6 +94,18 @@ class Ranks:
         """Overwrite a tensor with rank 0's."""
         if self.count > 1:
             self._run(dist.broadcast, tensor.data, 0, group=self._group(tensor))
+
+    def choose_gpu(self):
+        """The number of this rank's GPU, which becomes torch's current one: its own number on the machine, or where it
+        sees fewer (under Slurm one each) the current one. Raises RankError where ranks share one: NCCL refuses that."""
+        if self.count > 1 and not self.given and self.local_rank < torch.cuda.device_count():
+            torch.cuda.set_device(self.local_rank)
+        gpu = torch.cuda.current_device()
+        chosen = self.gather((socket.gethostname(), str(torch.cuda.get_device_properties(gpu).uuid)))
+        if len(set(chosen)) < self.count:
+            raise RankError(f"{self.count} ranks have {len(set(chosen))} GPUs; start one rank a GPU (--train.gpus, or "
+                            "torchrun's --nproc-per-node), or train on the CPU.")
+        return gpu
 
     def _group(self, tensor):
         return self._control if tensor.device.type == "cpu" else None
@@ -251,20 +264,20 @@ def connect():
         return _connected
     local_rank, local_count = (int(os.environ.get(name, default)) for name, default in
                                (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
-    if not (dist.is_available() and dist.is_initialized()):
+    given = dist.is_available() and dist.is_initialized()
+    if not given:
         if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "RANK" not in os.environ:
             _connected = Ranks()
             return _connected
         _die_with_launcher()
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
-        if gpu and local_rank < torch.cuda.device_count():
-            torch.cuda.set_device(local_rank)
         store, rank, count = _rendezvous()
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank, world_size=count,
                                 timeout=TIMEOUT)
         atexit.register(_disconnect)
     control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo", timeout=TIMEOUT)
     _connected = Ranks(dist.get_rank(), dist.get_world_size(), local_rank, local_count, control)
+    _connected.given = given
     return _connected
 
 

@@ -1,7 +1,7 @@
 """Trials: the training runs of a sweep, in processes of their own, on one machine, several or a Ray cluster.
 
     python protein.py breakout --sweep.workers 2                   # two at a time
-    python protein.py breakout --sweep.gpus 8 --sweep.workers 2    # sixteen
+    python protein.py breakout --train.device cuda --sweep.gpus 8 --sweep.workers 2    # sixteen
     python protein.py breakout --sweep.ray auto                    # as many as the cluster has room for
 
 A tuner of protein.py says what to try; a trial is a `pufferl.py train`, and its curve becomes observations of (cost,
@@ -437,6 +437,8 @@ class LocalPool:
         self.slots = workers * max(1, gpus)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
+        if len(self.gpus) < gpus:
+            raise protein.SpaceError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
         self.stop = threading.Event()
         self.threads = ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
         self.running = {}  # future -> (claim, GPU or None)
@@ -551,7 +553,7 @@ class Sweep:
     gpus: int = 0
     """GPUs of this machine to use; on Ray, GPUs of each trial."""
     cpus: float = 1.0
-    """CPU cores that Ray reserves for each trial."""
+    """CPU cores that Ray reserves for each trial, and threads that it steps environments with."""
     ray: str | None = None
     """Run the trials on this Ray cluster: its address, "auto", or "local"."""
     attempts: int = 3
@@ -620,6 +622,8 @@ class Runner:
         server = report.serve(self.folder, settings.web) if settings.web is not None else None
         self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings ({', '.join(self.tuner.space.names)}), "
                  f"{len(ledger.results())} of {settings.num_trials} trials done, {self.pool.slots} at a time")
+        if settings.gpus and self.config["train"]["device"] != "cuda":
+            self.say("sweep.gpus without --train.device cuda: the trials train on the CPU")
         if server:
             self.say(f"report: http://127.0.0.1:{server.server_address[1]}")
         with self.interrupts, ledger.alive():
@@ -682,10 +686,12 @@ class Runner:
 
     def submit(self, claim):
         """Have a claimed trial run."""
-        settings, alone = self.settings, self.settings.ray or self.settings.gpus or self.pool.slots == 1
+        settings, threads = self.settings, cores() // self.pool.slots
+        if settings.ray:
+            threads = int(settings.cpus)
         command = ["train", self.tuner.env_name, *self.options, "--logger", "none", "--train.keep", "1"]
-        if not alone and self.config["vec"]["num_threads"] is None:
-            command += ["--vec.num-threads", str(max(1, cores() // self.pool.slots))]
+        if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
+            command += ["--vec.num-threads", str(max(1, threads))]
         total = claim["settings"].get("train.total_timesteps", self.config["train"]["total_timesteps"])
         claim["at"] = {}  # the thread that watches it writes its progress there
         job = {"trainer": TRAINER, "command": command + as_options(claim["settings"]), "env": {}, "total": total,

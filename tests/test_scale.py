@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
 import numpy as np
@@ -129,6 +130,20 @@ def test_ranks_of_one_machine_share_its_cores(monkeypatch):
     assert vector.physical_cores() == max(1, alone // 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     assert vector.physical_cores() == 1
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
+    uuids, current = ["A", "B"], []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1] if current else 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=uuids[gpu]))
+    second = ranks.Ranks(rank=1, count=2, local_rank=1, local_count=2)
+    monkeypatch.setattr(second, "gather", lambda own: [(own[0], "A"), own])
+    assert second.choose_gpu() == 1 and current == [1]
+    current[:], second.given = [0], True  # whoever made the group has chosen
+    with pytest.raises(ranks.RankError, match="2 ranks have 1 GPUs"):
+        second.choose_gpu()
 
 
 def test_one_rank_is_no_group(monkeypatch):

@@ -343,6 +343,8 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert sorted(seen) == ["3", "3", "5", "5"]
     release.set()
     assert len(pool.close()) == 4
+    with pytest.raises(protein.SpaceError, match="names only 3,5,7"):
+        trials.LocalPool(workers=1, gpus=4)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
