@@ -55,12 +55,12 @@ def _spread(numbers):
 
 
 class Rollouts:
-    """A trainer that only rolls out, with some settings of the vec section over those of `args`."""
+    """A trainer that is timed rolling out, with some settings of the vec section over those of `args`."""
 
     def __init__(self, env_name, args, vec):
         import pufferl
 
-        # It learns nothing, so that the minibatch need not fit.
+        # What it learns is thrown away, so that the minibatch need not be the one that is configured.
         train = {**args["train"], "minibatch_size": None, "max_minibatch_size": None}
         args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
         vecenv = pufferl.load_env(env_name, args)

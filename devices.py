@@ -64,7 +64,7 @@ class Gpu:
         self.streams = [torch.cuda.Stream(device) for _ in range(workers)]
         self.main_stream = torch.cuda.Stream(device)
         self._pinned, self._graphs = [], {}
-        weakref.finalize(self, _unlock, self._pinned).atexit = False  # a trainer that is dropped without release()
+        weakref.finalize(self, _unlock, device, self._pinned).atexit = False  # dropped without release()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
     def pin(self, array):
@@ -139,13 +139,13 @@ class Gpu:
 
     def release(self):
         """Unlock the pinned arrays."""
+        _unlock(self.torch_device, self._pinned)
         self.forget()
-        _unlock(self._pinned)
 
 
-def _unlock(arrays):
-    """Unlock pinned arrays, which must come before their memory is given back."""
+def _unlock(device, arrays):
+    """Unlock pinned arrays when all work is done, which must come before their memory is given back."""
     if arrays:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     while arrays:
         torch.cuda.cudart().cudaHostUnregister(arrays.pop().ctypes.data)

@@ -686,11 +686,10 @@ class Runner:
 
     def submit(self, claim):
         """Have a claimed trial run."""
-        settings, threads = self.settings, cores() // self.pool.slots
-        if settings.ray:
-            threads = int(settings.cpus)
+        settings = self.settings
         command = ["train", self.tuner.env_name, *self.options, "--logger", "none", "--train.keep", "1"]
         if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
+            threads = int(settings.cpus) if settings.ray else cores() // self.pool.slots
             command += ["--vec.num-threads", str(max(1, threads))]
         total = claim["settings"].get("train.total_timesteps", self.config["train"]["total_timesteps"])
         claim["at"] = {}  # the thread that watches it writes its progress there
