@@ -245,6 +245,14 @@ def _launch(function, lanes, arguments):
     _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
 
 
+def _flat_run(function, lanes, sizes, *arguments):
+    """run(function, lanes, 1, *sizes, *arguments) with every array flat and every number unsigned: on a GPU indices of
+    several dimensions, signed ones above all, cost more than the mathematics does."""
+    arguments = [argument if isinstance(argument, int) else argument.reshape(-1) for argument in arguments]
+    numbers = (u64(argument) if isinstance(argument, int) else argument for argument in (*sizes, *arguments))
+    run(function, lanes, 1, *numbers)
+
+
 def on_gpu(tensor):
     """Whether the CUDA drivers are the ones for this tensor."""
     return tensor.is_cuda or SIMULATOR
@@ -439,12 +447,12 @@ def narrow(x, array):
     return bfloat_of_float(x) if array.dtype == u16 else x
 
 
-@overload(widen, inline="always")
+@overload(widen)
 def _widen(x):
     return (lambda x: float_of_bfloat(x)) if x == types.uint16 else (lambda x: x)
 
 
-@overload(narrow, inline="always")
+@overload(narrow)
 def _narrow(x, array):
     return (lambda x, array: bfloat_of_float(x)) if array.dtype == types.uint16 else (lambda x, array: x)
 
@@ -814,6 +822,9 @@ def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
 # Gather: the drawn segments side by side
 
 
+STRIDE = 8  # steps of one of a GPU's threads, for which a column's place is found once
+
+
 @distinct_driver
 def _gather_cpu(begin, end, source, index, start, count, out):
     # A segment at a time: along the rows of a step the prefetcher would load the segments that were not drawn.
@@ -826,12 +837,14 @@ def _gather_cpu(begin, end, source, index, start, count, out):
 
 
 @driver
-def _gather_cuda(begin, end, source, index, start, count, out):
-    width = source.shape[2]
-    for lane in range(begin, end):
+def _gather_cuda(begin, end, T, M, N, width, source, index, start, out):
+    for lane in range(u64(begin), u64(end)):
         row, j = lane // width, lane % width
-        t, m = row // count, row % count
-        out[t, m, j] = narrow(source[t, index[start + m], j], out)
+        m, first = row % M, row // M * u64(STRIDE)
+        at, there = (first * M + m) * width + j, (first * N + u64(index[start + m])) * width + j
+        for _ in range(first, min(first + u64(STRIDE), T)):
+            out[at] = narrow(source[there], out)
+            at, there = at + M * width, there + N * width
 
 
 def gather(source, index, out, *, start=0):
@@ -848,8 +861,11 @@ def gather(source, index, out, *, start=0):
     width = math.prod(out.shape[2:])
     arrays = [_array("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
               .reshape(*tensor.shape[:2], width) for name, tensor in (("source", source), ("out", out))]
-    driver, lanes, size = (_gather_cuda, T * M * width, 1) if on_gpu(out) else (_gather_cpu, M, 8)
-    run(driver, lanes, size, arrays[0], columns, start, M, arrays[1])
+    if on_gpu(out):
+        _flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
+                  arrays[1])
+    else:
+        run(_gather_cpu, M, 8, arrays[0], columns, start, M, arrays[1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -933,17 +949,24 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
 
 
 @driver
-def _mingru_scan_cuda(begin, end, hgp, x, states, resets, valid, index, start, out):
-    T, _, H = x.shape
-    for lane in range(begin, end):
+def _mingru_scan_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, index, start, out):
+    # The next step's numbers are on their way while a step is computed: nothing else would hide how long they take.
+    for lane in range(u64(begin), u64(end)):
         m, j = lane // H, lane % H
-        column, s = index[start + m], states[0, m, j]
-        for t in range(T):
-            h, g, p = widen(hgp[t, m, j]), widen(hgp[t, m, H + j]), widen(hgp[t, m, 2 * H + j])
-            s *= ZERO if resets[t, column] else ONE
-            s, y = mingru_cell(widen(x[t, m, j]), h, g, p, s, valid[t, column] != 0)
-            states[t + 1, m, j] = s
-            out[t, m, j] = narrow(y, out)
+        at, gate, flag, s = lane, m * u64(3) * H + j, u64(index[start + m]), states[lane]
+        h, g, p, x_t, reset, live = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], resets[flag], valid[flag]
+        for t in range(u64(1), T + u64(1)):
+            s *= ZERO if reset else ONE
+            x_now, h_now, g_now, p_now, live_now = widen(x_t), widen(h), widen(g), widen(p), live != 0
+            following = at + M * H
+            if t < T:
+                gate, flag = gate + M * u64(3) * H, flag + N
+                h, g, p, x_t = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[following]
+                reset, live = resets[flag], valid[flag]
+            s, y = mingru_cell(x_now, h_now, g_now, p_now, s, live_now)
+            out[at] = narrow(y, out)
+            states[following] = s
+            at = following
 
 
 def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
@@ -953,13 +976,16 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
     T, M, H = _sizes("mingru_scan", "x", x, 3)
     N = _sizes("mingru_scan", "resets", resets, 2)[1]
     index = _index("mingru_scan", index, start, M, N, x)
-    driver, lanes = (_mingru_scan_cuda, M * H) if on_gpu(x) else (_mingru_scan_cpu, M)
-    run(driver, lanes, 1,
+    arrays = (
         _array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS), _array("mingru_scan", "x", x, (T, M, H), FLOATS),
         _array("mingru_scan", "states", states, (T + 1, M, H)),
         _rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
         _rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
         _array("mingru_scan", "out", out, (T, M, H), FLOATS))
+    if on_gpu(x):
+        _flat_run(_mingru_scan_cuda, M * H, (T, M, N, H), *arrays)
+    else:
+        run(_mingru_scan_cpu, M, 1, *arrays)
 
 
 @distinct_driver
@@ -984,22 +1010,27 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
 
 
 @driver
-def _mingru_scan_grad_cuda(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums):
-    T, _, H = x.shape
-    for lane in range(begin, end):
+def _mingru_scan_grad_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums):
+    for lane in range(u64(begin), u64(end)):
         m, j = lane // H, lane % H
-        column, carry = index[start + m], ZERO
-        sum_h, sum_g, sum_p = ZERO, ZERO, ZERO
-        for t in range(T - 1, -1, -1):
-            h, g, p = widen(hgp[t, m, j]), widen(hgp[t, m, H + j]), widen(hgp[t, m, 2 * H + j])
-            keep = ZERO if resets[t, column] else ONE
-            dh, dg, dp, dx, ds = mingru_cell_grad(widen(x[t, m, j]), h, g, p, states[t, m, j] * keep,
-                                                  valid[t, column] != 0, widen(grad_out[t, m, j]), carry)
-            hgp[t, m, j], hgp[t, m, H + j] = narrow(dh, hgp), narrow(dg, hgp)
-            hgp[t, m, 2 * H + j], grad_out[t, m, j] = narrow(dp, hgp), narrow(dx, grad_out)
+        last, first_gate = T - u64(1), m * u64(3) * H + j
+        at, gate, flag = last * M * H + lane, last * M * u64(3) * H + first_gate, last * N + u64(index[start + m])
+        h, g, p, x_t, s, dy = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], states[at], grad_out[at]
+        reset, live = resets[flag], valid[flag]
+        carry, sum_h, sum_g, sum_p = ZERO, ZERO, ZERO, ZERO
+        for t in range(T):
+            h_now, g_now, p_now, x_now, s_now, dy_now = widen(h), widen(g), widen(p), widen(x_t), s, widen(dy)
+            keep, live_now, here, gate_here = ZERO if reset else ONE, live != 0, at, gate
+            if t < last:  # the next step's numbers, as in the scan forward
+                at, gate, flag = at - M * H, gate - M * u64(3) * H, flag - N
+                h, g, p, x_t, s, dy = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], states[at], grad_out[at]
+                reset, live = resets[flag], valid[flag]
+            dh, dg, dp, dx, ds = mingru_cell_grad(x_now, h_now, g_now, p_now, s_now * keep, live_now, dy_now, carry)
+            hgp[gate_here], hgp[gate_here + H] = narrow(dh, hgp), narrow(dg, hgp)
+            hgp[gate_here + H + H], grad_out[here] = narrow(dp, hgp), narrow(dx, grad_out)
             sum_h, sum_g, sum_p = sum_h + dh, sum_g + dg, sum_p + dp
             carry = ds * keep
-        sums[m, j], sums[m, H + j], sums[m, 2 * H + j] = sum_h, sum_g, sum_p
+        sums[first_gate], sums[first_gate + H], sums[first_gate + H + H] = sum_h, sum_g, sum_p
 
 
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
@@ -1009,8 +1040,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
     T, M, H = _sizes("mingru_scan_grad", "x", x, 3)
     N = _sizes("mingru_scan_grad", "resets", resets, 2)[1]
     index = _index("mingru_scan_grad", index, start, M, N, x)
-    driver, lanes = (_mingru_scan_grad_cuda, M * H) if on_gpu(x) else (_mingru_scan_grad_cpu, M)
-    run(driver, lanes, 1,
+    arrays = (
         _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
         _array("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
         _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
@@ -1018,6 +1048,10 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
         _rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
         _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
         _array("mingru_scan_grad", "sums", sums, (M, 3 * H)))
+    if on_gpu(x):
+        _flat_run(_mingru_scan_grad_cuda, M * H, (T, M, N, H), *arrays)
+    else:
+        run(_mingru_scan_grad_cpu, M, 1, *arrays)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,15 +1,19 @@
-"""The CUDA drivers, through the tests of the CPU's: on a GPU, or without one in numba's simulator.
+"""The CUDA drivers, through the tests of the CPU's: on a GPU, or without one in numba's simulator and, as a GPU's
+compiler leaves them, through tests/ptx.py.
 
     NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 python -m pytest tests/test_cuda.py -m cudasim
     python -m pytest tests/test_cuda.py -m gpu
+    python -m pytest tests/test_cuda.py             # PTX, with every access to memory looked at
 
-and, in any process, each of them compiled to PTX for three generations of GPUs.
+and each of them compiled to PTX for three generations of GPUs.
 """
 
 import functools
+import importlib.util
 import inspect
-import types
+import shutil
 
+import ptx
 import pytest
 import test_kernel_promises
 import test_kernels
@@ -17,7 +21,8 @@ import torch
 
 import kernels
 
-numerics = pytest.mark.cudasim if kernels.SIMULATOR else pytest.mark.gpu
+WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if kernels.SIMULATOR else
+         ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])  # fmt: skip
 
 KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan", "mingru_scan_grad",
            "advantage_moments", "ppo_loss", "write_back", "gradient_norm")
@@ -41,18 +46,27 @@ def on_the_gpu(function):
     return call
 
 
-@pytest.fixture
-def through_the_gpu(monkeypatch):
-    if kernels.SIMULATOR:
-        return
-    if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    for name in KERNELS:
-        monkeypatch.setattr(kernels, name, on_the_gpu(getattr(kernels, name)))
+@pytest.fixture(scope="module")
+def launcher():
+    if importlib.util.find_spec("numba_cuda") is None or shutil.which("cc") is None:
+        pytest.skip("pip install -r requirements-test.txt, and a C compiler")
+    return ptx.Launcher()
+
+
+@pytest.fixture(params=WHERE)
+def through_the_gpu(request, monkeypatch):
+    if request.param == "ptx":
+        monkeypatch.setattr(kernels, "SIMULATOR", True)
+        monkeypatch.setattr(kernels, "_launch", request.getfixturevalue("launcher"))
+    elif request.param == "gpu":
+        if not torch.cuda.is_available():
+            pytest.skip("there is no CUDA device")
+        for name in KERNELS:
+            monkeypatch.setattr(kernels, name, on_the_gpu(getattr(kernels, name)))
 
 
 def borrowed(test):
-    """A test of tests/test_kernels.py, on the GPU."""
+    """A test of tests/test_kernels.py or tests/test_kernel_promises.py, on the GPU."""
 
     @functools.wraps(test)
     def call(*args, through_the_gpu, **kwargs):
@@ -61,7 +75,7 @@ def borrowed(test):
     parameters = list(inspect.signature(test).parameters.values())
     parameters.append(inspect.Parameter("through_the_gpu", inspect.Parameter.KEYWORD_ONLY))
     call.__signature__ = inspect.Signature(parameters)
-    return numerics(call)
+    return call
 
 
 for name in (
@@ -105,17 +119,11 @@ def launches():
 
 @pytest.mark.skipif(kernels.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
-def test_every_driver_compiles_to_ptx(launches, capability, monkeypatch):
-    cuda = pytest.importorskip("numba.cuda", reason="pip install -r requirements-test.txt")
-    import numba
-    from numba.cuda import dispatcher
-
-    # A function that is not inlined asks the driver what to compile for.
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: types.SimpleNamespace(compute_capability=capability))
+def test_every_driver_compiles_to_ptx(launches, capability):
+    pytest.importorskip("numba_cuda", reason="pip install -r requirements-test.txt")
+    launcher = ptx.Launcher(capability)
     assert launches.keys() >= SINGLE and len(launches) >= len(SINGLE) + 4
     for name, (driver, arguments) in launches.items():
-        signature = (numba.int64, numba.typeof(arguments))
-        ptx, _ = cuda.compile(kernels.cuda_kernel(driver), signature, cc=capability, output="ptx", device=False,
-                              abi="numba")  # fmt: skip
-        assert f".target sm_{capability[0]}{capability[1]}" in ptx
-        assert (".f64" in ptx) == (name not in SINGLE), f"{name} computes in another precision than it should"
+        code = launcher.compile(driver, arguments)
+        assert f".target sm_{capability[0]}{capability[1]}" in code
+        assert (".f64" in code) == (name not in SINGLE), f"{name} computes in another precision than it should"

@@ -52,6 +52,7 @@ def good_calls():
     byte = lambda *shape: torch.ones(shape, dtype=torch.uint8)  # noqa: E731
     double = lambda *shape: torch.rand(shape, dtype=torch.float64)  # noqa: E731
     index = torch.tensor([0, 1, 1, 3])
+    drawn = lambda: f(T, N)[:, index].contiguous()  # noqa: E731
     scan = {"hgp": f(T, M, 3 * H), "x": f(T, M, H), "states": f(T + 1, M, H), "resets": byte(T, M),
             "valid": byte(T, M)}
     batch = {"logprobs": f(T, M), "values": f(T, M), "advantages": f(T, M), "weights": f(M), "valid": byte(T, M),
@@ -74,7 +75,7 @@ def good_calls():
         "draw": (kernels.draw, {"masses": double(N), "cumulative": double(N), "index": torch.zeros(M).long(),
                                 "weights": f(M)}, {"seed": 1, "clock": (0, 0), "beta": 0.5}),
         "gather": (kernels.gather, {"source": f(T, N, 2), "index": index, "out": f(T, M, 2)}, {}),
-        "write_back": (kernels.write_back, {"index": index, "new_values": f(T, M), "new_ratios": f(T, M),
+        "write_back": (kernels.write_back, {"index": index, "new_values": drawn(), "new_ratios": drawn(),
                                             "values": f(T + 1, N), "ratios": f(T, N)}, {}),
         "mingru_step": (kernels.mingru_step, {"hgp": f(M, 3 * H), "x": f(M, H), "state": f(M, H), "resets": byte(M),
                                               "valid": byte(M), "out": f(M, H)}, {}),

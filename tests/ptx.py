@@ -1,0 +1,333 @@
+"""What a GPU would run, run on a CPU: a driver that numba-cuda has compiled to PTX, translated to C, one thread after
+another.
+
+    launch = Launcher()                                 # in the place of kernels._launch
+    launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU
+    launch.counts                                       # driver -> instructions executed a thread, of its last launch
+
+numba's simulator runs the Python source, so it cannot find what the compiler does to it; this can (docs/LOG.md). It
+also finds what compute-sanitizer looks for: AssertionError for an access outside of the arrays that were handed over,
+and for memory that one thread writes and another one reads or writes otherwise.
+
+The translation knows the instructions that these kernels are made of, after the PTX ISA (docs.nvidia.com/cuda/
+parallel-thread-execution), and raises NotImplementedError for any other. Approximate instructions are exact here.
+"""
+
+import ctypes
+import re
+import subprocess
+import tempfile
+import types
+from pathlib import Path
+
+import numba
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+import kernels
+
+PRELUDE = r"""
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+typedef struct { uint64_t begin, end; int32_t *writer, *reader; } Range;
+static Range *ranges;
+static int count, thread;
+static uint64_t bad, executed;
+static uint32_t tid_x, ntid_x, ctaid_x, nctaid_x;
+
+static Range *range_of(uint64_t address, int size) {
+    for (int i = 0; i < count; i++)
+        if (address >= ranges[i].begin && address + size <= ranges[i].end) return &ranges[i];
+    if (!bad) bad = 1;
+    return 0;
+}
+static void load(uint64_t address, int size, void *out) {
+    Range *range = range_of(address, size);
+    memset(out, 0, size);
+    if (!range) return;
+    memcpy(out, (void *)address, size);
+    for (uint64_t i = address - range->begin; i < address - range->begin + size; i++) {
+        if (range->writer[i] && range->writer[i] != thread && !bad) bad = 2;
+        range->reader[i] = range->reader[i] && range->reader[i] != thread ? -1 : thread;  // -1: several
+    }
+}
+static void store(uint64_t address, int size, const void *value) {
+    Range *range = range_of(address, size);
+    if (!range) return;
+    int same = memcmp((void *)address, value, size) == 0;
+    for (uint64_t i = address - range->begin; i < address - range->begin + size; i++) {
+        if (range->reader[i] && range->reader[i] != thread && !bad) bad = 3;
+        if (range->writer[i] && range->writer[i] != thread && !same && !bad) bad = 4;
+        range->writer[i] = thread;
+    }
+    memcpy((void *)address, value, size);
+}
+static inline float as_f32(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
+static inline double as_f64(uint64_t x) { double y; memcpy(&y, &x, 8); return y; }
+static inline uint32_t bits_f32(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
+static inline uint64_t bits_f64(double x) { uint64_t y; memcpy(&y, &x, 8); return y; }
+"""
+
+RUN = r"""
+void run(const uint64_t *params, int64_t blocks, int64_t threads, Range *all, int number, uint64_t *result) {
+    ranges = all, count = number, bad = 0, executed = 0, ntid_x = threads, nctaid_x = blocks;
+    for (int64_t i = 0; i < blocks * threads && !bad; i++) {
+        thread = i + 1, ctaid_x = i / threads, tid_x = i % threads;
+        kernel(params);
+    }
+    result[0] = bad, result[1] = executed;
+}
+"""
+
+PROBLEMS = {1: "an access outside of every array", 2: "a thread reads what another one wrote",
+            3: "a thread writes what another one read", 4: "two threads write different numbers to one place"}
+
+C_TYPES = {"pred": "int", "b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "f32": "float", "f64": "double"}
+C_TYPES |= {f"{kind}{bits}": f"{'int' if kind == 's' else 'uint'}{bits}_t" for kind in "bus" for bits in (16, 32, 64)}
+
+INFIX = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^", "div": "/", "rem": "%", "mul": "*"}
+COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "hi": ">"}
+UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
+CALLS = {"min": {"f32": "fminf", "f64": "fmin"}, "max": {"f32": "fmaxf", "f64": "fmax"},
+         "abs": {"f32": "fabsf", "f64": "fabs"}, "sqrt": {"f32": "sqrtf", "f64": "sqrt"},
+         "lg2": {"f32": "log2f"}, "ex2": {"f32": "exp2f"}, "fma": {"f32": "fmaf", "f64": "fma"}}
+
+
+def operand(text):
+    """A register, a number, a special register or a parameter, in C."""
+    text = text.strip()
+    if text.startswith("0f"):
+        return f"as_f32(0x{text[2:]}u)"
+    if text.startswith("0d"):
+        return f"as_f64(0x{text[2:]}ull)"
+    if text.startswith("%"):
+        return text[1:].replace(".", "_")
+    if re.fullmatch(r"-?\d+", text):
+        return "INT64_MIN" if text == str(-(2**63)) else f"{text}ll" if int(text) < 2**63 else f"{text}ull"
+    return text
+
+
+def place(text):
+    """[base+offset] -> (base, offset)."""
+    base, _, offset = text.strip()[1:-1].partition("+")
+    return operand(base), offset or "0"
+
+
+def cast(kind, text):
+    """An operand as a number of this type: registers hold bits, and whether they are signed the instruction says."""
+    return f"({C_TYPES[kind]})({operand(text)})"
+
+
+def registers_kind(text):
+    """b32, f64, ... of a register, by its name."""
+    return {"p": "pred", "rs": "b16", "r": "b32", "f": "f32", "rd": "b64", "fd": "f64"}[re.match("%([a-z]+)", text)[1]]
+
+
+def moved(kind, target, source):
+    """mov between registers, whose bits stay."""
+    if source.startswith("{"):  # two halves
+        low, high = (operand(half) for half in source[1:-1].split(","))
+        value = f"((uint64_t)(uint32_t){high} << 32 | (uint32_t){low})"
+        return f"{operand(target)} = {f'as_f64({value})' if registers_kind(target) == 'f64' else value};"
+    if target.startswith("{"):
+        source = f"bits_f64({operand(source)})" if registers_kind(source) == "f64" else operand(source)
+        halves = [half.strip() for half in target[1:-1].split(",")]
+        return " ".join(f"{operand(half)} = (uint32_t)({source} >> {shift});"
+                        for half, shift in zip(halves, (0, 32), strict=True) if half != "%temp") + ";"  # fmt: skip
+    value = operand(source)
+    if source.startswith("%") and "." not in source:
+        ours, theirs = registers_kind(target), registers_kind(source)
+        if ours[0] == "f" and theirs[0] == "b":
+            value = f"as_{ours}({value})"
+        elif ours[0] == "b" and theirs[0] == "f":
+            value = f"bits_{theirs}({value})"
+    return f"{operand(target)} = {f'{value} != 0' if kind == 'pred' else value};"
+
+
+def instruction(text):
+    """One PTX instruction, without its predicate, as a C statement."""
+    name, _, rest = text.partition(" ")
+    op, *modifiers = name.split(".")
+    args = [arg.strip() for arg in re.findall(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,]+)", rest)]
+    args = [arg for arg in args if arg]
+    kind = modifiers[-1] if modifiers else None
+    to = operand(args[0]) if args and not args[0].startswith(("[", "{")) else None
+    floating = kind in ("f32", "f64")
+    if op == "bra":
+        return f"goto {args[0].replace('$', '_')};"
+    if op == "ret":
+        return "RETURN;"
+    if op in ("ld", "st"):
+        (base, offset), value = place(args[op == "ld"]), operand(args[op == "st"])
+        if "param" in modifiers:
+            memory = f"*({C_TYPES[kind]} *)((char *)&{base} + {offset})"
+            return f"{value} = {memory};" if op == "ld" else f"{memory} = {value};"
+        size = f"(uint64_t)({base} + ({offset})), sizeof({C_TYPES[kind]}), &memory"
+        return (f"{{ {C_TYPES[kind]} memory; load({size}); {value} = memory; }}" if op == "ld"
+                else f"{{ {C_TYPES[kind]} memory = {value}; store({size}); }}")  # fmt: skip
+    if op == "mov":
+        return moved(kind, *args)
+    if op == "cvta":
+        return f"{to} = {operand(args[1])};"
+    if op == "cvt":
+        target, source = modifiers[-2:]
+        value = cast(source, args[1])
+        if "rzi" in modifiers and target[0] == "f":
+            value = f"trunc({value})"
+        elif "rni" in modifiers:
+            value = f"rint({value})"
+        if {"sat", "ftz"} & set(modifiers) or (source[0] == "f" and target[0] != "f" and "rzi" not in modifiers):
+            raise NotImplementedError(text)
+        return f"{to} = ({C_TYPES[target]})({value});"
+    if op == "selp":
+        return f"{to} = {operand(args[3])} ? {operand(args[1])} : {operand(args[2])};"
+    if op == "setp":
+        comparison, a, b = modifiers[0], cast(kind, args[1]), cast(kind, args[2])
+        if comparison == "nan":
+            return f"{to} = isnan({a}) || isnan({b});"
+        if comparison in UNORDERED:
+            return f"{to} = isnan({a}) || isnan({b}) || {a} {UNORDERED[comparison]} {b};"
+        ordered = f" && !isnan({a}) && !isnan({b})" if comparison == "ne" and floating else ""
+        return f"{to} = {a} {COMPARE[comparison]} {b}{ordered};"
+    values = [cast(kind, arg) for arg in args[1:]]
+    if op in ("mul", "mad") and "wide" in modifiers:
+        wide = C_TYPES[kind[0] + str(2 * int(kind[1:]))]
+        added = f" + ({wide}){operand(args[3])}" if op == "mad" else ""
+        return f"{to} = ({wide}){values[0]} * ({wide}){values[1]}{added};"
+    if op in ("mul", "mad") and "hi" in modifiers:
+        raise NotImplementedError(text)
+    if op == "mad":
+        return f"{to} = {values[0]} * {values[1]} + {values[2]};"
+    if op in ("shl", "shr"):  # a shift by more than the width leaves nothing but the sign
+        bits = int(kind[1:])
+        amount, sign = f"(uint32_t)({operand(args[2])})", "shr" in op and kind[0] == "s"
+        sign = f"(({values[0]}) < 0 ? -1 : 0)" if sign else "0"
+        return f"{to} = {amount} >= {bits} ? {sign} : {values[0]} {'<<' if op == 'shl' else '>>'} {amount};"
+    if op in CALLS and floating:
+        value = f"{CALLS[op][kind]}({', '.join(values)})"
+        if "NaN" in modifiers:
+            value = f"isnan({values[0]}) ? {values[0]} : isnan({values[1]}) ? {values[1]} : {value}"
+        return f"{to} = {value};"
+    if op in ("min", "max"):
+        return f"{to} = {values[0]} {'<' if op == 'min' else '>'} {values[1]} ? {values[0]} : {values[1]};"
+    if op == "rcp" and floating:
+        return f"{to} = 1 / {values[0]};"
+    if op == "neg":
+        return f"{to} = -{values[0]};"
+    if op == "abs":
+        return f"{to} = {values[0]} < 0 ? -{values[0]} : {values[0]};"
+    if op == "not":
+        return f"{to} = {'!' if kind == 'pred' else '~'}{values[0]};"
+    if op in INFIX and len(values) == 2:
+        return f"{to} = {values[0]} {INFIX[op]} {values[1]};"
+    raise NotImplementedError(f"tests/ptx.py does not know {text!r}")
+
+
+def function(header, body):
+    """A .func or .entry as a C function: `kernel` for the entry, which takes its parameters' 8 bytes each."""
+    entry = ".entry" in header
+    names = re.findall(r"\.param \.\w+ (\w+)(?=[,\s)]*(?:\.param|\)|$))", header.partition("(")[2] if entry else header)
+    lines = []
+    if entry:
+        declared = [f"uint64_t {name} = params[{i}];" for i, name in enumerate(names)]
+        lines += ["#define RETURN return", "static void kernel(const uint64_t *params) {", *declared]
+    else:
+        result, *names = names
+        name = re.search(r"\)\s*(\w+)", header)[1]
+        parameters = ", ".join(f"uint64_t {name}" for name in names)
+        lines += [f"#define RETURN return {result}", f"static uint64_t {name}({parameters}) {{ uint64_t {result} = 0;"]
+    body = re.sub(r"//.*", "", body)
+    for kind, prefix, number in re.findall(r"\.reg \.(\w+)\s+%(\w+)<(\d+)>;", body):
+        lines.append(f"{C_TYPES[kind]} {', '.join(f'{prefix}{i}' for i in range(int(number)))};")
+    body = re.sub(r"call\.uni\s*\((\w+)\)\s*,\s*(\w+)\s*,\s*\(([^)]*)\)\s*;",
+                  lambda m: f"CALL {m[1]} = {m[2]}({' '.join(m[3].split())});", body)  # fmt: skip
+    for line in re.split(r";|(?<=:)\s*\n|(?<=[{}])\s*\n", body):
+        text = " ".join(line.split())
+        if not text or text.startswith(".reg"):
+            continue
+        if text in "{}":
+            lines.append(text)
+        elif text.startswith("CALL "):
+            lines.append(text[5:] + ";")
+        elif text.endswith(":"):
+            lines.append(text.replace("$", "_") + ";")
+        elif text.startswith(".param"):
+            lines.append(f"uint64_t {text.split()[-1]} = 0;")
+        else:
+            predicate, rest = re.match(r"(?:@(!?%\w+)\s+)?(.*)", text).groups()
+            condition = f"if ({predicate.replace('%', '')}) " if predicate else ""
+            lines.append(f"executed++; {condition}{{ {instruction(rest)} }}")
+    return "\n".join([*lines, "RETURN;", "}", "#undef RETURN"])
+
+
+def translate(ptx):
+    """A module of PTX with one entry as C."""
+    ptx = re.sub(r"^\s*//.*$", "", ptx, flags=re.MULTILINE)
+    parts = re.findall(r"((?:\.visible )?\.(?:entry|func)[^{;]*)\n\{\n(.*?)\n\}(?=\n|\Z)", ptx, flags=re.DOTALL)
+    functions = [function(header, body) for header, body in sorted(parts, key=lambda part: ".entry" in part[0])]
+    return "\n".join([PRELUDE, *functions, RUN])
+
+
+def parameters(arguments):
+    """The arguments as numba-cuda hands them to a kernel: 8 bytes each, arrays taken apart."""
+    flat = []
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            flat += [0, 0, argument.size, argument.itemsize, argument.ctypes.data, *argument.shape, *argument.strides]
+        else:
+            number = np.asarray(argument)
+            flat.append(int.from_bytes(number.tobytes().ljust(8, b"\0"), "little"))
+    return np.array([number % 2**64 for number in flat], np.uint64)
+
+
+class Range(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64),
+                ("writer", ctypes.c_void_p), ("reader", ctypes.c_void_p)]  # fmt: skip
+
+
+class Launcher:
+    """kernels._launch, by the PTX for one generation of GPUs."""
+
+    def __init__(self, capability=(9, 0)):
+        self.capability, self.counts, self._compiled = capability, {}, {}
+        self._folder = tempfile.TemporaryDirectory(prefix="ptx-")
+
+    def compile(self, driver, arguments):
+        """The PTX of the kernel of a driver."""
+        from numba import cuda
+        from numba.cuda import dispatcher
+
+        before = dispatcher.get_current_device  # a function that is not inlined asks the GPU what to compile for
+        dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=self.capability)
+        try:
+            return cuda.compile(kernels.cuda_kernel(driver), (numba.int64, numba.typeof(arguments)),
+                                cc=self.capability, output="ptx", device=False, abi="numba")[0]  # fmt: skip
+        finally:
+            dispatcher.get_current_device = before
+
+    def _load(self, driver, arguments):
+        source = Path(self._folder.name) / f"{driver.__name__}_{len(self._compiled)}.c"
+        source.write_text(translate(self.compile(driver, arguments)))
+        library = source.with_suffix(".so")
+        subprocess.run(["cc", "-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC",
+                        source, "-o", library, "-lm"], check=True)  # fmt: skip
+        return ctypes.CDLL(library).run
+
+    def __call__(self, driver, lanes, arguments):
+        if lanes == 0:
+            return
+        key = driver, numba.typeof(arguments)
+        if key not in self._compiled:
+            self._compiled[key] = self._load(driver, arguments)
+        blocks, result = -(-lanes // kernels.THREADS), np.zeros(2, np.uint64)
+        bounds = {byte_bounds(argument) for argument in arguments if isinstance(argument, np.ndarray)}
+        marks = [np.zeros((2, end - begin), np.int32) for begin, end in bounds]
+        ranges = (Range * len(bounds))(*(Range(*bound, *(each.ctypes.data for each in mark))
+                                         for bound, mark in zip(bounds, marks, strict=True)))  # fmt: skip
+        values = parameters([lanes, *arguments])
+        self._compiled[key](
+            ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks), ctypes.c_int64(kernels.THREADS), ranges,
+            ctypes.c_int(len(bounds)), ctypes.c_void_p(result.ctypes.data))  # fmt: skip
+        assert result[0] == 0, f"{driver.__name__} with {lanes} lanes: {PROBLEMS[int(result[0])]}"
+        self.counts[driver.__name__] = int(result[1]) / lanes
