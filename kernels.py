@@ -1095,14 +1095,21 @@ def advantage_moments(advantages, valid, index):
     return torch.as_tensor(parts.sum(0))
 
 
-def normalisation(moments):
-    """LOSS_SETTINGS' first three, (mean, 1/(std + 1e-8), 1/count), a tensor (3,), from advantage_moments' (count, sum,
-    squares)."""
-    count, total, squares = moments.unbind()
-    count = count.clamp(min=1.0)
-    mean = total / count
-    spread = (squares / count - mean * mean).clamp(min=0.0).sqrt()
-    return torch.stack([mean, 1.0 / (spread + 1e-8), 1.0 / count])
+@driver
+def _normalisation(begin, end, moments, settings):
+    for _ in range(begin, end):  # one lane: on a GPU one launch, where torch makes thirteen
+        count = max(moments[0], 1.0)
+        mean = moments[1] / count
+        variance = moments[2] / count - mean * mean
+        spread = math.sqrt(0.0 if variance < 0.0 else variance)
+        settings[0], settings[1], settings[2] = mean, 1.0 / (spread + 1e-8), 1.0 / count
+
+
+def normalisation(moments, settings):
+    """advantage_moments' (count, sum, squares) -> the first three of settings (LOSS_SETTINGS,): the mean,
+    1/(std + 1e-8) and 1/count."""
+    run(_normalisation, 1, 1, _array("normalisation", "moments", moments, (3,), np.float64),
+        _array("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
 
 
 @cell
@@ -1352,6 +1359,16 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 
 
 @driver
+def _clip_cuda(begin, end, norm, max_grad_norm, momentum, weight_decay, rate, found_inf, scalars):
+    for _ in range(begin, end):  # one lane, one launch
+        if not math.isfinite(norm[0]):
+            found_inf[0] = ONE
+        scale = max_grad_norm / (norm[0] + 1e-6)
+        scalars[0] = np.nan if found_inf[0] != ZERO else min(scale, 1.0)
+        scalars[1], scalars[2], scalars[3] = momentum, ONE - rate[0] * weight_decay, rate[0]
+
+
+@driver
 def _nesterov_cpu(begin, end, gradients, buffers, updates, scalars):
     scale, momentum = scalars[0], scalars[1]
     if scale == scale:  # a NaN where the gradients hold one
@@ -1391,15 +1408,18 @@ class Muon:
     Clip the global norm to `max_grad_norm`; m = mu·m + g, u = g + mu·m; every matrix (further dimensions flattened;
     transposed when it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
     Newton-Schulz steps, then scaled by sqrt(max(1, rows/cols)); vectors take u itself;
-    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together.
+    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together; with
+    `together` all small ones do, padded with zeros to one shape: on a GPU a launch costs more than their products.
     """
 
-    def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5):
+    SMALL = 2**23  # multiplications of one matrix's product with its transpose
+
+    def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, together=False):
         self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
         names = [name for name, spec in arena._specs.items() if spec[2] == "weights"]
         if not names:
             raise ValueError("kernels.Muon: the arena has adopted no module; call arena.adopt(policy) first.")
-        self._shapes = {}  # (rows, columns) of a wide matrix -> [(update's name, transposed?, scale)]
+        shapes = {}  # (rows, columns) of a wide matrix -> [(update's name, transposed?, scale)]
         for name in names:
             shape = arena._specs[name][0]
             update = "updates/" + name.partition("/")[2]
@@ -1408,13 +1428,28 @@ class Muon:
             if len(shape) >= 2:
                 rows, columns = shape[0], math.prod(shape[1:])
                 wide = (min(rows, columns), max(rows, columns))
-                self._shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
+                shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
+        self._shapes = self._joined(shapes) if together else shapes
         for (rows, columns), members in self._shapes.items():
             wide, square = (rows, columns), (rows, rows)
             for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
                 arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape))
         arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
         self._groups = None
+
+    @classmethod
+    def _joined(cls, shapes):
+        """The same with those put together that stay small in the shape that holds them all."""
+        joined = {}
+        for shape in sorted(shapes, key=math.prod, reverse=True):
+            for other in reversed(joined):
+                rows, columns = map(max, shape, other)
+                if rows * rows * columns <= cls.SMALL:
+                    joined[rows, columns] = joined.pop(other) + shapes[shape]
+                    break
+            else:
+                joined[shape] = shapes[shape]
+        return joined
 
     def _bind(self):
         self._groups = []
@@ -1423,31 +1458,32 @@ class Muon:
             matrices = []
             for update, transposed, scale in members:
                 matrix = self.arena[update].flatten(1)
-                matrices.append((matrix.t() if transposed else matrix, scale))
+                matrix = matrix.t() if transposed else matrix
+                matrices.append((matrix, (slice(len(matrix)), slice(matrix.shape[1])), scale))
             self._groups.append((work, matrices))
 
     def step(self, learning_rate, found_inf=None):
         """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
 
-        On a GPU nothing waits: the learning rate may be a tensor, and the norm returned is one. found_inf, a float32
-        tensor (), becomes 1 where the norm is not finite; while it is not 0, nothing changes.
+        On a GPU nothing waits: the learning rate may be a float32 tensor (), and the norm returned is a tensor.
+        found_inf, a float32 tensor (), becomes 1 where the norm is not finite; while it is not 0, nothing changes.
         """
         if self._groups is None:
             self._bind()
         flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
         gradients, momentum, updates, weights = (_array("Muon", "flat", flat, tuple(flat.shape)) for flat in flats)
         scalars, norm = self.arena["muon/scalars"], gradient_norm(flats[0])
-        decay = 1.0 - learning_rate * self.weight_decay
         if isinstance(norm, torch.Tensor):
-            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
+            rate = _numbers("Muon", "learning_rate", rate, 1, np.float32, norm)
             found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
-            found_inf.copy_((found_inf != 0) | ~norm.isfinite())
-            scalars[0] = torch.where(found_inf == 0, scale, math.nan)
-            scalars[1:2].fill_(self.momentum)
-            scalars[2], scalars[3] = decay, learning_rate
+            run(_clip_cuda, 1, 1, _array("Muon", "norm", norm.view(1), (1,), np.float64), float(self.max_grad_norm),
+                f32(self.momentum), f32(self.weight_decay), rate, _array("Muon", "found_inf", found_inf.view(1), (1,)),
+                _array("Muon", "scalars", scalars, (4,)))
         elif not math.isfinite(norm):
             return norm
         else:
+            decay = 1.0 - learning_rate * self.weight_decay
             host(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
         scalars = _array("Muon", "scalars", scalars, (4,))
         run(_nesterov_cpu, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars)
@@ -1459,12 +1495,12 @@ class Muon:
     @staticmethod
     def _orthogonalise(work, matrices):
         x, y, gram, polynomial = work
-        for i, (matrix, _) in enumerate(matrices):
-            torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=x[i])
+        for slot, (matrix, place, _) in zip(x, matrices, strict=True):
+            torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=slot[place])
         for a, b, c in NEWTON_SCHULZ:
             torch.bmm(x, x.mT, out=gram)
             torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
             torch.baddbmm(x, polynomial, x, beta=a, out=y)
             x, y = y, x
-        for i, (matrix, scale) in enumerate(matrices):
-            torch.mul(x[i], scale, out=matrix)
+        for slot, (matrix, place, scale) in zip(x, matrices, strict=True):
+            torch.mul(slot[place], scale, out=matrix)

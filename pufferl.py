@@ -213,7 +213,8 @@ class PuffeRL:
         arena.adopt(self.policy)
         self.optimizer = None
         if c["optimizer"] == "muon":
-            self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"])
+            self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"],
+                                          together=self.device.separate)
         for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N)), ("ratios", (T, N)),
                             ("advantages", (T, N)), ("weights", (M,)), ("new_values", (T, M)), ("new_ratios", (T, M)),
                             ("settings", (len(kernels.LOSS_SETTINGS),))):
@@ -653,7 +654,7 @@ class PuffeRL:
 
     def _compute_gradients(self):
         """Of the minibatch's loss, with respect to all weights."""
-        self.settings[:3] = kernels.normalisation(self.moments)
+        kernels.normalisation(self.moments, self.settings)
         if not self.fused:
             self._learn_custom()
         elif self.device.separate:

@@ -233,7 +233,8 @@ def loss_case(kind):
     new_values, ratios = poisoned(T, M), poisoned(T, M)
     sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
     moments = kernels.advantage_moments(advantages, valid, index)
-    settings = torch.tensor([*kernels.normalisation(moments), *CLIPS.values()], dtype=torch.float32)
+    settings = torch.tensor([0.0, 0.0, 0.0, *CLIPS.values()])
+    kernels.normalisation(moments, settings)
     heads = {"heads": torch.tensor([A], device="cpu")}
     options = {"log_std": log_std, "grad_log_std": grad_log_std} if continuous else heads
 
@@ -266,8 +267,9 @@ def muon_cases():
     module.tensors = torch.nn.ParameterList([normal(*shape) for shape in shapes])
     arena = kernels.Arena()
     arena.adopt(module)
-    optimizer = kernels.Muon(arena, momentum=0.73, max_grad_norm=1.81)
-    arena.allocate(torch.get_default_device())
+    device = torch.get_default_device()
+    optimizer = kernels.Muon(arena, momentum=0.73, max_grad_norm=1.81, together=device.type == "cuda")
+    arena.allocate(device)
     groups = ("weights", "gradients", "momentum")
     for p in module.parameters():
         p.grad.copy_(0.01 * normal(*p.shape))

@@ -29,6 +29,17 @@ def one_torch_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def launcher():
+    """Kernels as a GPU's compiler leaves them, each compiled once."""
+    pytest.importorskip("numba_cuda", reason="pip install -r requirements-test.txt")
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    import ptx
+
+    return ptx.Launcher()
+
+
 STARTED = []
 
 

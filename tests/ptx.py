@@ -17,6 +17,7 @@ import ctypes
 import re
 import subprocess
 import tempfile
+import threading
 import types
 from pathlib import Path
 
@@ -31,10 +32,10 @@ PRELUDE = r"""
 #include <stdint.h>
 #include <string.h>
 typedef struct { uint64_t begin, end; int32_t *writer, *reader; } Range;
-static Range *ranges;
-static int count, thread;
-static uint64_t bad, executed;
-static uint32_t tid_x, ntid_x, ctaid_x, nctaid_x;
+static __thread Range *ranges;
+static __thread int count, thread;
+static __thread uint64_t bad, executed;
+static __thread uint32_t tid_x, ntid_x, ctaid_x, nctaid_x;
 
 static Range *range_of(uint64_t address, int size) {
     for (int i = 0; i < count; i++)
@@ -244,7 +245,7 @@ def function(header, body):
                   lambda m: f"CALL {m[1]} = {m[2]}({' '.join(m[3].split())});", body)  # fmt: skip
     for line in re.split(r";|(?<=:)\s*\n|(?<=[{}])\s*\n", body):
         text = " ".join(line.split())
-        if not text or text.startswith(".reg"):
+        if not text or text.startswith((".reg", ".pragma")):
             continue
         if text in "{}":
             lines.append(text)
@@ -291,7 +292,7 @@ class Launcher:
 
     def __init__(self, capability=(9, 0)):
         self.capability, self.counts, self._compiled = capability, {}, {}
-        self._folder = tempfile.TemporaryDirectory(prefix="ptx-")
+        self._folder, self._lock = tempfile.TemporaryDirectory(prefix="ptx-"), threading.Lock()
 
     def compile(self, driver, arguments):
         """The PTX of the kernel of a driver."""
@@ -318,8 +319,9 @@ class Launcher:
         if lanes == 0:
             return
         key = driver, numba.typeof(arguments)
-        if key not in self._compiled:
-            self._compiled[key] = self._load(driver, arguments)
+        with self._lock:
+            if key not in self._compiled:
+                self._compiled[key] = self._load(driver, arguments)
         blocks, result = -(-lanes // kernels.THREADS), np.zeros(2, np.uint64)
         bounds = {byte_bounds(argument) for argument in arguments if isinstance(argument, np.ndarray)}
         marks = [np.zeros((2, end - begin), np.int32) for begin, end in bounds]

@@ -9,9 +9,7 @@ and each of them compiled to PTX for three generations of GPUs.
 """
 
 import functools
-import importlib.util
 import inspect
-import shutil
 
 import ptx
 import pytest
@@ -25,7 +23,7 @@ WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if kernels.SIMUL
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])  # fmt: skip
 
 KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan", "mingru_scan_grad",
-           "advantage_moments", "ppo_loss", "write_back", "gradient_norm")
+           "advantage_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm")
 
 
 def on_the_gpu(function):
@@ -46,14 +44,7 @@ def on_the_gpu(function):
     return call
 
 
-@pytest.fixture(scope="module")
-def launcher():
-    if importlib.util.find_spec("numba_cuda") is None or shutil.which("cc") is None:
-        pytest.skip("pip install -r requirements-test.txt, and a C compiler")
-    return ptx.Launcher()
-
-
-@pytest.fixture(params=WHERE)
+@pytest.fixture
 def through_the_gpu(request, monkeypatch):
     if request.param == "ptx":
         monkeypatch.setattr(kernels, "SIMULATOR", True)
@@ -65,8 +56,9 @@ def through_the_gpu(request, monkeypatch):
             monkeypatch.setattr(kernels, name, on_the_gpu(getattr(kernels, name)))
 
 
-def borrowed(test):
+def borrowed(name, where=WHERE):
     """A test of tests/test_kernels.py or tests/test_kernel_promises.py, on the GPU."""
+    test = (vars(test_kernels) | vars(test_kernel_promises))[f"test_{name}"]
 
     @functools.wraps(test)
     def call(*args, through_the_gpu, **kwargs):
@@ -75,7 +67,7 @@ def borrowed(test):
     parameters = list(inspect.signature(test).parameters.values())
     parameters.append(inspect.Parameter("through_the_gpu", inspect.Parameter.KEYWORD_ONLY))
     call.__signature__ = inspect.Signature(parameters)
-    return call
+    return pytest.mark.parametrize("through_the_gpu", where, indirect=True)(call)
 
 
 for name in (
@@ -88,7 +80,12 @@ for name in (
     "nan_ppo_loss", "advantage_moments_and_normalisation", "gradient_norm", "good_calls_are_good",
     "wrong_size_is_refused_by_name", "wrong_dtype_is_refused_by_name",
 ):  # fmt: skip
-    globals()[f"test_{name}"] = borrowed((vars(test_kernels) | vars(test_kernel_promises))[f"test_{name}"])
+    globals()[f"test_{name}"] = borrowed(name)
+
+# Too large for the simulator; on a GPU these are for tests/bench_kernels.py and the tests of the trainer.
+for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", "nan_moments_norm_and_muon"):
+    if not kernels.SIMULATOR:
+        globals()[f"test_{name}"] = borrowed(name, ["ptx"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

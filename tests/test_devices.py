@@ -107,12 +107,19 @@ class Recorder:
         self.forget()
 
 
-def launch(function, lanes, arguments):
-    """kernels._launch by the recorder."""
-    if lanes:
+def on_a_cpu(function, lanes, arguments):
+    function(0, lanes, *arguments)
+
+
+def recorded(execute):
+    """kernels._launch by the recorder, for which `execute` runs the drivers."""
+
+    def launch(*call):
         if Recorder.capturing is not None:
-            Recorder.capturing.calls.append((function, (0, lanes, *arguments), {}, None))
-        function(0, lanes, *arguments)
+            Recorder.capturing.calls.append((execute, call, {}, None))
+        execute(*call)
+
+    return launch
 
 
 @pytest.fixture(params=["recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -123,7 +130,7 @@ def device(request, monkeypatch):
             pytest.skip("there is no CUDA device")
         return
     monkeypatch.setattr(kernels, "SIMULATOR", True)
-    monkeypatch.setattr(kernels, "_launch", launch)
+    monkeypatch.setattr(kernels, "_launch", recorded(on_a_cpu))
     monkeypatch.setattr(
         pufferl, "find_device", lambda name, workers: Recorder() if name == "cuda" else devices.Cpu())  # fmt: skip
 
@@ -210,6 +217,20 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case):
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
     for name, value in losses.items():
         assert other[name] == pytest.approx(value, rel=2e-2, abs=2e-3), name
+
+
+@pytest.mark.parametrize("case", ["breakout", "continuous, truncated"])
+@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
+    """Through graphs, every kernel by its PTX."""
+    here, losses, _ = run(4, **CASES[case], cudagraphs=2)
+    monkeypatch.setattr(kernels, "_launch", recorded(  # environments step on the CPU there, too
+        lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))  # fmt: skip
+    there, other, _ = run(4, **CASES[case], cudagraphs=2)
+    torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(there[2], here[2], rtol=1e-2, atol=1e-3)
+    assert len(launcher.counts) > 12
+    assert other == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
 def test_bootstraps_are_set_where_an_episode_was_cut(device):

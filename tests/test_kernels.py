@@ -788,8 +788,9 @@ def expected_loss(data, **coefficients):
 def loss_settings(data, clip_coef, vf_coef, vf_clip_coef, ent_coef):
     index = torch.arange(data["valid"].shape[1]) if data["index"] is None else data["index"]
     moments = kernels.advantage_moments(data["advantages"], data["valid"], index)
-    return torch.tensor([*kernels.normalisation(moments), clip_coef, vf_coef, vf_clip_coef, ent_coef],
-                        dtype=torch.float32)
+    settings = torch.tensor([0.0, 0.0, 0.0, clip_coef, vf_coef, vf_clip_coef, ent_coef])
+    kernels.normalisation(moments, settings)
+    return settings
 
 
 def run_loss(data, settings_, outputs, grad, new_values, ratios, sums, grad_log_std=None, start=0, log_std=None):
@@ -955,13 +956,17 @@ def test_advantage_moments_and_normalisation(N):
     chosen = advantages[:, index].double()[valid[:-1, index] != 0]
     moments = kernels.advantage_moments(advantages, valid, index)
     close(moments, torch.stack([torch.tensor(len(chosen)).double(), chosen.sum(), chosen.square().sum()]), 1e-12)
-    mean, scale, row_scale = kernels.normalisation(moments)
-    close(mean, chosen.mean(), 1e-12)
-    assert row_scale == 1 / len(chosen)
+    settings = torch.full((len(kernels.LOSS_SETTINGS),), 7.0)
+    kernels.normalisation(moments, settings)
+    mean, scale, row_scale = settings[:3].double()
+    close(mean, chosen.mean(), 1e-7)
+    close(row_scale, 1 / len(chosen), 1e-7)
     if chosen.std(correction=0) > 0:
         close(1 / scale, chosen.std(correction=0), 1e-7)
+    assert (settings[3:] == 7).all()
     nothing = torch.zeros(3, dtype=torch.float64)  # no valid step: finite, and nothing to scale
-    assert kernels.normalisation(nothing).isfinite().all()
+    kernels.normalisation(nothing, settings)
+    assert settings.isfinite().all()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -978,11 +983,12 @@ class Weights(torch.nn.Module):
 SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4), (192, 64), (65, 118), (1,)]
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
 @pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
 @pytest.mark.parametrize("momentum, weight_decay", [(0.95, 0.1), (0.0, 0.0)])
-def test_muon(momentum, weight_decay, max_grad_norm):
+def test_muon(momentum, weight_decay, max_grad_norm, together):
     module = Weights(SHAPES)
-    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, momentum, weight_decay, max_grad_norm))
+    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, momentum, weight_decay, max_grad_norm, together))
     expected = [p.detach().double() for p in module.parameters()]
     momenta, rng = [torch.zeros_like(p) for p in expected], generator(1)
     for step in range(4):
@@ -1022,9 +1028,18 @@ def test_muon_matrix_step_within_1e_5_of_the_reference():
             assert (p.detach() - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero():
+def test_muon_puts_small_matrices_together():
+    """In few groups, none of which is large where its members are small; each matrix once."""
+    shapes = [(64, 118), (192, 64), (192, 64), (4, 64), (512, 3000), (600, 512), (3, 40_000), (512, 3000)]
+    _, optimizer = adopted(Weights(shapes), lambda a: kernels.Muon(a, together=True))
+    groups = {shape: len(members) for shape, members in optimizer._shapes.items()}
+    assert groups == {(512, 3000): 2, (512, 600): 1, (3, 40_000): 1, (64, 192): 4}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+def test_muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero(together):
     module = Weights(SHAPES)
-    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1.0))
+    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1.0, together))
     before = arena.flat("weights").clone()
     assert optimizer.step(0.1) == 0
     assert torch.equal(arena.flat("weights"), before)
