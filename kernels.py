@@ -345,10 +345,11 @@ def _numbers(kernel, name, values, count, dtype, like):
     return device(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
 
 
-def _workspace(shape, dtype, like):
-    """Zeroed memory on the device of `like` for as long as a call takes: (a tensor or array to sum, the array)."""
+def _workspace(shape, dtype, like, make=torch.zeros):
+    """Zeroed memory on the device of `like` for as long as a call takes: (a tensor or array to sum, the array). With
+    make=torch.empty it may hold anything."""
     if on_gpu(like):
-        tensor = torch.zeros(shape, dtype=dtype, device=like.device)
+        tensor = make(shape, dtype=dtype, device=like.device)
         return tensor, (device if like.is_cuda else host)(tensor)
     array = np.zeros(shape, str(dtype).removeprefix("torch."))
     return array, array
@@ -695,13 +696,19 @@ def _advantage_columns_cpu(begin, end, index, values, rewards, terminals, trunca
         n = index[m]
         if m > 0 and index[m - 1] == n:  # a segment drawn twice
             continue
-        next_advantage, next_value = ZERO, values[T, n]
-        for t in range(T - 1, -1, -1):
-            next_advantage, next_value = advantage_cell(
-                values[t, n], rewards[t, n], (terminals[t, n] | truncations[t, n]) != 0, bootstraps[t, n],
-                ratios[t, n], valid[t, n] != 0, next_advantage, next_value,
-                gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-            advantages[t, n] = next_advantage if valid[t, n] != 0 else ZERO
+        next_advantage, next_value, live, t = ZERO, values[T, n], False, T - 1
+        value, reward, done = values[t, n], rewards[t, n], terminals[t, n] | truncations[t, n]
+        bootstrap, ratio, following = bootstraps[t, n], ratios[t, n], valid[t, n]
+        while t >= 0:
+            live = following != 0
+            next_advantage, next_value = advantage_cell(value, reward, done != 0, bootstrap, ratio, live,
+                                                        next_advantage, next_value,
+                                                        gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+            if t > 0:  # the next step's numbers come before this one's is written: on a GPU it would wait otherwise
+                value, reward, done = values[t - 1, n], rewards[t - 1, n], terminals[t - 1, n] | truncations[t - 1, n]
+                bootstrap, ratio, following = bootstraps[t - 1, n], ratios[t - 1, n], valid[t - 1, n]
+            advantages[t, n] = next_advantage if live else ZERO
+            t -= 1
 
 
 def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *, gamma, gae_lambda,
@@ -1290,7 +1297,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         heads = _heads(name, heads, _sizes(name, "actions", actions, 3)[2], width - 1, like)
         masks = None if masks is None else _rows(name, "masks", masks, T, (N, width - 1), np.uint8)
         actions = _array(name, "actions", actions, (T, N, len(heads)), np.int32)
-        _, scratch = _workspace((lanes, width), torch.float32, like)
+        _, scratch = _workspace((lanes, width), torch.float32, like, torch.empty)
         run(_ppo_loss_discrete, lanes, 4, size, outputs, index, start, *_masks(masks, like, 3), heads, actions,
             *rollout, grad, *written, scratch, part_array)
     else:
@@ -1380,6 +1387,27 @@ def _nesterov_cpu(begin, end, gradients, buffers, updates, scalars):
 
 
 @driver
+def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, work):
+    scale, momentum = scalars[0], scalars[1]
+    if scale == scale:
+        for i in range(begin, end):
+            buffers[i], update = nesterov_cell(gradients[i] * scale, buffers[i], momentum)
+            if places[i] < 0:
+                updates[i] = update
+            else:
+                work[places[i]] = update
+
+
+@driver
+def _apply_cuda(begin, end, weights, updates, scalars, places, scales, work):
+    scale, decay, learning_rate = scalars[0], scalars[2], scalars[3]
+    if scale == scale:
+        for i in range(begin, end):
+            update = updates[i] if places[i] < 0 else work[places[i]] * scales[i]
+            weights[i] = weights[i] * decay - learning_rate * update
+
+
+@driver
 def _apply_cpu(begin, end, weights, updates, scalars):
     scale, decay, learning_rate = scalars[0], scalars[2], scalars[3]
     if scale == scale:
@@ -1408,8 +1436,9 @@ class Muon:
     Clip the global norm to `max_grad_norm`; m = mu·m + g, u = g + mu·m; every matrix (further dimensions flattened;
     transposed when it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
     Newton-Schulz steps, then scaled by sqrt(max(1, rows/cols)); vectors take u itself;
-    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together; with
-    `together` all small ones do, padded with zeros to one shape: on a GPU a launch costs more than their products.
+    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together. With
+    `together`, the form for a GPU, where a launch costs more than a small product, all small matrices do, padded with
+    zeros to one shape, and are put there and read from there by the kernels around the products.
     """
 
     SMALL = 2**23  # multiplications of one matrix's product with its transpose
@@ -1433,9 +1462,9 @@ class Muon:
         for (rows, columns), members in self._shapes.items():
             wide, square = (rows, columns), (rows, rows)
             for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
-                arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape))
+                arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape), group="muon")
         arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
-        self._groups = None
+        self._together, self._groups = together, None
 
     @classmethod
     def _joined(cls, shapes):
@@ -1458,9 +1487,25 @@ class Muon:
             matrices = []
             for update, transposed, scale in members:
                 matrix = self.arena[update].flatten(1)
-                matrix = matrix.t() if transposed else matrix
-                matrices.append((matrix, (slice(len(matrix)), slice(matrix.shape[1])), scale))
+                matrices.append((matrix.t() if transposed else matrix, scale))
             self._groups.append((work, matrices))
+        if self._together:
+            self._bind_together()
+
+    def _bind_together(self):
+        """For each weight: its place in the group "muon", -1 for a vector's, and what scales its update."""
+        updates, work = self.arena.flat("updates"), self.arena.flat("muon")
+        places, scales = torch.full(updates.shape, -1, dtype=torch.int32), torch.ones(updates.shape)
+        order = torch.arange(len(work), dtype=torch.int32)
+        for members, ((_, y, *_), _) in zip(self._shapes.values(), self._groups, strict=True):
+            slots = order.as_strided(y.shape, y.stride(), (y.data_ptr() - work.data_ptr()) // 4)
+            for slot, (name, transposed, scale) in zip(slots, members, strict=True):
+                update = self.arena[name]
+                first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
+                here = slice(first, first + update.numel())
+                places[here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
+                scales[here] = scale
+        self._tables = places.to(work.device), scales.to(work.device)
 
     def step(self, learning_rate, found_inf=None):
         """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
@@ -1486,21 +1531,32 @@ class Muon:
             decay = 1.0 - learning_rate * self.weight_decay
             host(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
         scalars = _array("Muon", "scalars", scalars, (4,))
+        if self._together:
+            flat = self.arena.flat("muon")
+            work = _array("Muon", "flat", flat, tuple(flat.shape))
+            places = _array("Muon", "places", self._tables[0], updates.shape, np.int32)
+            scales = _array("Muon", "scales", self._tables[1], updates.shape)
+            run(_nesterov_cuda, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
+            for (x, y, gram, polynomial), _ in self._groups:
+                torch.div(y, torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-7, out=x)
+                self._orthogonalise(x, y, gram, polynomial)
+            run(_apply_cuda, len(weights), 16 * BLOCK, weights, updates, scalars, places, scales, work)
+            return norm
         run(_nesterov_cpu, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars)
-        for group in self._groups:
-            self._orthogonalise(*group)
+        for (x, y, gram, polynomial), matrices in self._groups:
+            for normalised, (matrix, _) in zip(x, matrices, strict=True):
+                torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
+            self._orthogonalise(x, y, gram, polynomial)
+            for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
+                torch.mul(orthogonal, scale, out=matrix)
         run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
         return norm
 
     @staticmethod
-    def _orthogonalise(work, matrices):
-        x, y, gram, polynomial = work
-        for slot, (matrix, place, _) in zip(x, matrices, strict=True):
-            torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=slot[place])
-        for a, b, c in NEWTON_SCHULZ:
+    def _orthogonalise(x, y, gram, polynomial):
+        """The matrices in x, each divided by its norm, orthogonalised into y; all four are overwritten."""
+        for a, b, c in NEWTON_SCHULZ:  # an odd number of steps: the last one writes y
             torch.bmm(x, x.mT, out=gram)
             torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
             torch.baddbmm(x, polynomial, x, beta=a, out=y)
             x, y = y, x
-        for slot, (matrix, place, scale) in zip(x, matrices, strict=True):
-            torch.mul(slot[place], scale, out=matrix)
