@@ -6,6 +6,7 @@
         device.play("step", function, argument)         # runs function(argument), until it has been captured
         device.wait()                                   # what this stream was given is done
     device.capture(0, [("step", function, (argument,))])    # from now on `play` replays it
+    device.handles(0, [("step", function, (argument,))])    # for those who replay it without the interpreter
 
 Each worker of the rollout has a stream of its own, on which its copies, its forward passes and its graphs follow one
 another; learning has the main stream. Whatever is captured must read and write memory that stays in its place (the
@@ -13,8 +14,11 @@ arena), take its changing numbers from there, and never wait for the GPU.
 """
 
 import contextlib
+import ctypes
+import sys
 import weakref
 
+import numpy as np
 import torch
 
 
@@ -42,6 +46,10 @@ class Cpu:
     @staticmethod
     def wait():
         pass
+
+    @staticmethod
+    def handles(worker, calls):
+        return None
 
     @staticmethod
     def usage():
@@ -101,6 +109,19 @@ class Gpu:
         graph = self._graphs.get(key)
         with torch.cuda.nvtx.range(str(key)):
             graph.replay() if graph else function(*arguments)
+
+    def handles(self, worker, calls):
+        """What replays captured graphs without the interpreter: the addresses of `int launch(graph, stream)` and
+        `int synchronize(stream)`, which return 0 or an error's number, the worker's stream, and the graphs, int64
+        (calls,). None where one of them was not captured, or where torch is too old to hand it out."""
+        graphs = [self._graphs.get(key) for key, *_ in calls]
+        if not all(hasattr(graph, "raw_cuda_graph_exec") for graph in graphs):
+            return None
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        launch, synchronize = (ctypes.cast(function, ctypes.c_void_p).value
+                               for function in (driver.cuGraphLaunch, driver.cuStreamSynchronize))
+        handles = np.array([graph.raw_cuda_graph_exec() for graph in graphs], np.int64)
+        return launch, synchronize, self.streams[worker].cuda_stream, handles
 
     def capture(self, worker, calls):
         """Record [(key, function, arguments), ...] on a worker's stream, or on the main one for None, without running

@@ -741,6 +741,22 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         run(_advantage_columns_cpu, len(index), 256, index, *arrays)
 
 
+@driver
+def return_range(rewards, valid, resets, running, low, high):
+    """(low, high), widened by the returns of the episodes that end within a rollout. rewards (T, N), valid and resets
+    (T+1, N) uint8, running (N,) the returns so far, which go on: numpy arrays, of the environments."""
+    T, N = rewards.shape
+    for t in range(T):
+        for n in range(N):
+            total = running[n] + rewards[t, n] * f32(valid[t, n])
+            running[n] = total
+            if resets[t + 1, n] != 0:
+                low = total if total < low else low
+                high = total if total > high else high
+                running[n] = ZERO
+    return low, high
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Priorities: which segments to learn from, and how much each counts
 

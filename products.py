@@ -502,6 +502,63 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     return inside / (_cycles() - begun)
 
 
+@intrinsic
+def _call_driver(typing, function, arguments):
+    """int function(...) by its address, of the integers in a tuple."""
+
+    def codegen(context, builder, signature, values):
+        function, arguments = values
+        count = signature.args[1].count
+        kind = ir.FunctionType(ir.IntType(32), [_LONG] * count)
+        numbers = [builder.extract_value(arguments, i) for i in range(count)]
+        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), numbers), _LONG)
+
+    return types.int64(types.int64, types.UniTuple(types.int64, arguments.count)), codegen
+
+
+@driver
+def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs, terminals, truncations, resets, cut,
+                  cut_step):
+    function, address, first, last, rows = environments
+    horizon, inside, begun = len(rows), 0, _cycles()
+    for t in range(horizon + 1):
+        error, any_cut = 0, False
+        if t > 0:
+            for i in range(begin, end):
+                cut[i] = truncations[t - 1, i] != 0 and terminals[t - 1, i] == 0  # terminal as well: nothing follows
+                any_cut |= cut[i] != 0
+        if any_cut:
+            cut_step[0] = t - 1
+            error = _call_driver(launch, (graphs[horizon + 1], stream))
+        if error == 0:
+            error = _call_driver(launch, (graphs[t], stream))
+        if error == 0:
+            error = _call_driver(synchronize, (stream,))
+        if error != 0:
+            return error, 0.0
+        if t == horizon:
+            break
+        entered = _cycles()
+        _call_step(function, address, first, last, rows[t])
+        for i in range(begin, end):
+            resets[t + 1, i] = terminals[t, i] | truncations[t, i]
+        inside += _cycles() - entered
+    return 0, inside / (_cycles() - begun)
+
+
+def rollout_in_graphs(agents, environments, handles, storage, cut, cut_step):
+    """The same where the policy is on a GPU: its graphs, T + 1 steps and the one of final values, by their `handles`
+    (devices.Gpu.handles), and in between the environments. storage: terminals, truncations (T, N), resets (T + 1, N);
+    before the last graph is replayed, cut (N,) uint8 says whose final observation it is for, cut_step (1,) int64 of
+    which step. Returns the share of the time that the environments took; RuntimeError for what the GPU reports."""
+    error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles, *map(host, storage), host(cut),
+                                 host(cut_step))
+    if error:
+        torch.cuda.synchronize()  # says more
+        raise RuntimeError(f"products.rollout_in_graphs: the GPU's driver reports error {error}.")
+    return share
+
+
 def rollout(agents, environments, network, storage, state, kept, scratch, *, heads, log_std, masks, seed, first_agent,
             clock, logprobs, values, bootstraps):
     """A rollout of T steps of the agents in the slice `agents`, from row 0 of the storage on: what pufferl.py's

@@ -45,6 +45,7 @@ import kernels
 import loggers
 import models
 import ocean
+import products
 import ranks
 from configuration import (  # load_* for scripts
     RENAMED,
@@ -235,7 +236,7 @@ class PuffeRL:
             arena.register("norms", (math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1,),
                            torch.float64)  # of the gradients, a minibatch
             arena.register("cut", (N,), torch.uint8)
-            arena.register("final_values", (N,))
+            arena.register("cut_step", (self.vecenv.num_buffers,), torch.int64)
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         for name, tensor in state.items():
             arena.register(f"state/{name}", tensor.shape)
@@ -275,9 +276,10 @@ class PuffeRL:
             for array in arrays.values():
                 if array is not None:
                     self.device.pin(array)
-            cut = aligned_zeros((N,), np.uint8)
+            cut, cut_step = aligned_zeros((N,), np.uint8), aligned_zeros((self.vecenv.num_buffers,), np.int64)
             self.device.pin(cut)
-            self._host_cut = torch.from_numpy(cut)
+            self.device.pin(cut_step)
+            self._host_cut, self._host_cut_step = torch.from_numpy(cut), torch.from_numpy(cut_step)
         self._flat_observations = self.storage["observations"].view(T + 1, N, -1)
         self.running_returns = torch.zeros(N)
         self.state = {name: arena[f"state/{name}"] for name in state}
@@ -378,9 +380,13 @@ class PuffeRL:
         with torch.no_grad(), self.device.worker(worker):
             if self.fused:
                 self._actors[worker].refresh()
-                if self._actors[worker].in_one_call and vecenv.can_step_in_kernels:
+                if vecenv.can_step_in_kernels:
                     buffers = range(worker, vecenv.num_buffers, vecenv.num_workers)
-                    return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
+                    if self._actors[worker].in_one_call:
+                        return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
+                    handles = [self.device.handles(worker, self._calls(worker, buffer)) for buffer in buffers]
+                    if all(handles):
+                        return sum(map(self._rollout_in_graphs, buffers, handles))
             while (ready := vecenv.wait(worker)) is not None:
                 buffer, t = ready
                 seconds += time.perf_counter() - begun
@@ -408,6 +414,22 @@ class PuffeRL:
             bootstraps=self.bootstraps)
         self.vecenv.finish(buffer)
         return share * (time.perf_counter() - begun)
+
+    def _rollout_in_graphs(self, buffer, handles):
+        """The same where the policy is in graphs."""
+        begun, host = time.perf_counter(), self.host
+        self.device.wait()  # this thread has spoken to the GPU
+        share = products.rollout_in_graphs(
+            self.vecenv.ranges[buffer], self.vecenv.addresses(buffer), handles,
+            (host["terminals"], host["truncations"], host["resets"]), self._host_cut,
+            self._host_cut_step[buffer : buffer + 1])
+        self.vecenv.finish(buffer)
+        return share * (time.perf_counter() - begun)
+
+    def _calls(self, worker, buffer):
+        """[(key, function, arguments)] of a buffer's rollout: its steps, and its final values."""
+        steps = [(("step", buffer, t), self._step, (worker, buffer, t)) for t in range(self.horizon + 1)]
+        return [*steps, (("final", buffer), self._final_values, (worker, buffer))]
 
     def _step(self, worker, buffer, t):
         """Act on row t of a buffer: actions, log-probabilities and values; at t = horizon V alone, which bootstraps,
@@ -465,9 +487,8 @@ class PuffeRL:
             return
         cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
         if self.device.separate:
-            self._host_cut[agents] = torch.from_numpy(cut)
+            self._host_cut[agents], self._host_cut_step[buffer] = torch.from_numpy(cut), t
             self.device.play(("final", buffer), self._final_values, worker, buffer)
-            self.bootstraps[t, agents].copy_(self.arena["final_values"][agents])
             return
         cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
         if len(cut) == 0:
@@ -477,14 +498,18 @@ class PuffeRL:
         self.bootstraps[t, cut] = outputs[:, -1]
 
     def _final_values(self, worker, buffer):
-        """On a GPU, where shapes are fixed: V of all of a buffer's final observations, 0 where the host sets no cut."""
-        agents = self.vecenv.ranges[buffer]
+        """On a GPU, where shapes are fixed: V of all of a buffer's final observations into the bootstraps of the step
+        that the host sets, 0 where it sets no cut."""
+        agents, one = self.vecenv.ranges[buffer], slice(buffer, buffer + 1)
         final, cut = self.storage["final_observations"][agents], self.arena["cut"][agents]
+        step = self.arena["cut_step"][one]
         final.copy_(self.host["final_observations"][agents], non_blocking=True)
         cut.copy_(self._host_cut[agents], non_blocking=True)
+        step.copy_(self._host_cut_step[one], non_blocking=True)
         state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
         outputs, _ = self._act(worker, final, state, *(flags[agents] for flags in self._flags))
-        self.arena["final_values"][agents].copy_(outputs[:, -1].masked_fill(cut == 0, 0.0))  # a NaN may be among them
+        values = outputs[:, -1].masked_fill(cut == 0, 0.0)  # a NaN may be among them
+        self.bootstraps[:, agents].index_copy_(0, step, values.unsqueeze(0))
 
     def _copy_state(self, worker, state, index=None):
         """A copy of the recurrent state of these agents, or of those in `index`, in the worker's scratch memory."""
@@ -497,14 +522,9 @@ class PuffeRL:
 
     def _track_returns(self):
         """Keep the smallest and the largest return of the agents' episodes that ended since the last log entry."""
-        s, running = self.vecenv.storage, self.running_returns.numpy()
-        for t in range(self.horizon):
-            running += s.rewards[t] * s.valid[t]
-            ended = np.flatnonzero(s.resets[t + 1])
-            if len(ended):
-                low, high = self._return_range
-                self._return_range = min(low, float(running[ended].min())), max(high, float(running[ended].max()))
-                running[ended] = 0.0
+        s = self.vecenv.storage
+        self._return_range = kernels.return_range(s.rewards, s.valid, s.resets, self.running_returns.numpy(),
+                                                  *self._return_range)
 
     def _gather_statistics(self, log):
         """Add a log's means, weighted by their number of episodes, to those since the last log entry."""
@@ -536,17 +556,16 @@ class PuffeRL:
         """Record what an epoch does on the GPU as graphs, which from now on are replayed; nothing runs or changes.
         Where that cannot be, the run goes on without, and says why."""
         self._captured = True
-        steps = [(("step", buffer, t), self._step, (worker, buffer, t))
-                 for buffer, worker in self._worker_of.items() for t in range(self.horizon + 1)]
-        steps += [(("final", buffer), self._final_values, (worker, buffer))
-                  for buffer, worker in self._worker_of.items()]
         learning = [("renew", self._renew, (None,)), ("draw", self._draw, ()),
                     ("gradients", self._compute_gradients, ()), ("update", self._update_on_gpu, ()),
                     ("write back", self._write_back, ())]
         try:
             with torch.no_grad():
-                for worker in sorted(set(self._worker_of.values())):
-                    self.device.capture(worker, [call for call in steps if call[2][0] == worker])
+                for buffer, worker in self._worker_of.items():  # not every environment truncates
+                    with self.device.worker(worker):
+                        self._final_values(worker, buffer)
+                for buffer, worker in self._worker_of.items():
+                    self.device.capture(worker, self._calls(worker, buffer))
             self.device.capture(None, learning)
             if not self.fused:
                 self._check_capture(learning)

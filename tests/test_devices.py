@@ -7,9 +7,11 @@ here too, as is memory that does not stay in its place. What it cannot find: wha
 """
 
 import contextlib
+import ctypes
 import json
 import math
 import shutil
+import traceback
 
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ class Recorder:
     capturing = None
 
     def __init__(self):
-        self.pinned, self.graphs, self.replays = [], {}, 0
+        self.pinned, self.graphs, self.replays, self.kept = [], {}, 0, []
 
     def pin(self, array):
         assert array.ctypes.data % 4096 == 0, "shares a page with something else"
@@ -99,6 +101,28 @@ class Recorder:
                 Recorder.capturing = None
                 for tensor, old in zip(memory, before, strict=True):  # a capture runs nothing
                     tensor.copy_(old)
+
+    def handles(self, worker, calls):
+        """Graphs by their number, and what calls back into Python for them."""
+        graphs = [self.graphs.get(key) for key, *_ in calls]
+        if not all(graphs):
+            return None
+
+        def launch(number, stream):
+            try:
+                assert stream == worker
+                self.replays += 1
+                graphs[number].replay()
+            except BaseException:
+                traceback.print_exc()
+                return 1
+            return 0
+
+        kinds = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 2), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+        functions = kinds[0](launch), kinds[1](lambda stream: int(stream != worker))
+        self.kept.append(functions)
+        addresses = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+        return *addresses, worker, np.arange(len(graphs))
 
     def forget(self):
         self.graphs.clear()
