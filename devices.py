@@ -96,7 +96,8 @@ class Gpu:
     @contextlib.contextmanager
     def worker(self, number):
         """Within it, this thread's work goes to that worker's stream."""
-        with torch.cuda.device(self.torch_device), torch.cuda.stream(self.streams[number]):
+        with (torch.cuda.device(self.torch_device), torch.cuda.stream(self.streams[number]),
+              torch.cuda.nvtx.range(f"worker {number}")):  # fmt: skip
             yield
 
     @staticmethod

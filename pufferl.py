@@ -273,6 +273,7 @@ class PuffeRL:
         if self.device.separate:
             self.storage = {name: None if tensor is None else arena[f"storage/{name}"]
                             for name, tensor in self.host.items()}
+            self.storage["valid"].copy_(self.host["valid"])  # all alive, where agents never die: then it stays
             for array in arrays.values():
                 if array is not None:
                     self.device.pin(array)
@@ -308,7 +309,8 @@ class PuffeRL:
         names = ("observations", "resets", "valid", "action_masks")
         row = {name: s[name][t, agents] if s[name] is not None else None for name in names}
         copied = names if self.device.separate else ()
-        row["copied"] = [(row[name], host[name][t, agents]) for name in copied if row[name] is not None]
+        row["copied"] = [(row[name], host[name][t, agents]) for name in copied
+                         if row[name] is not None and (name != "valid" or self.vecenv.has_valid)]
         row["values"] = self.values[t, agents]
         if last:
             return row
@@ -559,6 +561,8 @@ class PuffeRL:
         learning = [("renew", self._renew, (None,)), ("draw", self._draw, ()),
                     ("gradients", self._compute_gradients, ()), ("update", self._update_on_gpu, ()),
                     ("write back", self._write_back, ())]
+        if self.fused and self.ranks.count == 1:  # nobody to add up with, and no graph that is looked at by itself
+            learning[1:] = [("minibatch", self._minibatch, ([],))]
         try:
             with torch.no_grad():
                 for buffer, worker in self._worker_of.items():  # not every environment truncates
@@ -646,19 +650,23 @@ class PuffeRL:
         self.device.play("renew", self._renew, None)
         norms = []
         for _ in range(count):
-            self.device.play("draw", self._draw)
-            self.ranks.sum(self.moments)
-            self.device.play("gradients", self._compute_gradients)
-            self.ranks.sum(self.arena.flat("gradients"))
-            if self.device.separate:
-                self.device.play("update", self._update_on_gpu)
-            else:
-                norms.append(self._update(self._used_lr))
-            self.device.play("write back", self._write_back)
+            self.device.play("minibatch", self._minibatch, norms)
         if self.device.separate:
             norms = self.arena["norms"][:count].tolist()
             self._check_norms(norms)
         return norms, self.sums.sum(0).cpu().numpy()
+
+    def _minibatch(self, norms):
+        """Draw, gradients, update, write-back; adds the gradient's norm to `norms`, on a GPU to the arena's."""
+        self.device.play("draw", self._draw)
+        self.ranks.sum(self.moments)
+        self.device.play("gradients", self._compute_gradients)
+        self.ranks.sum(self.arena.flat("gradients"))
+        if self.device.separate:
+            self.device.play("update", self._update_on_gpu)
+        else:
+            norms.append(self._update(self._used_lr))
+        self.device.play("write back", self._write_back)
 
     def _clock(self):
         """Seconds, without those spent waiting for other ranks."""
