@@ -11,7 +11,9 @@ import ctypes
 import json
 import math
 import shutil
+import subprocess
 import traceback
+import types
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ import configuration
 import devices
 import kernels
 import models
+import products
 import pufferl
 from vector import make
 
@@ -402,6 +405,52 @@ def test_torch_compile_changes_no_result(network, where):
     compiled, others, _ = run(4, network=wrapper, env="cartpole", compile=True, **where)
     torch.testing.assert_close(compiled[0], plain[0], rtol=1e-3, atol=1e-4)
     assert others == pytest.approx(losses, rel=1e-2, abs=1e-3)
+
+
+DRIVER = """
+#include <stdint.h>
+int64_t called[16], count, fails_at = -1;
+static int call(int64_t what) { called[count++] = what; return count - 1 == fails_at ? 700 : 0; }
+int cuGraphLaunch(int64_t graph, int64_t stream) { return call(1000 * stream + graph); }
+int cuStreamSynchronize(int64_t stream) { return call(-stream); }
+void step(int64_t environments, int64_t first, int64_t last, uint8_t *truncated) { *truncated = 1; call(environments); }
+"""
+
+
+def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
+    """Two steps and the last values, with a library that only notes what it was asked in the place of CUDA's."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "driver.c").write_text(DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / "driver.so"], check=True)
+    driver = ctypes.CDLL(tmp_path / "driver.so")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    gpu = object.__new__(devices.Gpu)
+    gpu.streams = [None, types.SimpleNamespace(cuda_stream=7)]
+    gpu._graphs = {key: types.SimpleNamespace(raw_cuda_graph_exec=lambda key=key: key) for key in range(4)}
+    calls = [(key, None, ()) for key in range(4)]
+    assert gpu.handles(1, [*calls, ("another", None, ())]) is None
+    zeros = lambda *shape: torch.zeros(shape, dtype=torch.uint8)  # noqa: E731
+    storage, cut, cut_step = (zeros(2, 5), zeros(2, 5), zeros(3, 5)), zeros(5), torch.zeros(1, dtype=torch.int64)
+    step = ctypes.cast(driver.step, ctypes.c_void_p).value
+    rows = np.array([storage[1][t, 3].data_ptr() for t in range(2)])  # agent 3 is truncated each time
+
+    def rollout():
+        return products.rollout_in_graphs(slice(2, 4), (step, 500, 0, 2, rows), gpu.handles(1, calls), storage, cut,
+                                          cut_step)  # fmt: skip
+
+    assert 0 <= rollout() <= 1
+    noted = (ctypes.c_int64 * 16).in_dll(driver, "called")
+    assert noted[:ctypes.c_int64.in_dll(driver, "count").value] == [
+        7000, -7, 500, 7003, 7001, -7, 500, 7003, 7002, -7]  # fmt: skip
+    assert cut_step == 1 and cut.tolist() == [0, 0, 0, 1, 0] and storage[2][1:, 3].all() and storage[2].sum() == 2
+    for call in (3, 4, 5):
+        ctypes.c_int64.in_dll(driver, "count").value = 0
+        ctypes.c_int64.in_dll(driver, "fails_at").value = call
+        with pytest.raises(RuntimeError, match="error 700"):
+            rollout()
+        assert ctypes.c_int64.in_dll(driver, "count").value == call + 1
 
 
 def test_a_missing_gpu_is_said(monkeypatch):
