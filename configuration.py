@@ -172,7 +172,7 @@ class Train:
     seed: int = 0
     """Seed of the weights, the environments, the actions and the draws."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network runs and learns. auto is still cpu: cuda has been tested in a simulator, not on a GPU."""
+    """Where the network runs and learns. auto is still cpu: cuda has been tested in stand-ins, not on a GPU."""
     cudagraphs: int = 2
     """On a GPU: epochs after which the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1

@@ -75,6 +75,7 @@ for name in (
     "nan_sample_masked_action_is_never_taken", "advantage", "advantage_of_drawn_segments_equals_the_full_pass",
     "nan_advantage", "priorities", "draw", "gather", "write_back",
     "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step", "nan_mingru",
+    "mingru_in_bfloat16", "mingru_extreme_gates_stay_finite",
     "ppo_loss_and_every_gradient", "ppo_loss_of_drawn_segments", "ppo_loss_at_ratio_one",
     "ppo_loss_clamps_the_log_ratio", "ppo_loss_in_chunks_equals_the_whole", "ppo_loss_writes_only_its_chunk",
     "nan_ppo_loss", "advantage_moments_and_normalisation", "gradient_norm", "good_calls_are_good",
