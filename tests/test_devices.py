@@ -375,9 +375,10 @@ def test_python_environments_train(device):
 
 @pytest.mark.slow
 def test_it_learns(device):
-    """CartPole to 475 of 500, through graphs."""
-    trainer = make_trainer("cartpole", num_envs=256, horizon=32, minibatch_size=2048, learning_rate=0.02,
-                           total_timesteps=3_000_000, cudagraphs=2, replay_ratio=1.0, ent_coef=0.001)  # fmt: skip
+    """CartPole to 475 of 500, through graphs, as six seeds of six do."""
+    trainer = make_trainer("cartpole", env_kwargs={"reward_scale": 0.1}, num_envs=256, horizon=32, minibatch_size=2048,
+                           learning_rate=0.008, gamma=0.98, vf_clip_coef=math.inf, vf_coef=0.5, prio_alpha=0.0,
+                           ent_coef=0.001, replay_ratio=1.0, total_timesteps=3_000_000, cudagraphs=2)  # fmt: skip
     best = 0.0
     while trainer.epoch < trainer.total_epochs and best < 475:
         score = trainer.evaluate().get("episode_length", 0.0)
