@@ -177,9 +177,10 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
     return pufferl.PuffeRL(settings, vecenv, policy)
 
 
-def run(epochs, **settings):
+def run(epochs, tf32=True, **settings):
     """(weights, values, actions, losses) after some epochs."""
     trainer = make_trainer(**settings)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:
         for _ in range(epochs):
             trainer.evaluate()
@@ -254,7 +255,7 @@ def test_nothing_is_captured_before_it_has_run(device):
 def test_the_first_epochs_are_those_of_a_cpu(device, case):
     """The same environments, draws and formulas: the first rollout and the first updates agree but for rounding."""
     here, losses, _ = run(2, **CASES[case], device="cpu")
-    there, other, _ = run(2, **CASES[case])
+    there, other, _ = run(2, **CASES[case], tf32=False)
     assert torch.isfinite(there[0]).all()
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
     for name, value in losses.items():
@@ -487,7 +488,7 @@ def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_action
     assert torch.cuda.memory_stats()["num_device_alloc"] == before and torch.cuda.memory_reserved() == reserved
     waits = sum(event.count for event in profile.key_averages() if "Synchronize" in event.key)
     steps = trainer.vecenv.num_buffers * (trainer.horizon + 1)
-    assert waits <= steps + 16, json.dumps({event.key: event.count for event in profile.key_averages()}, indent=1)
+    assert waits <= steps + trainer.vecenv.num_buffers + 16, json.dumps({event.key: event.count for event in profile.key_averages()}, indent=1)
     trainer.release()
 
 
