@@ -488,7 +488,8 @@ def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_action
     assert torch.cuda.memory_stats()["num_device_alloc"] == before and torch.cuda.memory_reserved() == reserved
     waits = sum(event.count for event in profile.key_averages() if "Synchronize" in event.key)
     steps = trainer.vecenv.num_buffers * (trainer.horizon + 1)
-    assert waits <= steps + trainer.vecenv.num_buffers + 16, json.dumps({event.key: event.count for event in profile.key_averages()}, indent=1)
+    seen = {event.key: event.count for event in profile.key_averages()}
+    assert waits <= steps + trainer.vecenv.num_buffers + 16, json.dumps(seen, indent=1)
     trainer.release()
 
 
