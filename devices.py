@@ -148,7 +148,8 @@ class Gpu:
         torch.cuda.synchronize(self.torch_device)
 
     def forget(self):
-        """Drop all graphs: everything runs as it is written again."""
+        """Drop all graphs, once they are done: everything runs as it is written again."""
+        torch.cuda.synchronize(self.torch_device)
         self._graphs.clear()
 
     def usage(self):

@@ -235,7 +235,8 @@ def _launch(function, lanes, arguments):
     if function not in _kernels:
         kernel = cuda_kernel(function)  # imports cuda
         warnings.filterwarnings("ignore", "Grid size")  # ours are what the batch is
-        _kernels[function] = cuda.jit(kernel)
+        # The code that tests/ptx.py has run, and not what nvJitLink would make of it once more.
+        _kernels[function] = cuda.jit(kernel) if SIMULATOR else cuda.jit(kernel, lto=False)
     stream = 0
     if not SIMULATOR:
         handle = torch.cuda.current_stream().cuda_stream
@@ -1480,7 +1481,7 @@ class Muon:
             for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
                 arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape), group="muon")
         arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
-        self._together, self._groups = together, None
+        self._together, self._groups = together and bool(shapes), None
 
     @classmethod
     def _joined(cls, shapes):
@@ -1511,7 +1512,8 @@ class Muon:
     def _bind_together(self):
         """For each weight: its place in the group "muon", -1 for a vector's, and what scales its update."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
-        places, scales = torch.full(updates.shape, -1, dtype=torch.int32), torch.ones(updates.shape)
+        places = torch.full(updates.shape, -1, dtype=torch.int32)
+        scales = torch.ones(updates.shape, dtype=torch.float32)
         order = torch.arange(len(work), dtype=torch.int32)
         for members, ((_, y, *_), _) in zip(self._shapes.values(), self._groups, strict=True):
             slots = order.as_strided(y.shape, y.stride(), (y.data_ptr() - work.data_ptr()) // 4)

@@ -565,7 +565,7 @@ class PuffeRL:
             learning[1:] = [("minibatch", self._minibatch, ([],))]
         try:
             with torch.no_grad():
-                for buffer, worker in self._worker_of.items():  # not every environment truncates
+                for buffer, worker in self._worker_of.items() if self.fused else ():  # not every environment truncates
                     with self.device.worker(worker):
                         self._final_values(worker, buffer)
                 for buffer, worker in self._worker_of.items():
@@ -578,6 +578,9 @@ class PuffeRL:
             if self.ranks.rank == 0:
                 print(f"train.cudagraphs: the network cannot be captured and runs without, which is slower: "
                       f"{(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
+        except BaseException:  # an interrupt: half of the graphs are none
+            self.device.forget()
+            raise
 
     def _check_capture(self, learning):
         """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""

@@ -183,11 +183,12 @@ class _Vector:
 
     Attributes: num_envs, num_agents, agents_per_batch (agents of one buffer), single_observation_space,
     single_action_space, ranges (a slice of agents a buffer), num_workers, driver_env (what policies are built from),
-    storage (None before allocate).
+    has_valid (whether agents may die before others), storage (None before allocate).
     """
 
     storage = None
     closed = False
+    has_valid = True
     can_step_in_kernels = False  # see Native
 
     def number_from(self, first_env):

@@ -94,7 +94,7 @@ for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", 
 
 SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu", "_gather_cuda",
           "_mingru_step_cuda", "_mingru_scan_cuda", "_mingru_scan_grad_cuda", "_ppo_loss_discrete",
-          "_ppo_loss_continuous", "_write_back", "_nesterov_cpu", "_apply_cpu"}  # fmt: skip
+          "_ppo_loss_continuous", "_write_back", "_nesterov_cuda", "_apply_cuda"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def launches():
             function(**tensors, **options)
         arena = kernels.Arena()
         arena.adopt(torch.nn.Linear(3, 2))
-        optimizer = kernels.Muon(arena)
+        optimizer = kernels.Muon(arena, together=True)
         arena.allocate()
         optimizer.step(0.1)
     return seen

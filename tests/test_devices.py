@@ -215,12 +215,15 @@ def test_graphs_change_no_result(device, case, monkeypatch):
     if "lstm" in case:  # which looks for resets where that is no wait, as on the recorder
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     # oneDNN's LSTM is one operation with memory of its own, cuDNN's adds up in whatever order is fastest
+    rollouts, compiled = [], products.rollout_in_graphs
+    monkeypatch.setattr(products, "rollout_in_graphs", lambda *call: rollouts.append(0) or compiled(*call))
     with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=True, deterministic=True):
         eager, eager_losses, replays = run(6, **CASES[case], cudagraphs=-1)
         assert not replays
         graphs, losses, replays = run(6, **CASES[case], cudagraphs=2)
     buffers, pieces = 1 if case == "encoded" else 4, 5 if "network" in CASES[case] else 1
     assert replays is None or replays > 4 * (buffers * 9 + 1 + pieces * 4) - 1
+    assert len(rollouts) == (0 if "network" in CASES[case] else 4 * buffers)  # without the interpreter
     for one, other in zip(graphs, eager, strict=True):
         assert torch.equal(one, other)
     assert losses == eager_losses
@@ -269,6 +272,7 @@ def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher,
     here, losses, _ = run(4, **CASES[case], cudagraphs=2)
     monkeypatch.setattr(kernels, "_launch", recorded(  # environments step on the CPU there, too
         lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))  # fmt: skip
+    launcher.counts.clear()
     there, other, _ = run(4, **CASES[case], cudagraphs=2)
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(there[2], here[2], rtol=1e-2, atol=1e-3)
@@ -486,10 +490,11 @@ def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_action
         trainer.evaluate()
         trainer.train()
     assert torch.cuda.memory_stats()["num_device_alloc"] == before and torch.cuda.memory_reserved() == reserved
-    waits = sum(event.count for event in profile.key_averages() if "Synchronize" in event.key)
-    steps = trainer.vecenv.num_buffers * (trainer.horizon + 1)
+    # Those for the actions are the driver's, not the runtime's: no interpreter makes them.
+    waits = sum(event.count for event in profile.key_averages() if event.key.startswith("cuda") and
+                "Synchronize" in event.key)  # fmt: skip
     seen = {event.key: event.count for event in profile.key_averages()}
-    assert waits <= steps + trainer.vecenv.num_buffers + 16, json.dumps(seen, indent=1)
+    assert waits <= trainer.vecenv.num_buffers + 16, json.dumps(seen, indent=1)
     trainer.release()
 
 

@@ -1036,6 +1036,21 @@ def test_muon_puts_small_matrices_together():
     assert groups == {(512, 3000): 2, (512, 600): 1, (3, 40_000): 1, (64, 192): 4}
 
 
+def test_muon_of_vectors_and_of_doubles_by_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        for shapes in ([(5,), (3,)], [(5, 3), (3,)]):
+            module = Weights(shapes).float()
+            _, optimizer = adopted(module, lambda a: kernels.Muon(a, together=True))
+            before = [p.detach().clone() for p in module.parameters()]
+            for p in module.parameters():
+                p.grad.fill_(0.1)
+            optimizer.step(0.1)
+            assert all((p != old).any() for p, old in zip(module.parameters(), before, strict=True))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
 def test_muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero(together):
     module = Weights(SHAPES)
