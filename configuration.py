@@ -239,7 +239,7 @@ REFUSED = {
 }
 
 
-RUN_SETTINGS = ("load_model_path", "baseline", "resume", "data_dir", "launch")  # which run it is: not taken over
+RUN_SETTINGS = ("config_name", "load_model_path", "baseline", "resume", "data_dir", "launch")  # of one run
 
 
 class ConfigError(ValueError):
@@ -430,11 +430,11 @@ def load_config(env_name, argv=()):
     """
     schema, values = resolve(env_name)
     argv = spell_out(schema, argv)
-    apply_saved(argv, *find_config(env_name), values)
+    apply_saved(argv, env_name, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
     base = values.pop("base")
-    return {"env_name": find_config(env_name)[0], **base, **values}
+    return {"config_name": env_name, "env_name": find_config(env_name)[0], **base, **values}
 
 
 def spell_out(schema, argv):
@@ -458,9 +458,10 @@ def spell_out(schema, argv):
     return spelt
 
 
-def apply_saved(argv, env_name, ini, values):
+def apply_saved(argv, name, values):
     """Put the settings that a run was started with over `values`, where the command line names one: all of them for
     --resume, those of the environment and the network for --load-model-path and --baseline."""
+    env_name, ini = find_config(name)
     named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
     named = {name: value for name, value in named.items() if value != "None"}
     resume = named.get("--resume")
@@ -474,7 +475,7 @@ def apply_saved(argv, env_name, ini, values):
                                   f"{env_name}.")
     elif path is not None:
         holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
-        folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), env_name, holding)
+        folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), name, holding)
         saved = (folder if folder.is_dir() else folder.parent) / "config.json"
         settings = json.loads(saved.read_text()) if saved.exists() else None
     else:
@@ -608,7 +609,7 @@ def load_policy(args, vecenv, env_name=""):
         def read():
             if args.get("baseline"):
                 return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
-            path = find_model(args["load_model_path"], args["data_dir"], args["env_name"])
+            path = find_model(args["load_model_path"], args["data_dir"], args["config_name"])
             return path, torch.load(path, weights_only=True, map_location="cpu")
 
         path, weights = ranks.connect().first(read)
@@ -635,30 +636,33 @@ def load_class(name):
     return getattr(module, attribute)
 
 
-def find_run(path, data_dir, env_name, holding="model_*.pt"):
-    """The folder of a run: `path` itself, or for "latest" and "best" the environment's newest one that holds a model
-    (or another file)."""
+def find_run(path, data_dir, name, holding="model_*.pt"):
+    """The folder of a run: `path` itself, or for "latest" and "best" the newest one of what the command line calls
+    `name`, environment and ini file, that holds a model (or another file)."""
     if path not in ("latest", "best"):
         return Path(path)
 
     def label(name):  # the same from whatever folder a header or a file in Python is named
-        return Path(name).name.removeprefix("puffer_").removesuffix(".h")
+        env_name, ini = find_config(name)
+        return Path(env_name).name.removesuffix(".h"), ini.name
 
-    def is_ours(folder):  # a run of squared_mine begins with squared_ too
+    def is_ours(folder):  # a run of squared_mine begins with squared_ too, and drone_race is another drone
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return label(json.loads((folder / "config.json").read_text())["env_name"]) == label(env_name)
+            saved = json.loads((folder / "config.json").read_text())
+            return label(saved.get("config_name", saved["env_name"])) == label(name)
 
-    files = [file for file in Path(data_dir).glob(f"{Path(env_name).stem}_*/{holding}") if is_ours(file.parent)]
+    stem = Path(find_config(name)[0]).stem
+    files = [file for file in Path(data_dir).glob(f"{stem}_*/{holding}") if is_ours(file.parent)]
     if not files:
-        raise ConfigError(f"{path}: there is no run of {env_name} with a {holding} in {Path(data_dir).resolve()}; "
+        raise ConfigError(f"{path}: there is no run of {name} with a {holding} in {Path(data_dir).resolve()}; "
                           "train one first.")
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
-def find_model(path, data_dir, env_name):
+def find_model(path, data_dir, name):
     """A model file: `path` itself, the newest in the folder `path`, "latest" or "best"."""
     pattern = "best_*.pt" if path == "best" else "model_*.pt"
-    path = find_run(path, data_dir, env_name, pattern)
+    path = find_run(path, data_dir, name, pattern)
     if path.is_dir():
         path = max(path.glob(pattern), default=path / pattern)
     if not path.exists():

@@ -1161,7 +1161,7 @@ def train(env_name, args):
     config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
               "settings": {**args, "launch": group.launchers()}}
     if args["resume"]:
-        folder = group.first(lambda: find_run(args["resume"], args["data_dir"], args["env_name"], "trainer_state.pt"))
+        folder = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name, "trainer_state.pt"))
     trainer = PuffeRL(config, vecenv, policy)
     if args["resume"]:
         trainer.run_folder = folder.parent if folder.name == "trainer_state.pt" else folder

@@ -231,7 +231,7 @@ def describe_policy(args):
         about = configuration.read_baseline(args["env_name"])[1]
         return f"the baseline (score {about['score']:.4g} after {about['steps']:,} steps)"
     if args["load_model_path"]:
-        return str(configuration.find_model(args["load_model_path"], args["data_dir"], args["env_name"]))
+        return str(configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"]))
     return "an untrained policy (no --load-model-path, no --baseline)"
 
 
@@ -672,7 +672,7 @@ class Page:
             found.append(("baseline", "the one that ships", f"score {about['score']:.4g}, {about['steps']:,} steps"))
         for run, what in (("best", "the latest run's best"), ("latest", "the latest run")):
             with contextlib.suppress(pufferl.ConfigError):
-                model = configuration.find_model(run, self.given["data_dir"], configuration.find_config(name)[0])
+                model = configuration.find_model(run, self.given["data_dir"], name)
                 found.append((run, what, str(model)))
         return [*found, ("untrained", "untrained", "random weights")]
 
@@ -875,7 +875,7 @@ def ship(env_name, args):
         raise pufferl.ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a model file.")
     if args["policy"]["name"] not in configuration.POLICIES:
         raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file that does not ship.")
-    model = configuration.find_model(args["load_model_path"], args["data_dir"], args["env_name"])
+    model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
     saved = torch.load(model, weights_only=True, map_location="cpu")
     weights = {name: tensor.to(torch.half if tensor.is_floating_point() else tensor.dtype, copy=True,

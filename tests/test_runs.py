@@ -225,6 +225,13 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
         (tmp_path / name / "model_x.pt").touch()
     os.utime(tmp_path / "squared_mine_1" / "model_x.pt", (9e9, 9e9))
     assert configuration.find_model("latest", tmp_path, "ocean/squared/squared.h").parent.name == "squared_2"
+    for number, name in enumerate(("drone", "drone_race")):  # one environment, two configurations
+        folder = tmp_path / f"drone_{number}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"env_name": "drone", "config_name": name}))
+        (folder / "model_x.pt").touch()
+        assert configuration.find_model("latest", tmp_path, name).parent == folder
+    assert configuration.find_model("latest", tmp_path, "puffer_drone").parent.name == "drone_0"
     widths = [configuration.load_config("squared", ["--data-dir", str(tmp_path), "--load-model-path", path])["policy"]
               for path in ("best", "latest")]
     assert widths[0]["hidden_size"] != 77 and widths[1]["hidden_size"] == 77
