@@ -31,7 +31,7 @@ from emulation import GymnasiumVectorPufferEnv, OldGym, PufferEnv
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
-            "MiniHack-": "minihack", "NetHack": "nle", "Vizdoom": "vizdoom.gymnasium_wrapper"}  # fmt: skip
+            "MiniHack-": "minihack", "NetHack": "nle", "Vizdoom": "vizdoom.gymnasium_wrapper", "MinAtar/": "minatar.gym"}  # fmt: skip
 
 
 def load_creator(name):
@@ -94,6 +94,8 @@ class GymnasiumCreator:
                               "docs/environments.md has its install line.") from error  # fmt: skip
         if package == "ale_py":
             gymnasium.register_envs(module)
+        elif package == "minatar.gym" and self.id not in gymnasium.registry:
+            module.register_envs()
 
     def _spec(self):
         self._register()
