@@ -41,6 +41,9 @@ ROOT = Path(__file__).resolve().parent
 # Configuration: a dataclass a section; config/default.ini, config/ENV.ini and the command line change the defaults
 
 
+Auto = Literal["auto"]
+
+
 @dataclass
 class Base:
     load_model_path: str | None = None
@@ -91,10 +94,11 @@ class Vec:
 
 @dataclass
 class Policy:
-    name: str = "default"
-    """default, feed-forward (the same as default with rnn.name none), board (3 × 3 convolutions over a board's planes,
-    models.Board), or path/to/file.py:Class for your own. default reads images through convolutions and Dict, Tuple and
-    Discrete observations field by field (models.Encoded)."""
+    name: str = "auto"
+    """auto takes the encoder by what is seen, in front of the MinGRU: a linear map for plain numbers, convolutions for
+    images and small boards of integers, one-hot for choices, and for a Dict or Tuple one encoder a field
+    (models.Encoded). default is the same without boards, feed-forward is default without a recurrent layer, board is
+    3 × 3 convolutions for games in which each cell is an action (models.Board), path/to/file.py:Class is your own."""
     hidden_size: int = 128
     """Width of the network."""
 
@@ -102,7 +106,7 @@ class Policy:
 @dataclass
 class Rnn:
     name: Literal["auto", "mingru", "lstm", "none"] = "auto"
-    """auto is mingru for the default policy and none for any other."""
+    """auto is mingru for policy.name auto and default, and none for any other."""
     hidden_size: int | None = None
     """Width of the recurrent layers (default: policy.hidden_size)."""
     input_size: int | None = None
@@ -115,25 +119,27 @@ class Rnn:
 class Train:
     total_timesteps: int = 10_000_000
     """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps."""
-    learning_rate: float = 0.015
+    learning_rate: float | Auto = "auto"
     """Step size at the start. Muon's steps have unit scale, so this is about ten times what Adam wants."""
     anneal_lr: bool = True
     """Cosine from learning_rate to min_lr_ratio of it (Loshchilov and Hutter 2017)."""
     min_lr_ratio: float = 0.0
     """Fraction of learning_rate that is left at the end."""
-    gamma: float = 0.995
+    target_kl: float | Auto | None = "auto"
+    """Adapt the learning rate, between a tenth and ten times of it, so that an epoch's updates move the policy by this
+    KL divergence on average; none leaves it as it is scheduled. auto: 0.01 where learning_rate is auto, else none."""
+    gamma: float | Auto = "auto"
     """Discount."""
     gae_lambda: float = 0.90
     """Weight of long against short returns in the advantage (Schulman et al. 2016)."""
-    horizon: int = 64
+    horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
-    minibatch_size: int | None = None
-    """Steps of one update, a multiple of horizon (default: 8,192, or the whole batch where that is smaller); several
-    ranks share them."""
+    minibatch_size: int | Auto = "auto"
+    """Steps of one update, a multiple of horizon; several ranks share them."""
     max_minibatch_size: int | None = None
     """Steps that go through a custom network, or on a GPU through any, at once; larger minibatches accumulate gradients
     (default: all)."""
-    replay_ratio: float = 1.0
+    replay_ratio: float | Auto = "auto"
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2
     """PPO: how far the probability ratio may leave 1."""
@@ -141,7 +147,7 @@ class Train:
     """Weight of the value loss."""
     vf_clip_coef: float = 0.2
     """How far a value may leave its old one in an update; inf for no clipping."""
-    ent_coef: float = 0.001
+    ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
     anneal_ent_coef: bool = False
     """Let ent_coef fall to zero linearly over the training."""
@@ -165,6 +171,11 @@ class Train:
     """How much segments with large advantages are preferred; 0 draws evenly (Schaul et al. 2016)."""
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
+    norm_obs: bool | Auto = "auto"
+    """Normalise observations by their mean and deviation so far, an element each, clipped at 10 deviations
+    (models.Normalizer). The first rollout only measures them."""
+    norm_reward: bool | Auto = "auto"
+    """Divide rewards by the deviation of the discounted return so far (models.RewardScale); logs keep the true ones."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
     state: Literal["carry", "zero"] = "carry"
@@ -239,7 +250,7 @@ REFUSED = {
 }
 
 
-RUN_SETTINGS = ("config_name", "load_model_path", "baseline", "resume", "data_dir", "launch")  # of one run
+RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir", "launch")  # of one run
 
 
 class ConfigError(ValueError):
@@ -351,10 +362,12 @@ def load_library(name):
 def coerce(value, kind, where):
     """A string from an ini file, or a value from Python, as `kind`; ConfigError naming `where` if it is not one."""
     options = getattr(kind, "__args__", ())
-    if type(None) in options:
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "")):
-            return None
-        kind = next(option for option in options if option is not type(None))
+    if type(None) in options and (value is None or (isinstance(value, str) and value.lower() in ("none", ""))):
+        return None
+    if Auto in options and value == "auto":
+        return value
+    if {type(None), Auto} & set(options):
+        kind = next(option for option in options if option not in (type(None), Auto))
         options = getattr(kind, "__args__", ())
     if options:
         if value not in options:
@@ -453,7 +466,7 @@ def spell_out(schema, argv):
         if kind is not None and (equals or not name):
             value, kind = str(coerce(value, kind, given)), None
         spelt.append(name + equals + value)
-        if kind in (bool, bool | None) and following.startswith("--"):
+        if kind in (bool, bool | None, bool | Auto) and following.startswith("--"):
             spelt.append("True")
     return spelt
 
@@ -567,42 +580,120 @@ def make_vector(env, num_envs, backend, args, settings):
         raise ConfigError(str(error)) from None
 
 
-POLICIES = ("default", "feed-forward", "board")  # the names of policy.name that need no file
+# ---------------------------------------------------------------------------------------------------------------------
+# What `auto` means: rules over what is known of an environment, and what was measured of it (pufferl.measure)
+
+
+@dataclass
+class Facts:
+    """What the rules look at; None: not known."""
+
+    agents: int  # of all ranks
+    steps: int  # train.total_timesteps
+    discrete: bool  # actions
+    spaces: list  # the spaces of the observation's fields
+    native: bool = False  # environments in C
+    observation_range: tuple | None = None  # (smallest, largest) number that was seen
+    step_seconds: float | None = None  # of one agent's step, in the environment and the network
+    learn_seconds: float | None = None  # of learning from one step once
+
+
+EPOCHS = 100  # of a run at least, so that the policy that acts is never far behind the one that learns
+UPDATES = 4000  # in a run
+FREE_SECONDS = 60  # of learning that nobody minds, however fast the environments are
+KL = 0.01  # that an epoch moves the policy by (target_kl)
+
+
+def facts_of(vecenv, agents, steps):
+    """The Facts of a vectorized environment that nothing was measured of."""
+    env = vecenv.driver_env
+    space = getattr(env, "env_single_observation_space", None) or env.single_observation_space
+    spaces = [leaf for _, _, leaf in emulation.FlatObservation(space).leaves]
+    return Facts(agents, steps, vecenv.action_heads is not None, spaces, isinstance(vecenv, vector.Native))
+
+
+def power_of_two(x, low, high):
+    """The largest power of two up to x, within low and high."""
+    return int(min(high, max(low, 2 ** math.floor(math.log2(max(x, 1))))))
+
+
+def decide(train, facts):
+    """{setting: (value, reason)} of those that are "auto" in the train section `train`, a dict; what is set there
+    stays, and the others are chosen to go with it."""
+    chosen, c = {}, dict(train)
+
+    def choose(name, rule):
+        if c[name] == "auto":
+            chosen[name] = rule()
+            c[name] = chosen[name][0]
+
+    def horizon():
+        value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32, 64)
+        epochs = facts.steps / (value * facts.agents)
+        return value, f"{facts.agents:,} agents: {epochs:,.0f} epochs of {value * facts.agents:,} steps"
+
+    def replay_ratio():
+        if facts.learn_seconds is None:
+            return (2.0, "environments in C") if facts.native else (4.0, "environments in Python")
+        waiting = facts.step_seconds / facts.learn_seconds
+        free = FREE_SECONDS / (facts.steps * facts.learn_seconds)
+        value = float(power_of_two(max(waiting, free), 1, 4))
+        return value, (f"{facts.step_seconds * 1e6:.3g} us to step an agent, {facts.learn_seconds * 1e6:.3g} us to "
+                       "learn from it once")
+
+    def minibatch_size():
+        batch = facts.agents * c["horizon"]
+        size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4), min(512, batch), 8192)
+        size = max(c["horizon"], size // c["horizon"] * c["horizon"])
+        updates = facts.steps * c["replay_ratio"] / size
+        return size, f"{batch * c['replay_ratio'] / size:.3g} updates an epoch, {updates:,.0f} in all"
+
+    def learning_rate():
+        value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
+        value = float(f"{value:.2g}")
+        return value, f"for minibatches of {c['minibatch_size']:,}" + (
+            f"; then what moves the policy by {KL} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
+
+    adapts = c["learning_rate"] == "auto"
+    choose("horizon", horizon)
+    choose("replay_ratio", replay_ratio)
+    choose("minibatch_size", minibatch_size)
+    choose("learning_rate", learning_rate)
+    choose("target_kl", lambda: (KL, "learning_rate is auto") if adapts else (None, "learning_rate is set"))
+    choose("gamma", lambda: (0.99, "a horizon of 100 steps"))
+    choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
+    choose("norm_obs", lambda: wants_normalising(facts))
+    choose("norm_reward", lambda: (True, "so that values are near 1 whatever an environment pays"))
+    return chosen
+
+
+def wants_normalising(facts):
+    """(whether observations want to be normalised, why)."""
+    numbers = [space for space in facts.spaces if models.leaf_kind(space) == "numbers"]
+    if not numbers:
+        return False, "no plain numbers are seen"
+    floats = [space for space in numbers if space.dtype.kind == "f"]
+    if not floats:
+        return False, "observations are integers"
+    largest = max(float(abs(bound).max()) for space in floats for bound in (space.low, space.high))
+    smallest = min(float((space.high.astype(float) - space.low).min()) for space in floats)
+    if largest <= 2 and smallest >= 0.5:
+        return False, f"observations lie within ±{largest:.3g}"
+    if largest > 1e6:
+        return True, "observations have no bounds"
+    return True, f"observations reach {largest:.3g}" if largest > 2 else f"some move within {smallest:.2g}"
+
+
+POLICIES = ("auto", "default", "feed-forward", "board")  # the names of policy.name that need no file
 
 
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
     torch.manual_seed(args["train"]["seed"])
     name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
-    kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name == "default" else "none")
+    kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name in ("default", "auto") else "none")
     recurrent = rnn["hidden_size"] or hidden
-    env = vecenv.driver_env
-    if kind != "none" and rnn["num_layers"] < 1:
-        raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
-    encoded = name in ("default", "feed-forward") and models.wants_encoding(env)
-    if name == "default" and kind == "mingru" and not encoded:
-        if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
-            raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
-                              f"equal policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
-        policy = models.Policy(env, hidden_size=hidden, num_layers=rnn["num_layers"])
-    else:
-        if kind != "none" and recurrent != hidden and name in ("default", "feed-forward"):
-            raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
-                              "it.")
-        if name == "board" and kind != "none":
-            raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
-        plain = models.Encoded if encoded else models.Default
-        cls = load_class(name) if name not in POLICIES else models.Board if name == "board" else plain
-        try:
-            policy = cls(env, hidden_size=hidden)
-        except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
-            if name not in POLICIES:
-                raise
-            raise ConfigError(str(error)) from None
-        if kind != "none":
-            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
-            policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
-                             input_size=rnn["input_size"] or hidden)
+    env, weights = vecenv.driver_env, None
     if args.get("load_model_path") and args.get("baseline"):
         raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
     if args.get("load_model_path") or args.get("baseline"):
@@ -613,6 +704,47 @@ def load_policy(args, vecenv, env_name=""):
             return path, torch.load(path, weights_only=True, map_location="cpu")
 
         path, weights = ranks.connect().first(read)
+    normalize = args["train"]["norm_obs"]
+    if normalize == "auto":  # the network cannot be asked for more than its spaces
+        facts = facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
+        normalize = name in POLICIES and wants_normalising(facts)[0]
+    normalize = normalize if weights is None else any("normalizer." in key for key in weights)
+    if kind != "none" and rnn["num_layers"] < 1:
+        raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
+    own = name not in POLICIES
+    recurrent_default = name in ("default", "auto") and kind == "mingru"
+    encoded = name in ("auto", "default", "feed-forward") and models.wants_encoding(env, boards=name == "auto")
+    if recurrent_default and not encoded:
+        if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
+            raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
+                              f"equal policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
+        policy = models.Policy(env, hidden_size=hidden, num_layers=rnn["num_layers"], normalize=normalize)
+    else:
+        if kind != "none" and recurrent != hidden and not own and name != "board":
+            raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
+                              "it.")
+        if name == "board" and kind != "none":
+            raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
+        try:
+            if encoded:
+                policy = models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
+            else:
+                cls = load_class(name) if own else models.Board if name == "board" else models.Default
+                policy = cls(env, hidden_size=hidden)
+        except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
+            if own:
+                raise
+            raise ConfigError(str(error)) from None
+        if kind != "none":
+            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
+            policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
+                             input_size=rnn["input_size"] or hidden)
+        if normalize and not encoded:
+            try:
+                policy = models.Normalized(env, policy)
+            except TypeError as error:
+                raise ConfigError(str(error)) from None
+    if weights is not None:
         try:
             policy.load_state_dict(weights)
         except RuntimeError as error:

@@ -48,10 +48,6 @@ class Cpu:
         pass
 
     @staticmethod
-    def handles(worker, calls):
-        return None
-
-    @staticmethod
     def usage():
         return {}
 

@@ -70,7 +70,9 @@ def flat_policy(policy, env):
     linears = [policy.encoder, *policy.rnn.layers, decoder]
     weights = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
     weights += [] if decoder.log_std is None else [decoder.log_std]
-    header = np.array([magic, 1, *sizes, *heads], "<f4")
+    norm = policy.normalizer
+    weights = weights if norm is None else [norm.shift, norm.scale, *weights]
+    header = np.array([magic, 1 if norm is None else 2, *sizes, *heads], "<f4")
     return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights)]).astype("<f4")
 
 

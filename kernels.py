@@ -697,7 +697,7 @@ def _advantage_columns_cpu(begin, end, index, values, rewards, terminals, trunca
         n = index[m]
         if m > 0 and index[m - 1] == n:  # a segment drawn twice
             continue
-        next_advantage, next_value, live, t = ZERO, values[T, n], False, T - 1
+        next_advantage, next_value, t = ZERO, values[T, n], T - 1
         value, reward, done = values[t, n], rewards[t, n], terminals[t, n] | truncations[t, n]
         bootstrap, ratio, following = bootstraps[t, n], ratios[t, n], valid[t, n]
         while t >= 0:
@@ -843,38 +843,55 @@ def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Gather: the drawn segments side by side
-
+# Observations: their moments, and the drawn segments side by side, normalised on the way
 
 STRIDE = 8  # steps of one of a GPU's threads, for which a column's place is found once
+OBSERVATION_CLIP = f32(10)  # deviations from the mean beyond which a normalised observation says no more
+
+
+@cell
+def normalise_cell(x, shift, scale):
+    """An observation's element in deviations from its mean; NaN passes."""
+    x = (x - shift) * scale
+    x = OBSERVATION_CLIP if x > OBSERVATION_CLIP else x
+    return -OBSERVATION_CLIP if x < -OBSERVATION_CLIP else x
 
 
 @distinct_driver
-def _gather_cpu(begin, end, source, index, start, count, out):
+def _gather_cpu(begin, end, source, index, start, count, shift, scale, out):
     # A segment at a time: along the rows of a step the prefetcher would load the segments that were not drawn.
     for m in range(begin, end):
         column = index[start + m]
         for t in range(len(out)):
             row, target = source[t, column], out[t, m]
-            for j in range(len(row)):
-                target[j] = narrow(row[j], target)
+            if len(shift) > 0:
+                for j in range(len(row)):
+                    target[j] = narrow(normalise_cell(f32(row[j]), shift[j], scale[j]), target)
+            else:
+                for j in range(len(row)):
+                    target[j] = narrow(row[j], target)
 
 
 @driver
-def _gather_cuda(begin, end, T, M, N, width, source, index, start, out):
+def _gather_cuda(begin, end, T, M, N, width, source, index, start, shift, scale, out):
     for lane in range(u64(begin), u64(end)):
         row, j = lane // width, lane % width
         m, first = row % M, row // M * u64(STRIDE)
         at, there = (first * M + m) * width + j, (first * N + u64(index[start + m])) * width + j
         for _ in range(first, min(first + u64(STRIDE), T)):
-            out[at] = narrow(source[there], out)
+            if len(shift) > 0:
+                out[at] = narrow(normalise_cell(f32(source[there]), shift[j], scale[j]), out)
+            else:
+                out[at] = narrow(source[there], out)
             at, there = at + M * width, there + N * width
 
 
-def gather(source, index, out, *, start=0):
-    """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`.
+def gather(source, index, out, *, start=0, shift=None, scale=None):
+    """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`. With shift
+    and scale, float32 of the trailing shape, it is clip((source - shift) · scale, ±10) an element.
 
-    source (>= T, N, ...) of any dtype but 16-bit floats, index int64, out (T, M, ...) with the same trailing shape.
+    source (>= T, N, ...) of any dtype but 16-bit floats, index int64 or None for all columns in order, out (T, M, ...)
+    with the same trailing shape.
     """
     T, M = out.shape[:2]
     if source.dtype in (torch.bfloat16, torch.float16):
@@ -885,11 +902,37 @@ def gather(source, index, out, *, start=0):
     width = math.prod(out.shape[2:])
     arrays = [_array("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
               .reshape(*tensor.shape[:2], width) for name, tensor in (("source", source), ("out", out))]
+    norm = [_constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
+    if shift is not None:
+        norm = [_array("gather", name, tensor, tuple(out.shape[2:])).reshape(-1)
+                for name, tensor in (("shift", shift), ("scale", scale))]
     if on_gpu(out):
         _flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
-                  arrays[1])
+                  *norm, arrays[1])
     else:
-        run(_gather_cpu, M, 8, arrays[0], columns, start, M, arrays[1])
+        run(_gather_cpu, M, 8, arrays[0], columns, start, M, *norm, arrays[1])
+
+
+@distinct_driver
+def _observation_moments(begin, end, observations, valid, around, sums):
+    for row in range(len(observations)):
+        if valid[row] != 0:
+            for j in range(begin, end):
+                deviation = np.float64(observations[row, j]) - around[j]
+                sums[0, j] += deviation
+                sums[1, j] += deviation * deviation
+
+
+def observation_moments(observations, valid, around):
+    """(2, D) float64: the sums over the valid rows of observations - around and of its square. observations (rows, D)
+    of any dtype but 16-bit floats, valid (rows,) uint8, around (D,) float64, near the mean so that nothing cancels."""
+    rows, width = _sizes("observation_moments", "observations", observations, 2)
+    sums, array = _workspace((2, width), torch.float64, observations)
+    run(_observation_moments, width, 16,
+        _array("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
+        _array("observation_moments", "valid", valid, (rows,), np.uint8),
+        _array("observation_moments", "around", around, (width,), np.float64), array)
+    return torch.as_tensor(sums)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -311,8 +311,11 @@ def panel(trainer):
     parts = table("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])
     losses = table("losses", [(name, f"{value:.4g}") for name, value in trainer.losses.items()])
     environment = table("environment", [(name, f"{value:,.4g}") for name, value in trainer.environment.items()])
+    said = [f"[yellow]{sentence}[/]" for _, sentence in sorted(trainer.signs.said.values())]
     bar = ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch)
     grid = Table.grid()
     grid.add_row(Columns([summary, parts, losses, environment]))
+    for sentence in said:
+        grid.add_row(sentence)
     grid.add_row(bar)
     return Panel(grid, title="[bold]PuffeRL[/]", border_style="cyan")

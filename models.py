@@ -9,6 +9,7 @@
 `env` is anything with `single_observation_space` and `single_action_space`. To write your own network, copy `Default`
 and edit it. All the trainer asks of an nn.Module is
 
+    forward(observations) -> logits, value                  over a batch (B, ...), without memory; or, with one,
     forward(observations, state) -> logits, value           over (T, N, ...): T steps of N agents
     forward_eval(observations, state) -> logits, value      over (N, ...), optional: the rollout's form
     initial_state(num_agents) -> dict                       optional: recurrent tensors, each (layers, N, size)
@@ -19,6 +20,7 @@ episode: zero the recurrent state before that step), "valid" (0 where an agent i
 """
 
 import contextlib
+import inspect
 import math
 from types import SimpleNamespace
 
@@ -86,6 +88,91 @@ def join_outputs(logits, value):
     elif isinstance(logits, (list, tuple)):
         logits = torch.cat(list(logits), dim=-1)
     return torch.cat([logits, value.reshape(*logits.shape[:-1], 1)], dim=-1), log_std
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scale: observations in deviations from their mean, rewards in deviations of the return
+
+
+def merge_moments(count, mean, squares, others):
+    """Add batches, each its (count, mean, sum of squared deviations), to the first three, float64 tensors, in place
+    and in order (Chan et al. 1979)."""
+    for n, other_mean, other_squares in others:
+        if n > 0:
+            total, difference = count + n, other_mean - mean
+            squares += other_squares + difference**2 * (count * n / total)
+            mean += difference * (n / total)
+            count.copy_(total)
+
+
+class Normalizer(nn.Module):
+    """clip((x - mean) / sqrt(var + 1e-8), ±10), an element each, with the moments of all observations so far.
+
+    The moments stay as they are until the trainer calls `merge`, after an epoch, so that a rollout and what is learnt
+    from it see the same. They are saved with the weights, and frozen in evaluation and in exports. read: from a batch
+    of observations (B, *observation) to the numbers (B, size) that are normalised.
+    """
+
+    def __init__(self, size, read=lambda observations: observations.flatten(1)):
+        super().__init__()
+        self.read = read
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(size))  # of the last merge: what observations are taken to
+        self.register_buffer("scale", torch.ones(size))
+
+    def forward(self, x):
+        """x (..., size) normalised, float32."""
+        return ((x.float() - self.shift) * self.scale).clamp(-10.0, 10.0)
+
+    @torch.no_grad()
+    def moments(self, observations, valid):
+        """(count, mean, squares) of the valid rows of observations (B, *observation); valid (B,) uint8."""
+        x, around = self.read(observations), self.mean
+        x = (x.float() if x.dtype.itemsize == 2 and x.is_floating_point() else x).contiguous()
+        sums = kernels.observation_moments(x, valid.contiguous(), around)
+        count = float((valid != 0).sum())
+        mean = sums[0] / max(count, 1.0)
+        return count, around + mean, (sums[1] - count * mean**2).clamp(min=0.0)
+
+    @torch.no_grad()
+    def merge(self, parts):
+        """Add the moments of the ranks, in their order, and normalise with the result from now on."""
+        merge_moments(self.count, self.mean, self.squares, parts)
+        self.shift.copy_(self.mean)
+        self.scale.copy_((self.squares / self.count.clamp(min=1.0) + 1e-8).rsqrt())
+
+
+class RewardScale:
+    """r / sqrt(var + 1e-8) with the variance of the discounted return, over all agents and steps so far; no centring
+    (Engstrom et al. 2020). `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the count, mean
+    and squared deviations of those so far, both float64."""
+
+    def __init__(self, agents, gamma):
+        self.gamma = gamma
+        self.returns, self.moments = torch.zeros(agents, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+
+    def follow(self, rewards, resets, valid):
+        """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N), resets, valid (>= T, N)."""
+        seen = torch.empty(rewards.shape, dtype=torch.float64)
+        for t in range(len(rewards)):
+            live = valid[t] != 0
+            following = self.returns * self.gamma * (1 - resets[t].double()) + rewards[t].double()
+            self.returns.copy_(torch.where(live, following, self.returns))
+            seen[t] = self.returns
+        seen = seen[valid[: len(rewards)] != 0]
+        mean = seen.mean() if len(seen) else torch.zeros((), dtype=torch.float64)
+        return float(len(seen)), mean, ((seen - mean) ** 2).sum()
+
+    def merge(self, parts):
+        """Add the ranks' moments, in their order."""
+        merge_moments(self.moments[0], self.moments[1], self.moments[2], parts)
+
+    @property
+    def scale(self):
+        count, _, squares = self.moments.tolist()
+        return (squares / max(count, 1.0) + 1e-8) ** -0.5
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -181,13 +268,16 @@ class _Recurrent(nn.Module):
 class Policy(_Recurrent):
     """The default policy: linear encoder, MinGRU layers with highway gates, one linear decoder for logits and value.
 
-    The trainer runs it through `Fused`, without autograd; `forward` is the same in torch.
+    normalize: observations go through a `Normalizer` first. The trainer runs the network through `Fused`, without
+    autograd; `forward` is the same in torch.
     """
 
-    def __init__(self, env, hidden_size=128, num_layers=1):
+    def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):
         super().__init__()
         self.hidden_size, self.num_layers = hidden_size, num_layers
-        self.encoder = orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size))
+        inputs = math.prod(env.single_observation_space.shape)
+        self.normalizer = Normalizer(inputs) if normalize else None
+        self.encoder = orthogonal(nn.Linear(inputs, hidden_size))
         self.rnn = MinGRU(hidden_size, num_layers)
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
@@ -196,7 +286,8 @@ class Policy(_Recurrent):
 
     def forward(self, observations, state):
         T, N = observations.shape[:2]
-        x = self.encoder(observations.reshape(T, N, -1).float())
+        x = observations.reshape(T, N, -1).float()
+        x = self.encoder(x if self.normalizer is None else self.normalizer(x))
         x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
         return self.decoder.split(self.decoder(x))
 
@@ -233,42 +324,59 @@ class Encoded(nn.Module):
     """A feed-forward policy for what a linear map reads badly: images go through convolutions, Discrete and
     MultiDiscrete values become one-hot, and the fields of a Dict or Tuple are encoded each and put side by side.
 
-    env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have it.
+    env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have it. boards: small
+    boards of integers or flags become planes, one a kind of piece, and go through convolutions as well. normalize: the
+    other numbers go through a `Normalizer` first.
     """
 
-    def __init__(self, env, hidden_size=128):
+    def __init__(self, env, hidden_size=128, boards=False, normalize=False):
         super().__init__()
         space = getattr(env, "env_single_observation_space", env.single_observation_space)
         flat = emulation.FlatObservation(space)
         self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
-        self.leaves = [(names, leaf) for _, names, leaf in flat.leaves]
-        self.parts = nn.ModuleList(
-            _image_encoder(leaf) if _is_image(leaf) else nn.Identity() for _, leaf in self.leaves)  # fmt: skip
+        self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
+        encoders = {"image": _image_encoder, "board": _board_encoder}
+        self.parts = nn.ModuleList(encoders.get(kind, lambda leaf: nn.Identity())(leaf) for *_, leaf, kind in self.leaves)
+        self.numbers = [math.prod(leaf.shape) for _, leaf, kind in self.leaves if kind == "numbers"]
+        self.normalizer = Normalizer(sum(self.numbers), self._numbers) if normalize and self.numbers else None
         with torch.no_grad():  # an observation that lies in the space, for the width of its features
             width = self._features(torch.from_numpy(flat.flatten(space.sample())[None])).shape[1]
         # A picture's background is the same in every observation: without norms one coherent push puts a unit below
         # zero for good, and of Pong's units nine in ten died (docs/LOG.md).
-        picture = any(_is_image(leaf) and _side(leaf) >= PICTURE for _, leaf in self.leaves)
+        picture = any(kind == "image" and _side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
         norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
         self.encoder = nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), norm, nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
-    def _features(self, observations):
-        fields, features = emulation.nativize_tensor(observations, self.native), []
-        for (names, leaf), part in zip(self.leaves, self.parts, strict=True):
+    def _values(self, observations):
+        """[(space, kind, values (B, *shape)), ...] of the fields."""
+        fields, values = emulation.nativize_tensor(observations, self.native), []
+        for names, leaf, kind in self.leaves:
             value = fields
             for name in names:
                 value = value[name]
-            if isinstance(leaf, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+            values.append((leaf, kind, value))
+        return values
+
+    def _numbers(self, observations):
+        numbers = [value.flatten(1).float() for _, kind, value in self._values(observations) if kind == "numbers"]
+        return torch.cat(numbers, dim=1)
+
+    def _features(self, observations):
+        features, normalised = [], None
+        if self.normalizer is not None:
+            normalised = iter(self.normalizer(self._numbers(observations)).split(self.numbers, dim=1))
+        for (leaf, kind, value), part in zip(self._values(observations), self.parts, strict=True):
+            if kind == "choices":
                 sizes = [leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete) else leaf.nvec.ravel().tolist()
                 starts = torch.as_tensor(leaf.start).reshape(-1).tolist()  # on a GPU a tensor would be copied each time
                 columns = value.reshape(value.shape[0], -1).long().unbind(1)
                 features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1), int(n)).float()
                              for column, start, n in zip(columns, starts, sizes, strict=True)]  # fmt: skip
-            elif _is_image(leaf):
-                features.append(part(value))
+            elif kind == "numbers":
+                features.append(value.reshape(value.shape[0], -1).float() if normalised is None else next(normalised))
             else:
-                features.append(value.reshape(value.shape[0], -1).float())
+                features.append(part(value))
         return torch.cat(features, dim=1)
 
     def encode_observations(self, observations, state=None):
@@ -276,6 +384,31 @@ class Encoded(nn.Module):
         return self.encoder(self._features(observations))
 
     forward, forward_eval, decode_actions = Default.forward, Default.forward_eval, Default.decode_actions
+
+
+class Normalized(nn.Module):
+    """A network of your own behind a `Normalizer`: it sees observations in deviations from their mean."""
+
+    def __init__(self, env, policy):
+        super().__init__()
+        size = math.prod(env.single_observation_space.shape)
+        if not isinstance(getattr(env, "env_single_observation_space", None), gymnasium.spaces.Box | None):
+            raise TypeError("train.norm_obs takes observations that are one array; a network of your own normalises the "
+                            "fields of a Dict or Tuple itself (models.Normalizer), or takes them as they are.")
+        self.policy, self.normalizer = policy, Normalizer(size)
+
+    def _normalised(self, observations, dims):
+        flat = self.normalizer(observations.flatten(dims))
+        return flat.view(observations.shape)
+
+    def initial_state(self, num_agents):
+        return self.policy.initial_state(num_agents) if hasattr(self.policy, "initial_state") else {}
+
+    def forward(self, observations, state):
+        return over_time(self.policy, self._normalised(observations, 2), state)
+
+    def forward_eval(self, observations, state):
+        return one_step(self.policy, self._normalised(observations, 1), state)
 
 
 class Board(nn.Module):
@@ -316,12 +449,29 @@ class Board(nn.Module):
         return tuple(output.unflatten(0, observations.shape[:2]) for output in outputs)
 
 
-def _is_image(space):
-    return isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
-        _side(space) >= 5)  # fmt: skip
-
-
 PICTURE = 36  # pixels: below that it is a grid, as MiniGrid's
+KINDS = 32  # of pieces on a board, and its sides, at most
+
+
+def leaf_kind(space, boards=True):
+    """How a space that is no Dict or Tuple is read: "choices" (one-hot), "image", "board" or "numbers"."""
+    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+        return "choices"
+    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
+            _side(space) >= 5 and not (boards and space.high.max() < KINDS)):  # fmt: skip
+        return "image"
+    return "board" if boards and _is_board(space) else "numbers"
+
+
+def _is_board(space):
+    if not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iub" or len(space.shape) not in (2, 3):
+        return False
+    sides = sorted(space.shape)[-2:]
+    return sides[0] >= 3 and sides[1] <= KINDS and len(_pieces(space)) <= KINDS
+
+
+def _pieces(space):
+    return range(int(space.low.min()), int(space.high.max()) + 1)
 
 
 def _side(space):
@@ -329,10 +479,37 @@ def _side(space):
     return sorted(space.shape)[1]
 
 
-def wants_encoding(env):
+def _channels_last(space):
+    """Whether the last of three sizes is no side of an image or board."""
+    rows, columns, depth = space.shape
+    return rows == columns or (columns != depth and depth < rows)
+
+
+def describe(policy):
+    """A network in one line, for people."""
+    parameters = f"{sum(parameter.numel() for parameter in policy.parameters()):,} weights"
+    if isinstance(policy, Normalized):
+        return "normalised, " + describe(policy.policy)
+    if isinstance(policy, Policy):
+        first = "normalised, " if policy.normalizer is not None else ""
+        return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, {policy.num_layers} MinGRU, linear; "
+                f"{parameters}")  # fmt: skip
+    inner = getattr(policy, "policy", policy)
+    memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM"}.get(type(policy))
+    words = {"image": "convolutions of an image", "board": "convolutions of a board", "choices": "one-hot",
+             "numbers": "numbers"}  # fmt: skip
+    seen = type(inner).__name__
+    if isinstance(inner, Encoded):
+        seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{tuple(leaf.shape)} {words[kind]}"
+                         for names, leaf, kind in inner.leaves)  # fmt: skip
+    return f"{seen}, {memory or 'no recurrent layer'}; {parameters}"
+
+
+def wants_encoding(env, boards=False):
     """Whether an environment's observations are of the kind that `Encoded` is for."""
     space = getattr(env, "env_single_observation_space", None)
-    return space is not None and (not isinstance(space, gymnasium.spaces.Box) or _is_image(space))
+    return space is not None and (
+        not isinstance(space, gymnasium.spaces.Box) or leaf_kind(space, boards) in ("image", "board"))  # fmt: skip
 
 
 class _Picture(nn.Module):
@@ -351,8 +528,7 @@ class _Picture(nn.Module):
 def _image_encoder(space):
     """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below 64 pixels, so that
     as much of where things are is left; 3 × 3 convolutions that keep the size for small grids, as MiniGrid's."""
-    rows, columns, depth = space.shape
-    last = rows == columns or (columns != depth and depth < rows)  # what is not a side is the channels
+    last = _channels_last(space)
     channels, side = space.shape[-1 if last else 0], _side(space)
     if side >= PICTURE:
         half = 2 if side < 64 else 1
@@ -361,8 +537,41 @@ def _image_encoder(space):
         layers = [layer for size in sizes
                   for layer in (orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU())]  # fmt: skip
         return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
-    return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
-                         orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(_Picture(last, 0.1), *_grid_layers(channels))
+
+
+def _grid_layers(channels):
+    """3 × 3 convolutions that keep a small grid's size."""
+    return (orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
+            orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())  # fmt: skip
+
+
+class _Planes(nn.Module):
+    """Boards (B, H, W), (B, H, W, C) or (B, C, H, W) of integers as planes (B, planes, H, W), one a kind of piece and
+    channel; flags are planes already."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.pieces, self.channels = _pieces(space), 1
+        self.last = len(space.shape) == 3 and _channels_last(space)
+        if len(space.shape) == 3:
+            self.channels = space.shape[-1 if self.last else 0]
+        self.planes = self.channels * (1 if len(self.pieces) == 2 else len(self.pieces))
+
+    def forward(self, x):
+        if x.dim() == 3:
+            x = x.unsqueeze(1)
+        elif self.last:
+            x = x.movedim(-1, 1)
+        x = x.long() - self.pieces[0]
+        if len(self.pieces) != 2:
+            x = nn.functional.one_hot(x.clamp(0, len(self.pieces) - 1), len(self.pieces)).movedim(-1, 2).flatten(1, 2)
+        return x.to(torch.float32, memory_format=torch.channels_last)
+
+
+def _board_encoder(space):
+    planes = _Planes(space)
+    return nn.Sequential(planes, *_grid_layers(planes.planes))
 
 
 class MinGRUWrapper(_Recurrent):
@@ -444,7 +653,7 @@ class Fused:
         fused = Fused(policy, arena, "worker 0", steps=64, rows=16)     # before arena.allocate
         fused.bind("gradients")                                         # after
         chunk = fused.chunk(n)                                          # the buffers, cut to n <= rows segments
-        kernels.gather(observations, index, chunk.observations)         # and chunk.states[i][0], the initial states
+        fused.gather(chunk, observations, index, start)                 # and chunk.states[i][0], the initial states
         fused.forward(chunk, resets, valid, index, start)               # -> chunk.outputs
         fused.backward(chunk, resets, valid, index, start)              # from chunk.grad_outputs, into the gradients
 
@@ -499,12 +708,16 @@ class Fused:
         """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
         valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
         chunk, observations = self.chunk(len(observations)), observations.view(len(observations), -1)
+        norm = self.policy.normalizer
         if self.in_one_call:
             products.policy_step(observations, *self.products.arrays, state, resets, valid, self._scratch(chunk))
             return chunk.flat_outputs
         layers, linear = self.policy.num_layers, self.products.linear
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
-        if observations.dtype != chunk.observations.dtype:
+        if norm is not None:
+            kernels.gather(observations.unsqueeze(0), None, chunk.observations, shift=norm.shift, scale=norm.scale)
+            observations = chunk.flat_observations
+        elif observations.dtype != chunk.observations.dtype:
             observations = chunk.flat_observations.copy_(observations)
         linear("encoder", observations, x)
         for i in range(layers):
@@ -527,6 +740,13 @@ class Fused:
         chunk = self.chunk(agents.stop - agents.start)
         return products.rollout(agents, environments, self.products.arrays, storage, state, kept, self._scratch(chunk),
                                 **sampled)
+
+    def gather(self, chunk, observations, index, start):
+        """Put the segments index[start : start + n] of observations (>= steps, N, D) into the chunk, normalised if the
+        policy has it so."""
+        norm = self.policy.normalizer
+        shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
+        kernels.gather(observations, index, chunk.observations, start=start, shift=shift, scale=scale)
 
     def forward(self, chunk, resets, valid, index, start):
         """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
@@ -563,14 +783,66 @@ def squeeze_time(logits, value):
     return ([head[0] for head in logits] if isinstance(logits, (list, tuple)) else logits[0]), value[0]
 
 
+def is_plain(policy):
+    """Whether a network is forward(observations) -> logits, value over a batch (B, *observation), without a state."""
+    parameters = list(inspect.signature(policy.forward).parameters.values())
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1 and (
+        not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))  # fmt: skip
+
+
+def over_time(policy, observations, state, forward=None):
+    """Logits and value (T, N, ...) of T steps of N agents by any policy; forward: what to call in its place, for one
+    that torch.compile has made of it."""
+    forward, (T, N) = forward or policy, observations.shape[:2]
+    form, given = "(T, N, *observation), T steps of N agents, and a state", observations
+    plain = is_plain(policy)
+    if plain:
+        form, given = "(B, *observation), a batch without time", observations.flatten(0, 1)
+    with _shapes_explained(policy, form, given):
+        logits, value = forward(given) if plain else forward(given, state)
+        if plain:
+            logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
+        first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
+        first = first[0] if isinstance(first, (list, tuple)) else first
+        if first.shape[:-1] != (T, N) or value.numel() != T * N:
+            raise RuntimeError(f"the shapes of logits and value are {tuple(first.shape)} and {tuple(value.shape)}, "
+                               f"expected ({T}, {N}, actions) and ({T}, {N}, 1)")
+    return logits, value
+
+
+def _with_time(logits, T, N):
+    if isinstance(logits, torch.distributions.Normal):
+        return torch.distributions.Normal(*(x.unflatten(0, (T, N)) for x in (logits.loc, logits.scale)),
+                                          validate_args=False)  # fmt: skip
+    if isinstance(logits, (list, tuple)):
+        return [head.unflatten(0, (T, N)) for head in logits]
+    return logits.unflatten(0, (T, N))
+
+
+@contextlib.contextmanager
+def _shapes_explained(policy, form, observations):
+    """Say to errors about shapes what the network was given and which form that is."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        if any(word in str(error) for word in ("shape", "size", "dimension", "dim ")):
+            error.add_note(
+                f"{type(policy).__name__} was given observations {tuple(observations.shape)}, {form}. A network without "
+                "memory is forward(observations) over (B, *observation); one that takes a state sees time, "
+                "forward(observations, state) over (T, N, *observation), with forward_eval(observations, state) over "
+                "(N, *observation) for one step. Each returns logits and value. (models.py)")
+        raise
+
+
 def one_step(policy, observations, state):
     """Logits and value (N, ...) of one step of N agents, for policies with and without forward_eval. `state` holds the
     recurrent tensors, updated, and the flags of this step, (N,)."""
     if hasattr(policy, "forward_eval"):
-        return policy.forward_eval(observations, state)
+        with _shapes_explained(policy, "(N, *observation), one step of N agents", observations):
+            return policy.forward_eval(observations, state)
     flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid") if state.get(name) is not None}
     timed = {**state, **flags}
-    logits, value = policy(observations.unsqueeze(0), timed)
+    logits, value = over_time(policy, observations.unsqueeze(0), timed)
     state.update({name: tensor for name, tensor in timed.items() if name not in flags})
     return squeeze_time(logits, value)
 

@@ -367,8 +367,14 @@ def _expect(product, name, tensor, shape):
 
 
 @distinct_driver
-def _read_observations(begin, end, observations, out):
-    """out[:end - begin] = observations[begin:end], as floats."""
+def _read_observations(begin, end, observations, shift, scale, out):
+    """out[:end - begin] = observations[begin:end], as floats, normalised if there is a shift."""
+    if len(shift) > 0:
+        for i in range(begin, end):
+            row, target = observations[i], out[i - begin]
+            for j in range(len(row)):
+                target[j] = narrow(kernels.normalise_cell(f32(row[j]), shift[j], scale[j]), target)
+        return
     source, target = observations.reshape(-1), out.reshape(-1)
     first, numbers = u64(begin) * u64(out.shape[1]), u64(end - begin) * u64(out.shape[1])
     for i in range(numbers):
@@ -378,11 +384,12 @@ def _read_observations(begin, end, observations, out):
 @driver
 def _policy_step_cpu(begin, end, observations, encoder, layers, decoder, state, resets, valid, seen, x, y, hgp, last,
                      outputs):
-    """encoder, each of `layers` and decoder are (packed weight, bias); seen, x, y, hgp and last are scratch memory."""
+    """encoder is (packed weight, bias, shift, scale), each of `layers` and decoder (packed weight, bias); seen, x, y, hgp
+    and last are scratch memory."""
     for block in range(begin, end, BLOCK):
         stop = min(end, block + BLOCK)
         n, rows = stop - block, slice(begin, begin + stop - block)  # another thread's rows are another range
-        _read_observations(block, stop, observations, seen[rows])
+        _read_observations(block, stop, observations, encoder[2], encoder[3], seen[rows])
         multiply_rows(0, n, seen[rows], encoder[0], encoder[1], 0, x[rows])
         now, then = x[rows], y[rows]
         for i in range(len(layers)):
@@ -398,7 +405,7 @@ def _policy_step_cpu(begin, end, observations, encoder, layers, decoder, state, 
 
 def policy_step(observations, encoder, layers, decoder, state, resets, valid, scratch):
     """One step of n agents: observations (n, D) of any type; encoder, each of `layers` and decoder arrays (packed
-    weight, bias); state (n, H) a layer, updated in place; resets, valid (n,). Into the last of `scratch`, tensors of n
+    weight, bias), the encoder's with shift and scale (D,) of the observations, or two of length 0; state (n, H) a layer, updated in place; resets, valid (n,). Into the last of `scratch`, tensors of n
     rows: observations and two activations as the products read them, hgp, the last layer's output, the network's."""
     if observations.dtype == torch.bfloat16:
         raise TypeError("products.policy_step: observations are bfloat16, which numba cannot tell from uint16; pass "
@@ -412,18 +419,21 @@ def policy_step(observations, encoder, layers, decoder, state, resets, valid, sc
 # takes as long as a step of 256 agents
 
 
+def _call_address(builder, result, function, *numbers):
+    """LLVM's call of a C function by its address; a pointer is passed as its address would be."""
+    kind = ir.FunctionType(result, [_LONG] * len(numbers))
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), numbers)
+
+
 @intrinsic
 def _call_step(typing, function, environments, first, last, rows):
     """ocean_step(environments, first, last, rows), all of them integers, function and pointers by their addresses."""
-    signature = types.void(*[types.int64] * 5)
 
     def codegen(context, builder, signature, arguments):
-        function, environments, *rest = arguments
-        kind = ir.FunctionType(ir.VoidType(), [_LONG] * 4)  # a pointer is passed as its address would be
-        builder.call(builder.inttoptr(function, kind.as_pointer()), [environments, *rest])
+        _call_address(builder, ir.VoidType(), *arguments)
         return context.get_dummy_value()
 
-    return signature, codegen
+    return types.void(*[types.int64] * 5), codegen
 
 
 @intrinsic
@@ -435,6 +445,17 @@ def _cycles(typing):
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
 
     return types.int64(), codegen
+
+
+@driver
+def _step_environments(environments, t, begin, end, terminals, truncations, resets):
+    """Step t of the environments, whose agents are [begin, end), and row t + 1 of the resets; the cycles it took."""
+    function, address, first, last, rows = environments
+    entered = _cycles()
+    _call_step(function, address, first, last, rows[t])
+    for i in range(begin, end):
+        resets[t + 1, i] = terminals[t, i] | truncations[t, i]
+    return _cycles() - entered
 
 
 @driver
@@ -467,7 +488,6 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
 @driver
 def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std, masked, masks, seed,
                  first_agent, clock, logprobs, values, bootstraps):
-    function, address, first, last, rows = environments
     encoder, layers, decoder = network
     observations, resets, valid, actions, terminals, truncations, final_observations = storage
     seen, x, y, hgp, hidden, outputs = scratch
@@ -487,11 +507,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
             kernels._sample_discrete_cpu(0, n, outputs, masked, mask, heads, *random, *drawn)
         else:
             kernels._sample_continuous_cpu(0, n, outputs, log_std, *random, *drawn)
-        entered = _cycles()
-        _call_step(function, address, first, last, rows[t])
-        for i in range(begin, end):
-            resets[t + 1, i] = terminals[t, i] | truncations[t, i]
-        inside += _cycles() - entered
+        inside += _step_environments(environments, t, begin, end, terminals, truncations, resets)
     for layer in range(len(layers)):  # the last row is for V alone, and nothing of it is committed
         for i in range(n):
             for j in range(hgp.shape[1] // 3):
@@ -507,11 +523,8 @@ def _call_driver(typing, function, arguments):
     """int function(...) by its address, of the integers in a tuple."""
 
     def codegen(context, builder, signature, values):
-        function, arguments = values
-        count = signature.args[1].count
-        kind = ir.FunctionType(ir.IntType(32), [_LONG] * count)
-        numbers = [builder.extract_value(arguments, i) for i in range(count)]
-        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), numbers), _LONG)
+        numbers = [builder.extract_value(values[1], i) for i in range(signature.args[1].count)]
+        return builder.sext(_call_address(builder, _WORD, values[0], *numbers), _LONG)
 
     return types.int64(types.int64, types.UniTuple(types.int64, arguments.count)), codegen
 
@@ -519,8 +532,7 @@ def _call_driver(typing, function, arguments):
 @driver
 def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs, terminals, truncations, resets, cut,
                   cut_step):
-    function, address, first, last, rows = environments
-    horizon, inside, begun = len(rows), 0, _cycles()
+    horizon, inside, begun = len(terminals), 0, _cycles()
     for t in range(horizon + 1):
         error, any_cut = 0, False
         if t > 0:
@@ -536,13 +548,8 @@ def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs,
             error = _call_driver(synchronize, (stream,))
         if error != 0:
             return error, 0.0
-        if t == horizon:
-            break
-        entered = _cycles()
-        _call_step(function, address, first, last, rows[t])
-        for i in range(begin, end):
-            resets[t + 1, i] = terminals[t, i] | truncations[t, i]
-        inside += _cycles() - entered
+        if t < horizon:
+            inside += _step_environments(environments, t, begin, end, terminals, truncations, resets)
     return 0, inside / (_cycles() - begun)
 
 
@@ -651,6 +658,8 @@ class TileProducts:
     def __init__(self, policy, arena, name, *, rows, learns, precision):
         self.arena = arena
         self.layers = [f"rnn.layers.{i}" for i in range(policy.num_layers)]
+        normalizer = policy.normalizer
+        self.norm = (torch.zeros(0),) * 2 if normalizer is None else (normalizer.shift, normalizer.scale)
         keys = [(key, False) for key in ("encoder", *self.layers, "decoder")]
         if learns:
             keys += [(key, True) for key in (*self.layers, "decoder")]  # for the gradients of their inputs
@@ -668,7 +677,8 @@ class TileProducts:
         arrays = {key: host(packed).view(u32) if packed.dtype == torch.int32 else host(packed)
                   for (key, back), packed in self.packed.items() if not back}  # fmt: skip
         pairs = {key: (array, host(masters[f"{key}.bias"])) for key, array in arrays.items()}
-        self.arrays = pairs["encoder"], tuple(pairs[key] for key in self.layers), pairs["decoder"]
+        encoder = *pairs["encoder"], *map(host, self.norm)
+        self.arrays = encoder, tuple(pairs[key] for key in self.layers), pairs["decoder"]
 
     def refresh(self):
         for (key, back), packed in self.packed.items():

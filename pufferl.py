@@ -26,6 +26,7 @@ import itertools
 import json
 import math
 import os
+import random
 import secrets
 import signal
 import sys
@@ -47,13 +48,17 @@ import models
 import ocean
 import products
 import ranks
+import signs
 from configuration import (  # load_* for scripts
+    POLICIES,
     RENAMED,
     Base,
     ConfigError,
     Train,
     coerce,
+    decide,
     difference,
+    facts_of,
     find_device,
     find_run,
     load_config,
@@ -99,9 +104,10 @@ class PuffeRL:
                 raise ConfigError(f"batch_size = {batch_size}: is horizon × agents, in place of "
                                   f"{given[0] if given else 'horizon'}; there are {sum(agents)} agents.")
             settings["horizon"] = int(batch_size) // sum(agents)
-        c = self.config = self._check_config({**(config or {}), **settings}, vecenv.name, sum(agents), self.ranks)
+        c = self.config = self._check_config({**(config or {}), **settings}, vecenv, policy, sum(agents), self.ranks)
         own = {f.name: c[f.name] for f in dataclasses.fields(Train)}
-        self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "versions": VERSIONS}
+        self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
+                     "versions": VERSIONS}
         self.vecenv, self.policy = vecenv, policy
         self.logger = logger if logger and self.ranks.rank == 0 else NoLogger()
         self.env_name = Path(c["env"]).stem
@@ -112,12 +118,13 @@ class PuffeRL:
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
-        self._minibatches_owed = 0.0
+        self._minibatches_owed, self._rate_factor = 0.0, 1.0
         stages = ("environment", "policy", "learn", *(("ranks",) if self.ranks.count > 1 else ()), "other")
         self._started, self._stage_seconds = time.perf_counter(), dict.fromkeys(stages, 0.0)
         self._loss_sums, self._grad_norms = np.zeros(kernels.SUMS), []
         self._environment, self._last_log = {}, None
         self.losses, self.environment = {}, {}
+        self.signs = signs.Signs(c, sum(agents))
         self._dashboard = self._record = self._entry = None
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         name = f"{self.env_name}_{self.ranks.share(run_id)}"
@@ -131,6 +138,11 @@ class PuffeRL:
                               f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
         if self.fused and vecenv.observation_dtype == np.float16:
             raise ConfigError("observations of float16 are for networks of your own; the default one takes float32.")
+        self.normalizer = find_normalizer(policy)
+        if c["norm_obs"] and self.normalizer is None:
+            raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one with "
+                              "it, models.Policy(env, normalize=True) has one, models.Normalized(env, policy) puts one "
+                              "before a network of your own.")
         self.device = find_device(c["device"], vecenv.num_workers)
         self._precision = getattr(torch, c["precision"])
         if c["precision"] == "bfloat16" and not (self.device.separate or torch.cpu._is_avx512_bf16_supported()):
@@ -149,6 +161,7 @@ class PuffeRL:
             self._pool = ThreadPoolExecutor(workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
         self._worker_of = {}  # buffer -> the worker that serves it
         self._rolled_out, self._learned_epochs, self._captured = False, 0, False
+        self._handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
         self._forward = self.policy
         if c["compile"]:
             if self.fused:
@@ -156,10 +169,10 @@ class PuffeRL:
             self._forward = torch.compile(self.policy, mode=c["compile_mode"])
 
     @staticmethod
-    def _check_config(config, env_name, agents, group):
+    def _check_config(config, vecenv, policy, agents, group):
         types = {f.name: f.type for f in dataclasses.fields(Train)}
         extra = {"env", "data_dir", "run_id", "settings"}
-        c = dataclasses.asdict(Train()) | {"env": env_name, "data_dir": Base.data_dir}
+        c = dataclasses.asdict(Train()) | {"env": vecenv.name, "data_dir": Base.data_dir}
         for key, value in config.items():
             if key in extra:
                 c[key] = value
@@ -171,13 +184,18 @@ class PuffeRL:
             if not right:
                 raise ConfigError(f"train.{key} = {c[key]}: {what}.")
 
+        need(c["total_timesteps"] >= 1, "total_timesteps", "must be 1 or more")
+        for key in ("horizon", "minibatch_size", "replay_ratio"):
+            need(c[key] == "auto" or c[key] > 0, key, "must be above 0")
+        if c["norm_obs"] == "auto":  # the network is there already, with what it normalises by or without
+            c["norm_obs"] = find_normalizer(policy) is not None
+        c |= {name: value for name, (value, _) in decide(c, facts_of(vecenv, agents, c["total_timesteps"])).items()}
+
         need(c["gpus"] in (1, group.local_count), "gpus",
              f"there are {group.local_count} ranks on this machine; pufferl.py train starts them, or torchrun does")
         batch = agents * c["horizon"]
-        for key in ("total_timesteps", "horizon", "checkpoint_interval", "keep"):
+        for key in ("horizon", "checkpoint_interval", "keep"):
             need(c[key] >= 1, key, "must be 1 or more")
-        if c["minibatch_size"] is None:
-            c["minibatch_size"] = max(1, min(8192, batch) // c["horizon"]) * c["horizon"]
         need(c["minibatch_size"] > 0 and c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
              f"must be a multiple of train.horizon = {c['horizon']}, whole segments are drawn")
         need(c["minibatch_size"] <= batch, "minibatch_size",
@@ -195,7 +213,8 @@ class PuffeRL:
             need(0 <= c[key] <= 1, key, "must lie within 0 and 1")
         for key in ("momentum", "beta2"):
             need(0 <= c[key] < 1, key, "must lie within 0 and 1, without 1")
-        need(c["reward_clip"] is None or c["reward_clip"] > 0, "reward_clip", "must be above 0, or none")
+        for key in ("reward_clip", "target_kl"):
+            need(c[key] is None or c[key] > 0, key, "must be above 0, or none")
         need(c["cudagraphs"] == -1 or c["cudagraphs"] >= 1, "cudagraphs", "must be 1 or more, or -1 for none")
         for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval", "seed"):
             need(c[key] >= 0, key, "must be 0 or more")
@@ -264,6 +283,8 @@ class PuffeRL:
                 for name, parameter in self.policy.named_parameters():
                     arena.register(f"gradients {w}/policy.{name}", parameter.shape, group=f"gradients {w}")
         arena.register("sums", (learners, kernels.SUMS), torch.float64)
+        if c["norm_reward"]:
+            arena.register("rewards", (T, N))
 
         arena.allocate(self.device.torch_device)
         for name in ("logprobs", "values", "bootstraps", "ratios", "advantages", "weights", "new_values", "new_ratios",
@@ -281,6 +302,9 @@ class PuffeRL:
             self.device.pin(cut)
             self.device.pin(cut_step)
             self._host_cut, self._host_cut_step = torch.from_numpy(cut), torch.from_numpy(cut_step)
+        self.rewards, self.reward_scale = self.storage["rewards"], None  # what is learnt from
+        if c["norm_reward"]:
+            self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
         self._flat_observations = self.storage["observations"].view(T + 1, N, -1)
         self.running_returns = torch.zeros(N)
         self.state = {name: arena[f"state/{name}"] for name in state}
@@ -386,9 +410,8 @@ class PuffeRL:
                     buffers = range(worker, vecenv.num_buffers, vecenv.num_workers)
                     if self._actors[worker].in_one_call:
                         return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
-                    handles = [self.device.handles(worker, self._calls(worker, buffer)) for buffer in buffers]
-                    if all(handles):
-                        return sum(map(self._rollout_in_graphs, buffers, handles))
+                    if all(map(self._handles.get, buffers)):
+                        return sum(map(self._rollout_in_graphs, buffers))
             while (ready := vecenv.wait(worker)) is not None:
                 buffer, t = ready
                 seconds += time.perf_counter() - begun
@@ -417,12 +440,12 @@ class PuffeRL:
         self.vecenv.finish(buffer)
         return share * (time.perf_counter() - begun)
 
-    def _rollout_in_graphs(self, buffer, handles):
+    def _rollout_in_graphs(self, buffer):
         """The same where the policy is in graphs."""
         begun, host = time.perf_counter(), self.host
         self.device.wait()  # this thread has spoken to the GPU
         share = products.rollout_in_graphs(
-            self.vecenv.ranges[buffer], self.vecenv.addresses(buffer), handles,
+            self.vecenv.ranges[buffer], self.vecenv.addresses(buffer), self._handles[buffer],
             (host["terminals"], host["truncations"], host["resets"]), self._host_cut,
             self._host_cut_step[buffer : buffer + 1])
         self.vecenv.finish(buffer)
@@ -570,17 +593,23 @@ class PuffeRL:
                         self._final_values(worker, buffer)
                 for buffer, worker in self._worker_of.items():
                     self.device.capture(worker, self._calls(worker, buffer))
+                    if self.fused:  # torch's own replay also counts the random numbers that another network may draw
+                        self._handles[buffer] = self.device.handles(worker, self._calls(worker, buffer))
             self.device.capture(None, learning)
             if not self.fused:
                 self._check_capture(learning)
         except Exception as error:  # numba's CudaAPIError is no RuntimeError
-            self.device.forget()
+            self._forget_graphs()
             if self.ranks.rank == 0:
                 print(f"train.cudagraphs: the network cannot be captured and runs without, which is slower: "
                       f"{(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
         except BaseException:  # an interrupt: half of the graphs are none
-            self.device.forget()
+            self._forget_graphs()
             raise
+
+    def _forget_graphs(self):
+        self.device.forget()
+        self._handles.clear()
 
     def _check_capture(self, learning):
         """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""
@@ -611,14 +640,18 @@ class PuffeRL:
         """
         if not self._rolled_out:
             raise RuntimeError("train() learns from a rollout, once: call evaluate() before each train().")
-        begun, c = self._clock(), self.config
-        self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
-        count = int(self._minibatches_owed + 1e-9)
-        self._minibatches_owed -= count
+        begun, c, count = self._clock(), self.config, 0
+        if not (c["norm_obs"] and self.normalizer.count == 0):  # else this rollout only shows what observations are
+            self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
+            count = int(self._minibatches_owed + 1e-9)
+            self._minibatches_owed -= count
         rows = min(c["minibatch_size"], c["max_minibatch_size"] or c["minibatch_size"])
         threads = kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(rows))
         with threads[0], threads[1], self.device.main():
+            self._scale_rewards()
             norms, sums = self._learn(count)
+            if c["norm_obs"]:
+                self._merge_observations()
         self.epoch += 1
         self._rolled_out = False
         self._learned_epochs += count > 0
@@ -631,11 +664,34 @@ class PuffeRL:
         self._stage_seconds["learn"] += self._clock() - begun
         logs = self._losses(sums, norms) if count or not self.losses else dict(self.losses)
         self.losses = logs
+        if count and c["target_kl"] is not None:
+            self._adapt_rate(logs["approx_kl"])
         if self.epoch % c["checkpoint_interval"] == 0:
             self._try_checkpoint()
         if log_due:
             self.mean_and_log()
         return logs
+
+    def _adapt_rate(self, kl):
+        """Nearer to the learning rate at which an epoch moves the policy by target_kl, which falls with the square of
+        the schedule as the KL divergence does with the rate (Schulman et al. 2017, 4; here every epoch and gently)."""
+        target = self.config["target_kl"] * self._schedule() ** 2
+        if self._schedule() > 0.05:
+            self._rate_factor *= min(1.5, max(1 / 1.5, math.sqrt(target / max(kl, 1e-12)) ** 0.5))
+            self._rate_factor = min(RATE_FACTORS[1], max(RATE_FACTORS[0], self._rate_factor))
+
+    def _scale_rewards(self):
+        """The rollout's rewards in deviations of the discounted return, this rollout's included: a first reward after
+        many zeros would else be divided by next to nothing."""
+        if self.reward_scale is not None:
+            moments = self.reward_scale.follow(*(self.host[name] for name in ("rewards", "resets", "valid")))
+            self.reward_scale.merge(self.ranks.gather(moments))
+            torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
+
+    def _merge_observations(self):
+        """Add the rollout's observations to the moments that normalise those of the next."""
+        seen, valid = (self.storage[name][: self.horizon].flatten(0, 1) for name in ("observations", "valid"))
+        self.normalizer.merge(self.ranks.gather(self.normalizer.moments(seen, valid)))
 
     def _learn(self, count):
         """`count` minibatches; returns the gradient norm of each and the sums of the losses' statistics."""
@@ -703,7 +759,7 @@ class PuffeRL:
         """Advantages and priorities of all segments, or of those just learnt from (a segment's depend on no other)."""
         c, s = self.config, self.storage
         kernels.advantage(
-            self.values, s["rewards"], s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
+            self.values, self.rewards, s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
             self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
             c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
             index=index)
@@ -723,7 +779,7 @@ class PuffeRL:
         learner.refresh()
         for start, count in self._chunks[worker]:
             chunk = learner.chunk(count)
-            kernels.gather(self._flat_observations, self.index, chunk.observations, start=start)
+            learner.gather(chunk, self._flat_observations, self.index, start)
             for layer, states in enumerate(chunk.states):
                 torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count],
                                    out=states[0])
@@ -744,7 +800,8 @@ class PuffeRL:
             state |= {name: s[name][:T].index_select(1, index) for name in ("resets", "valid")}
             observations = s["observations"][:T].index_select(1, index)
             with self._autocast():
-                outputs, log_std = models.join_outputs(*self._forward(observations, state))
+                outputs, log_std = models.join_outputs(
+                    *models.over_time(self.policy, observations, state, self._forward))
             outputs = outputs.float().contiguous()
             grads = [torch.empty_like(outputs), None]
             if log_std is not None:
@@ -833,12 +890,15 @@ class PuffeRL:
     def learning_rate(self):
         if self._override_lr is not None:
             return self._override_lr
+        return self.config["learning_rate"] * self._rate_factor * self._schedule()
+
+    def _schedule(self):
+        """The share of learning_rate that the cosine leaves at this step."""
         c = self.config
         if not c["anneal_lr"]:
-            return c["learning_rate"]
-        progress = min(1.0, self.global_step / c["total_timesteps"])
-        low = c["min_lr_ratio"]
-        return c["learning_rate"] * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+            return 1.0
+        progress, low = min(1.0, self.global_step / c["total_timesteps"]), c["min_lr_ratio"]
+        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
 
     @learning_rate.setter
     def learning_rate(self, value):
@@ -886,9 +946,15 @@ class PuffeRL:
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         metrics |= {f"performance/seconds_{name}": value for name, value in stages.items()}
+        shown = ("observations", "rewards", "valid", "terminals", "truncations")
+        metrics |= signs.vital(*(self.host[name].numpy() for name in shown))
+        sentences = self.signs.see(self.global_step, metrics)
         self.logger.log(metrics, self.global_step)
         if self._record:
-            self._record.log(metrics, self.global_step)
+            self._record.log({**metrics, **({"signs": sentences} if sentences else {})}, self.global_step)
+        if self.ranks.rank == 0:
+            for sentence in sentences:
+                print(f"sign: {sentence}", file=sys.stderr)
         self._entry = metrics
         self._last_log = (time.perf_counter(), self.global_step)
         self._stage_seconds = dict.fromkeys(stages, 0.0)
@@ -1016,7 +1082,7 @@ class PuffeRL:
             self.running_returns.zero_()
             for state in self.state.values():
                 state.zero_()
-            restored = tensors.keys() & {"momentum"}
+            restored = tensors.keys() & {"momentum", "return_moments"}
         self.policy.load_state_dict(saved["model"])
         for name in restored:
             ours[name].copy_(tensors[name])
@@ -1026,7 +1092,7 @@ class PuffeRL:
             if self.device.separate:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.arena["rate"]
-                self.device.forget()  # graphs go on with the moments that were
+                self._forget_graphs()  # they go on with the moments that were
                 self._captured, self._learned_epochs = False, 0
         for name, value in saved["numbers"].items():
             setattr(self, name, value)
@@ -1042,6 +1108,8 @@ class PuffeRL:
         rows = {name: s[name][-1] for name in rows if s[name] is not None}
         momentum = {"momentum": self.arena.flat("momentum")} if isinstance(self.optimizer, kernels.Muon) else {}
         state = {f"state/{name}": tensor for name, tensor in self.state.items()}
+        if self.reward_scale is not None:
+            state |= {"discounted_returns": self.reward_scale.returns, "return_moments": self.reward_scale.moments}
         return {**rows, **momentum, **state, "running_returns": self.running_returns}
 
     def _complete_state(self, metadata=None):
@@ -1099,10 +1167,16 @@ class PuffeRL:
 UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
               "checkpoints.")
 BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
-SAVED_NUMBERS = ("epoch", "_rollouts", "_minibatches_owed", "_override_lr", "best_score", "_recent")
+RATE_FACTORS = 0.1, 10.0  # how far target_kl may take the learning rate from the one that is set
+SAVED_NUMBERS = ("epoch", "_rollouts", "_minibatches_owed", "_rate_factor", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 WORTH_THREADS = 1e8  # operations in one pass of a custom network from which on several threads share each product
 CHUNK_STEPS = 1024  # float32 steps that one worker takes through the default network at once: what fits its caches
+
+
+def find_normalizer(policy):
+    """What a network normalises its observations by, a models.Normalizer, or None."""
+    return next((part for part in policy.modules() if isinstance(part, models.Normalizer)), None)
 
 
 def on_the_cpu(tensors):
@@ -1149,6 +1223,60 @@ class Interrupts:
             signal.signal(number, handler)
 
 
+MEASURED_SECONDS, MEASURED_EPOCHS = 1.0, 4  # that measure spends, after the epoch in which kernels are compiled
+MEASURED_AGENTS = {True: 1024, False: 16}  # at most; in C or not
+
+
+def measure(env_name, args, vecenv, facts):
+    """Add to the Facts of an environment what a step of it and learning from one cost, from a few epochs of throw-away
+    environments and a copy of the network. Nothing random that the run uses is drawn."""
+    random_states = random.getstate(), np.random.get_state()
+    num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
+    vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
+           "num_buffers": None, "backend": "native" if facts.native else "serial"}  # fmt: skip
+    small = {**args, "vec": vec, "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
+             "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "log_interval": math.inf}}
+    with ranks.alone(), contextlib.ExitStack() as stack:
+        trial = load_env(env_name, small)
+        stack.callback(trial.close)
+        for name in ("horizon", "minibatch_size"):  # what is set fits the run, and may not fit fewer agents
+            small["train"][name] = "auto"
+        config = {**small["train"], "env": args["env_name"], "data_dir": None, "cudagraphs": -1, "gpus": 1}
+        trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))
+        stack.callback(trainer.release)
+        begun, before = None, {}
+        while begun is None or trainer.epoch < MEASURED_EPOCHS or time.perf_counter() - begun < MEASURED_SECONDS:
+            trainer.evaluate()
+            trainer.train()
+            if begun is None:
+                begun, before, epoch = time.perf_counter(), dict(trainer._stage_seconds), trainer.epoch
+    steps = (trainer.epoch - epoch) * trainer.batch_size
+    spent = {stage: (seconds - before[stage]) / steps for stage, seconds in trainer._stage_seconds.items()}
+    side_by_side = 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
+    random.setstate(random_states[0])
+    np.random.set_state(random_states[1])
+    return dataclasses.replace(facts, step_seconds=spent["environment"] / side_by_side + spent["policy"],
+                               learn_seconds=spent["learn"])  # fmt: skip
+
+
+def settle(env_name, args, vecenv):
+    """Put numbers in the place of "auto" in the train section of `args`, and the reasons into args["auto"]; the same on
+    all ranks, as rank 0 finds them."""
+    group, section = ranks.connect(), args["train"]
+    facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
+
+    def choose():
+        if section["replay_ratio"] != "auto":
+            return decide(section, facts)
+        return decide(section, measure(env_name, args, vecenv, facts))
+
+    chosen = group.first(choose)
+    if args["policy"]["name"] not in POLICIES and "norm_obs" in chosen:
+        chosen["norm_obs"] = False, "a network of your own takes observations as they are"
+    section |= {name: value for name, (value, _) in chosen.items()}
+    args["auto"] = {name: reason for name, (_, reason) in chosen.items()}
+
+
 def train(env_name, args):
     """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder."""
     group = ranks.connect()
@@ -1157,7 +1285,12 @@ def train(env_name, args):
     if not args["resume"]:
         args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
     vecenv = load_env(env_name, args)
-    policy = load_policy(args, vecenv, env_name)
+    try:
+        settle(env_name, args, vecenv)
+        policy = load_policy(args, vecenv, env_name)
+    except BaseException:
+        vecenv.close()
+        raise
     config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
               "settings": {**args, "launch": group.launchers()}}
     if args["resume"]:
@@ -1186,6 +1319,9 @@ def train(env_name, args):
         say(f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
             f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; "
             f"run folder {trainer.run_folder}")
+        say(f"network: {models.describe(policy)}")
+        for name, reason in args["auto"].items():
+            say(f"auto: --train.{name.replace('_', '-')} {args['train'][name]}  # {reason}")
         with Interrupts() as interrupts:
             while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
                 trainer.evaluate()
@@ -1207,6 +1343,7 @@ def train(env_name, args):
 
 
 USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]
+       python pufferl.py diagnose RUN
 
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
@@ -1214,11 +1351,25 @@ USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} E
   export ENV   a trained policy as ONNX, for C or as a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest here
   profile ENV  where the time goes: tables, and a trace for a browser; the same as python profiler.py ENV
+  diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, or ENV for the newest
 
   python pufferl.py train breakout --help    lists every setting with its default
 
 ENV: gym/CartPole-v1, pettingzoo/mpe/simple_spread_v3 and the like, my_file.py:make_env, my_environment.h, a file of
 config/ (drone_race, atari_pong), or an environment in C: """
+
+
+def diagnose(argv):
+    """`pufferl.py diagnose RUN`: a run's folder, or an environment, whose newest run it then is."""
+    if len(argv) != 1 or argv[0].startswith("-"):
+        sys.exit("pufferl.py diagnose: which run? Its folder, or an environment for the newest one in experiments.")
+    try:
+        folder = Path(argv[0])
+        if not folder.is_dir():
+            folder = find_run("latest", Base.data_dir, argv[0], "metrics.jsonl")
+        signs.diagnose(folder)
+    except (ConfigError, OSError, ValueError, KeyError) as error:
+        sys.exit(f"pufferl.py diagnose: {error}")
 
 
 def main(argv=None):
@@ -1227,6 +1378,8 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
         print(USAGE + ", ".join(ocean.names()))
         return
+    if argv[0] == "diagnose":
+        return diagnose(argv[1:])
     elsewhere = {"sweep": "trials", "eval": "watch", "autotune": "autotune", "profile": "profiler", "export": "export"}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:

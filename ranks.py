@@ -281,6 +281,17 @@ def connect():
     return _connected
 
 
+@contextlib.contextmanager
+def alone():
+    """Within it `connect` gives this process by itself, for what rank 0 tries before the others join in."""
+    global _connected
+    before, _connected = connect(), Ranks()
+    try:
+        yield
+    finally:
+        _connected = before
+
+
 def _rendezvous():
     """(store, rank, count). torchrun keeps one store over its restarts, with the addresses of ranks that are gone in
     it; so rank 0 draws a new name for each start, and all of the group's keys go under that."""

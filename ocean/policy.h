@@ -11,7 +11,8 @@
  *     policy_act(&policy, mask, seed, i, step, deterministic, action);               mask: NULL, or 0 forbids
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
- *     the bytes "PUFR"; format 1; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
+ *     the bytes "PUFR"; format 1 or 2; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
+ *     in format 2 only: shift (inputs), scale (inputs), with which observations are normalised
  *     encoder: weight (hidden, inputs), bias (hidden)
  *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
  *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
@@ -36,6 +37,7 @@ typedef struct {
     int dims; /* ... continuous ones */
     int width; /* of the outputs: logits (or means), then the value */
     int state_size; /* floats of recurrent state an agent */
+    const float *shift, *scale; /* of the observations, or NULL */
     const float *encoder, *layer, *decoder, *log_std; /* each matrix with its bias behind it */
     float *weights, *outputs, *scratch;
 } Policy;
@@ -50,7 +52,7 @@ static void policy_free(Policy* policy) {
 static const char* policy_read(Policy* policy, const float* file, size_t count) {
     *policy = (Policy){0};
     if (count < POLICY_HEADER || memcmp(file, "PUFR", 4)) return "this is no policy file: it does not begin with PUFR";
-    if (file[1] != 1) return "the file has another format than 1, which this policy.h reads";
+    if (file[1] != 1 && file[1] != 2) return "the file has another format than 1 and 2, which this policy.h reads";
     for (int i = 2; i < POLICY_HEADER; i++)
         if (!(file[i] >= 0 && file[i] <= POLICY_MAX_SIZE)) return "the file's sizes are damaged";
     Policy p = {.type = (int)file[2], .inputs = (int)file[3], .hidden = (int)file[4], .layers = (int)file[5],
@@ -67,7 +69,8 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
 
     uint64_t inputs = (uint64_t)p.inputs, hidden = (uint64_t)p.hidden, width = (uint64_t)p.width;
     uint64_t encoder = hidden * (inputs + 1), layer = 3 * hidden * (hidden + 1), decoder = width * (hidden + 1);
-    uint64_t total = encoder + (uint64_t)p.layers * layer + decoder + (uint64_t)p.dims;
+    uint64_t norm = file[1] == 2 ? 2 * inputs : 0;
+    uint64_t total = norm + encoder + (uint64_t)p.layers * layer + decoder + (uint64_t)p.dims;
     if (count - POLICY_HEADER - (size_t)p.heads != total) return "the file is cut off, or has bytes that do not belong";
     p.state_size = p.layers * p.hidden;
     p.weights = malloc((size_t)total * sizeof(float));
@@ -77,7 +80,11 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
         return "there is not enough memory";
     }
     memcpy(p.weights, file + POLICY_HEADER + p.heads, (size_t)total * sizeof(float));
-    p.encoder = p.weights;
+    if (norm) {
+        p.shift = p.weights;
+        p.scale = p.shift + inputs;
+    }
+    p.encoder = p.weights + norm;
     p.layer = p.encoder + encoder;
     p.decoder = p.layer + (uint64_t)p.layers * layer;
     p.log_std = p.decoder + decoder;
@@ -157,6 +164,8 @@ static void policy_forward(const Policy* policy, const void* observation, bool r
     float *floats = policy->scratch, *x = floats + policy->inputs, *hgp = x + H;
     const float* weight = policy->layer;
     policy_floats(policy, observation, floats);
+    for (int i = 0; policy->shift && i < policy->inputs; i++)
+        floats[i] = fminf(fmaxf((floats[i] - policy->shift[i]) * policy->scale[i], -10), 10);
     policy_linear(policy->encoder, H, policy->inputs, floats, x);
     for (int i = 0; i < policy->layers; i++, state += H, weight += 3 * (size_t)H * ((size_t)H + 1)) {
         policy_linear(weight, 3 * H, H, x, hgp);

@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,12 +96,13 @@ def ours(name, steps, seed, options):
     if called.startswith("brought:"):
         called = f"{Path(__file__).parent}/{called.replace(':', '.py:')}"
     extra = ["--env." + keyword] if keyword else []
+    bare = Path(tempfile.gettempdir()) / f"bare_{os.getuid()}_{zlib.crc32(str(ROOT).encode()):08x}"  # compiled once
+    shutil.copytree(ROOT, bare, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
+        ".*", "__pycache__", "config", "docs", "tests", "experiments", "*.safetensors"))  # fmt: skip
+    (bare / "config").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "config/default.ini", bare / "config")
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT, f"{folder}/bare", ignore=shutil.ignore_patterns(
-            ".git", ".venv*", "config", "docs", "tests", "experiments", "*.safetensors"))  # fmt: skip
-        Path(folder, "bare/config").mkdir()
-        shutil.copy(ROOT / "config/default.ini", f"{folder}/bare/config")
-        command = [sys.executable, f"{folder}/bare/pufferl.py", "train", called, *extra, "--train.total-timesteps",
+        command = [sys.executable, str(bare / "pufferl.py"), "train", called, *extra, "--train.total-timesteps",
                    str(steps), "--train.seed", str(seed), "--train.log-interval", "0.05", "--logger", "none",
                    "--data-dir", f"{folder}/runs", *options]  # fmt: skip
         begun = time.perf_counter()
@@ -319,11 +321,12 @@ def cleanrl(name, steps, seed, folder):
         space = env.observation_space
         return gymnasium.wrappers.TransformObservation(env, function, space)
 
-    wrappers = SimpleNamespace(**{key: getattr(gymnasium.wrappers, key) for key in (
-        "FlattenObservation", "ClipAction", "NormalizeObservation", "NormalizeReward", "TransformReward")},
-        TransformObservation=changed, RecordEpisodeStatistics=lambda env: env)  # fmt: skip
-    module = SimpleNamespace(make=make_one, wrappers=wrappers, spaces=gymnasium.spaces, vector=SimpleNamespace(
-        SyncVectorEnv=lambda functions: OldVector(functions, discrete)))  # fmt: skip
+    def like(module, **others):
+        return SimpleNamespace(**{**vars(module), **others})
+
+    wrappers = like(gymnasium.wrappers, TransformObservation=changed, RecordEpisodeStatistics=lambda env: env)
+    vectors = SimpleNamespace(SyncVectorEnv=lambda functions: OldVector(functions, discrete))
+    module = like(gymnasium, make=make_one, wrappers=wrappers, vector=vectors)
     sys.modules["gym" if discrete else "gymnasium"] = module
     script = "ppo.py" if discrete else "ppo_continuous_action.py"
     sys.argv = [script, "--total-timesteps", str(steps), "--seed", str(seed), "--cuda", "False"]

@@ -1,0 +1,256 @@
+"""Vital signs: from the metrics of a run to sentences that say why it does not learn and what to try.
+
+    signs = Signs(settings)                     # the train section, a dict
+    for sentence in signs.see(step, metrics):   # each entry of the log, in order; a sentence comes once in a run
+        print(sentence)
+    python pufferl.py diagnose RUN              # the same of a finished run, with a page of curves
+
+A detector is a method whose name begins with `sign_`. It looks at the entries so far and returns a sentence, or None.
+It must stay silent on a run that learns: what it says is read by somebody who does not know yet whether to believe it.
+To add one, write the method and plant its failure in tests/test_signs.py. The metrics are those of docs/metrics.md;
+those under `vital/` are measured for this file (`vital`).
+"""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+PATIENCE = 5  # entries in a row that a state must last before it is said
+BEGUN = 0.1  # share of the run after which a policy could have moved
+SAMPLE = 1 << 16  # numbers of a rollout's observations that are looked at
+VAST = 1000.0  # observations beyond it are no longer of the order of 1
+VAST_VALUE_LOSS = 20.0  # times the policy's loss it may weigh
+
+
+def vital(observations, rewards, valid, terminals, truncations):
+    """What only the rollout itself shows, as metrics: observations (T, N, ...), rewards, valid, terminals, truncations
+    (T, N), numpy arrays of one rollout. Observations are looked at in a sample of the agents."""
+    live = valid[: len(rewards)] != 0
+    agents = max(1, min(live.shape[1], SAMPLE // max(1, observations[0, 0].size * len(rewards))))
+    seen = observations[: len(rewards), :agents].reshape(-1, observations[0, 0].size)[live[:, :agents].reshape(-1)]
+    found = rewards[live]
+    metrics = {"vital/terminated": float(terminals[live].sum()), "vital/truncated": float(truncations[live].sum())}
+    if len(seen) and seen.dtype.kind in "fiub":
+        seen = seen.astype(np.float64)
+        metrics |= {"vital/observation_max": float(np.abs(seen).max()),
+                    "vital/observation_constant": float((seen.max(0) == seen.min(0)).mean())}  # fmt: skip
+    if len(found):
+        metrics |= {"vital/reward_min": float(found.min()), "vital/reward_max": float(found.max())}
+    return metrics
+
+
+class Signs:
+    """The detectors and what they remember of a run. settings: the resolved train section; of a dict that lacks some,
+    those that the missing ones are for stay silent. agents: of all ranks."""
+
+    def __init__(self, settings, agents=None):
+        self.settings, self.agents = settings, agents
+        self.step, self.lists, self.said = 0, {}, {}
+
+    def see(self, step, metrics):
+        """The new sentences after one more entry of the log."""
+        new, self.step = [], step
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                self.lists.setdefault(name, []).append(value)
+        for name in sorted(dir(self)):
+            if name.startswith("sign_") and name not in self.said and (sentence := getattr(self, name)()):
+                self.said[name] = step, sentence
+                new.append(sentence)
+        return new
+
+    # -- what detectors ask ------------------------------------------------------------------------------------------
+
+    @property
+    def progress(self):
+        return min(1.0, self.step / self.settings.get("total_timesteps", math.inf))
+
+    def values(self, name):
+        """All finite numbers that were logged under a name, in order."""
+        return self.lists.get(name, [])
+
+    def lasting(self, name, condition, count=PATIENCE):
+        """Whether the last `count` values under a name all fulfil a condition."""
+        last = self.values(name)[-count:]
+        return len(last) == count and all(map(condition, last))
+
+    def score_moved(self):
+        """Whether the returns of the last quarter of the entries differ from the first ones' by more than chance does;
+        True with too few to tell."""
+        returns = self.values("environment/episode_return")
+        if len(returns) < 2 * PATIENCE:
+            return True
+        first, last = returns[: max(PATIENCE, len(returns) // 10)], returns[-max(PATIENCE, len(returns) // 4) :]
+        chance = 3 * np.std(first) + 1e-3 * abs(np.mean(first))
+        return bool(abs(np.mean(last) - np.mean(first)) > chance)
+
+    @property
+    def minibatches(self):
+        """Updates an epoch, or None."""
+        c = self.settings
+        if self.agents is None or not all(isinstance(c.get(key), int | float) for key in (
+                "horizon", "minibatch_size", "replay_ratio")):  # fmt: skip
+            return None
+        return c["replay_ratio"] * self.agents * c["horizon"] / c["minibatch_size"]
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def sign_one_update(self):
+        """The ratio is 1 in the first minibatch of an epoch by definition: with one there is no PPO."""
+        if self.minibatches is not None and self.minibatches < 2:
+            return (f"There is {self.minibatches:.3g} update an epoch, before which the policy cannot have moved: "
+                    "clipping does nothing. Try --train.minibatch-size auto, or a larger --train.replay-ratio.")
+
+    def sign_nothing_moves(self):
+        """clipfrac and KL stay at zero though there are several updates."""
+        still = self.lasting("losses/approx_kl", lambda kl: kl < 1e-6) and self.lasting(
+            "losses/clipfrac", lambda share: share == 0)  # fmt: skip
+        if still and self.progress < 0.8 and (self.minibatches or 2) >= 2:
+            return ("The policy has not moved: clipfrac and approx_kl are 0 though there are several updates an epoch. "
+                    "Try a larger --train.learning-rate, or --train.learning-rate auto.")
+
+    def sign_rate_too_high(self):
+        """KL over 0.1 in half of the last entries."""
+        last = self.values("losses/approx_kl")[-2 * PATIENCE :]
+        if len(last) == 2 * PATIENCE and sum(kl > 0.1 for kl in last) > PATIENCE:
+            return (f"Updates are too large: approx_kl is over 0.1 again and again (now {last[-1]:.2g}, 0.01 is usual). "
+                    "Try a smaller --train.learning-rate, or --train.learning-rate auto.")
+
+    def sign_entropy_gone(self):
+        """The policy has settled and the score is where it was."""
+        entropies = self.values("losses/entropy")
+        if len(entropies) > PATIENCE and entropies[0] > 0 and self.progress > BEGUN and not self.score_moved() and (
+                self.lasting("losses/entropy", lambda entropy: entropy < 0.05 * entropies[0])):  # fmt: skip
+            return (f"The policy has stopped trying: its entropy fell from {entropies[0]:.2g} to {entropies[-1]:.2g} "
+                    "while the score stayed. Try a larger --train.ent-coef (0.01 to 0.05) or a smaller "
+                    "--train.learning-rate.")
+
+    def sign_value_dwarfs(self):
+        """The clipped gradient is nearly all the value's."""
+        weight, clip = self.settings.get("vf_coef", 1.0), self.settings.get("max_grad_norm", math.inf)
+        if self.lasting("losses/value_loss", lambda loss: weight * loss > VAST_VALUE_LOSS) and self.lasting(
+                "losses/grad_norm", lambda norm: norm > 10 * clip):  # fmt: skip
+            loss = self.values("losses/value_loss")[-1]
+            return (f"The value's loss ({loss:.3g} × vf_coef) dwarfs the policy's, and the gradient is clipped to a "
+                    "tenth and less. Try --train.norm-reward True, or a smaller --train.vf-coef.")
+
+    def sign_value_knows_nothing(self):
+        """Explained variance below zero for long, with returns that differ."""
+        if self.progress > 2 * BEGUN and self.lasting(
+                "losses/explained_variance", lambda share: share < -0.1, 4 * PATIENCE) and self.lasting(
+                "losses/value_loss", lambda loss: loss > 0.02, 4 * PATIENCE):  # fmt: skip
+            share = self.values("losses/explained_variance")[-1]
+            return (f"The value predicts worse than a constant would: explained_variance is {share:.2g} and stays below "
+                    "0. Try --train.norm-reward True, --train.vf-clip-coef inf, or --train.norm-obs True.")
+
+    # -- the environment ---------------------------------------------------------------------------------------------
+
+    def sign_rewards_zero(self):
+        low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
+        if len(low) > PATIENCE and self.progress > BEGUN and max(high) == min(low) == 0:
+            return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever reached by chance? Make "
+                    "it easier at first, or reward steps towards it (docs/recipes.md).")
+
+    def sign_rewards_vast(self):
+        low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
+        c = self.settings
+        if low and not c.get("norm_reward") and c.get("reward_clip") is None and max(abs(low[-1]), abs(high[-1])) > 100:
+            return (f"Rewards are vast: they reach from {low[-1]:.4g} to {high[-1]:.4g}, where about 1 is learnt best. "
+                    "Try --train.norm-reward True.")
+
+    def sign_observations_constant(self):
+        if self.lasting("vital/observation_constant", lambda share: share == 1):
+            return ("The observations never change: no number in them differs between agents or steps. Does the "
+                    "environment write them in each step?")
+
+    def sign_observations_vast(self):
+        if not self.settings.get("norm_obs") and self.lasting("vital/observation_max", lambda x: x > VAST):
+            largest = self.values("vital/observation_max")[-1]
+            return (f"Observations are vast: they reach {largest:.4g}, where about 1 is learnt best. Try --train.norm-obs True.")
+
+    def sign_observations_grow(self):
+        """Finite so far, and doubling."""
+        largest = self.values("vital/observation_max")
+        if len(largest) >= PATIENCE and largest[-1] > 100 * VAST and all(
+                later > 2 * earlier for earlier, later in itertools.pairwise(largest[-PATIENCE:])):  # fmt: skip
+            return (f"Observations grow without bound: {largest[-1]:.3g} now, twice as much with each entry of the log. "
+                    "Does something in the environment add up for ever?")
+
+    def sign_episodes_never_end(self):
+        ended = self.values("vital/terminated"), self.values("vital/truncated")
+        steps = self.step / (self.agents or math.inf)
+        if len(ended[0]) >= PATIENCE and steps > 20_000 and not (
+                sum(map(sum, ended)) or any(self.values("environment/n"))):  # fmt: skip
+            return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the environment say terminated or "
+                    "truncated? A time limit helps too (gymnasium.wrappers.TimeLimit).")
+
+    def sign_cut_at_the_same_step(self):
+        """Every episode is truncated, all at one step, and the score does not move."""
+        ended, cut = (sum(self.values(f"vital/{name}")) for name in ("terminated", "truncated"))
+        lengths = self.values("environment/episode_length")
+        alike = len(lengths) > PATIENCE and max(lengths) - min(lengths) < 1e-6 * max(lengths)
+        if cut > 20 and not ended and alike and self.progress > 0.5 and not self.score_moved():
+            return (f"Every episode is cut off at step {lengths[-1]:,.0f}, none ends by itself, and the score does not "
+                    "move. If there is a goal, it was never reached: try a larger --train.ent-coef, more steps, or "
+                    "rewards on the way (docs/recipes.md).")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A finished run
+
+
+def read(folder):
+    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl. Raises OSError where they are not
+    there, ValueError where they cannot be read."""
+    config = json.loads(Path(folder, "config.json").read_text())
+    lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+    return Signs(config["train"], config.get("agents")), [json.loads(line) for line in lines]
+
+
+CURVES = ("environment/score", "environment/episode_return", "environment/episode_length", "losses/entropy",
+          "losses/approx_kl", "losses/clipfrac", "losses/value_loss", "losses/explained_variance", "losses/grad_norm",
+          "losses/learning_rate", "vital/reward_max", "vital/observation_max")  # fmt: skip
+
+
+def diagnose(folder):
+    """Print what the signs say of a run and write FOLDER/diagnosis.html, its curves with the places where they said it;
+    returns the sentences."""
+    signs, entries = read(folder)
+    for entry in entries:
+        signs.see(entry["step"], entry)
+    said = sorted(signs.said.values())
+    for step, sentence in said:
+        print(f"step {step:,}: {sentence}")
+    if not said:
+        print(f"{len(entries)} entries, no sign of trouble.")
+    page = Path(folder, "diagnosis.html")
+    page.write_text(draw(Path(folder).name, entries, said))
+    print(f"curves: {page}")
+    return [sentence for _, sentence in said]
+
+
+def draw(name, entries, said):
+    """The page: a curve a metric, a line where something was said."""
+    import html
+
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    names = [metric for metric in CURVES if any(metric in entry for entry in entries)]
+    figure = make_subplots(rows=max(1, -(-len(names) // 3)), cols=3, subplot_titles=names)
+    for i, metric in enumerate(names):
+        points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
+        x, y = zip(*points, strict=True)
+        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), row=i // 3 + 1, col=i % 3 + 1)
+        for step, sentence in said:
+            figure.add_vline(x=step, line={"dash": "dot", "color": "crimson"}, row=i // 3 + 1, col=i % 3 + 1,
+                             name=sentence)  # fmt: skip
+    figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False, template="plotly_white")
+    items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>" for step, sentence in said)
+    title = html.escape(name)
+    return (f"<!doctype html><meta charset='utf-8'><title>{title}</title><body style='font-family:sans-serif'><h1>{title}</h1>"
+            f"<ul>{items or '<li>No sign of trouble.</li>'}</ul>"
+            + figure.to_html(full_html=False, include_plotlyjs=True))  # fmt: skip
