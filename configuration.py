@@ -250,7 +250,8 @@ REFUSED = {
 }
 
 
-RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir", "launch")  # of one run
+RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
+                "launch")  # of one run
 
 
 class ConfigError(ValueError):
@@ -345,7 +346,8 @@ def env_section(name):
                   for key, value in {"num_envs": 1, **settings}.items()]
         return dataclasses.make_dataclass("Env", fields)
     library = load_library(name)
-    fields = [("num_envs", int, field(default=1024, metadata={"help": "Environments side by side."}))]
+    what = "Environments side by side. auto: so many that the steps asked for make 100 epochs, 1,024 agents at most."
+    fields = [("num_envs", int | Auto, field(default="auto", metadata={"help": what}))]
     fields += [(key, type(value), field(default=value, metadata={"help": library.settings_help.get(key, "")}))
                for key, value in library.settings.items()]
     return dataclasses.make_dataclass("Env", fields)
@@ -446,6 +448,9 @@ def load_config(env_name, argv=()):
     apply_saved(argv, env_name, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
+    if values["env"].get("num_envs") == "auto":
+        library = load_library(find_config(env_name)[0])
+        values["env"]["num_envs"] = choose_num_envs(library, values["env"], values["train"]["total_timesteps"])
     base = values.pop("base")
     return {"config_name": env_name, "env_name": find_config(env_name)[0], **base, **values}
 
@@ -543,6 +548,14 @@ def load_env(env_name, args):
     return make_vector(library, num_envs, "native", args, settings)
 
 
+def choose_num_envs(library, settings, steps):
+    """How many environments in C where nobody says."""
+    probe = library.create(1, settings={name: value for name, value in settings.items() if name != "num_envs"})
+    agents = power_of_two(steps / (EPOCHS * 32), 16, 1024)
+    probe.close()
+    return max(1, agents // probe.num_agents)
+
+
 def divide_agents(total, agents, name):
     """Environments that hold `total` agents, at `agents` each."""
     if total < agents or total % agents:
@@ -600,6 +613,8 @@ class Facts:
 
 EPOCHS = 100  # of a run at least, so that the policy that acts is never far behind the one that learns
 UPDATES = 4000  # in a run
+PASSES = 4  # over each step at most
+FEW_STEPS = 2e6  # a run of so many steps or fewer in a pass: environments are what is dear
 FREE_SECONDS = 60  # of learning that nobody minds, however fast the environments are
 KL = 0.01  # that an epoch moves the policy by (target_kl)
 
@@ -633,13 +648,15 @@ def decide(train, facts):
         return value, f"{facts.agents:,} agents: {epochs:,.0f} epochs of {value * facts.agents:,} steps"
 
     def replay_ratio():
+        few = FEW_STEPS / facts.steps
         if facts.learn_seconds is None:
-            return (2.0, "environments in C") if facts.native else (4.0, "environments in Python")
-        waiting = facts.step_seconds / facts.learn_seconds
-        free = FREE_SECONDS / (facts.steps * facts.learn_seconds)
-        value = float(power_of_two(max(waiting, free), 1, 4))
-        return value, (f"{facts.step_seconds * 1e6:.3g} us to step an agent, {facts.learn_seconds * 1e6:.3g} us to "
-                       "learn from it once")
+            value = float(power_of_two(max(few, 2 if facts.native else 4), 1, PASSES))
+            return value, f"environments in {'C' if facts.native else 'Python'}"
+        waiting, free = facts.step_seconds / facts.learn_seconds, FREE_SECONDS / (facts.steps * facts.learn_seconds)
+        value = float(power_of_two(max(few, waiting, free), 1, PASSES))
+        why = "each of few steps counts" if few >= value else (
+            f"a step takes {facts.step_seconds * 1e6:.3g} us, learning from it {facts.learn_seconds * 1e6:.3g} us")
+        return value, why
 
     def minibatch_size():
         batch = facts.agents * c["horizon"]

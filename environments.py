@@ -31,7 +31,8 @@ from emulation import GymnasiumVectorPufferEnv, OldGym, PufferEnv
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
-            "MiniHack-": "minihack", "NetHack": "nle", "Vizdoom": "vizdoom.gymnasium_wrapper", "MinAtar/": "minatar.gym"}  # fmt: skip
+            "MiniHack-": "minihack", "NetHack": "nle", "Vizdoom": "vizdoom.gymnasium_wrapper",
+            "MinAtar/": "minatar.gym"}  # fmt: skip
 
 
 def load_creator(name):

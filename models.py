@@ -336,7 +336,8 @@ class Encoded(nn.Module):
         self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
         encoders = {"image": _image_encoder, "board": _board_encoder}
-        self.parts = nn.ModuleList(encoders.get(kind, lambda leaf: nn.Identity())(leaf) for *_, leaf, kind in self.leaves)
+        self.parts = nn.ModuleList(
+            encoders[kind](leaf) if kind in encoders else nn.Identity() for _, leaf, kind in self.leaves)
         self.numbers = [math.prod(leaf.shape) for _, leaf, kind in self.leaves if kind == "numbers"]
         self.normalizer = Normalizer(sum(self.numbers), self._numbers) if normalize and self.numbers else None
         with torch.no_grad():  # an observation that lies in the space, for the width of its features
@@ -393,8 +394,8 @@ class Normalized(nn.Module):
         super().__init__()
         size = math.prod(env.single_observation_space.shape)
         if not isinstance(getattr(env, "env_single_observation_space", None), gymnasium.spaces.Box | None):
-            raise TypeError("train.norm_obs takes observations that are one array; a network of your own normalises the "
-                            "fields of a Dict or Tuple itself (models.Normalizer), or takes them as they are.")
+            raise TypeError("train.norm_obs takes observations that are one array; a network of your own normalises "
+                            "the fields of a Dict or Tuple itself (models.Normalizer).")
         self.policy, self.normalizer = policy, Normalizer(size)
 
     def _normalised(self, observations, dims):
@@ -492,8 +493,8 @@ def describe(policy):
         return "normalised, " + describe(policy.policy)
     if isinstance(policy, Policy):
         first = "normalised, " if policy.normalizer is not None else ""
-        return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, {policy.num_layers} MinGRU, linear; "
-                f"{parameters}")  # fmt: skip
+        return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, {policy.num_layers} MinGRU, "
+                f"linear; {parameters}")  # fmt: skip
     inner = getattr(policy, "policy", policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM"}.get(type(policy))
     words = {"image": "convolutions of an image", "board": "convolutions of a board", "choices": "one-hot",
@@ -827,8 +828,8 @@ def _shapes_explained(policy, form, observations):
     except (RuntimeError, IndexError, ValueError) as error:
         if any(word in str(error) for word in ("shape", "size", "dimension", "dim ")):
             error.add_note(
-                f"{type(policy).__name__} was given observations {tuple(observations.shape)}, {form}. A network without "
-                "memory is forward(observations) over (B, *observation); one that takes a state sees time, "
+                f"{type(policy).__name__} was given observations {tuple(observations.shape)}, {form}. A network "
+                "without memory is forward(observations) over (B, *observation); one that takes a state sees time, "
                 "forward(observations, state) over (T, N, *observation), with forward_eval(observations, state) over "
                 "(N, *observation) for one step. Each returns logits and value. (models.py)")
         raise

@@ -384,8 +384,8 @@ def _read_observations(begin, end, observations, shift, scale, out):
 @driver
 def _policy_step_cpu(begin, end, observations, encoder, layers, decoder, state, resets, valid, seen, x, y, hgp, last,
                      outputs):
-    """encoder is (packed weight, bias, shift, scale), each of `layers` and decoder (packed weight, bias); seen, x, y, hgp
-    and last are scratch memory."""
+    """encoder is (packed weight, bias, shift, scale), each of `layers` and decoder (packed weight, bias); seen, x, y,
+    hgp and last are scratch memory."""
     for block in range(begin, end, BLOCK):
         stop = min(end, block + BLOCK)
         n, rows = stop - block, slice(begin, begin + stop - block)  # another thread's rows are another range
@@ -405,8 +405,9 @@ def _policy_step_cpu(begin, end, observations, encoder, layers, decoder, state, 
 
 def policy_step(observations, encoder, layers, decoder, state, resets, valid, scratch):
     """One step of n agents: observations (n, D) of any type; encoder, each of `layers` and decoder arrays (packed
-    weight, bias), the encoder's with shift and scale (D,) of the observations, or two of length 0; state (n, H) a layer, updated in place; resets, valid (n,). Into the last of `scratch`, tensors of n
-    rows: observations and two activations as the products read them, hgp, the last layer's output, the network's."""
+    weight, bias), the encoder's with shift and scale (D,) of the observations, or two of length 0; state (n, H) a
+    layer, updated in place; resets, valid (n,). Into the last of `scratch`, tensors of n rows: observations and two
+    activations as the products read them, hgp, the last layer's output, the network's."""
     if observations.dtype == torch.bfloat16:
         raise TypeError("products.policy_step: observations are bfloat16, which numba cannot tell from uint16; pass "
                         "them as the environment gave them.")

@@ -140,9 +140,9 @@ class PuffeRL:
             raise ConfigError("observations of float16 are for networks of your own; the default one takes float32.")
         self.normalizer = find_normalizer(policy)
         if c["norm_obs"] and self.normalizer is None:
-            raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one with "
-                              "it, models.Policy(env, normalize=True) has one, models.Normalized(env, policy) puts one "
-                              "before a network of your own.")
+            raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one "
+                              "that has, as models.Policy(env, normalize=True) does; models.Normalized(env, policy) "
+                              "puts one before a network of your own.")
         self.device = find_device(c["device"], vecenv.num_workers)
         self._precision = getattr(torch, c["precision"])
         if c["precision"] == "bfloat16" and not (self.device.separate or torch.cpu._is_avx512_bf16_supported()):
@@ -1230,7 +1230,7 @@ MEASURED_AGENTS = {True: 1024, False: 16}  # at most; in C or not
 def measure(env_name, args, vecenv, facts):
     """Add to the Facts of an environment what a step of it and learning from one cost, from a few epochs of throw-away
     environments and a copy of the network. Nothing random that the run uses is drawn."""
-    random_states = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  which environments may draw from
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
            "num_buffers": None, "backend": "native" if facts.native else "serial"}  # fmt: skip
@@ -1244,6 +1244,7 @@ def measure(env_name, args, vecenv, facts):
         config = {**small["train"], "env": args["env_name"], "data_dir": None, "cudagraphs": -1, "gpus": 1}
         trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))
         stack.callback(trainer.release)
+        trainer.signs = signs.Signs({})  # of this run they would say what is only so here
         begun, before = None, {}
         while begun is None or trainer.epoch < MEASURED_EPOCHS or time.perf_counter() - begun < MEASURED_SECONDS:
             trainer.evaluate()
@@ -1253,8 +1254,8 @@ def measure(env_name, args, vecenv, facts):
     steps = (trainer.epoch - epoch) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps for stage, seconds in trainer._stage_seconds.items()}
     side_by_side = 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
-    random.setstate(random_states[0])
-    np.random.set_state(random_states[1])
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
     return dataclasses.replace(facts, step_seconds=spent["environment"] / side_by_side + spent["policy"],
                                learn_seconds=spent["learn"])  # fmt: skip
 

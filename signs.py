@@ -21,8 +21,9 @@ import numpy as np
 PATIENCE = 5  # entries in a row that a state must last before it is said
 BEGUN = 0.1  # share of the run after which a policy could have moved
 SAMPLE = 1 << 16  # numbers of a rollout's observations that are looked at
+LONG = 10_000  # steps of each agent in which an episode should have ended
 VAST = 1000.0  # observations beyond it are no longer of the order of 1
-VAST_VALUE_LOSS = 20.0  # times the policy's loss it may weigh
+VAST_VALUE_LOSS = 1000.0  # where the policy's is below 1
 
 
 def vital(observations, rewards, valid, terminals, truncations):
@@ -78,14 +79,13 @@ class Signs:
         return len(last) == count and all(map(condition, last))
 
     def score_moved(self):
-        """Whether the returns of the last quarter of the entries differ from the first ones' by more than chance does;
-        True with too few to tell."""
-        returns = self.values("environment/episode_return")
+        """Whether the returns, three entries at a time, differed by more than chance does at the end; True with too few
+        to tell."""
+        returns = np.array(self.values("environment/episode_return"))
         if len(returns) < 2 * PATIENCE:
             return True
-        first, last = returns[: max(PATIENCE, len(returns) // 10)], returns[-max(PATIENCE, len(returns) // 4) :]
-        chance = 3 * np.std(first) + 1e-3 * abs(np.mean(first))
-        return bool(abs(np.mean(last) - np.mean(first)) > chance)
+        smooth, last = np.convolve(returns, np.ones(3) / 3, "valid"), returns[-max(PATIENCE, len(returns) // 4) :]
+        return bool(np.ptp(smooth) > 4 * np.std(last) + 1e-3 * abs(np.mean(last)))
 
     @property
     def minibatches(self):
@@ -105,10 +105,12 @@ class Signs:
                     "clipping does nothing. Try --train.minibatch-size auto, or a larger --train.replay-ratio.")
 
     def sign_nothing_moves(self):
-        """clipfrac and KL stay at zero though there are several updates."""
+        """clipfrac and KL stay at zero though there are several updates and much is undecided."""
+        entropies = self.values("losses/entropy")
         still = self.lasting("losses/approx_kl", lambda kl: kl < 1e-6) and self.lasting(
             "losses/clipfrac", lambda share: share == 0)  # fmt: skip
-        if still and self.progress < 0.8 and (self.minibatches or 2) >= 2:
+        undecided = not entropies or entropies[-1] > 0.5 * entropies[0]
+        if still and undecided and self.progress < 0.8 and (self.minibatches or 2) >= 2:
             return ("The policy has not moved: clipfrac and approx_kl are 0 though there are several updates an epoch. "
                     "Try a larger --train.learning-rate, or --train.learning-rate auto.")
 
@@ -116,8 +118,8 @@ class Signs:
         """KL over 0.1 in half of the last entries."""
         last = self.values("losses/approx_kl")[-2 * PATIENCE :]
         if len(last) == 2 * PATIENCE and sum(kl > 0.1 for kl in last) > PATIENCE:
-            return (f"Updates are too large: approx_kl is over 0.1 again and again (now {last[-1]:.2g}, 0.01 is usual). "
-                    "Try a smaller --train.learning-rate, or --train.learning-rate auto.")
+            return (f"Updates are too large: approx_kl is over 0.1 again and again (now {last[-1]:.2g}, usual is 0.01)."
+                    " Try a smaller --train.learning-rate, or --train.learning-rate auto.")
 
     def sign_entropy_gone(self):
         """The policy has settled and the score is where it was."""
@@ -143,16 +145,16 @@ class Signs:
                 "losses/explained_variance", lambda share: share < -0.1, 4 * PATIENCE) and self.lasting(
                 "losses/value_loss", lambda loss: loss > 0.02, 4 * PATIENCE):  # fmt: skip
             share = self.values("losses/explained_variance")[-1]
-            return (f"The value predicts worse than a constant would: explained_variance is {share:.2g} and stays below "
-                    "0. Try --train.norm-reward True, --train.vf-clip-coef inf, or --train.norm-obs True.")
+            return (f"The value predicts worse than a constant would: explained_variance is {share:.2g} and stays "
+                    "below 0. Try --train.norm-reward True, --train.vf-clip-coef inf, or --train.norm-obs True.")
 
     # -- the environment ---------------------------------------------------------------------------------------------
 
     def sign_rewards_zero(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
         if len(low) > PATIENCE and self.progress > BEGUN and max(high) == min(low) == 0:
-            return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever reached by chance? Make "
-                    "it easier at first, or reward steps towards it (docs/recipes.md).")
+            return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever reached by chance? "
+                    "Make it easier at first, or reward steps towards it (docs/recipes.md).")
 
     def sign_rewards_vast(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
@@ -169,20 +171,21 @@ class Signs:
     def sign_observations_vast(self):
         if not self.settings.get("norm_obs") and self.lasting("vital/observation_max", lambda x: x > VAST):
             largest = self.values("vital/observation_max")[-1]
-            return (f"Observations are vast: they reach {largest:.4g}, where about 1 is learnt best. Try --train.norm-obs True.")
+            return (f"Observations are vast: they reach {largest:.4g}, where about 1 is learnt best. "
+                    "Try --train.norm-obs True.")
 
     def sign_observations_grow(self):
         """Finite so far, and doubling."""
         largest = self.values("vital/observation_max")
         if len(largest) >= PATIENCE and largest[-1] > 100 * VAST and all(
                 later > 2 * earlier for earlier, later in itertools.pairwise(largest[-PATIENCE:])):  # fmt: skip
-            return (f"Observations grow without bound: {largest[-1]:.3g} now, twice as much with each entry of the log. "
-                    "Does something in the environment add up for ever?")
+            return (f"Observations grow without bound: {largest[-1]:.3g} now, twice as much with each entry of the "
+                    "log. Does something in the environment add up for ever?")
 
     def sign_episodes_never_end(self):
         ended = self.values("vital/terminated"), self.values("vital/truncated")
         steps = self.step / (self.agents or math.inf)
-        if len(ended[0]) >= PATIENCE and steps > 20_000 and not (
+        if len(ended[0]) >= PATIENCE and steps > LONG and not (
                 sum(map(sum, ended)) or any(self.values("environment/n"))):  # fmt: skip
             return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the environment say terminated or "
                     "truncated? A time limit helps too (gymnasium.wrappers.TimeLimit).")
@@ -251,6 +254,7 @@ def draw(name, entries, said):
     figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False, template="plotly_white")
     items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>" for step, sentence in said)
     title = html.escape(name)
-    return (f"<!doctype html><meta charset='utf-8'><title>{title}</title><body style='font-family:sans-serif'><h1>{title}</h1>"
+    head = f"<!doctype html><meta charset='utf-8'><title>{title}</title><body style='font-family:sans-serif'>"
+    return (f"{head}<h1>{title}</h1>"
             f"<ul>{items or '<li>No sign of trouble.</li>'}</ul>"
             + figure.to_html(full_html=False, include_plotlyjs=True))  # fmt: skip

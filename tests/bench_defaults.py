@@ -1,4 +1,4 @@
-"""What is learnt without a setting: environments that have no config of their own, beside two peers with their defaults.
+"""What is learnt without a setting: environments that have no config of their own, beside two peers' defaults.
 
     python tests/bench_defaults.py                                   # measures what is missing, then prints the table
     python tests/bench_defaults.py --only Catch Taxi-v4 --seeds 0 1
@@ -113,10 +113,12 @@ def ours(name, steps, seed, options):
         text = next(Path(folder).glob("runs/*/metrics.jsonl")).read_text()
         entries = [json.loads(line) for line in text.splitlines()]
         chosen = [line for line in done.stdout.splitlines() if line.startswith("auto: ")]
+        said = [line for line in done.stderr.splitlines() if line.startswith("sign: ")]
     before = seconds - entries[-1]["performance/uptime"]
     episodes = [(entry["step"], before + entry["performance/uptime"], entry["environment/episode_return"],
                  entry["environment/n"]) for entry in entries if "environment/n" in entry]  # fmt: skip
-    return {"curve": curve(episodes, entries[-1]["step"]), "seconds": round(seconds, 1), "auto": chosen}
+    return {"curve": curve(episodes, entries[-1]["step"]), "seconds": round(seconds, 1), "auto": chosen,
+            "signs": said}
 
 
 class Recorder:
@@ -450,8 +452,8 @@ def summary(results):
 
 
 def show(table):
-    heads = ("environment", "random", "ours", "SB3", "CleanRL", "ours", "SB3", "CleanRL", "s ours", "s SB3", "s CleanRL",
-             "time to SB3's")  # fmt: skip
+    heads = ("environment", "random", "ours", "SB3", "CleanRL", "ours", "SB3", "CleanRL", "s ours", "s SB3",
+             "s CleanRL", "time to SB3's")  # fmt: skip
     row = "{:26} {:>9} {:>9} {:>9} {:>9}  {:>6} {:>6} {:>7}  {:>6} {:>6} {:>9}  {:>13}"
     print(row.format(*heads))
     for title, names in (("chosen on", CHOSEN), ("untouched", UNTOUCHED)):
@@ -477,7 +479,8 @@ def show(table):
         entries = [entry for entry in table.values() if "ours" in entry and peer in entry]
         shares = [entry[peer].get("share", float("inf")) for entry in entries]
         if shares:
-            print(f"time to {SIDES[peer]}'s final score, median of {len(shares)}: {statistics.median(shares):.2f} of its")
+            middle = statistics.median(shares)
+            print(f"time to {SIDES[peer]}'s final score, median of {len(shares)}: {middle:.2f} of its own")
     print(json.dumps({"benchmark": "defaults", "environments": table}))
 
 
@@ -534,11 +537,12 @@ def main():
                     store(side, name, seed, result)
                 last = score(result)
                 low = [score(run) for run in load().get("random", {}).get(name, {}).values()]
-                normal = f"{(last - low[0]) / (ENVIRONMENTS[name][2] - low[0]):6.2f}" if low and last is not None else ""
+                best = ENVIRONMENTS[name][2]
+                normal = "" if not low or last is None else f"{(last - low[0]) / (best - low[0]):6.2f}"
                 said = result.get("failed") or f"{last if last is None else format(last, '10.4g')} {normal}"
                 print(f"{SIDES[side]:18} {name:26} seed {seed}  {said}  {result.get('seconds', '')} s", flush=True)
-                for line in result.get("auto", []) if a.scratch else []:
-                    print(f"    {line}")
+                for line in [*result.get("auto", []), *result.get("signs", [])] if a.scratch else []:
+                    print(f"    {line}", flush=True)
     if not a.scratch:
         show(summary(load()))
     if a.draw:

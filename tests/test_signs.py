@@ -1,0 +1,148 @@
+"""signs.py: each detector names a failure that is planted in a real run, and stays silent on others."""
+
+import json
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+
+import models
+import pufferl
+import signs
+import vector
+
+SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01, "target_kl": None,
+            "gamma": 0.9, "ent_coef": 0.01, "norm_obs": False, "norm_reward": False, "log_interval": 0.0}  # fmt: skip
+AGENTS, EPOCHS = 16, 40
+
+
+class World(gymnasium.Env):
+    """Four steps an episode; the action that is the observation's number is right. Keywords plant failures."""
+
+    def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False):
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.length, self.reward, self.observation, self.grow = length, reward, observation, grow
+        self.ends, self.cut, self.total = ends, cut, 1.0
+
+    def _see(self):
+        self.total *= 1 + self.grow
+        self.right = int(self.np_random.integers(3))
+        return (np.eye(3, dtype=np.float32)[self.right] * self.observation * self.total).astype(np.float32)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._see(), {}
+
+    def step(self, action):
+        reward = self.reward * float(action == self.right)
+        self.steps += 1
+        over = self.ends and self.steps == self.length
+        return self._see(), reward, over and not self.cut, over and self.cut, {}
+
+
+def said(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, meddle=None, **settings):
+    """The names of the signs that a run of the trainer gave."""
+    vecenv = vector.make(lambda **_: World(**(world or {})), num_envs=agents)
+    config = {**SETTINGS, **settings, "data_dir": None}
+    config["total_timesteps"] = epochs * agents * config["horizon"]
+    with pytest.MonkeyPatch.context() as patch:
+        if meddle:
+            meddle(patch)
+        network = policy(vecenv.driver_env) if policy else models.Policy(vecenv.driver_env, 32)
+        trainer = pufferl.PuffeRL(config, vecenv, network)
+        while trainer.epoch < trainer.total_epochs:
+            trainer.evaluate()
+            trainer.train()
+        trainer.release()
+    return {name.removeprefix("sign_") for name in trainer.signs.said}
+
+
+def change_metrics(**functions):
+    """Let a metric be another function of the entry's number: for what no small run does by itself."""
+    def meddle(patch):
+        see, count = signs.Signs.see, [0]
+
+        def changed(self, step, metrics):
+            count[0] += 1
+            others = {name.replace("__", "/"): function(count[0]) for name, function in functions.items()}
+            metrics.update({name: value for name, value in others.items() if name in metrics})
+            return see(self, step, metrics)
+
+        patch.setattr(signs.Signs, "see", changed)
+    return meddle
+
+
+FAILURES = {
+    "one_update": {"minibatch_size": 256, "replay_ratio": 1},
+    "nothing_moves": {"learning_rate": 1e-9},
+    "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10, "max_grad_norm": 100},
+    "entropy_gone": {"world": {"reward": 0.0}, "meddle": change_metrics(losses__entropy=lambda n: 1.0 / n**2)},
+    "value_dwarfs": {"world": {"reward": 1000.0}, "vf_clip_coef": math.inf},
+    "value_knows_nothing": {"meddle": change_metrics(losses__explained_variance=lambda n: -0.5,
+                                                      losses__value_loss=lambda n: 1.0)},
+    "rewards_zero": {"world": {"reward": 0.0}},
+    "rewards_vast": {"world": {"reward": 5000.0}},
+    "observations_constant": {"world": {"observation": 0.0}},
+    "observations_vast": {"world": {"observation": 1e5}},
+    "observations_grow": {"world": {"grow": 0.06}, "epochs": 25},
+    "episodes_never_end": {"world": {"ends": False}, "epochs": 90, "agents": 2, "horizon": 128, "minibatch_size": 128},
+    "cut_at_the_same_step": {"world": {"reward": 0.0, "cut": True}},
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_planted_failure_is_named(name):
+    found = said(**FAILURES[name])
+    assert name in found
+
+
+def test_every_detector_has_a_failure():
+    assert {name.removeprefix("sign_") for name in dir(signs.Signs) if name.startswith("sign_")} == set(FAILURES)
+
+
+@pytest.mark.parametrize("case", [
+    {}, {"replay_ratio": 4}, {"minibatch_size": 128}, {"learning_rate": 0.01}, {"world": {"cut": True}},
+    {"world": {"length": 1}}, {"world": {"length": 30}}, {"world": {"reward": 10.0}}, {"world": {"reward": -1.0}},
+    {"world": {"observation": 30.0}}, {"gamma": 0.0}, {"ent_coef": 0.0}, {"optimizer": "adam", "learning_rate": 1e-3},
+    {"norm_reward": True, "world": {"reward": 5000.0}}, {"vf_clip_coef": math.inf}, {"prio_alpha": 0.0},
+    {"policy": lambda env: models.Default(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
+    {"norm_obs": True, "world": {"observation": 1e5}, "policy": lambda env: models.Policy(env, 32, normalize=True)},
+], ids=str)  # fmt: skip
+def test_a_healthy_run_is_left_alone(case):
+    assert said(**case) == set()
+
+
+def test_a_sentence_comes_once_and_says_what_to_try():
+    found = signs.Signs({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
+    first = found.see(256, {"losses/entropy": 1.0})
+    assert len(first) == 1 and "--train.minibatch-size" in first[0]
+    assert found.see(512, {"losses/entropy": 1.0}) == []
+
+
+def test_vital_looks_at_live_agents_only():
+    observations = np.zeros((5, 2, 3), np.float32)
+    observations[:, 1] = np.nan  # dead
+    valid = np.ones((5, 2), np.uint8)
+    valid[:, 1] = 0
+    flags = np.zeros((4, 2), np.uint8)
+    metrics = signs.vital(observations, np.full((4, 2), [2.0, -9.0], np.float32), valid, flags, flags)
+    assert metrics["vital/reward_min"] == metrics["vital/reward_max"] == 2
+    assert metrics["vital/observation_max"] == 0 and metrics["vital/observation_constant"] == 1
+
+
+def test_diagnose_a_finished_run(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"total_timesteps": 100}, "agents": 4}))
+    entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0, "losses/entropy": 1.0,
+                "signs": ["Every reward so far is 0"]} for step in range(10, 100, 10)]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    pufferl.main(["diagnose", str(tmp_path)])
+    assert "Every reward so far is 0" in capsys.readouterr().out
+    page = (tmp_path / "diagnosis.html").read_text()
+    assert "Every reward so far is 0" in page and "entropy" in page
+    with pytest.raises(SystemExit, match="which run"):
+        pufferl.main(["diagnose"])
+    with pytest.raises(SystemExit, match="diagnose: "):
+        pufferl.main(["diagnose", str(tmp_path / "none")])
