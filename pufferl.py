@@ -1235,7 +1235,8 @@ def measure(env_name, args, vecenv, facts):
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
            "num_buffers": None, "backend": "native" if facts.native else "serial"}  # fmt: skip
     small = {**args, "vec": vec, "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
-             "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "log_interval": math.inf}}
+             "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "log_interval": math.inf,
+                       "total_timesteps": 10**12}}
     with ranks.alone(), contextlib.ExitStack() as stack:
         trial = load_env(env_name, small)
         stack.callback(trial.close)

@@ -1,0 +1,439 @@
+"""What `auto` chooses, normalisation, and the networks for what people bring."""
+
+import dataclasses
+import json
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import configuration
+import export
+import models
+import pufferl
+import vector
+from configuration import ConfigError, Facts, decide
+
+ROOT = Path(__file__).resolve().parent.parent
+BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+AUTOS = ("horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma", "ent_coef", "norm_obs",
+         "norm_reward")  # fmt: skip
+
+
+def env_of(space, action=None):
+    """What a policy is built from."""
+    return SimpleNamespace(single_observation_space=space, env_single_observation_space=space,
+                           single_action_space=action or spaces.Discrete(3))  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The rules
+
+
+def test_the_shipped_configs_resolve_to_what_they_did():
+    """tests/shipped_settings.json was written before the defaults became automatic; a new setting is off in all."""
+    shipped = json.loads(Path(__file__).with_name("shipped_settings.json").read_text())
+    found = {path.stem for path in (ROOT / "config").glob("*.ini")} - {"default"}
+    assert set(shipped) <= found
+    for name in found:
+        sections = {"policy": configuration.Policy, "rnn": configuration.Rnn, "train": configuration.Train}
+        values = {section: dataclasses.asdict(cls()) for section, cls in sections.items()}
+        own = configuration.parse_ini(ROOT / "config" / f"{name}.ini")
+        for section, cls in sections.items():
+            types = {field.name: field.type for field in dataclasses.fields(cls)}
+            for key, text in own.items(section) if own.has_section(section) else ():
+                values[section][key] = configuration.coerce(text, types[key], name)
+        missing = [key for key in AUTOS if values["train"][key] == "auto" and key != "target_kl"]
+        assert not missing and values["policy"]["name"] != "auto", f"config/{name}.ini must state {missing}"
+        assert not values["train"]["norm_obs"] and not values["train"]["norm_reward"]
+        for section, before in shipped.get(name, {}).items():
+            assert values[section] == {**values[section], **before}
+
+
+@settings(deadline=None, max_examples=200)
+@given(agents=st.integers(1, 20_000), steps=st.integers(1, 10**9), discrete=st.booleans(), native=st.booleans(),
+       costs=st.none() | st.tuples(st.floats(1e-7, 1.0), st.floats(1e-7, 1.0)))  # fmt: skip
+def test_the_rules_give_settings_that_work(agents, steps, discrete, native, costs):
+    costs = dict(zip(("step_seconds", "learn_seconds"), costs or (None, None), strict=True))
+    train = dataclasses.asdict(configuration.Train(total_timesteps=steps))
+    chosen = decide(train, Facts(agents, steps, discrete, [BOX], native, **costs))
+    assert tuple(sorted(chosen)) == tuple(sorted(AUTOS)) and all(reason for _, reason in chosen.values())
+    c = {name: value for name, (value, _) in chosen.items()}
+    assert c["minibatch_size"] % c["horizon"] == 0 and 0 < c["minibatch_size"] <= agents * c["horizon"]
+    assert 1 <= c["replay_ratio"] <= configuration.PASSES and c["learning_rate"] > 0
+    if agents >= 64:  # what made people's environments fail: one update an epoch
+        assert c["replay_ratio"] * agents * c["horizon"] / c["minibatch_size"] >= 4
+
+
+def test_what_is_set_stays_and_the_rest_fits_it():
+    train = dataclasses.asdict(configuration.Train(horizon=50, learning_rate=0.1))
+    chosen = decide(train, Facts(64, 300_000, True, [BOX]))
+    assert "horizon" not in chosen and "learning_rate" not in chosen
+    assert chosen["minibatch_size"][0] % 50 == 0 and chosen["target_kl"][0] is None
+
+
+@pytest.mark.parametrize(("space", "expected"), [
+    (BOX, True),
+    (spaces.Box(0.0, 1.0, (7, 7), np.float32), False),
+    (spaces.Box(-1.0, 1.0, (3,), np.float32), False),
+    (spaces.Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32)), True),
+    (spaces.Box(0, 255, (84, 84, 3), np.uint8), False),
+    (spaces.Box(0, 4, (6, 6), np.int64), False),
+    (spaces.Discrete(16), False),
+])  # fmt: skip
+def test_what_is_normalised(space, expected):
+    chosen, reason = configuration.wants_normalising(Facts(64, 1000, True, [space]))
+    assert chosen is expected and reason
+
+
+@pytest.mark.parametrize(("text", "kind", "value"), [
+    ("auto", int | configuration.Auto, "auto"), ("1e3", int | configuration.Auto, 1000),
+    ("auto", bool | configuration.Auto, "auto"), ("true", bool | configuration.Auto, True),
+    ("none", float | configuration.Auto | None, None), ("0.5", float | configuration.Auto | None, 0.5),
+])  # fmt: skip
+def test_auto_is_a_value(text, kind, value):
+    assert configuration.coerce(text, kind, "here") == value
+
+
+def test_auto_is_for_settings_that_have_it():
+    with pytest.raises(ConfigError, match="gae-lambda = 'auto'"):
+        pufferl.load_config("squared", ["--train.gae-lambda", "auto"])
+    assert pufferl.load_config("squared", ["--train.norm-obs", "--train.horizon", "auto"])["train"]["norm_obs"] is True
+
+
+def test_the_printed_flags_repeat_the_run_and_a_resume_keeps_them(tmp_path, capsys):
+    name, options = f"{ROOT}/tests/brought.py:PointMass", ["--vec.num-envs", "16", "--vec.backend", "serial",
+                                                           "--logger", "none"]  # fmt: skip
+
+    def train(*more, steps="6000", folder="a"):
+        argv = [*options, "--train.total-timesteps", steps, "--data-dir", str(tmp_path / folder), *more]
+        trainer = pufferl.train(name, pufferl.load_config(name, argv))
+        return trainer, capsys.readouterr().out
+
+    first, out = train()
+    lines = [line.removeprefix("auto: ").partition("  #") for line in out.splitlines() if line.startswith("auto: ")]
+    assert len(lines) == len(AUTOS) and all(reason.strip() for *_, reason in lines)
+    second, again = train(*" ".join(flags for flags, *_ in lines).split(), folder="b")
+    assert "auto: " not in again
+    assert torch.equal(first.arena.flat("weights"), second.arena.flat("weights"))
+    saved = json.loads((first.run_folder / "config.json").read_text())
+    assert saved["train"]["norm_obs"] is True and set(saved["auto"]) == set(AUTOS)
+    resumed, out = train("--resume", str(first.run_folder), steps="9000")
+    assert "auto: " not in out and resumed.config["horizon"] == first.config["horizon"]
+    assert resumed.normalizer.count > first.normalizer.count
+
+
+def test_an_environment_in_c_gets_as_many_copies_as_its_steps_are_worth(tmp_path):
+    header = tmp_path / "mine.h"
+    header.write_text((ROOT / "ocean" / "squared" / "squared.h").read_text())
+    few = pufferl.load_config(str(header), ["--train.total-timesteps", "300_000"])
+    many = pufferl.load_config(str(header))
+    assert few["env"]["num_envs"] == 64 and many["env"]["num_envs"] == 1024
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Normalisation
+
+
+@settings(deadline=None, max_examples=25)
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5), offset=st.floats(-1e4, 1e4), seed=st.integers(0, 99),
+       dtype=st.sampled_from([np.float32, np.float64, np.int16]))  # fmt: skip
+def test_moments_are_those_of_all_valid_rows(sizes, offset, seed, dtype):
+    rng, normalizer, seen = np.random.default_rng(seed), models.Normalizer(3), []
+    for size in sizes:
+        rows = (rng.normal(size=(size, 3)) * [1, 10, 100] + offset).astype(dtype)
+        valid = rng.random(size) < 0.7
+        seen.append(rows[valid].astype(np.float64))
+        normalizer.merge([normalizer.moments(torch.from_numpy(rows), torch.from_numpy(valid.astype(np.uint8)))])
+    rows = np.concatenate(seen)
+    assert normalizer.count == len(rows)
+    if len(rows):
+        np.testing.assert_allclose(normalizer.mean, rows.mean(0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(normalizer.squares / normalizer.count, rows.var(0), rtol=1e-6, atol=1e-6)
+
+
+def test_normalised_observations_are_clipped_deviations():
+    normalizer, rows = models.Normalizer(2), torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    normalizer.merge([normalizer.moments(rows, torch.ones(2, dtype=torch.uint8))])
+    torch.testing.assert_close(normalizer(rows), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+    assert normalizer(torch.tensor([[2.0, 6.0]])).tolist() == [[0.0, 10.0]]  # a number that never moved until now
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 99), gamma=st.floats(0, 1), cut=st.integers(1, 9))
+def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma, cut):
+    rng = np.random.default_rng(seed)
+    rewards, resets = rng.normal(2, 50, (10, 3)).astype(np.float32), (rng.random((11, 3)) < 0.2).astype(np.uint8)
+    valid = (rng.random((11, 3)) < 0.8).astype(np.uint8)
+    scale = models.RewardScale(3, gamma)
+    for rows in (slice(0, cut), slice(cut, 10)):
+        parts = scale.follow(*(torch.from_numpy(array[rows]) for array in (rewards, resets, valid)))
+        scale.merge([parts])
+    returns, seen = np.zeros(3), []
+    for t in range(10):
+        for i in range(3):
+            if valid[t, i]:
+                returns[i] = gamma * returns[i] * (not resets[t, i]) + rewards[t, i]
+                seen.append(returns[i])
+    if seen:
+        assert scale.scale == pytest.approx((np.var(seen) + 1e-8) ** -0.5, rel=1e-6)
+
+
+def test_ranks_merge_to_what_one_would_have():
+    rows, valid = torch.randn(40, 3, dtype=torch.float64) * 7 + 3, torch.ones(40, dtype=torch.uint8)
+    one, two = models.Normalizer(3), models.Normalizer(3)
+    one.merge([one.moments(rows, valid)])
+    two.merge([two.moments(rows[:10], valid[:10]), two.moments(rows[10:], valid[10:])])
+    torch.testing.assert_close(one.squares, two.squares)
+    torch.testing.assert_close(one.shift, two.shift)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_fused_network_normalises_as_its_forward_does(precision):
+    if precision == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this processor has no AVX-512 BF16")
+    args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512", "--train.norm-obs",
+                                            "--train.norm-reward", "--train.precision", precision])  # fmt: skip
+    vecenv = pufferl.load_env("cartpole", args)
+    policy = pufferl.load_policy(args, vecenv)
+    trainer = pufferl.PuffeRL({**args["train"], "env": "cartpole", "data_dir": None}, vecenv, policy)
+    weights = trainer.arena.flat("weights").clone()
+    trainer.evaluate()
+    trainer.train()
+    assert torch.equal(trainer.arena.flat("weights"), weights), "the first rollout only measures"
+    assert policy.normalizer.count == 64 * 32
+    trainer.evaluate()
+    s, state = trainer.storage, {name: tensor.clone() for name, tensor in trainer.initial_state.items()}
+    with torch.no_grad():
+        logits, value = policy(s["observations"][:-1], {**state, "resets": s["resets"][:-1], "valid": s["valid"][:-1]})
+    logprobs = logits.log_softmax(-1).gather(-1, s["actions"].long())[..., 0]
+    tolerance = 1e-4 if precision == "float32" else 0.05
+    torch.testing.assert_close(trainer.values[:-1], value[..., 0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(trainer.logprobs, logprobs, atol=tolerance, rtol=tolerance)
+    trainer.train()
+    assert trainer.losses["approx_kl"] < 0.1 and not torch.equal(trainer.arena.flat("weights"), weights)
+    scaled = trainer.storage["rewards"] * trainer.reward_scale.scale
+    torch.testing.assert_close(trainer.rewards, scaled)
+    trainer.release()
+
+
+def test_normalisation_goes_on_exactly_after_a_checkpoint(tmp_path):
+    def make(folder):
+        args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512",
+                                                "--train.norm-obs", "--train.norm-reward"])  # fmt: skip
+        vecenv = pufferl.load_env("cartpole", args)
+        policy = pufferl.load_policy(args, vecenv)
+        return pufferl.PuffeRL({**args["train"], "env": "cartpole", "data_dir": str(tmp_path / folder)}, vecenv, policy)
+
+    def epochs(trainer, count):
+        for _ in range(count):
+            trainer.evaluate()
+            trainer.train()
+
+    whole, half = make("a"), make("b")
+    epochs(whole, 6)
+    epochs(half, 3)
+    half.save_checkpoint(tmp_path / "half.pt")
+    rest = make("c")
+    rest.load_checkpoint(tmp_path / "half.pt")
+    epochs(rest, 3)
+    assert torch.equal(whole.arena.flat("weights"), rest.arena.flat("weights"))
+    assert torch.equal(whole.normalizer.squares, rest.normalizer.squares)
+    for trainer in (whole, half, rest):
+        trainer.release()
+
+
+def test_an_exported_policy_normalises(tmp_path):
+    env = env_of(BOX)
+    policy = models.Policy(env, hidden_size=8, normalize=True)
+    rows = torch.randn(50, 4) * 30 + 100
+    policy.normalizer.merge([policy.normalizer.moments(rows, torch.ones(50, dtype=torch.uint8))])
+    export.flat_policy(policy, env).tofile(tmp_path / "policy.bin")
+    program = tmp_path / "run.c"
+    program.write_text('''#include "policy.h"
+int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
+  if (problem) { puts(problem); return 1; }
+  float x[4]; float* state = policy_new_state(&p, 1);
+  while (scanf("%f %f %f %f", x, x + 1, x + 2, x + 3) == 4) { policy_forward(&p, x, true, state);
+    for (int i = 0; i < p.width; i++) printf("%.9g ", p.outputs[i]); } }''')
+    subprocess.run(["cc", "-std=gnu11", f"-I{ROOT}/ocean", "run.c", "-o", "run", "-lm"], cwd=tmp_path, check=True)
+    text = "\n".join(" ".join(map(str, row)) for row in rows[:5].tolist())
+    out = subprocess.run(["./run"], cwd=tmp_path, input=text, capture_output=True, text=True, check=True).stdout
+    with torch.no_grad():
+        logits, value = policy.forward_eval(rows[:5], policy.initial_state(5))
+    expected = torch.cat([logits, value], dim=1)
+    torch.testing.assert_close(torch.tensor([float(x) for x in out.split()]).view(5, 4), expected, atol=1e-4, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Networks
+
+
+@pytest.mark.parametrize(("space", "kind"), [
+    (spaces.Box(0, 4, (6, 6), np.int64), "board"),
+    (spaces.Box(0, 1, (10, 10, 4), bool), "board"),
+    (spaces.Box(0, 1, (3, 3, 2), np.int8), "board"),
+    (spaces.Box(-1, 1, (2, 8, 8), np.int8), "board"),
+    (spaces.Box(0, 255, (84, 84, 3), np.uint8), "image"),
+    (spaces.Box(0, 255, (7, 7, 3), np.uint8), "image"),
+    (spaces.Box(0, 255, (12,), np.uint8), "numbers"),
+    (spaces.Box(0, 1000, (6, 6), np.int64), "numbers"),
+    (spaces.Box(0.0, 1.0, (7, 7), np.float32), "numbers"),
+    (spaces.Discrete(5), "choices"),
+])  # fmt: skip
+def test_the_encoder_follows_what_is_seen(space, kind):
+    assert models.leaf_kind(space) == kind
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Box(0, 4, (6, 6), np.int64), spaces.Box(0, 1, (10, 10, 4), bool), spaces.Box(-1, 1, (2, 8, 8), np.int8)])
+def test_planes_are_one_hot(space):
+    planes = models._Planes(space)
+    space.seed(1)
+    boards = np.stack([space.sample() for _ in range(3)])
+    out = planes(torch.from_numpy(boards))
+    sides = sorted(space.shape)[-2:]
+    assert out.shape == (3, planes.planes, *sides)
+    if space.dtype == bool:
+        np.testing.assert_array_equal(out.numpy(), boards.transpose(0, 3, 1, 2))
+    else:
+        assert (out.unflatten(1, (planes.channels, -1)).sum(2) == 1).all()
+        whole = boards if boards.ndim == 4 else boards[:, None]
+        pieces = out.unflatten(1, (planes.channels, -1)).argmax(2).numpy() + space.low.min()
+        np.testing.assert_array_equal(pieces, whole)
+
+
+class Boarded(gymnasium.Env):
+    observation_space = spaces.Dict(board=spaces.Box(0, 2, (5, 5), np.int8), mode=spaces.Discrete(3),
+                                    speed=spaces.Box(-9.0, 9.0, (2,), np.float32))  # fmt: skip
+    action_space = spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), float(action), bool(self.np_random.random() < 0.1), False, {}
+
+
+def test_a_dict_gets_one_encoder_a_key_and_a_memory():
+    with vector.make(lambda **_: Boarded(), num_envs=8) as vecenv:
+        args = pufferl.load_config("squared", ["--policy.name", "auto", "--policy.hidden-size", "16"])
+        args["train"]["norm_obs"] = "auto"
+        policy = pufferl.load_policy(args, vecenv)
+        assert isinstance(policy, models.MinGRUWrapper)
+        assert sorted(kind for *_, kind in policy.policy.leaves) == ["board", "choices", "numbers"]
+        trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 20_000}, vecenv, policy)
+        assert trainer.config["norm_obs"]
+        for _ in range(3):
+            trainer.evaluate()
+            trainer.train()
+        observations = trainer.storage["observations"][: trainer.horizon].flatten(0, 1)
+        numbers = trainer.normalizer.read(observations)
+        assert numbers.shape[1] == 2 and float(trainer.normalizer.scale.max()) < 1
+        text = models.describe(policy)
+        assert "board" in text and "one-hot" in text and "MinGRU" in text
+        trainer.release()
+
+
+class Plain(torch.nn.Module):
+    """As simple as a network can be."""
+
+    def __init__(self, env, hidden_size=32):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, hidden_size), torch.nn.Tanh())
+        self.logits, self.value = torch.nn.Linear(hidden_size, 2), torch.nn.Linear(hidden_size, 1)
+
+    def forward(self, observations):
+        assert observations.dim() == 2, "a batch without time"
+        hidden = self.body(observations)
+        return self.logits(hidden), self.value(hidden)
+
+
+def cartpoles():
+    return vector.make("gym/CartPole-v1", num_envs=8, backend="serial")
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_plain_network_sees_a_batch(normalised):
+    with cartpoles() as vecenv:
+        policy = Plain(vecenv.driver_env)
+        assert models.is_plain(policy) and not models.is_plain(models.Default(vecenv.driver_env))
+        policy = models.Normalized(vecenv.driver_env, policy) if normalised else policy
+        trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, policy)
+        before = trainer.arena.flat("weights").clone()
+        for _ in range(3):
+            trainer.evaluate()
+            trainer.train()
+        assert not torch.equal(trainer.arena.flat("weights"), before)
+        assert trainer.config["norm_obs"] is normalised
+        logits, value = models.one_step(policy, trainer.storage["observations"][0], {})
+        assert logits.shape == (8, 2) and value.shape[0] == 8
+        trainer.release()
+
+
+def test_an_edit_of_a_plain_network_is_what_runs():
+    class Edited(Plain):
+        def forward(self, observations):
+            logits, value = super().forward(observations)
+            return logits * 0 + torch.tensor([0.0, 50.0]), value
+
+    with cartpoles() as vecenv:
+        trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, Edited(vecenv.driver_env))
+        trainer.evaluate()
+        assert (trainer.storage["actions"] == 1).all()
+        trainer.release()
+
+
+def test_an_error_about_shapes_says_which_form_was_given():
+    class Timeless(Plain):
+        def forward(self, observations, state):  # takes a state, so that it is given time, and does not expect it
+            hidden = self.body(observations.reshape(len(observations), 4))
+            return self.logits(hidden), self.value(hidden)
+
+    class Narrow(Plain):
+        def forward(self, observations):
+            return super().forward(observations[:, :3])
+
+    with cartpoles() as vecenv:
+        for cls, form in ((Timeless, "T, N, *observation"), (Narrow, "a batch without time")):
+            trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, cls(vecenv.driver_env))
+            with pytest.raises(RuntimeError) as caught:
+                trainer.evaluate()
+                trainer.train()
+            assert form in " ".join(caught.value.__notes__) and "forward(observations)" in " ".join(
+                caught.value.__notes__)  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    ({"norm_obs": True}, "has no models.Normalizer"), ({"target_kl": -1}, "target_kl = -1"),
+    ({"horizon": 0}, "horizon = 0"), ({"minibatch_size": "many"}, "minibatch_size = 'many'")])
+def test_settings_that_cannot_work(config, message):
+    with cartpoles() as vecenv, pytest.raises(ConfigError, match=re.escape(message)):
+        pufferl.PuffeRL({"data_dir": None, **config}, vecenv, Plain(vecenv.driver_env))
+
+
+def test_normalisation_of_a_dict_for_a_network_of_ones_own_says_what_to_do():
+    with vector.make(lambda **_: Boarded(), num_envs=2) as vecenv, pytest.raises(TypeError, match="one array"):
+        models.Normalized(vecenv.driver_env, Plain(vecenv.driver_env))
+
+
+def test_target_kl_moves_the_learning_rate_towards_it():
+    with cartpoles() as vecenv:
+        trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 10**6, "learning_rate": 1e-5,
+                                   "target_kl": 0.01}, vecenv, Plain(vecenv.driver_env))  # fmt: skip
+        for _ in range(10):
+            trainer.evaluate()
+            trainer.train()
+        assert trainer.learning_rate == pytest.approx(1e-4, rel=1e-2), "ten times what was set, and no further"
+        assert trainer.losses["learning_rate"] <= trainer.learning_rate * 1.01
+        trainer.release()
