@@ -61,7 +61,7 @@ class Rollouts:
         import pufferl
 
         # What it learns is thrown away, so that the minibatch need not be the one that is configured.
-        train = {**args["train"], "minibatch_size": None, "max_minibatch_size": None}
+        train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None}
         args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
         vecenv = pufferl.load_env(env_name, args)
         try:

@@ -254,6 +254,9 @@ RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", 
                 "launch")  # of one run
 
 
+OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None}
+
+
 class ConfigError(ValueError):
     """A setting that does not exist, has the wrong type or cannot work; the message says what to do."""
 
@@ -502,6 +505,8 @@ def apply_saved(argv, name, values):
         for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
             own = settings if section == "base" else settings.get(section, {})
             values[section] |= {key: own[key] for key in values[section] if key in own and key not in RUN_SETTINGS}
+        if resume:  # of a run from before there were these
+            values["train"] |= {key: value for key, value in OFF.items() if key not in settings["train"]}
 
 
 def parse_arguments(env_name, schema, values, argv):
@@ -722,10 +727,11 @@ def load_policy(args, vecenv, env_name=""):
 
         path, weights = ranks.connect().first(read)
     normalize = args["train"]["norm_obs"]
-    if normalize == "auto":  # the network cannot be asked for more than its spaces
+    if weights is not None:
+        normalize = any("normalizer." in key for key in weights)
+    elif normalize == "auto" or "norm_obs" in args.get("auto", ()):  # one of your own takes observations as they are
         facts = facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
         normalize = name in POLICIES and wants_normalising(facts)[0]
-    normalize = normalize if weights is None else any("normalizer." in key for key in weights)
     if kind != "none" and rnn["num_layers"] < 1:
         raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
     own = name not in POLICIES

@@ -50,7 +50,6 @@ import products
 import ranks
 import signs
 from configuration import (  # load_* for scripts
-    POLICIES,
     RENAMED,
     Base,
     ConfigError,
@@ -1263,20 +1262,18 @@ def measure(env_name, args, vecenv, facts):
 
 def settle(env_name, args, vecenv):
     """Put numbers in the place of "auto" in the train section of `args`, and the reasons into args["auto"]; the same on
-    all ranks, as rank 0 finds them."""
+    all ranks, as rank 0 finds them. Returns the Facts that they were chosen by."""
     group, section = ranks.connect(), args["train"]
     facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
 
     def choose():
-        if section["replay_ratio"] != "auto":
-            return decide(section, facts)
-        return decide(section, measure(env_name, args, vecenv, facts))
+        found = measure(env_name, args, vecenv, facts) if section["replay_ratio"] == "auto" else facts
+        return decide(section, found), found.step_seconds, found.learn_seconds
 
-    chosen = group.first(choose)
-    if args["policy"]["name"] not in POLICIES and "norm_obs" in chosen:
-        chosen["norm_obs"] = False, "a network of your own takes observations as they are"
+    chosen, *seconds = group.first(choose)
     section |= {name: value for name, (value, _) in chosen.items()}
     args["auto"] = {name: reason for name, (_, reason) in chosen.items()}
+    return dataclasses.replace(facts, step_seconds=seconds[0], learn_seconds=seconds[1])
 
 
 def train(env_name, args):
@@ -1288,8 +1285,12 @@ def train(env_name, args):
         args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
     vecenv = load_env(env_name, args)
     try:
-        settle(env_name, args, vecenv)
+        facts = settle(env_name, args, vecenv)
         policy = load_policy(args, vecenv, env_name)
+        normalises = find_normalizer(policy) is not None
+        if "norm_obs" in args["auto"] and normalises != args["train"]["norm_obs"]:
+            args["train"]["norm_obs"] = normalises
+            args["auto"]["norm_obs"] = "as the network does that is loaded or of your own"
     except BaseException:
         vecenv.close()
         raise
@@ -1321,7 +1322,11 @@ def train(env_name, args):
         say(f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
             f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; "
             f"run folder {trainer.run_folder}")
-        say(f"network: {models.describe(policy)}")
+        speed = ""
+        if facts.learn_seconds is not None:
+            seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
+            speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
+        say(f"network: {models.describe(policy)}{speed}")
         for name, reason in args["auto"].items():
             say(f"auto: --train.{name.replace('_', '-')} {args['train'][name]}  # {reason}")
         with Interrupts() as interrupts:
@@ -1345,7 +1350,7 @@ def train(env_name, args):
 
 
 USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]
-       python pufferl.py diagnose RUN
+       python pufferl.py diagnose RUN [--data-dir FOLDER]
 
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
@@ -1363,12 +1368,13 @@ config/ (drone_race, atari_pong), or an environment in C: """
 
 def diagnose(argv):
     """`pufferl.py diagnose RUN`: a run's folder, or an environment, whose newest run it then is."""
-    if len(argv) != 1 or argv[0].startswith("-"):
-        sys.exit("pufferl.py diagnose: which run? Its folder, or an environment for the newest one in experiments.")
+    if len(argv) not in (1, 3) or argv[0].startswith("-") or argv[1:2] not in ([], ["--data-dir"]):
+        sys.exit("pufferl.py diagnose: which run? Its folder, or an environment for its newest run in experiments "
+                 "(or --data-dir FOLDER).")
     try:
         folder = Path(argv[0])
         if not folder.is_dir():
-            folder = find_run("latest", Base.data_dir, argv[0], "metrics.jsonl")
+            folder = find_run("latest", argv[2] if len(argv) == 3 else Base.data_dir, argv[0], "metrics.jsonl")
         signs.diagnose(folder)
     except (ConfigError, OSError, ValueError, KeyError) as error:
         sys.exit(f"pufferl.py diagnose: {error}")
