@@ -130,7 +130,7 @@ class Train:
     KL divergence on average; none leaves it as it is scheduled. auto: 0.01 where learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
     """Discount."""
-    gae_lambda: float = 0.90
+    gae_lambda: float = 0.95
     """Weight of long against short returns in the advantage (Schulman et al. 2016)."""
     horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
@@ -145,7 +145,7 @@ class Train:
     """PPO: how far the probability ratio may leave 1."""
     vf_coef: float = 2.0
     """Weight of the value loss."""
-    vf_clip_coef: float = 0.2
+    vf_clip_coef: float = math.inf
     """How far a value may leave its old one in an update; inf for no clipping."""
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
@@ -167,7 +167,7 @@ class Train:
     """V-trace: upper bound of the importance weight of a temporal difference (Espeholt et al. 2018)."""
     vtrace_c_clip: float = 1.0
     """V-trace: upper bound of the weight with which later differences count for earlier steps."""
-    prio_alpha: float = 0.8
+    prio_alpha: float = 0.0
     """How much segments with large advantages are preferred; 0 draws evenly (Schaul et al. 2016)."""
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""

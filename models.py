@@ -571,8 +571,9 @@ class _Planes(nn.Module):
 
 
 def _board_encoder(space):
+    """One layer of 3 × 3 convolutions: what is beside what. The recurrent layers see the whole board at once."""
     planes = _Planes(space)
-    return nn.Sequential(planes, *_grid_layers(planes.planes))
+    return nn.Sequential(planes, orthogonal(nn.Conv2d(planes.planes, 16, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
 
 class MinGRUWrapper(_Recurrent):
