@@ -763,6 +763,24 @@ def return_range(rewards, valid, resets, running, low, high):
 
 
 @driver
+def return_moments(rewards, valid, resets, returns, gamma, around):
+    """(count, sum, sum of squares) in float64 of the discounted returns minus `around`, over the valid steps of a
+    rollout on a CPU, one after the other: rewards (T, N), valid, resets (>= T, N) uint8; `returns` (N,) float64 are the
+    agents' discounted returns before it, and then after it."""
+    count, total, squares = 0.0, 0.0, 0.0
+    for t in range(len(rewards)):
+        for i in range(len(returns)):
+            if valid[t, i] != 0:
+                before = 0.0 if resets[t, i] != 0 else returns[i]
+                returns[i] = gamma * before + rewards[t, i]
+                deviation = returns[i] - around
+                count += 1.0
+                total += deviation
+                squares += deviation * deviation
+    return count, total, squares
+
+
+@driver
 def _priorities_cpu(begin, end, advantages, valid, alpha, index, masses):
     for m in range(begin, end):
         n = index[m]

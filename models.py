@@ -155,15 +155,11 @@ class RewardScale:
 
     def follow(self, rewards, resets, valid):
         """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N), resets, valid (>= T, N)."""
-        seen = torch.empty(rewards.shape, dtype=torch.float64)
-        for t in range(len(rewards)):
-            live = valid[t] != 0
-            following = self.returns * self.gamma * (1 - resets[t].double()) + rewards[t].double()
-            self.returns.copy_(torch.where(live, following, self.returns))
-            seen[t] = self.returns
-        seen = seen[valid[: len(rewards)] != 0]
-        mean = seen.mean() if len(seen) else torch.zeros((), dtype=torch.float64)
-        return float(len(seen)), mean, ((seen - mean) ** 2).sum()
+        around = float(self.moments[1])
+        count, total, squares = kernels.return_moments(
+            rewards.numpy(), valid.numpy(), resets.numpy(), self.returns.numpy(), float(self.gamma), around)
+        mean = total / max(count, 1.0)
+        return count, around + mean, max(0.0, squares - count * mean**2)
 
     def merge(self, parts):
         """Add the ranks' moments, in their order."""

@@ -950,10 +950,12 @@ class PuffeRL:
         sentences = self.signs.see(self.global_step, metrics)
         self.logger.log(metrics, self.global_step)
         if self._record:
-            self._record.log({**metrics, **({"signs": sentences} if sentences else {})}, self.global_step)
-        if self.ranks.rank == 0:
-            for sentence in sentences:
-                print(f"sign: {sentence}", file=sys.stderr)
+            self._record.log(metrics, self.global_step)
+        for sentence in sentences if self.ranks.rank == 0 else ():
+            print(f"sign: {sentence}", file=sys.stderr)
+            if self._record:
+                with contextlib.suppress(OSError), open(self.run_folder / "signs.txt", "a") as file:
+                    file.write(f"step {self.global_step:,}: {sentence}\n")
         self._entry = metrics
         self._last_log = (time.perf_counter(), self.global_step)
         self._stage_seconds = dict.fromkeys(stages, 0.0)

@@ -20,7 +20,7 @@ import numpy as np
 
 PATIENCE = 5  # entries in a row that a state must last before it is said
 BEGUN = 0.1  # share of the run after which a policy could have moved
-SAMPLE = 1 << 16  # numbers of a rollout's observations that are looked at
+SAMPLE = 1 << 12  # numbers of a rollout's observations that are looked at, of one agent in a step at least
 LONG = 10_000  # steps of each agent in which an episode should have ended
 VAST = 1000.0  # observations beyond it are no longer of the order of 1
 VAST_VALUE_LOSS = 1000.0  # where the policy's is below 1
@@ -29,18 +29,18 @@ VAST_VALUE_LOSS = 1000.0  # where the policy's is below 1
 def vital(observations, rewards, valid, terminals, truncations):
     """What only the rollout itself shows, as metrics: observations (T, N, ...), rewards, valid, terminals, truncations
     (T, N), numpy arrays of one rollout. Observations are looked at in a sample of the agents."""
-    live = valid[: len(rewards)] != 0
-    agents = max(1, min(live.shape[1], SAMPLE // max(1, observations[0, 0].size * len(rewards))))
-    seen = observations[: len(rewards), :agents].reshape(-1, observations[0, 0].size)[live[:, :agents].reshape(-1)]
-    found = rewards[live]
-    metrics = {"vital/terminated": float(terminals[live].sum()), "vital/truncated": float(truncations[live].sum())}
+    live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
+    rows = slice(0, len(rewards), max(1, len(rewards) * size // SAMPLE))
+    agents = max(1, SAMPLE // (size * len(range(*rows.indices(len(rewards))))))
+    metrics = {"vital/terminated": float(terminals.sum(where=live)),
+               "vital/truncated": float(truncations.sum(where=live))}  # fmt: skip
+    seen = observations[rows, :agents][live[rows, :agents]].reshape(-1, size)
     if len(seen) and seen.dtype.kind in "fiub":
-        seen = seen.astype(np.float64)
-        metrics |= {"vital/observation_max": float(np.abs(seen).max()),
-                    "vital/observation_constant": float((seen.max(0) == seen.min(0)).mean())}  # fmt: skip
-    if len(found):
-        metrics |= {"vital/reward_min": float(found.min()), "vital/reward_max": float(found.max())}
-    return metrics
+        low, high = seen.min(0).astype(np.float64), seen.max(0).astype(np.float64)
+        metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
+                    "vital/observation_constant": float((low == high).mean())}  # fmt: skip
+    low, high = rewards.min(where=live, initial=np.inf), rewards.max(where=live, initial=-np.inf)
+    return metrics | ({"vital/reward_min": float(low), "vital/reward_max": float(high)} if low <= high else {})
 
 
 class Signs:

@@ -208,7 +208,8 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     assert "cut off" in problem(whole[:-4]) and "cut off" in problem(whole[:36])
     assert "do not belong" in problem(whole + b"\0\0\0\0") and "cannot be read" in problem(whole + b"\0")
     assert "cannot be read" in problem(b"") and "PUFR" in problem(b"xxxx" + whole)
-    for place, value, text in [(1, 2, "format"), (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
+    for place, value, text in [(1, 3, "format"), (1, 2, "cut off"), (2, 10, "damaged"), (3, 0, "damaged"),
+                               (4, np.nan, "damaged"),
                                (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"), (8, 0.5, "damaged"),
                                (4, 2**20, "cut off")]:  # fmt: skip
         broken = good.copy()

@@ -89,6 +89,9 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
     settings = {
         "gamma": 0.97,
         "gae_lambda": 0.9,
+        "ent_coef": 0.001,
+        "vf_clip_coef": 0.2,
+        "norm_reward": False,
         "prio_alpha": 0.7,
         "prio_beta0": 0.3,
         "reward_clip": 0.8,

@@ -255,7 +255,7 @@ def test_what_changed_at_resume_is_said_and_takes_effect(tmp_path, capsys):
     capsys.readouterr()
     second.load_checkpoint(path)
     said = capsys.readouterr().out
-    assert "train.gamma: 0.995 is now 0.5" in said and "train.learning_rate: 0.01 is now 0.3" in said
+    assert "train.gamma: 0.99 is now 0.5" in said and "train.learning_rate: 0.01 is now 0.3" in said
     assert said.count(" is now ") == 2 and second.config["gamma"] == 0.5 and "begin new episodes" not in said
     assert torch.equal(second.storage["observations"][-1], first.storage["observations"][-1])
 

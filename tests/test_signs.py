@@ -135,8 +135,8 @@ def test_vital_looks_at_live_agents_only():
 
 def test_diagnose_a_finished_run(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"train": {"total_timesteps": 100}, "agents": 4}))
-    entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0, "losses/entropy": 1.0,
-                "signs": ["Every reward so far is 0"]} for step in range(10, 100, 10)]  # fmt: skip
+    entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0, "losses/entropy": 1.0}
+               for step in range(10, 100, 10)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
     pufferl.main(["diagnose", str(tmp_path)])
     assert "Every reward so far is 0" in capsys.readouterr().out

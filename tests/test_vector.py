@@ -676,6 +676,7 @@ def converged_values(vecenv, tmp_path, epochs=150):
 
     config = {"total_timesteps": epochs * vecenv.num_agents * 20, "horizon": 20, "gamma": 0.9, "gae_lambda": 0.95,
               "vf_clip_coef": float("inf"), "learning_rate": 0.01, "replay_ratio": 4.0,
+              "minibatch_size": 320, "norm_reward": False,
               "data_dir": str(tmp_path)}  # fmt: skip
     torch.manual_seed(0)
     trainer = pufferl.PuffeRL(config, vecenv, models.Policy(vecenv.driver_env, hidden_size=16))
