@@ -145,7 +145,7 @@ class Train:
     """PPO: how far the probability ratio may leave 1."""
     vf_coef: float = 2.0
     """Weight of the value loss."""
-    vf_clip_coef: float = math.inf
+    vf_clip_coef: float = 0.2
     """How far a value may leave its old one in an update; inf for no clipping."""
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
