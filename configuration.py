@@ -130,7 +130,7 @@ class Train:
     KL divergence on average; none leaves it as it is scheduled. auto: 0.01 where learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
     """Discount."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = 0.90
     """Weight of long against short returns in the advantage (Schulman et al. 2016)."""
     horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
