@@ -618,8 +618,8 @@ class Facts:
 
 EPOCHS = 100  # of a run at least, so that the policy that acts is never far behind the one that learns
 UPDATES = 4000  # in a run
-PASSES = 4  # over each step at most
-FEW_STEPS = 2e6  # a run of so many steps or fewer in a pass: environments are what is dear
+PASSES = {True: 4, False: 8}  # over each step at most, with discrete actions or continuous ones
+FEW_STEPS = 4e6  # a run that learns from fewer than this in all its passes: its steps are what is dear
 FREE_SECONDS = 60  # of learning that nobody minds, however fast the environments are
 KL = 0.01  # that an epoch moves the policy by (target_kl)
 
@@ -655,10 +655,10 @@ def decide(train, facts):
     def replay_ratio():
         few = FEW_STEPS / facts.steps
         if facts.learn_seconds is None:
-            value = float(power_of_two(max(few, 2 if facts.native else 4), 1, PASSES))
+            value = float(power_of_two(max(few, 2 if facts.native else 4), 1, PASSES[facts.discrete]))
             return value, f"environments in {'C' if facts.native else 'Python'}"
         waiting, free = facts.step_seconds / facts.learn_seconds, FREE_SECONDS / (facts.steps * facts.learn_seconds)
-        value = float(power_of_two(max(few, waiting, free), 1, PASSES))
+        value = float(power_of_two(max(few, waiting, free), 1, PASSES[facts.discrete]))
         why = "each of few steps counts" if few >= value else (
             f"a step takes {facts.step_seconds * 1e6:.3g} us, learning from it {facts.learn_seconds * 1e6:.3g} us")
         return value, why

@@ -68,7 +68,7 @@ def test_the_rules_give_settings_that_work(agents, steps, discrete, native, cost
     assert tuple(sorted(chosen)) == tuple(sorted(AUTOS)) and all(reason for _, reason in chosen.values())
     c = {name: value for name, (value, _) in chosen.items()}
     assert c["minibatch_size"] % c["horizon"] == 0 and 0 < c["minibatch_size"] <= agents * c["horizon"]
-    assert 1 <= c["replay_ratio"] <= configuration.PASSES and c["learning_rate"] > 0
+    assert 1 <= c["replay_ratio"] <= configuration.PASSES[discrete] and c["learning_rate"] > 0
     if agents >= 64:  # what made people's environments fail: one update an epoch
         assert c["replay_ratio"] * agents * c["horizon"] / c["minibatch_size"] >= 4
 
