@@ -611,7 +611,6 @@ class Facts:
     discrete: bool  # actions
     spaces: list  # the spaces of the observation's fields
     native: bool = False  # environments in C
-    observation_range: tuple | None = None  # (smallest, largest) number that was seen
     step_seconds: float | None = None  # of one agent's step, in the environment and the network
     learn_seconds: float | None = None  # of learning from one step once
 

@@ -14,7 +14,7 @@ import vector
 
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01, "target_kl": None,
             "gamma": 0.9, "ent_coef": 0.01, "norm_obs": False, "norm_reward": False, "log_interval": 0.0}  # fmt: skip
-AGENTS, EPOCHS = 16, 40
+AGENTS, EPOCHS = 16, 30
 
 
 class World(gymnasium.Env):
