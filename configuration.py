@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import fnmatch
 import importlib.util
+import inspect
 import itertools
 import json
 import math
@@ -268,7 +269,7 @@ def difference(before, after, name=""):
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             changes += difference(old, new, f"{name}{key}.")
-        elif old != new and key not in RUN_SETTINGS:
+        elif old != new and (name or key not in RUN_SETTINGS):
             changes.append(f"{name}{key}: {old} is now {new}")
     return changes
 
@@ -504,7 +505,8 @@ def apply_saved(argv, name, values):
     if settings is not None:
         for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
             own = settings if section == "base" else settings.get(section, {})
-            values[section] |= {key: own[key] for key in values[section] if key in own and key not in RUN_SETTINGS}
+            values[section] |= {key: own[key] for key in values[section]
+                                if key in own and (section != "base" or key not in RUN_SETTINGS)}
         if resume:  # of a run from before there were these
             values["train"] |= {key: value for key, value in OFF.items() if key not in settings["train"]}
 
@@ -555,7 +557,10 @@ def load_env(env_name, args):
 
 def choose_num_envs(library, settings, steps):
     """How many environments in C where nobody says."""
-    probe = library.create(1, settings={name: value for name, value in settings.items() if name != "num_envs"})
+    try:
+        probe = library.create(1, settings={name: value for name, value in settings.items() if name != "num_envs"})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
     agents = power_of_two(steps / (EPOCHS * 32), 16, 1024)
     probe.close()
     return max(1, agents // probe.num_agents)
@@ -636,6 +641,13 @@ def power_of_two(x, low, high):
     return int(min(high, max(low, 2 ** math.floor(math.log2(max(x, 1))))))
 
 
+def check_sizes(train):
+    """ConfigError for sizes that no rule can go with."""
+    for key in ("total_timesteps", "horizon", "minibatch_size", "replay_ratio"):
+        if train[key] != "auto" and not train[key] > 0:
+            raise ConfigError(f"train.{key} = {train[key]}: must be above 0.")
+
+
 def decide(train, facts):
     """{setting: (value, reason)} of those that are "auto" in the train section `train`, a dict; what is set there
     stays, and the others are chosen to go with it."""
@@ -648,6 +660,10 @@ def decide(train, facts):
 
     def horizon():
         value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32, 64)
+        size = c["minibatch_size"]
+        if size != "auto":  # whole segments, and no more than an epoch has
+            divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
+            value = min(divisors, key=lambda n: abs(math.log(n / value)))
         epochs = facts.steps / (value * facts.agents)
         return value, f"{facts.agents:,} agents: {epochs:,.0f} epochs of {value * facts.agents:,} steps"
 
@@ -752,7 +768,9 @@ def load_policy(args, vecenv, env_name=""):
                 policy = models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
             else:
                 cls = load_class(name) if own else models.Board if name == "board" else models.Default
-                policy = cls(env, hidden_size=hidden)
+                takes = inspect.signature(cls).parameters
+                sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+                policy = cls(env, hidden_size=hidden) if sized else cls(env)
         except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
             if own:
                 raise
@@ -761,7 +779,8 @@ def load_policy(args, vecenv, env_name=""):
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
-        if normalize and not encoded:
+        has_one = any(isinstance(part, models.Normalizer) for part in policy.modules())
+        if normalize and not has_one and not encoded:
             try:
                 policy = models.Normalized(env, policy)
             except TypeError as error:

@@ -945,6 +945,13 @@ def observation_moments(observations, valid, around):
     """(2, D) float64: the sums over the valid rows of observations - around and of its square. observations (rows, D)
     of any dtype but 16-bit floats, valid (rows,) uint8, around (D,) float64, near the mean so that nothing cancels."""
     rows, width = _sizes("observation_moments", "observations", observations, 2)
+    if observations.is_cuda:  # as many threads as there are numbers, not as columns
+        live, sums = valid.bool().unsqueeze(1), torch.zeros(2, width, dtype=torch.float64, device=observations.device)
+        for part, there in zip(observations.split(1 << 16), live.split(1 << 16), strict=True):
+            deviation = torch.where(there, part.double() - around, 0.0)
+            sums[0] += deviation.sum(0)
+            sums[1] += deviation.square().sum(0)
+        return sums
     sums, array = _workspace((2, width), torch.float64, observations)
     run(_observation_moments, width, 16,
         _array("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),

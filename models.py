@@ -105,6 +105,10 @@ def merge_moments(count, mean, squares, others):
             count.copy_(total)
 
 
+def _flattened(observations):
+    return observations.flatten(1)
+
+
 class Normalizer(nn.Module):
     """clip((x - mean) / sqrt(var + 1e-8), ±10), an element each, with the moments of all observations so far.
 
@@ -113,7 +117,7 @@ class Normalizer(nn.Module):
     of observations (B, *observation) to the numbers (B, size) that are normalised.
     """
 
-    def __init__(self, size, read=lambda observations: observations.flatten(1)):
+    def __init__(self, size, read=_flattened):
         super().__init__()
         self.read = read
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -134,11 +138,13 @@ class Normalizer(nn.Module):
         sums = kernels.observation_moments(x, valid.contiguous(), around)
         count = float((valid != 0).sum())
         mean = sums[0] / max(count, 1.0)
-        return count, around + mean, (sums[1] - count * mean**2).clamp(min=0.0)
+        return count, (around + mean).cpu(), (sums[1] - count * mean**2).clamp(min=0.0).cpu()  # for other ranks
 
     @torch.no_grad()
     def merge(self, parts):
         """Add the moments of the ranks, in their order, and normalise with the result from now on."""
+        device = self.mean.device
+        parts = [(count, mean.to(device), squares.to(device)) for count, mean, squares in parts]
         merge_moments(self.count, self.mean, self.squares, parts)
         self.shift.copy_(self.mean)
         self.scale.copy_((self.squares / self.count.clamp(min=1.0) + 1e-8).rsqrt())
@@ -454,17 +460,18 @@ def leaf_kind(space, boards=True):
     """How a space that is no Dict or Tuple is read: "choices" (one-hot), "image", "board" or "numbers"."""
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
         return "choices"
-    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
-            _side(space) >= 5 and not (boards and space.high.max() < KINDS)):  # fmt: skip
-        return "image"
-    return "board" if boards and _is_board(space) else "numbers"
+    if boards and _is_board(space):
+        return "board"
+    image = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
+        _side(space) >= 5)  # fmt: skip
+    return "image" if image else "numbers"
 
 
 def _is_board(space):
     if not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iub" or len(space.shape) not in (2, 3):
         return False
     sides = sorted(space.shape)[-2:]
-    return sides[0] >= 3 and sides[1] <= KINDS and len(_pieces(space)) <= KINDS
+    return sides[0] >= 3 and sides[1] <= KINDS and int(space.high.max()) - int(space.low.min()) < KINDS
 
 
 def _pieces(space):

@@ -54,6 +54,7 @@ from configuration import (  # load_* for scripts
     Base,
     ConfigError,
     Train,
+    check_sizes,
     coerce,
     decide,
     difference,
@@ -183,9 +184,7 @@ class PuffeRL:
             if not right:
                 raise ConfigError(f"train.{key} = {c[key]}: {what}.")
 
-        need(c["total_timesteps"] >= 1, "total_timesteps", "must be 1 or more")
-        for key in ("horizon", "minibatch_size", "replay_ratio"):
-            need(c[key] == "auto" or c[key] > 0, key, "must be above 0")
+        check_sizes(c)
         if c["norm_obs"] == "auto":  # the network is there already, with what it normalises by or without
             c["norm_obs"] = find_normalizer(policy) is not None
         c |= {name: value for name, (value, _) in decide(c, facts_of(vecenv, agents, c["total_timesteps"])).items()}
@@ -676,8 +675,8 @@ class PuffeRL:
         the schedule as the KL divergence does with the rate (Schulman et al. 2017, 4; here every epoch and gently)."""
         target = self.config["target_kl"] * self._schedule() ** 2
         if self._schedule() > 0.05:
-            self._rate_factor *= min(1.5, max(1 / 1.5, math.sqrt(target / max(kl, 1e-12)) ** 0.5))
-            self._rate_factor = min(RATE_FACTORS[1], max(RATE_FACTORS[0], self._rate_factor))
+            step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
+            self._rate_factor = min(RATE_FACTORS[1], max(RATE_FACTORS[0], self._rate_factor * step))
 
     def _scale_rewards(self):
         """The rollout's rewards in deviations of the discounted return, this rollout's included: a first reward after
@@ -947,7 +946,7 @@ class PuffeRL:
         metrics |= {f"performance/seconds_{name}": value for name, value in stages.items()}
         shown = ("observations", "rewards", "valid", "terminals", "truncations")
         metrics |= signs.vital(*(self.host[name].numpy() for name in shown))
-        sentences = self.signs.see(self.global_step, metrics)
+        sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self._record:
             self._record.log(metrics, self.global_step)
@@ -1067,11 +1066,12 @@ class PuffeRL:
         changes = difference(json.loads(saved["config"]), json.loads(json.dumps(self.args, default=str)))
         if changes:
             say(f"changed since {path} was written: {', '.join(changes)}")
-        restored = tensors.keys()
+        restored = tensors.keys() & ours.keys()
         try:
             if count != self.ranks.count:
                 raise ValueError(f"there were {count} ranks, now there are {self.ranks.count}")
-            if shapes(tensors) != shapes(ours):
+            scale = {"discounted_returns", "return_moments"}  # a run may begin or cease to scale rewards
+            if {**shapes(tensors), **dict.fromkeys(scale)} != {**shapes(ours), **dict.fromkeys(scale)}:
                 raise ValueError("there were other agents or spaces")
             if not len(environments):
                 raise ValueError("those in Python cannot be saved")
@@ -1083,7 +1083,7 @@ class PuffeRL:
             self.running_returns.zero_()
             for state in self.state.values():
                 state.zero_()
-            restored = tensors.keys() & {"momentum", "return_moments"}
+            restored = tensors.keys() & ours.keys() & {"momentum", "return_moments"}
         self.policy.load_state_dict(saved["model"])
         for name in restored:
             ours[name].copy_(tensors[name])
@@ -1097,6 +1097,9 @@ class PuffeRL:
                 self._captured, self._learned_epochs = False, 0
         for name, value in saved["numbers"].items():
             setattr(self, name, value)
+        before = json.loads(saved["config"])["train"]
+        if self.config["target_kl"] is None or before.get("learning_rate") != self.config["learning_rate"]:
+            self._rate_factor = 1.0  # it was of another rate
         self._rolled_out = False
         self._steps_before = saved["global_step"] - self.epoch * self.batch_size
         self._started = time.perf_counter() - saved["uptime"]
@@ -1168,6 +1171,7 @@ class PuffeRL:
 UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
               "checkpoints.")
 BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
+RATE_STEPS = 0.5, 1.2  # in an epoch: too large a rate does harm at once, too small a one only takes longer
 RATE_FACTORS = 0.1, 10.0  # how far target_kl may take the learning rate from the one that is set
 SAVED_NUMBERS = ("epoch", "_rollouts", "_minibatches_owed", "_rate_factor", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
@@ -1224,36 +1228,42 @@ class Interrupts:
             signal.signal(number, handler)
 
 
-MEASURED_SECONDS, MEASURED_EPOCHS = 1.0, 4  # that measure spends, after the epoch in which kernels are compiled
+MEASURED_SECONDS = 1.0  # that measure spends, after the epoch in which kernels are compiled
 MEASURED_AGENTS = {True: 1024, False: 16}  # at most; in C or not
+MEASURED_HORIZON = 16
 
 
 def measure(env_name, args, vecenv, facts):
-    """Add to the Facts of an environment what a step of it and learning from one cost, from a few epochs of throw-away
-    environments and a copy of the network. Nothing random that the run uses is drawn."""
+    """Add to the Facts of an environment what a step of it and learning from one cost, from some epochs of throw-away
+    environments and a copy of the network. Nothing random that the run uses is drawn. The Facts as they are where one
+    process cannot hold more of these environments, or one environment holds many agents' worlds itself."""
+    if not facts.native and vecenv.num_envs == 1:
+        return facts
     states = random.getstate(), np.random.get_state()  # noqa: NPY002  which environments may draw from
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
            "num_buffers": None, "backend": "native" if facts.native else "serial"}  # fmt: skip
     small = {**args, "vec": vec, "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
-             "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "log_interval": math.inf,
-                       "total_timesteps": 10**12}}
+             "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "total_timesteps": 10**12,
+                       "horizon": MEASURED_HORIZON, "minibatch_size": "auto", "max_minibatch_size": None,
+                       "log_interval": math.inf}}  # fmt: skip
     with ranks.alone(), contextlib.ExitStack() as stack:
-        trial = load_env(env_name, small)
+        try:
+            trial = load_env(env_name, small)
+        except Exception:  # one of a kind in a process, as emulators are
+            return facts
         stack.callback(trial.close)
-        for name in ("horizon", "minibatch_size"):  # what is set fits the run, and may not fit fewer agents
-            small["train"][name] = "auto"
         config = {**small["train"], "env": args["env_name"], "data_dir": None, "cudagraphs": -1, "gpus": 1}
         trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))
         stack.callback(trainer.release)
-        trainer.signs = signs.Signs({})  # of this run they would say what is only so here
-        begun, before = None, {}
-        while begun is None or trainer.epoch < MEASURED_EPOCHS or time.perf_counter() - begun < MEASURED_SECONDS:
+        trainer.signs = None  # of this run they would say what is only so here
+        trainer.evaluate()
+        trainer.train()
+        begun, before, warm = time.perf_counter(), dict(trainer._stage_seconds), trainer.epoch
+        while trainer.epoch == warm or time.perf_counter() - begun < MEASURED_SECONDS:
             trainer.evaluate()
             trainer.train()
-            if begun is None:
-                begun, before, epoch = time.perf_counter(), dict(trainer._stage_seconds), trainer.epoch
-    steps = (trainer.epoch - epoch) * trainer.batch_size
+    steps = (trainer.epoch - warm) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps for stage, seconds in trainer._stage_seconds.items()}
     side_by_side = 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
     random.setstate(states[0])
@@ -1266,6 +1276,7 @@ def settle(env_name, args, vecenv):
     """Put numbers in the place of "auto" in the train section of `args`, and the reasons into args["auto"]; the same on
     all ranks, as rank 0 finds them. Returns the Facts that they were chosen by."""
     group, section = ranks.connect(), args["train"]
+    check_sizes(section)
     facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
 
     def choose():
@@ -1285,12 +1296,17 @@ def train(env_name, args):
         args["train"]["gpus"] = group.local_count
     if not args["resume"]:
         args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
+        if args["resume"]:  # the same command goes on: what it chose by measuring stays
+            saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
+            args["train"] |= {name: value for name, value in saved["train"].items()
+                              if args["train"].get(name) == "auto"}
     vecenv = load_env(env_name, args)
     try:
         facts = settle(env_name, args, vecenv)
         policy = load_policy(args, vecenv, env_name)
         normalises = find_normalizer(policy) is not None
-        if "norm_obs" in args["auto"] and normalises != args["train"]["norm_obs"]:
+        loaded = args["load_model_path"] or args["baseline"]
+        if normalises != args["train"]["norm_obs"] and (loaded or "norm_obs" in args["auto"]):
             args["train"]["norm_obs"] = normalises
             args["auto"]["norm_obs"] = "as the network does that is loaded or of your own"
     except BaseException:

@@ -30,12 +30,13 @@ def vital(observations, rewards, valid, terminals, truncations):
     """What only the rollout itself shows, as metrics: observations (T, N, ...), rewards, valid, terminals, truncations
     (T, N), numpy arrays of one rollout. Observations are looked at in a sample of the agents."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
-    rows = slice(0, len(rewards), max(1, len(rewards) * size // SAMPLE))
-    agents = max(1, SAMPLE // (size * len(range(*rows.indices(len(rewards))))))
+    some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
+    agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
     metrics = {"vital/terminated": float(terminals.sum(where=live)),
                "vital/truncated": float(truncations.sum(where=live))}  # fmt: skip
-    seen = observations[rows, :agents][live[rows, :agents]].reshape(-1, size)
-    if len(seen) and seen.dtype.kind in "fiub":
+    flat = observations[: len(rewards)].reshape(*live.shape, -1)[rows, agents, some]
+    seen = flat[live[rows, agents]]
+    if len(seen) > 1 and seen.dtype.kind in "fiub":
         low, high = seen.min(0).astype(np.float64), seen.max(0).astype(np.float64)
         metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
                     "vital/observation_constant": float((low == high).mean())}  # fmt: skip
@@ -49,11 +50,12 @@ class Signs:
 
     def __init__(self, settings, agents=None):
         self.settings, self.agents = settings, agents
-        self.step, self.lists, self.said = 0, {}, {}
+        self.step, self.first, self.lists, self.said = 0, None, {}, {}
 
     def see(self, step, metrics):
         """The new sentences after one more entry of the log."""
         new, self.step = [], step
+        self.first = step if self.first is None else self.first  # a resumed run's is not 0
         for name, value in metrics.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 self.lists.setdefault(name, []).append(value)
@@ -152,7 +154,8 @@ class Signs:
 
     def sign_rewards_zero(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
-        if len(low) > PATIENCE and self.progress > BEGUN and max(high) == min(low) == 0:
+        if len(low) > PATIENCE and self.progress > BEGUN and max(high) == min(low) == 0 and not any(
+                self.values("environment/episode_return")):  # fmt: skip
             return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever reached by chance? "
                     "Make it easier at first, or reward steps towards it (docs/recipes.md).")
 
@@ -184,7 +187,7 @@ class Signs:
 
     def sign_episodes_never_end(self):
         ended = self.values("vital/terminated"), self.values("vital/truncated")
-        steps = self.step / (self.agents or math.inf)
+        steps = (self.step - (self.first or 0)) / (self.agents or math.inf)
         if len(ended[0]) >= PATIENCE and steps > LONG and not (
                 sum(map(sum, ended)) or any(self.values("environment/n"))):  # fmt: skip
             return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the environment say terminated or "

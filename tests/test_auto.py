@@ -431,9 +431,137 @@ def test_target_kl_moves_the_learning_rate_towards_it():
     with cartpoles() as vecenv:
         trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 10**6, "learning_rate": 1e-5,
                                    "target_kl": 0.01}, vecenv, Plain(vecenv.driver_env))  # fmt: skip
-        for _ in range(10):
+        for _ in range(20):
             trainer.evaluate()
             trainer.train()
         assert trainer.learning_rate == pytest.approx(1e-4, rel=1e-2), "ten times what was set, and no further"
         assert trainer.losses["learning_rate"] <= trainer.learning_rate * 1.01
         trainer.release()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a reading found
+
+
+class Normalising(Plain):
+    """A network of one's own that normalises by itself."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.normalizer = models.Normalizer(4)
+
+    def forward(self, observations):
+        return super().forward(self.normalizer(observations))
+
+
+@pytest.fixture
+def own_network(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("import sys\nfrom pathlib import Path\n"
+                    f"sys.path.insert(0, {str(ROOT / 'tests')!r})\nfrom test_auto import Normalising\n")
+    return f"{file}:Normalising"
+
+
+CART = f"{ROOT}/tests/brought.py:cartpole"
+
+
+def run(tmp_path, *options, env=CART):
+    argv = ["--vec.num-envs", "8", "--vec.backend", "serial", "--logger", "none", "--data-dir", str(tmp_path),
+            "--train.total-timesteps", "2000", *options]  # fmt: skip
+    return pufferl.train(env, pufferl.load_config(env, argv))
+
+
+def test_a_network_that_normalises_itself_is_not_wrapped(tmp_path, own_network):
+    options = ["--policy.name", own_network, "--train.horizon", "32"]
+    first = run(tmp_path, *options, "--train.norm-obs", "True")
+    assert type(first.policy).__name__ == "Normalising" and first.normalizer.count > 0
+    resumed = run(tmp_path, "--resume", str(first.run_folder), "--train.total-timesteps", "3000")
+    assert type(resumed.policy).__name__ == "Normalising" and resumed.normalizer.count > first.normalizer.count
+    args = pufferl.load_config(CART, ["--load-model-path", str(first.run_folder), "--vec.num-envs", "8"])
+    with cartpoles() as vecenv:
+        loaded = pufferl.load_policy(args, vecenv, CART)
+    assert torch.equal(loaded.normalizer.squares, resumed.normalizer.squares)
+
+
+def test_what_starts_from_normalised_weights_can_be_resumed(tmp_path, capsys):
+    first = run(tmp_path, "--train.norm-obs", "True")
+    second = run(tmp_path, "--load-model-path", str(first.run_folder), "--train.norm-obs", "False")
+    assert second.config["norm_obs"] is True and second.normalizer is not None
+    assert run(tmp_path, "--resume", str(second.run_folder), "--train.total-timesteps", "3000").normalizer is not None
+
+
+def test_reward_scaling_may_begin_and_cease_at_a_resume(tmp_path, capsys):
+    def make(**settings):
+        args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512"])
+        vecenv = pufferl.load_env("cartpole", args)
+        policy = pufferl.load_policy(args, vecenv)
+        return pufferl.PuffeRL({**args["train"], "data_dir": str(tmp_path), **settings}, vecenv, policy)
+
+    with_scale, without = make(norm_reward=True), make(norm_reward=False)
+    for trainer in (with_scale, without):
+        trainer.evaluate()
+        trainer.train()
+    a, b = with_scale.save_checkpoint(tmp_path / "a.pt"), without.save_checkpoint(tmp_path / "b.pt")
+    capsys.readouterr()
+    without.load_checkpoint(a)
+    with_scale.load_checkpoint(b)
+    assert "begin new episodes" not in capsys.readouterr().out
+
+
+def test_a_rate_that_is_set_at_a_resume_is_the_one_that_is_used(tmp_path):
+    first = run(tmp_path, "--train.total-timesteps", "20000")
+    assert first._rate_factor != 1
+    second = run(tmp_path, "--resume", str(first.run_folder), "--train.total-timesteps", "24000", "--train.target-kl",
+                 "none", "--train.learning-rate", "0.001", "--train.anneal-lr", "False")  # fmt: skip
+    assert second.learning_rate == 0.001
+
+
+def test_an_environment_that_one_process_cannot_hold_twice_is_not_measured(tmp_path, monkeypatch):
+    load, made = pufferl.load_env, []
+
+    def once(*arguments):
+        made.append(arguments)
+        if len(made) > 1:
+            raise RuntimeError("one emulator a process")
+        return load(*arguments)
+
+    monkeypatch.setattr(pufferl, "load_env", once)
+    assert run(tmp_path).config["replay_ratio"] == 4 and len(made) == 2
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (5, 5), np.int64),
+    spaces.Box(0, np.iinfo(np.uint64).max, (5, 5), np.uint64),
+])  # fmt: skip
+def test_boards_without_bounds_are_numbers(space):
+    assert models.leaf_kind(space) == "numbers"
+
+
+def test_an_image_of_few_colours_is_an_image():
+    assert models.leaf_kind(spaces.Box(0, 1, (84, 84, 1), np.uint8)) == "image"
+    assert models.leaf_kind(spaces.Box(0, 10, (7, 7, 3), np.uint8)) == "board"
+
+
+@pytest.mark.parametrize("options", [["--train.horizon", "0"], ["--train.minibatch-size", "-64"],
+                                     ["--train.total-timesteps", "0"], ["--train.replay-ratio", "0"]])  # fmt: skip
+def test_sizes_that_cannot_be_are_named(tmp_path, options):
+    with pytest.raises(ConfigError, match="must be above 0"):
+        run(tmp_path, *options)
+
+
+@pytest.mark.parametrize(("minibatch", "agents"), [(1000, 64), (4096, 64), (512, 1), (96, 8), (2048, 64)])
+def test_the_horizon_fits_a_minibatch_that_is_set(minibatch, agents):
+    train = dataclasses.asdict(configuration.Train(minibatch_size=minibatch))
+    horizon = decide(train, Facts(agents, 300_000, True, [BOX]))["horizon"][0]
+    assert minibatch % horizon == 0 and minibatch <= agents * horizon
+
+
+def test_a_setting_of_the_environment_may_be_called_agents():
+    assert configuration.difference({"env": {"agents": 2}}, {"env": {"agents": 8}}) == ["env.agents: 2 is now 8"]
+    assert configuration.difference({"agents": 2}, {"agents": 8}) == []
+
+
+def test_a_normaliser_can_be_pickled():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(models.Normalizer(3))).count == 0

@@ -146,3 +146,16 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
         pufferl.main(["diagnose"])
     with pytest.raises(SystemExit, match="diagnose: "):
         pufferl.main(["diagnose", str(tmp_path / "none")])
+
+
+def test_vital_sees_large_observations_change():
+    observations = np.random.default_rng(0).integers(0, 255, (9, 4, 84, 84, 4)).astype(np.uint8)
+    valid, flags = np.ones((9, 4), np.uint8), np.zeros((8, 4), np.uint8)
+    metrics = signs.vital(observations, np.zeros((8, 4), np.float32), valid, flags, flags)
+    assert metrics["vital/observation_constant"] < 1
+
+
+def test_a_resumed_run_counts_its_own_steps():
+    found = signs.Signs({"total_timesteps": 10**8}, agents=4)
+    for step in range(10**6, 10**6 + 10):
+        assert not found.see(step, {"vital/terminated": 0.0, "vital/truncated": 0.0})
