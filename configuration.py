@@ -168,7 +168,7 @@ class Train:
     """V-trace: upper bound of the importance weight of a temporal difference (Espeholt et al. 2018)."""
     vtrace_c_clip: float = 1.0
     """V-trace: upper bound of the weight with which later differences count for earlier steps."""
-    prio_alpha: float = 0.0
+    prio_alpha: float = 0.4
     """How much segments with large advantages are preferred; 0 draws evenly (Schaul et al. 2016)."""
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
@@ -452,11 +452,13 @@ def load_config(env_name, argv=()):
     apply_saved(argv, env_name, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
+    reasons = {}
     if values["env"].get("num_envs") == "auto":
-        library = load_library(find_config(env_name)[0])
-        values["env"]["num_envs"] = choose_num_envs(library, values["env"], values["train"]["total_timesteps"])
+        library, steps = load_library(find_config(env_name)[0]), values["train"]["total_timesteps"]
+        values["env"]["num_envs"] = choose_num_envs(library, values["env"], steps)
+        reasons["env.num_envs"] = f"{steps:,} steps"
     base = values.pop("base")
-    return {"config_name": env_name, "env_name": find_config(env_name)[0], **base, **values}
+    return {"config_name": env_name, "env_name": find_config(env_name)[0], **base, **values, "auto": reasons}
 
 
 def spell_out(schema, argv):
@@ -744,7 +746,7 @@ def load_policy(args, vecenv, env_name=""):
     normalize = args["train"]["norm_obs"]
     if weights is not None:
         normalize = any("normalizer." in key for key in weights)
-    elif normalize == "auto" or "norm_obs" in args.get("auto", ()):  # one of your own takes observations as they are
+    elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # your own takes them as they are
         facts = facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
         normalize = name in POLICIES and wants_normalising(facts)[0]
     if kind != "none" and rnn["num_layers"] < 1:

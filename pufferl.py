@@ -1285,7 +1285,7 @@ def settle(env_name, args, vecenv):
 
     chosen, *seconds = group.first(choose)
     section |= {name: value for name, (value, _) in chosen.items()}
-    args["auto"] = {name: reason for name, (_, reason) in chosen.items()}
+    args["auto"] = args.get("auto", {}) | {f"train.{name}": reason for name, (_, reason) in chosen.items()}
     return dataclasses.replace(facts, step_seconds=seconds[0], learn_seconds=seconds[1])
 
 
@@ -1306,9 +1306,9 @@ def train(env_name, args):
         policy = load_policy(args, vecenv, env_name)
         normalises = find_normalizer(policy) is not None
         loaded = args["load_model_path"] or args["baseline"]
-        if normalises != args["train"]["norm_obs"] and (loaded or "norm_obs" in args["auto"]):
+        if normalises != args["train"]["norm_obs"] and (loaded or "train.norm_obs" in args["auto"]):
             args["train"]["norm_obs"] = normalises
-            args["auto"]["norm_obs"] = "as the network does that is loaded or of your own"
+            args["auto"]["train.norm_obs"] = "as the network does that is loaded or of your own"
     except BaseException:
         vecenv.close()
         raise
@@ -1346,7 +1346,8 @@ def train(env_name, args):
             speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
         say(f"network: {models.describe(policy)}{speed}")
         for name, reason in args["auto"].items():
-            say(f"auto: --train.{name.replace('_', '-')} {args['train'][name]}  # {reason}")
+            section, _, key = name.partition(".")
+            say(f"auto: --{name.replace('_', '-')} {args[section][key]}  # {reason}")
         with Interrupts() as interrupts:
             while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
                 trainer.evaluate()

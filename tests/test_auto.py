@@ -125,7 +125,7 @@ def test_the_printed_flags_repeat_the_run_and_a_resume_keeps_them(tmp_path, caps
     assert "auto: " not in again
     assert torch.equal(first.arena.flat("weights"), second.arena.flat("weights"))
     saved = json.loads((first.run_folder / "config.json").read_text())
-    assert saved["train"]["norm_obs"] is True and set(saved["auto"]) == set(AUTOS)
+    assert saved["train"]["norm_obs"] is True and set(saved["auto"]) == {f"train.{name}" for name in AUTOS}
     resumed, out = train("--resume", str(first.run_folder), steps="9000")
     assert "auto: " not in out and resumed.config["horizon"] == first.config["horizon"]
     assert resumed.normalizer.count > first.normalizer.count
