@@ -168,7 +168,7 @@ class Train:
     """V-trace: upper bound of the importance weight of a temporal difference (Espeholt et al. 2018)."""
     vtrace_c_clip: float = 1.0
     """V-trace: upper bound of the weight with which later differences count for earlier steps."""
-    prio_alpha: float = 0.4
+    prio_alpha: float | Auto = "auto"
     """How much segments with large advantages are preferred; 0 draws evenly (Schaul et al. 2016)."""
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
@@ -688,7 +688,8 @@ def decide(train, facts):
         return size, f"{batch * c['replay_ratio'] / size:.3g} updates an epoch, {updates:,.0f} in all"
 
     def learning_rate():
-        value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
+        value = 0.005 if facts.discrete else 0.001
+        value *= math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
         value = float(f"{value:.2g}")
         return value, f"for minibatches of {c['minibatch_size']:,}" + (
             f"; then what moves the policy by {KL} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
@@ -701,6 +702,7 @@ def decide(train, facts):
     choose("target_kl", lambda: (KL, "learning_rate is auto") if adapts else (None, "learning_rate is set"))
     choose("gamma", lambda: (0.99, "a horizon of 100 steps"))
     choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
+    choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("norm_obs", lambda: wants_normalising(facts))
     choose("norm_reward", lambda: (True, "so that values are near 1 whatever an environment pays"))
     return chosen

@@ -24,7 +24,8 @@ from configuration import ConfigError, Facts, decide
 
 ROOT = Path(__file__).resolve().parent.parent
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-AUTOS = ("horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma", "ent_coef", "norm_obs",
+AUTOS = ("horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma", "ent_coef", "prio_alpha",
+         "norm_obs",
          "norm_reward")  # fmt: skip
 
 
