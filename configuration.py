@@ -688,8 +688,7 @@ def decide(train, facts):
         return size, f"{batch * c['replay_ratio'] / size:.3g} updates an epoch, {updates:,.0f} in all"
 
     def learning_rate():
-        value = 0.005 if facts.discrete else 0.001
-        value *= math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
+        value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
         value = float(f"{value:.2g}")
         return value, f"for minibatches of {c['minibatch_size']:,}" + (
             f"; then what moves the policy by {KL} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip

@@ -596,6 +596,22 @@ def test_gather(tail, source_dtype, dtype):
     assert torch.equal(out, drawn.to(dtype))
 
 
+@pytest.mark.parametrize("source_dtype, dtype", [
+    (torch.float32, torch.float32), (torch.uint8, torch.float32), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("tail", [(1,), (3, 17)])
+def test_gather_normalises(tail, source_dtype, dtype):
+    rng = generator()
+    source = (100 * torch.rand(6, 19, *tail, generator=rng)).to(source_dtype)
+    shift, scale = 50 * torch.rand(tail, generator=rng), torch.rand(tail, generator=rng)
+    index = torch.randint(19, (11,), generator=rng)
+    out = poison(5, 4, *tail, dtype=dtype)
+    kernels.gather(source, index, out, start=3, shift=shift, scale=scale)
+    expected = ((source[:5, index[3:7]].double() - shift) * scale).clamp(-10, 10)
+    assert (expected.abs() == 10).any() and (expected.abs() < 10).any()
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
 def test_gather_errors():
     source, index = torch.zeros(4, 6, 2), torch.arange(6)
     for out, start in ((torch.zeros(5, 3, 2), 0), (torch.zeros(4, 3, 3), 0), (torch.zeros(4, 3, 2), 4)):
