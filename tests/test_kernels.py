@@ -602,7 +602,7 @@ def test_gather(tail, source_dtype, dtype):
 def test_gather_normalises(tail, source_dtype, dtype):
     rng = generator()
     source = (100 * torch.rand(6, 19, *tail, generator=rng)).to(source_dtype)
-    shift, scale = 50 * torch.rand(tail, generator=rng), torch.rand(tail, generator=rng)
+    shift, scale = 40 + 20 * torch.rand(tail, generator=rng), 0.3 + 0.2 * torch.rand(tail, generator=rng)
     index = torch.randint(19, (11,), generator=rng)
     out = poison(5, 4, *tail, dtype=dtype)
     kernels.gather(source, index, out, start=3, shift=shift, scale=scale)
