@@ -782,8 +782,7 @@ def load_policy(args, vecenv, env_name=""):
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
-        has_one = any(isinstance(part, models.Normalizer) for part in policy.modules())
-        if normalize and not has_one and not encoded:
+        if normalize and not encoded and models.find_normalizer(policy) is None:
             try:
                 policy = models.Normalized(env, policy)
             except TypeError as error:

@@ -150,6 +150,11 @@ class Normalizer(nn.Module):
         self.scale.copy_((self.squares / self.count.clamp(min=1.0) + 1e-8).rsqrt())
 
 
+def find_normalizer(policy):
+    """What a network normalises its observations by, a Normalizer, or None."""
+    return next((part for part in policy.modules() if isinstance(part, Normalizer)), None)
+
+
 class RewardScale:
     """r / sqrt(var + 1e-8) with the variance of the discounted return, over all agents and steps so far; no centring
     (Engstrom et al. 2020). `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the count, mean
@@ -362,14 +367,17 @@ class Encoded(nn.Module):
         return values
 
     def _numbers(self, observations):
-        numbers = [value.flatten(1).float() for _, kind, value in self._values(observations) if kind == "numbers"]
-        return torch.cat(numbers, dim=1)
+        return self._join(self._values(observations))
+
+    @staticmethod
+    def _join(values):
+        return torch.cat([value.flatten(1).float() for _, kind, value in values if kind == "numbers"], dim=1)
 
     def _features(self, observations):
-        features, normalised = [], None
+        features, normalised, values = [], None, self._values(observations)
         if self.normalizer is not None:
-            normalised = iter(self.normalizer(self._numbers(observations)).split(self.numbers, dim=1))
-        for (leaf, kind, value), part in zip(self._values(observations), self.parts, strict=True):
+            normalised = iter(self.normalizer(self._join(values)).split(self.numbers, dim=1))
+        for (leaf, kind, value), part in zip(values, self.parts, strict=True):
             if kind == "choices":
                 sizes = [leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete) else leaf.nvec.ravel().tolist()
                 starts = torch.as_tensor(leaf.start).reshape(-1).tolist()  # on a GPU a tensor would be copied each time
@@ -541,13 +549,8 @@ def _image_encoder(space):
         layers = [layer for size in sizes
                   for layer in (orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU())]  # fmt: skip
         return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
-    return nn.Sequential(_Picture(last, 0.1), *_grid_layers(channels))
-
-
-def _grid_layers(channels):
-    """3 × 3 convolutions that keep a small grid's size."""
-    return (orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
-            orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())  # fmt: skip
+    return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
+                         orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
 
 class _Planes(nn.Module):

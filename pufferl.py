@@ -138,7 +138,7 @@ class PuffeRL:
                               f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
         if self.fused and vecenv.observation_dtype == np.float16:
             raise ConfigError("observations of float16 are for networks of your own; the default one takes float32.")
-        self.normalizer = find_normalizer(policy)
+        self.normalizer = models.find_normalizer(policy)
         if c["norm_obs"] and self.normalizer is None:
             raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one "
                               "that has, as models.Policy(env, normalize=True) does; models.Normalized(env, policy) "
@@ -186,7 +186,7 @@ class PuffeRL:
 
         check_sizes(c)
         if c["norm_obs"] == "auto":  # the network is there already, with what it normalises by or without
-            c["norm_obs"] = find_normalizer(policy) is not None
+            c["norm_obs"] = models.find_normalizer(policy) is not None
         c |= {name: value for name, (value, _) in decide(c, facts_of(vecenv, agents, c["total_timesteps"])).items()}
 
         need(c["gpus"] in (1, group.local_count), "gpus",
@@ -1179,11 +1179,6 @@ WORTH_THREADS = 1e8  # operations in one pass of a custom network from which on 
 CHUNK_STEPS = 1024  # float32 steps that one worker takes through the default network at once: what fits its caches
 
 
-def find_normalizer(policy):
-    """What a network normalises its observations by, a models.Normalizer, or None."""
-    return next((part for part in policy.modules() if isinstance(part, models.Normalizer)), None)
-
-
 def on_the_cpu(tensors):
     """Copies there of all tensors of a dict."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -1239,7 +1234,6 @@ def measure(env_name, args, vecenv, facts):
     process cannot hold more of these environments, or one environment holds many agents' worlds itself."""
     if not facts.native and vecenv.num_envs == 1:
         return facts
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002  which environments may draw from
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
            "num_buffers": None, "backend": "native" if facts.native else "serial"}  # fmt: skip
@@ -1247,7 +1241,9 @@ def measure(env_name, args, vecenv, facts):
              "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto", "max_minibatch_size": None,
                        "log_interval": math.inf}}  # fmt: skip
-    with ranks.alone(), contextlib.ExitStack() as stack:
+    with ranks.alone(), contextlib.ExitStack() as stack:  # environments may draw from the generators of all
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
         try:
             trial = load_env(env_name, small)
         except Exception:  # one of a kind in a process, as emulators are
@@ -1266,8 +1262,6 @@ def measure(env_name, args, vecenv, facts):
     steps = (trainer.epoch - warm) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps for stage, seconds in trainer._stage_seconds.items()}
     side_by_side = 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
     return dataclasses.replace(facts, step_seconds=spent["environment"] / side_by_side + spent["policy"],
                                learn_seconds=spent["learn"])  # fmt: skip
 
@@ -1304,7 +1298,7 @@ def train(env_name, args):
     try:
         facts = settle(env_name, args, vecenv)
         policy = load_policy(args, vecenv, env_name)
-        normalises = find_normalizer(policy) is not None
+        normalises = models.find_normalizer(policy) is not None
         loaded = args["load_model_path"] or args["baseline"]
         if normalises != args["train"]["norm_obs"] and (loaded or "train.norm_obs" in args["auto"]):
             args["train"]["norm_obs"] = normalises
