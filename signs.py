@@ -81,13 +81,15 @@ class Signs:
         return len(last) == count and all(map(condition, last))
 
     def score_moved(self):
-        """Whether the returns, three entries at a time, differed by more than chance does at the end; True with too few
-        to tell."""
+        """Whether the returns, three entries at a time, differed by more than chance does at the end, or their last mean
+        from the first; True with too few to tell."""
         returns = np.array(self.values("environment/episode_return"))
         if len(returns) < 2 * PATIENCE:
             return True
         smooth, last = np.convolve(returns, np.ones(3) / 3, "valid"), returns[-max(PATIENCE, len(returns) // 4) :]
-        return bool(np.ptp(smooth) > 4 * np.std(last) + 1e-3 * abs(np.mean(last)))
+        chance, small = np.std(last), 1e-3 * abs(np.mean(last))
+        risen = abs(np.mean(last) - smooth[0]) > 2 * chance / 3**0.5 + small
+        return bool(risen or np.ptp(smooth) > 4 * chance + small)
 
     @property
     def minibatches(self):
