@@ -673,7 +673,7 @@ class PuffeRL:
     def _adapt_rate(self, kl):
         """Nearer to the learning rate at which an epoch moves the policy by target_kl, which falls with the square of
         the schedule as the KL divergence does with the rate (Schulman et al. 2017, 4; here every epoch and gently)."""
-        target = self.config["target_kl"] * self._schedule() ** 2
+        target = self.config["target_kl"]
         if self._schedule() > 0.05:
             step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
             self._rate_factor = min(RATE_FACTORS[1], max(RATE_FACTORS[0], self._rate_factor * step))

@@ -81,8 +81,8 @@ class Signs:
         return len(last) == count and all(map(condition, last))
 
     def score_moved(self):
-        """Whether the returns, three entries at a time, differed by more than chance does at the end, or their last mean
-        from the first; True with too few to tell."""
+        """Whether the returns, three entries at a time, differed by more than chance does at the end, or the first from
+        the last; True with too few to tell."""
         returns = np.array(self.values("environment/episode_return"))
         if len(returns) < 2 * PATIENCE:
             return True

@@ -1,0 +1,358 @@
+"""PPO on one page: the whole algorithm, in the order in which it happens. Read this first.
+
+    python ppo.py breakout                                       # a C environment: a folder of ocean/
+    python ppo.py cartpole --total-timesteps 4_000_000
+    python ppo.py gym/Acrobot-v1 --num-envs 16 --minibatch-size 512
+    tensorboard --logdir runs
+
+pufferl.py does the same with the same names, only faster: in fused kernels, on many cores, GPUs and machines, with
+checkpoints and settings from config/. tests/test_ppo.py holds the two together, action by action. What this file takes
+from elsewhere are environments (vector.py) and the two places at which chance comes in (kernels.sample, kernels.draw).
+
+Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T steps are a segment;
+minibatches are drawn from segments, so that a network with memory sees time in order.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+import tyro
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+import kernels
+import vector
+
+
+@dataclass
+class Args:
+    env: tyro.conf.Positional[str] = "breakout"
+    """A C environment (a folder of ocean/), gym/ID, pettingzoo/FAMILY/NAME or path/to/file.py:callable."""
+    total_timesteps: int = 20_000_000
+    """Steps of all environments together."""
+    num_envs: int = 1024
+    """Environments side by side."""
+    horizon: int = 64
+    """Steps of one rollout; an agent's steps in it are one segment."""
+    minibatch_size: int = 4096
+    """Steps of one update, a multiple of the horizon."""
+    replay_ratio: float = 1.0
+    """How often each step is learnt from, on average."""
+    hidden_size: int = 64
+    """Width of the network."""
+    num_layers: int = 1
+    """MinGRU layers."""
+    learning_rate: float = 0.01
+    """Muon's step size at the start; it falls to zero on a cosine (Loshchilov and Hutter 2017)."""
+    momentum: float = 0.95
+    """Muon's Nesterov momentum."""
+    weight_decay: float = 0.0
+    """Each update scales the weights by 1 - learning rate * weight_decay."""
+    max_grad_norm: float = 1.5
+    """Gradients of a larger norm, all weights together, are scaled down to it."""
+    gamma: float = 0.98
+    """Discount."""
+    gae_lambda: float = 0.95
+    """Weight of long against short returns in the advantage."""
+    vtrace_rho_clip: float = 1.0
+    """Upper bound of the importance weight of a temporal difference."""
+    vtrace_c_clip: float = 1.0
+    """Upper bound of the weight with which later differences count for earlier steps."""
+    prio_alpha: float = 0.1
+    """How much segments with large advantages are preferred; 0 draws evenly."""
+    prio_beta0: float = 0.2
+    """How much that preference is corrected in the loss at the start; it rises to 1."""
+    clip_coef: float = 0.2
+    """How far the probability ratio may leave 1."""
+    vf_coef: float = 1.0
+    """Weight of the value loss."""
+    vf_clip_coef: float = 1.0
+    """How far a value may leave its old one in an update."""
+    ent_coef: float = 0.003
+    """Weight of the entropy bonus."""
+    target_kl: float | None = None
+    """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01); None: as it is."""
+    norm_obs: bool = False
+    """Observations in deviations from their mean so far; the first rollout only measures them."""
+    norm_reward: bool = False
+    """Rewards in deviations of the discounted return so far."""
+    reward_clip: float = math.inf
+    """Rewards count within ± this."""
+    seed: int = 0
+    """Of the weights, the environments, the actions and the draws."""
+
+
+class Moments:
+    """The mean and the deviation of all rows (n, ...) so far (Chan et al. 1979)."""
+
+    def __init__(self, *shape):
+        self.count, self.mean = 0, torch.zeros(shape, dtype=torch.float64)
+        self.squares = torch.zeros_like(self.mean)
+
+    def add(self, rows):
+        n, mean = len(rows), rows.double().mean(0)
+        difference, total = mean - self.mean, self.count + n
+        self.squares += ((rows - mean) ** 2).sum(0) + difference**2 * (self.count * n / total)
+        self.mean += difference * (n / total)
+        self.count = total
+
+    @property
+    def scale(self):
+        return (self.squares / max(1, self.count) + 1e-8).rsqrt().float()
+
+
+# -- The network: linear encoder, MinGRU layers, linear decoder ------------------------------------------------------
+
+
+class Policy(nn.Module):
+    """observations (T, N, ...), state (layers, N, H) -> logits or means (T, N, A), values (T, N), state after."""
+
+    def __init__(self, observation_size, heads, dims, hidden_size, num_layers):
+        super().__init__()
+        self.heads, self.outputs = heads, sum(heads) if heads else dims
+        self.register_buffer("shift", torch.zeros(observation_size))  # stay so without norm_obs
+        self.register_buffer("scale", torch.ones(observation_size))
+        self.encoder = nn.Linear(observation_size, hidden_size)
+        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size) for _ in range(num_layers))
+        self.decoder = nn.Linear(hidden_size, self.outputs + 1)
+        self.log_std = None if heads else nn.Parameter(torch.zeros(dims))
+        nn.init.orthogonal_(self.encoder.weight, 2**0.5)
+        for layer in self.layers:
+            for block in layer.weight.data.chunk(3):
+                nn.init.orthogonal_(block)
+        nn.init.orthogonal_(self.decoder.weight[: self.outputs].data, 0.01)  # at first all actions are alike
+        nn.init.orthogonal_(self.decoder.weight[self.outputs :].data, 1.0)
+        for linear in (self.encoder, *self.layers, self.decoder):
+            nn.init.zeros_(linear.bias)
+        for layer in self.layers:  # a quarter of the channels begins with a long memory (Tallec and Ollivier 2018)
+            layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, 63).log_().neg_()
+
+    def forward(self, observations, state, resets, valid):
+        x = ((observations.flatten(2).float() - self.shift) * self.scale).clamp(-10, 10)
+        x, after = self.encoder(x), []
+        for layer, h in zip(self.layers, state, strict=True):
+            candidate, gate, highway = layer(x).chunk(3, dim=-1)
+            candidate = torch.where(candidate >= 0, candidate + 0.5, candidate.sigmoid())
+            gate, remembered = gate.sigmoid(), []
+            for t in range(len(x)):  # MinGRU (Feng et al. 2024): h moves to the candidate by the gate
+                h = h * (1.0 - resets[t, :, None].float())  # a new episode remembers nothing
+                h = torch.where(valid[t, :, None] != 0, h + gate[t] * (candidate[t] - h), h)
+                remembered.append(h)
+            x = x + highway.sigmoid() * (torch.stack(remembered) - x)
+            after.append(h)
+        y = self.decoder(x)
+        return y[..., :-1], y[..., -1], torch.stack(after)
+
+
+# -- The rollout: T steps of all agents ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def rollout(args, envs, storage, policy, state, epoch):
+    """Fills the rows of `storage`; returns logprobs (T, N), values (T+1, N), bootstraps (T, N), the state after."""
+    T, N = storage.actions.shape[:2]
+    logprobs, values, bootstraps = torch.zeros(T, N), torch.zeros(T + 1, N), torch.zeros(T, N)
+    heads = torch.tensor(envs.action_heads) if envs.action_heads else None
+    new, alive = torch.zeros(1, N), torch.ones(1, N)
+    envs.begin()  # row T of the last rollout becomes row 0
+    while (ready := envs.wait()) is not None:
+        _, t = ready  # all environments are one buffer, so rows come in order
+        if t > 0:  # a truncated episode goes on beyond its last step: its value is what the network expects there
+            cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
+            if cut.any():
+                _, final, _ = policy(storage.final_observations[None], state, new, alive)
+                bootstraps[t - 1] = torch.where(cut, final[0], 0.0)
+        row = slice(t, t + 1)
+        y, value, following = policy(storage.observations[row], state, storage.resets[row], storage.valid[row])
+        values[t] = value[0]
+        if t < T:  # at T only the value is wanted
+            state = following
+            kernels.sample(torch.cat([y, value[..., None]], -1)[0], storage.actions[t], logprobs[t], values[t],
+                           seed=args.seed, step=epoch * T + t, heads=heads,
+                           log_std=None if policy.log_std is None else policy.log_std.data,
+                           masks=None if storage.action_masks is None else storage.action_masks[t])
+            envs.advance(0)
+    return logprobs, values, bootstraps, state
+
+
+def advantage(args, storage, rewards, values, bootstraps, ratios):
+    """GAE (Schulman et al. 2016) with the clipped importance weights of V-trace (Espeholt et al. 2018): (T, N)."""
+    advantages, later, next_value = torch.zeros_like(ratios), torch.zeros_like(ratios[0]), values[-1]
+    done = (storage.terminals | storage.truncations).float()
+    rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
+    for t in reversed(range(len(ratios))):
+        alive, going = storage.valid[t] != 0, 1.0 - done[t]
+        rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
+        delta = rho * (rewards[t] + args.gamma * (going * next_value + bootstraps[t]) - values[t])
+        now = delta + args.gamma * args.gae_lambda * c * going * later
+        advantages[t] = torch.where(alive, now, 0.0)
+        later = torch.where(alive, now, going * later)  # a dead step hands on what it got
+        next_value = torch.where(alive, values[t], going * next_value)
+    return advantages
+
+
+# -- The loss and the optimizer --------------------------------------------------------------------------------------
+
+
+def log_probability(policy, y, actions, mask):
+    """Of actions (..., heads or dims) given the network's outputs y (..., A): log-probability and entropy, (...)."""
+    if policy.log_std is not None:  # a Gaussian of its own deviation each dimension
+        normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y), validate_args=False)
+        return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
+    logprob, entropy = 0.0, 0.0
+    y = y if mask is None else y.masked_fill(mask == 0, -1e9)
+    for k, logits in enumerate(y.split(policy.heads, dim=-1)):
+        logp = logits.log_softmax(-1)
+        logprob = logprob + logp.gather(-1, actions[..., k : k + 1].long())[..., 0]
+        entropy = entropy - (logp.exp() * logp).sum(-1)
+    return logprob, entropy
+
+
+def ppo_loss(args, policy, y, v, batch, weights):
+    """Clipped policy and value losses (Schulman et al. 2017) over the valid steps; the ratios (T, M) and statistics."""
+    alive = batch.valid != 0
+    logprob, entropy = log_probability(policy, y, batch.actions, batch.action_masks)
+    log_ratio = torch.where(alive, logprob - batch.logprobs, 0.0).clamp(-20, 20)
+    ratio = log_ratio.exp()
+    seen = batch.advantages[alive]
+    a = weights * (batch.advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
+    pg = torch.maximum(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef))
+    returns = batch.advantages + batch.values
+    clipped = batch.values + (v - batch.values).clamp(-args.vf_clip_coef, args.vf_clip_coef)
+    vf = 0.5 * torch.maximum((v - returns) ** 2, (clipped - returns) ** 2)
+    policy_loss, value_loss, entropy = pg[alive].mean(), vf[alive].mean(), entropy[alive].mean()
+    kl = (ratio - 1 - log_ratio)[alive].mean()
+    clipfrac = ((ratio - 1).abs() > args.clip_coef)[alive].float().mean()
+    losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": kl,
+              "clipfrac": clipfrac}  # fmt: skip
+    return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
+
+
+NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))  # fmt: skip
+
+
+@torch.no_grad()
+def muon(args, policy, momenta, learning_rate):
+    """One step of Muon (Jordan et al. 2024): a matrix moves by its momentum with all singular values taken to 1."""
+    norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    if not norm.isfinite():
+        raise FloatingPointError("a gradient is not finite: try a smaller --learning-rate.")
+    for weight, m in zip(policy.parameters(), momenta, strict=True):
+        m.mul_(args.momentum).add_(weight.grad)
+        update = weight.grad + args.momentum * m
+        if weight.ndim > 1:
+            tall = update.shape[0] > update.shape[1]
+            x = update.T if tall else update
+            x = x / (x.norm() + 1e-7)
+            for a, b, c in NEWTON_SCHULZ:
+                s = x @ x.T
+                x = a * x + (b * s + c * s @ s) @ x
+            update = (x.T if tall else x) * max(1, update.shape[0] / update.shape[1]) ** 0.5
+        weight.mul_(1 - learning_rate * args.weight_decay).sub_(learning_rate * update)
+        weight.grad.zero_()
+    return norm
+
+
+# -- Learning from a rollout, and the run ----------------------------------------------------------------------------
+
+
+def learn(args, storage, rewards, policy, momenta, logprobs, values, bootstraps, state, count, clock, learning_rate):
+    """`count` updates on minibatches of segments; returns the means of their losses over the valid steps."""
+    T, N = logprobs.shape
+    epoch, progress = clock
+    alive, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
+    index, weights = torch.zeros(M, dtype=torch.int64), torch.zeros(M)
+    beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
+    means, steps = {}, 0
+    for minibatch in range(count):
+        # With the newest values and ratios; prioritized replay (Schaul et al. 2016), over segments.
+        advantages = advantage(args, storage, rewards, values, bootstraps, ratios)
+        masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
+        masses = torch.where(alive.any(0), masses, 0.0)
+        kernels.draw(masses, torch.zeros_like(masses), index, weights, seed=args.seed, clock=(epoch, minibatch),
+                     beta=beta)
+        batch = SimpleNamespace(
+            valid=storage.valid[:T, index], actions=storage.actions[:, index], logprobs=logprobs[:, index],
+            values=values[:T, index], advantages=advantages[:, index],
+            action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
+        y, v, _ = policy(storage.observations[:T, index], state[:, index], storage.resets[:T, index], batch.valid)
+        loss, ratios[:, index], losses = ppo_loss(args, policy, y, v, batch, weights)
+        loss.backward()
+        losses["grad_norm"] = muon(args, policy, momenta, learning_rate)
+        values[:T, index] = torch.where(batch.valid != 0, v.detach(), batch.values)
+        n = int(alive[:, index].sum())
+        means = {key: means.get(key, 0.0) + (x.item() - means.get(key, 0.0)) * n / (steps + n)
+                 for key, x in losses.items()}  # fmt: skip
+        steps += n
+    return means | {"learning_rate": learning_rate}
+
+
+def train(args, envs, policy=None):
+    """Rollouts and learning by turns; yields (steps, the environments' statistics, the losses) an epoch."""
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # the operations are small: more threads would wait for longer than they work
+    T, N = args.horizon, envs.num_agents
+    if args.minibatch_size % T or not T <= args.minibatch_size <= T * N:
+        raise SystemExit(f"--minibatch-size {args.minibatch_size}: take a multiple of --horizon {T}, {T * N} at most.")
+    storage = SimpleNamespace(**{name: None if array is None else torch.from_numpy(array)
+                                 for name, array in vars(envs.allocate(T)).items()})  # fmt: skip
+    size = math.prod(envs.observation_shape)
+    policy = policy or Policy(size, list(envs.action_heads or ()), envs.action_dims, args.hidden_size, args.num_layers)
+    momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
+    state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
+    seen, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)
+    owed, factor, losses = 0.0, 1.0, {}
+    for epoch in range(-(-args.total_timesteps // (T * N))):
+        initial, alive, rewards = state, storage.valid[:T] != 0, storage.rewards
+        logprobs, values, bootstraps, state = rollout(args, envs, storage, policy, state, epoch)
+        if args.norm_reward:
+            for t in range(T):
+                going = running * (1 - storage.resets[t].double())
+                running = torch.where(alive[t], args.gamma * going + rewards[t], running)
+                returns.add(running[alive[t]])
+            rewards = rewards * returns.scale
+        if not (args.norm_obs and epoch == 0):
+            owed += args.replay_ratio * T * N / args.minibatch_size  # updates; a fraction waits for the next epoch
+        count, progress = int(owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
+        owed -= count
+        schedule = 0.5 * (1 + math.cos(math.pi * progress))
+        if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
+            step = math.sqrt(args.target_kl / max(losses["approx_kl"], 1e-12))
+            factor = min(10.0, max(0.1, factor * min(1.2, max(0.5, step))))
+        losses = learn(args, storage, rewards, policy, momenta, logprobs, values, bootstraps, initial, count,
+                       (epoch, progress), args.learning_rate * factor * schedule)
+        if args.norm_obs:
+            seen.add(storage.observations[:T].flatten(2)[alive])
+            policy.shift.copy_(seen.mean)
+            policy.scale.copy_(seen.scale)
+        yield (epoch + 1) * T * N, envs.log(), losses
+
+
+def main(args):
+    envs = vector.make(args.env, num_envs=args.num_envs, seed=args.seed,
+                       num_buffers=1 if "/" not in args.env else None)
+    name = f"{args.env.replace('/', '_')}_{args.seed}_{int(time.time())}"
+    writer, begun, last = SummaryWriter(f"runs/{name}"), time.perf_counter(), 0.0
+    try:
+        for steps, episodes, losses in train(args, envs):
+            seconds = time.perf_counter() - begun
+            for key, value in {**{f"environment/{k}": x for k, x in episodes.items()},
+                               **{f"losses/{k}": x for k, x in losses.items()}, "charts/SPS": steps / seconds}.items():
+                writer.add_scalar(key, value, steps)
+            if seconds - last > 1 and episodes.get("n"):
+                last = seconds
+                score = episodes.get("score", episodes.get("episode_return"))
+                print(f"{steps:12,} steps  {seconds:6.0f} s  {steps / seconds:9,.0f} a second  score {score:.3g}")
+    except KeyboardInterrupt:
+        print("stopped")
+    finally:
+        envs.close()
+        writer.close()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

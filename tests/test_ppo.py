@@ -1,0 +1,111 @@
+"""ppo.py says what pufferl.py does: the same actions, the same draws, the same weights, an epoch after the other."""
+
+import math
+
+import pytest
+import torch
+
+import kernels
+import models
+import ppo
+import vector
+from pufferl import PuffeRL
+
+EPOCHS = 10
+NEAR = 1e-5  # of a boundary between two actions: there the last bit of a logit decides
+SETTINGS = {
+    "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.5, "learning_rate": 0.01, "momentum": 0.9,
+    "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9, "vtrace_rho_clip": 1.1,
+    "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 1.0, "vf_clip_coef": 0.2,
+    "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False,
+    "norm_obs": False, "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
+}  # fmt: skip
+
+
+class Chances:
+    """In place of the module `kernels` in ppo.py: samples and draws as it does, holds what comes out against the
+    trainer's, and takes the trainer's where a random word lies next to a boundary."""
+
+    def __init__(self):
+        self.actions, self.draws, self.taken = [], [], 0  # the trainer's of the epoch, in order
+
+    def sample(self, outputs, actions, logprobs, values, **options):
+        kernels.sample(outputs, actions, logprobs, values, **options)
+        theirs = self.actions.pop(0)
+        if actions.dtype != torch.int32:
+            torch.testing.assert_close(actions, theirs, atol=1e-4, rtol=1e-3)
+        else:
+            first = torch.cat([torch.zeros(1, dtype=torch.int64), options["heads"].cumsum(0)[:-1]])
+            for agent in (actions != theirs).any(-1).nonzero()[:, 0].tolist():
+                row = outputs[agent : agent + 1].clone()
+                row[0, first + theirs[agent]] += 4 * NEAR  # of a logit: at most NEAR of a probability
+                masks = options.get("masks")
+                nudged = torch.zeros_like(actions[:1]), torch.zeros(1), torch.zeros(1)
+                kernels.sample(row, *nudged, **{**options, "first_agent": agent,
+                                                "masks": None if masks is None else masks[agent : agent + 1]})
+                assert torch.equal(nudged[0][0], theirs[agent]), f"agent {agent}: {actions[agent]}, not {theirs[agent]}"
+                self.taken += 1
+        actions.copy_(theirs)  # continuous ones may differ in their last bits, and environments are to see the same
+
+    def draw(self, masses, cumulative, index, weights, **options):
+        kernels.draw(masses, cumulative, index, weights, **options)
+        theirs, theirs_weights = self.draws.pop(0)
+        for m in (index != theirs).nonzero()[:, 0].tolist():
+            low, high = sorted((int(index[m]), int(theirs[m])))
+            assert masses[low + 1 : high].sum() == 0, f"draw {m}: segment {index[m]}, not {theirs[m]}"
+            self.taken += 1
+        torch.testing.assert_close(weights, theirs_weights, atol=1e-5, rtol=1e-3)
+        index.copy_(theirs), weights.copy_(theirs_weights)
+
+
+CASES = {
+    "squared": {},
+    "cartpole": {"max_steps": 20},  # truncated now and then, and so bootstrapped
+    "pendulum": {"max_steps": 30},  # continuous actions
+    "masked": {},  # some actions are forbidden
+    "scaled": {"max_steps": 20},  # and all that may be switched on
+}
+SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip": 100.0, "learning_rate": 0.003}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_page_says_what_the_trainer_does(name, monkeypatch):
+    called, settings = ("cartpole", SETTINGS | SCALED) if name == "scaled" else (name, SETTINGS)
+    envs = [vector.make(called, num_envs=32, seed=3, num_buffers=1, env_kwargs=CASES[name]) for _ in range(2)]
+    theirs = models.Policy(envs[0], hidden_size=16, num_layers=2, normalize=settings["norm_obs"])
+    trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
+    args = ppo.Args(env=called, hidden_size=16, num_layers=2, num_envs=32, **settings)
+    heads = list(envs[1].action_heads or ())
+    ours = ppo.Policy(math.prod(envs[1].observation_shape), heads, envs[1].action_dims, 16, 2)
+    names = {key.replace("rnn.layers", "layers").replace("decoder.log_std", "log_std"): key
+             for key, _ in theirs.named_parameters()}
+    with torch.no_grad():
+        for key, parameter in ours.named_parameters():
+            parameter.copy_(theirs.get_parameter(names[key]))
+    chances, draw = Chances(), kernels.draw
+
+    def note(masses, cumulative, index, weights, **options):
+        draw(masses, cumulative, index, weights, **options)
+        chances.draws.append((index.clone(), weights.clone()))
+
+    epochs = ppo.train(args, envs[1], ours)
+    monkeypatch.setattr(ppo, "kernels", chances)
+    for epoch in range(EPOCHS):
+        trainer.evaluate()
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "draw", note)
+            logs = trainer.train()
+        chances.actions = list(trainer.storage["actions"].clone())
+        updates = len(chances.draws)
+        steps, _, losses = next(epochs)
+        assert steps == trainer.global_step and not chances.draws
+        assert updates in (6, 7) or (updates == 0 and settings["norm_obs"] and epoch == 0)
+        assert losses["learning_rate"] == pytest.approx(trainer._used_lr, rel=1e-3)
+        for key in losses if updates else ():
+            assert losses[key] == pytest.approx(logs[key], rel=1e-2, abs=1e-4), (epoch, key)
+        for key, parameter in ours.named_parameters():
+            torch.testing.assert_close(parameter.data, theirs.get_parameter(names[key]).data, atol=2e-5, rtol=1e-3,
+                                       msg=lambda text, key=key, epoch=epoch: f"epoch {epoch}, {key}: {text}")
+    assert chances.taken < 10, "boundaries are rare"
+    trainer.release()
+    envs[1].close()
