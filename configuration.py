@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import gymnasium
 import torch
 
 import devices
@@ -77,8 +78,10 @@ class Vec:
     backend: Literal["auto", "native", "serial", "multiprocessing", "ray"] = "auto"
     """native: environments in C, and ALE's; for others serial (one after the other in this process), multiprocessing or
     ray. auto is native where it can be and multiprocessing elsewhere."""
-    num_envs: int = 1
-    """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all."""
+    num_envs: int | Auto = "auto"
+    """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all. auto: 1 for those in C
+    and those that hold many themselves; of others so many that there are 32 agents, 8 if actions are continuous, and
+    more in a long run."""
     num_workers: int | None = None
     """Processes or Ray actors that step environments in Python (default: the physical cores, made to divide)."""
     batch_size: int | None = None
@@ -128,10 +131,11 @@ class Train:
     """Fraction of learning_rate that is left at the end."""
     target_kl: float | Auto | None = "auto"
     """Adapt the learning rate, between a tenth and ten times of it, so that an epoch's updates move the policy by this
-    KL divergence on average; none leaves it as it is scheduled. auto: 0.01 where learning_rate is auto, else none."""
+    KL divergence on average, until the schedule has nearly ended; none leaves the rate as it is scheduled. auto: 0.01
+    where learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
     """Discount."""
-    gae_lambda: float = 0.90
+    gae_lambda: float = 0.95
     """Weight of long against short returns in the advantage (Schulman et al. 2016)."""
     horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
@@ -433,8 +437,8 @@ def resolve(env_name):
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
     creator = load_creator(env_name)
-    if creator is not None:  # in Python they are many times slower than in C, so fewer are worth their while
-        values["vec"]["num_envs"] = getattr(creator, "num_envs", 64)
+    if not getattr(creator, "takes_copies", True):
+        values["vec"]["num_envs"] = 1
     for path in (ROOT / "config" / "default.ini", own):
         if path.exists():
             read_ini(path, schema, values)
@@ -452,11 +456,16 @@ def load_config(env_name, argv=()):
     apply_saved(argv, env_name, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
-    reasons = {}
-    if values["env"].get("num_envs") == "auto":
-        library, steps = load_library(find_config(env_name)[0]), values["train"]["total_timesteps"]
-        values["env"]["num_envs"] = choose_num_envs(library, values["env"], steps)
+    reasons, steps, env, vec = {}, values["train"]["total_timesteps"], values["env"], values["vec"]
+    creator = load_creator(find_config(env_name)[0])
+    if env.get("num_envs") == "auto":
+        env["num_envs"] = choose_num_envs(load_library(find_config(env_name)[0]), env, steps)
         reasons["env.num_envs"] = f"{steps:,} steps"
+    if vec["num_envs"] == "auto":
+        vec["num_envs"] = 1
+        if creator is not None and vec["total_agents"] is None:
+            vec["num_envs"], agents = choose_copies(creator, env, steps)
+            reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
     return {"config_name": env_name, "env_name": find_config(env_name)[0], **base, **values, "auto": reasons}
 
@@ -563,9 +572,26 @@ def choose_num_envs(library, settings, steps):
         probe = library.create(1, settings={name: value for name, value in settings.items() if name != "num_envs"})
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from None
-    agents = power_of_two(steps / (EPOCHS * 32), 16, 1024)
+    agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
     probe.close()
     return max(1, agents // probe.num_agents)
+
+
+def choose_copies(creator, settings, steps):
+    """(how many environments in Python where nobody says, agents in each): few, so that rollouts are long and there are
+    many of them."""
+    settings = dict(settings)
+    if "num_envs" not in creator.settings:
+        settings.pop("num_envs", None)
+    try:
+        probe = emulation.create(creator, (), settings, 0)
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(str(error)) from None
+    agents, continuous = emulation.slots(probe), isinstance(probe.single_action_space, gymnasium.spaces.Box)
+    probe.close()
+    wanted = BATCH // LONGEST_HORIZON[not continuous]
+    wanted *= power_of_two(steps / (1000 * BATCH), 1, 64 // wanted)
+    return max(1, wanted // agents), agents
 
 
 def divide_agents(total, agents, name):
@@ -622,7 +648,9 @@ class Facts:
     learn_seconds: float | None = None  # of learning from one step once
 
 
-EPOCHS = 100  # of a run at least, so that the policy that acts is never far behind the one that learns
+EPOCHS = 90  # of a run at least, so that the policy that acts is never far behind the one that learns
+LONGEST_HORIZON = {True: 64, False: 256}  # with discrete actions or continuous ones
+BATCH = 2048  # steps of an epoch of environments in Python, in a run that is not long
 UPDATES = 4000  # in a run
 PASSES = {True: 4, False: 8}  # over each step at most, with discrete actions or continuous ones
 FEW_STEPS = 4e6  # a run that learns from fewer than this in all its passes: its steps are what is dear
@@ -661,7 +689,8 @@ def decide(train, facts):
             c[name] = chosen[name][0]
 
     def horizon():
-        value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32, 64)
+        value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32,
+                             LONGEST_HORIZON[facts.discrete])
         size = c["minibatch_size"]
         if size != "auto":  # whole segments, and no more than an epoch has
             divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
@@ -682,7 +711,9 @@ def decide(train, facts):
 
     def minibatch_size():
         batch = facts.agents * c["horizon"]
-        size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4), min(512, batch), 8192)
+        passes = PASSES[facts.discrete]
+        size = facts.steps * c["replay_ratio"] / UPDATES
+        size = power_of_two(min(size, batch / passes), min(BATCH // passes, batch), 8192)
         size = max(c["horizon"], size // c["horizon"] * c["horizon"])
         updates = facts.steps * c["replay_ratio"] / size
         return size, f"{batch * c['replay_ratio'] / size:.3g} updates an epoch, {updates:,.0f} in all"

@@ -280,8 +280,8 @@ class FamilyCreator:
         self.family, _, self.member = name.partition("/")
         self._make = FAMILIES[self.family]
         self.settings = _plain_defaults(self._make)
-        # What vec.num_envs is where nobody says: one of those that hold many, one a process of those that can no more.
-        self.num_envs = 1 if "num_envs" in self.settings or self.family == "retro" else 64
+        # Not of those that hold many themselves, and of those that are one a process only by command.
+        self.takes_copies = "num_envs" not in self.settings and self.family != "retro"
 
     def __call__(self, **kwargs):
         try:

@@ -671,11 +671,11 @@ class PuffeRL:
         return logs
 
     def _adapt_rate(self, kl):
-        """Nearer to the learning rate at which an epoch moves the policy by target_kl, which falls with the square of
-        the schedule as the KL divergence does with the rate (Schulman et al. 2017, 4; here every epoch and gently)."""
-        target = self.config["target_kl"]
+        """Nearer to the learning rate at which an epoch moves the policy by target_kl (Schulman et al. 2017, 4; here
+        every epoch and gently), until the schedule takes it to its end."""
         if self._schedule() > 0.05:
-            step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
+            step = math.sqrt(self.config["target_kl"] / max(kl, 1e-12))
+            step = min(RATE_STEPS[1], max(RATE_STEPS[0], step))
             self._rate_factor = min(RATE_FACTORS[1], max(RATE_FACTORS[0], self._rate_factor * step))
 
     def _scale_rewards(self):

@@ -137,7 +137,16 @@ def test_an_environment_in_c_gets_as_many_copies_as_its_steps_are_worth(tmp_path
     header.write_text((ROOT / "ocean" / "squared" / "squared.h").read_text())
     few = pufferl.load_config(str(header), ["--train.total-timesteps", "300_000"])
     many = pufferl.load_config(str(header))
-    assert few["env"]["num_envs"] == 64 and many["env"]["num_envs"] == 1024
+    assert few["env"]["num_envs"] == 32 and many["env"]["num_envs"] == 1024
+
+
+@pytest.mark.parametrize(("name", "steps", "expected"), [
+    (f"{ROOT}/tests/brought.py:Catch", 300_000, 32), (f"{ROOT}/tests/brought.py:Catch", 10_000_000, 64),
+    (f"{ROOT}/tests/brought.py:PointMass", 300_000, 8)])
+def test_environments_in_python_are_few_so_that_rollouts_are_long(name, steps, expected):
+    args = pufferl.load_config(name, ["--train.total-timesteps", str(steps)])
+    assert args["vec"]["num_envs"] == expected and "vec.num_envs" in args["auto"]
+    assert pufferl.load_config(name, ["--vec.num-envs", "3"])["vec"]["num_envs"] == 3
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ def test_two_files_may_have_one_name(tmp_path):
 
 def test_settings_and_default_counts():
     assert environments.load_creator("crafter/reward").settings == {"size": 64, "length": 10_000}
-    assert environments.load_creator("crafter/reward").num_envs == 64
-    assert environments.load_creator("procgen/coinrun").num_envs == 1  # env.num_envs says how many
+    assert environments.load_creator("crafter/reward").takes_copies
+    assert not environments.load_creator("procgen/coinrun").takes_copies  # env.num_envs says how many
 
 
 def cartridge(title):
