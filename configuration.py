@@ -131,8 +131,8 @@ class Train:
     """Fraction of learning_rate that is left at the end."""
     target_kl: float | Auto | None = "auto"
     """Adapt the learning rate, between a tenth and ten times of it, so that an epoch's updates move the policy by this
-    KL divergence on average, until the schedule has nearly ended; none leaves the rate as it is scheduled. auto: 0.01
-    where learning_rate is auto, else none."""
+    KL divergence on average, until the schedule has nearly ended; none leaves the rate as it is scheduled. auto: 0.01,
+    or 0.02 with continuous actions, if learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
     """Discount."""
     gae_lambda: float = 0.95
@@ -655,7 +655,7 @@ UPDATES = 4000  # in a run
 PASSES = {True: 4, False: 8}  # over each step at most, with discrete actions or continuous ones
 FEW_STEPS = 4e6  # a run that learns from fewer than this in all its passes: its steps are what is dear
 FREE_SECONDS = 60  # of learning that nobody minds, however fast the environments are
-KL = 0.01  # that an epoch moves the policy by (target_kl)
+KL = {True: 0.01, False: 0.02}  # that an epoch moves the policy by (target_kl), with discrete actions or continuous ones
 
 
 def facts_of(vecenv, agents, steps):
@@ -711,9 +711,7 @@ def decide(train, facts):
 
     def minibatch_size():
         batch = facts.agents * c["horizon"]
-        passes = PASSES[facts.discrete]
-        size = facts.steps * c["replay_ratio"] / UPDATES
-        size = power_of_two(min(size, batch / passes), min(BATCH // passes, batch), 8192)
+        size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4), min(512, batch), 8192)
         size = max(c["horizon"], size // c["horizon"] * c["horizon"])
         updates = facts.steps * c["replay_ratio"] / size
         return size, f"{batch * c['replay_ratio'] / size:.3g} updates an epoch, {updates:,.0f} in all"
@@ -722,14 +720,14 @@ def decide(train, facts):
         value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
         value = float(f"{value:.2g}")
         return value, f"for minibatches of {c['minibatch_size']:,}" + (
-            f"; then what moves the policy by {KL} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
+            f"; then what moves the policy by {KL[facts.discrete]} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
 
     adapts = c["learning_rate"] == "auto"
     choose("horizon", horizon)
     choose("replay_ratio", replay_ratio)
     choose("minibatch_size", minibatch_size)
     choose("learning_rate", learning_rate)
-    choose("target_kl", lambda: (KL, "learning_rate is auto") if adapts else (None, "learning_rate is set"))
+    choose("target_kl", lambda: (KL[facts.discrete], "learning_rate is auto") if adapts else (None, "learning_rate is set"))
     choose("gamma", lambda: (0.99, "a horizon of 100 steps"))
     choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))

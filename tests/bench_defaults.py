@@ -51,6 +51,7 @@ CHOSEN = {  # the rules were chosen on these
     "Taxi-v4": ("gym/Taxi-v4", 300 * K, 7.9, RULE),
     "LunarLander-v3": ("gym/LunarLander-v3", 200 * K, 280, "rl-baselines3-zoo"),
     "HalfCheetah-v5": ("gym/HalfCheetah-v5", 300 * K, 10_000, "SAC, Haarnoja et al. 2018"),
+    "Walker2d-v5": ("gym/Walker2d-v5", 300 * K, 5_000, "SAC, Haarnoja et al. 2018"),
     "MiniGrid-DoorKey-5x5-v0": ("gym/MiniGrid-DoorKey-5x5-v0", 300 * K, 0.965, RULE),
     "MinAtar/Breakout-v0": ("gym/MinAtar/Breakout-v0", 300 * K, 20, "above any run here"),
     "squared": ("squared", 300 * K, 1, OWN),
