@@ -655,7 +655,7 @@ UPDATES = 4000  # in a run
 PASSES = {True: 4, False: 8}  # over each step at most, with discrete actions or continuous ones
 FEW_STEPS = 4e6  # a run that learns from fewer than this in all its passes: its steps are what is dear
 FREE_SECONDS = 60  # of learning that nobody minds, however fast the environments are
-KL = {True: 0.01, False: 0.02}  # that an epoch moves the policy by (target_kl), with discrete actions or continuous ones
+KL = {True: 0.01, False: 0.02}  # that an epoch moves the policy by, with discrete actions or continuous ones
 
 
 def facts_of(vecenv, agents, steps):
@@ -720,14 +720,14 @@ def decide(train, facts):
         value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
         value = float(f"{value:.2g}")
         return value, f"for minibatches of {c['minibatch_size']:,}" + (
-            f"; then what moves the policy by {KL[facts.discrete]} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
+            f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
 
-    adapts = c["learning_rate"] == "auto"
+    adapts, kl = c["learning_rate"] == "auto", KL[facts.discrete]
     choose("horizon", horizon)
     choose("replay_ratio", replay_ratio)
     choose("minibatch_size", minibatch_size)
     choose("learning_rate", learning_rate)
-    choose("target_kl", lambda: (KL[facts.discrete], "learning_rate is auto") if adapts else (None, "learning_rate is set"))
+    choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, "learning_rate is set"))
     choose("gamma", lambda: (0.99, "a horizon of 100 steps"))
     choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
