@@ -4,6 +4,7 @@
     policy = Default(env, hidden_size=128)                      # feed-forward
     policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
     policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent
+    agent = CleanRLAgent(Default(env))                          # for CleanRL's ppo.py; RecurrentCleanRLAgent(policy)
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
 `env` is anything with `single_observation_space` and `single_action_space`. To write your own network, copy `Default`
@@ -874,3 +875,82 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
     kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,
                    log_std=log_std, masks=masks, deterministic=deterministic)
     return actions, logprobs, values
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# CleanRL's two agents over any policy of this file: the whole loop in this form is in docs/recipes.md, and tested
+
+
+def _distributions(logits):
+    """One torch distribution a head (or dimension) from a policy's logits."""
+    if isinstance(logits, torch.distributions.Normal):
+        return [torch.distributions.Independent(logits, 1)]
+    heads = logits if isinstance(logits, (list, tuple)) else [logits]
+    return [torch.distributions.Categorical(logits=head) for head in heads]
+
+
+def _act(logits, action):
+    """(action, log-probability, entropy) of the joint distribution; draws the action where it is None."""
+    parts = _distributions(logits)
+    single = len(parts) == 1
+    if action is None:
+        action = parts[0].sample() if single else torch.stack([part.sample() for part in parts], dim=-1)
+    columns = [action] if single else action.unbind(-1)
+    logprob = sum(part.log_prob(column) for part, column in zip(parts, columns, strict=True))
+    return action, logprob, sum(part.entropy() for part in parts)
+
+
+class CleanRLAgent(nn.Module):
+    """The agent of CleanRL's ppo.py over a feed-forward policy.
+
+    get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,) or (B, heads or dims), logprob (B,),
+    entropy (B,), value (B, 1); x (B, *observation).
+    """
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+    def get_value(self, x):
+        return self.policy.forward_eval(x)[1]
+
+    def get_action_and_value(self, x, action=None):
+        logits, value = self.policy.forward_eval(x)
+        return *_act(logits, action), value
+
+
+class RecurrentCleanRLAgent(nn.Module):
+    """The agent of CleanRL's ppo_atari_lstm.py over a recurrent policy.
+
+    `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation) holds T steps of N
+    agents, time outside, and done (T·N,) is 1 where an observation begins an episode.
+    get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) -> action, logprob
+    (T·N,), entropy (T·N,), value (T·N, 1), new state.
+    """
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+    def initial_state(self, num_agents):
+        return tuple(self.policy.initial_state(num_agents).values())
+
+    def _run(self, x, state, done):
+        names, N = list(self.policy.initial_state(1)), state[0].shape[1]
+        T = len(x) // N
+        carried = dict(zip(names, state, strict=True)) | {"resets": done.reshape(T, N).to(torch.uint8)}
+        logits, value = self.policy(x.reshape(T, N, *x.shape[1:]), carried)
+        if isinstance(logits, torch.distributions.Normal):
+            logits = torch.distributions.Normal(logits.loc.flatten(0, 1), logits.scale.flatten(0, 1))
+        elif isinstance(logits, (list, tuple)):
+            logits = [head.flatten(0, 1) for head in logits]
+        else:
+            logits = logits.flatten(0, 1)
+        return logits, value.reshape(T * N, 1), tuple(carried[name] for name in names)
+
+    def get_value(self, x, state, done):
+        return self._run(x, state, done)[1]
+
+    def get_action_and_value(self, x, state, done, action=None):
+        logits, value, state = self._run(x, state, done)
+        return *_act(logits, action), value, state
