@@ -1370,7 +1370,7 @@ USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} E
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
   export ENV   a trained policy as ONNX, for C or as a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest here
-  profile ENV  where the time goes: tables, and a trace for a browser; the same as python profiler.py ENV
+  profile ENV  where the time goes: tables, and a trace for a browser; the same as python speed.py profile ENV
   diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, or ENV for the newest
 
   python pufferl.py train breakout --help    lists every setting with its default
@@ -1401,11 +1401,12 @@ def main(argv=None):
         return
     if argv[0] == "diagnose":
         return diagnose(argv[1:])
-    elsewhere = {"sweep": "trials", "eval": "watch", "autotune": "autotune", "profile": "profiler", "export": "export"}
+    elsewhere = {"sweep": "trials", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export"}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")
-        return importlib.import_module(elsewhere[argv[0]]).main(argv[1:])
+        room = elsewhere[argv[0]]
+        return importlib.import_module(room).main(argv if room == "speed" else argv[1:])
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):

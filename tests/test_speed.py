@@ -1,13 +1,46 @@
-"""The search for the fastest backend: its candidates can all work, and it finds the fastest, or a simpler equal."""
+"""Speed: a trace that a browser can open and a table of the stages, nothing left behind; and the search for the fastest
+backend, whose candidates can all work, and which finds the fastest, or a simpler equal."""
 
+import json
 import time
 
 import gymnasium
 import numpy as np
 import pytest
 
-import autotune
+import kernels
+import products
+import speed
 import vector
+
+
+def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    before = dict(vars(kernels)), dict(vars(products))
+    speed.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2", "--vec.num-threads", "2",
+                   "--train.minibatch-size", "1024", "--profile.epochs", "2"])  # fmt: skip
+    path = tmp_path / "experiments" / "profile_squared.json"
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "no run's folder"
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    names = [event["name"] for event in spans]
+    step, product = ("policy_step", "multiply") if products.fast() else ("mingru_step", "aten::addmm")
+    assert {"advance", "sample", step, "ppo_loss", product, "aten::add_"} <= set(names)
+    assert names.count("advance") == 2 * 2 * 64, "epochs × buffers × horizon"
+    threads = {event["tid"] for event in spans if event["name"] in ("advance", "ppo_loss")}
+    assert len(threads) == 2, "both workers"
+    assert all(event["dur"] >= 0 and "ts" in event for event in spans)
+    out = capfd.readouterr().out
+    stages = {line.split()[0]: float(line.split()[-1].rstrip("%")) for line in out.splitlines() if line.endswith("%")}
+    assert stages.keys() == {"environment", "policy", "learn", "other"}
+    assert sum(stages.values()) == pytest.approx(100, abs=1)
+    assert any(f" {name} " in out for name in (product, "advance", "gather", "ppo_loss")), "the costliest are named"
+    assert stages["learn"] > 0 and str(path.relative_to(tmp_path)) in out
+    assert (vars(kernels), vars(products)) == before, "the kernels are as they were"
+
+
+def test_profile_names_an_unknown_environment():
+    with pytest.raises(SystemExit, match="squared"):
+        speed.main(["profile", "squarde"])
 
 
 class Slow(gymnasium.Env):
@@ -26,14 +59,14 @@ class Slow(gymnasium.Env):
 @pytest.mark.parametrize("num_envs", [1, 6, 7, 64, 96])
 @pytest.mark.parametrize("cores", [1, 2, 6, 64])
 def test_candidates_divide(num_envs, cores):
-    tried = autotune.candidates(num_envs, python=True, native=True, cores=cores)
+    tried = speed.candidates(num_envs, python=True, native=True, cores=cores)
     assert [vec["backend"] for vec in tried[:2]] == ["serial", "native"] and len(tried) == len({str(v) for v in tried})
     for vec in tried[2:]:
         assert vector._divide(num_envs, vec["num_workers"], vec["batch_size"])[0] == vec["num_workers"]
     if num_envs == 64:
         assert max(vec["num_workers"] or 1 for vec in tried) == {1: 4, 2: 8, 6: 16, 64: 64}[cores]
         assert any(vec["batch_size"] == 32 for vec in tried)
-    buffers = [vec["num_buffers"] for vec in autotune.candidates(num_envs * 1024, python=False, cores=cores)]
+    buffers = [vec["num_buffers"] for vec in speed.candidates(num_envs * 1024, python=False, cores=cores)]
     assert buffers[0] == 1 and all(num_envs * 1024 % n == 0 for n in buffers) and max(buffers) >= cores
 
 
@@ -61,7 +94,7 @@ def best_of(speeds):
         return made[-1]
 
     lines = []
-    best, medians = autotune.search(tried, make, 0.5, lines.append)
+    best, medians = speed.search(tried, make, 0.5, lines.append)
     assert not any(one.open for one in made)
     return best["num_workers"], medians, lines
 
@@ -70,17 +103,17 @@ def test_the_fastest_or_a_simpler_equal_is_chosen():
     assert best_of([100, 300, 200])[0] == 1
     assert best_of([100, 295, 200, 301, 250, 10])[0] == 1  # within 3% of the fastest, and simpler
     best, medians, lines = best_of([None, 5, 4, 3, 2, 1])
-    assert best == 1 and len(medians) == autotune.FINALISTS and "cannot: it" in lines[0]
+    assert best == 1 and len(medians) == speed.FINALISTS and "cannot: it" in lines[0]
     with pytest.raises(RuntimeError, match="no backend"):
         best_of([None, None])
 
 
 def test_flags_are_what_differs():
     present = {"backend": "multiprocessing", "num_workers": 4, "batch_size": None}
-    assert autotune.flags({"backend": "serial", "num_workers": None, "batch_size": None}, present) == (
+    assert speed.flags({"backend": "serial", "num_workers": None, "batch_size": None}, present) == (
         "--vec.backend serial --vec.num-workers None"
     )
-    assert autotune.flags({"backend": "multiprocessing", "num_workers": 4, "batch_size": None}, present) == ""
+    assert speed.flags({"backend": "multiprocessing", "num_workers": 4, "batch_size": None}, present) == ""
 
 
 @pytest.mark.slow
@@ -91,7 +124,7 @@ def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
     name = f"{__file__}:Slow"
     options = ["--train.horizon", "4", "--vec.num-envs", "4", "--policy.hidden-size", "16", "--train.total-timesteps",
                "16", "--logger", "none"]  # fmt: skip
-    best = autotune.main([name, "--seconds", "0.2", *options])
+    best = speed.main(["autotune", name, "--seconds", "0.2", *options])
     assert best["backend"] == "multiprocessing" and best["num_workers"] >= 2
     last = capsys.readouterr().out.splitlines()[-1]
     assert " ".join(options) in last
@@ -102,12 +135,12 @@ def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
 
 def test_the_best_command_has_the_given_options(monkeypatch, capsys):
     best = {"backend": "native", "num_buffers": 2}
-    monkeypatch.setattr(autotune, "search", lambda *args: (best, {}))
-    autotune.main(["squared", "--seconds", "1", "--train.horizon", "16"])
+    monkeypatch.setattr(speed, "search", lambda *args: (best, {}))
+    speed.main(["autotune", "squared", "--seconds", "1", "--train.horizon", "16"])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith(" train squared --train.horizon 16 --vec.backend native --vec.num-buffers 2")
 
 
 def test_an_unknown_environment_is_an_error():
     with pytest.raises(SystemExit, match="Did you mean CartPole-v1"):
-        autotune.main(["gym/CartPol-v1"])
+        speed.main(["autotune", "gym/CartPol-v1"])
