@@ -6,14 +6,14 @@
     python speed.py autotune breakout --vec.num-threads 4           # any setting of train; it holds for all candidates
     python speed.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
 
-profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or chrome://tracing: one
-row a thread, with torch's operations and the kernels of kernels.py and products.py by their names. A rollout that is one
-call otherwise goes step by step here, so that its parts can be seen.
+profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or chrome://tracing:
+one row a thread, with torch's operations and the kernels of kernels.py and products.py by their names. A rollout that is
+one call otherwise goes step by step here, so that its parts can be seen.
 
 autotune times the trainer's own rollout, the policy included, because what pays is to step some environments while the
 policy acts on others. The number of environments stays as it is: it belongs to the learning, not to the machine. All
-candidates are timed once, then the best of them against each other in turns, so that what else the machine does falls on
-all of them. If a simpler one (fewer processes) is within 3% of the fastest, it is the answer.
+candidates are timed once, then the best of them against each other in turns, so that what else the machine does falls
+on all of them. If a simpler one (fewer processes) is within 3% of the fastest, it is the answer.
 """
 
 import argparse
