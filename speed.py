@@ -7,8 +7,8 @@
     python speed.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
 
 profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or chrome://tracing:
-one row a thread, with torch's operations and the kernels of kernels.py and products.py by their names. A rollout that is
-one call otherwise goes step by step here, so that its parts can be seen.
+one row a thread, with torch's operations and the kernels of kernels.py and products.py by their names. A rollout that
+is one call otherwise goes step by step here, so that its parts can be seen.
 
 autotune times the trainer's own rollout, the policy included, because what pays is to step some environments while the
 policy acts on others. The number of environments stays as it is: it belongs to the learning, not to the machine. All
