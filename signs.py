@@ -169,7 +169,8 @@ class Signs:
                     "Try --train.norm-reward True.")
 
     def sign_observations_constant(self):
-        if self.lasting("vital/observation_constant", lambda share: share == 1):
+        """And nothing is learnt from them: a bandit has nothing to see."""
+        if self.lasting("vital/observation_constant", lambda share: share == 1) and not self.score_moved():
             return ("The observations never change: no number in them differs between agents or steps. Does the "
                     "environment write them in each step?")
 

@@ -23,34 +23,36 @@ class Keep(pufferl.NoLogger):
 
 
 def learn(name, folder):
-    """Statistics of the last epochs of a training."""
+    """Statistics of the last epochs of a training, and what its signs said, {detector: (step, sentence)}."""
     args = pufferl.load_config(name)
     vecenv = pufferl.load_env(name, args)
     policy = pufferl.load_policy(args, vecenv, name)
-    config = {**args["train"], "env": name, "data_dir": str(folder), "log_interval": 1e9}
+    config = {**args["train"], "env": name, "data_dir": str(folder), "log_interval": 0.1}
     logger = Keep()
     trainer = pufferl.PuffeRL(config, vecenv, policy, logger)
     last = trainer.total_epochs - max(3, trainer.total_epochs // 20)
     while trainer.epoch < trainer.total_epochs:
         if trainer.epoch == last:
             trainer.mean_and_log()
+            trainer.config["log_interval"] = 1e9
         trainer.evaluate()
         trainer.train()
     trainer.mean_and_log()
     trainer.close()
-    return logger.metrics
+    return logger.metrics, trainer.signs.said
 
 
 @pytest.mark.parametrize("name", SANITY)
 def test_the_sanity_suite_is_learnt(name, tmp_path):
-    log = learn(name, tmp_path)
+    log, said = learn(name, tmp_path)
     assert log["environment/perf"] > SANITY[name], log
+    assert not said, "what is learnt shows no sign of not being learnt"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LONGER)
 def test_is_solved(name, tmp_path):
-    log = learn(name, tmp_path)
+    log, _ = learn(name, tmp_path)
     assert log["environment/score"] > LONGER[name], log
 
 
