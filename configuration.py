@@ -753,6 +753,61 @@ def wants_normalising(facts):
     return True, f"observations reach {largest:.3g}" if largest > 2 else f"some move within {smallest:.2g}"
 
 
+def check_train(config, vecenv, policy, agents, group):
+    """The train section that a trainer runs with: every setting, checked, and numbers in place of "auto".
+
+    config: a dict of train's settings, other trainers' names for them, and env, data_dir, run_id and settings, which
+    pass. agents: of all ranks; group: ranks.connect(). Raises ConfigError that says what would work.
+    """
+    types = {f.name: f.type for f in dataclasses.fields(Train)}
+    extra = {"env", "data_dir", "run_id", "settings"}
+    c = dataclasses.asdict(Train()) | {"env": vecenv.name, "data_dir": Base.data_dir}
+    for key, value in config.items():
+        if key in extra:
+            c[key] = value
+        else:
+            name = translate("train", key, list(types), f"train.{key}")
+            c[name] = coerce(value, types[name], f"train.{key}")
+
+    def need(right, key, what):
+        if not right:
+            raise ConfigError(f"train.{key} = {c[key]}: {what}.")
+
+    check_sizes(c)
+    if c["norm_obs"] == "auto":  # the network is there already, with what it normalises by or without
+        c["norm_obs"] = models.find_normalizer(policy) is not None
+    c |= {name: value for name, (value, _) in decide(c, facts_of(vecenv, agents, c["total_timesteps"])).items()}
+
+    need(c["gpus"] in (1, group.local_count), "gpus",
+         f"there are {group.local_count} ranks on this machine; pufferl.py train starts them, or torchrun does")
+    batch = agents * c["horizon"]
+    for key in ("horizon", "checkpoint_interval", "keep"):
+        need(c[key] >= 1, key, "must be 1 or more")
+    need(c["minibatch_size"] > 0 and c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
+         f"must be a multiple of train.horizon = {c['horizon']}, whole segments are drawn")
+    need(c["minibatch_size"] <= batch, "minibatch_size",
+         f"is more than one epoch's batch, {agents} agents × horizon {c['horizon']} = {batch}; take a smaller one "
+         "or more agents (vec.total_agents)")
+    need(c["minibatch_size"] >= c["horizon"] * group.count, "minibatch_size",
+         f"gives not one segment of {c['horizon']} steps to each of {group.count} ranks; take a larger one")
+    if c["max_minibatch_size"] is not None:
+        need(c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0,
+             "max_minibatch_size", f"must be a multiple of train.horizon = {c['horizon']}")
+    for key in ("learning_rate", "replay_ratio", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef",
+                "vf_clip_coef"):
+        need(c[key] > 0, key, "must be above 0")
+    for key in ("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"):
+        need(0 <= c[key] <= 1, key, "must lie within 0 and 1")
+    for key in ("momentum", "beta2"):
+        need(0 <= c[key] < 1, key, "must lie within 0 and 1, without 1")
+    for key in ("reward_clip", "target_kl"):
+        need(c[key] is None or c[key] > 0, key, "must be above 0, or none")
+    need(c["cudagraphs"] == -1 or c["cudagraphs"] >= 1, "cudagraphs", "must be 1 or more, or -1 for none")
+    for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval", "seed"):
+        need(c[key] >= 0, key, "must be 0 or more")
+    return c
+
+
 POLICIES = ("auto", "default", "feed-forward", "board")  # the names of policy.name that need no file
 
 
