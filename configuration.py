@@ -131,8 +131,9 @@ class Train:
     """Fraction of learning_rate that is left at the end."""
     target_kl: float | Auto | None = "auto"
     """Adapt the learning rate, between a tenth and ten times of it, so that an epoch's updates move the policy by this
-    KL divergence on average, until the schedule has nearly ended; none leaves the rate as it is scheduled. auto: 0.01,
-    or 0.02 with continuous actions, if learning_rate is auto, else none."""
+    KL divergence on average, until the schedule has nearly ended (by less if norm_reward is on and advantages are
+    small, which are then mostly noise). none leaves the rate as it is scheduled. auto: 0.01, or 0.02 with continuous
+    actions, if learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
     """Discount."""
     gae_lambda: float = 0.95

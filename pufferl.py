@@ -621,9 +621,15 @@ class PuffeRL:
 
     def _adapt_rate(self, kl):
         """Nearer to the learning rate at which an epoch moves the policy by target_kl (Schulman et al. 2017, 4; here
-        every epoch and gently), until the schedule takes it to its end."""
+        every epoch and gently), until the schedule takes it to its end. Advantages that are small beside the return's
+        deviation are mostly noise: less is then aimed at, since Muon's steps do not shrink with the gradient."""
+        target = self.config["target_kl"]
+        if self.reward_scale is not None:
+            count, total, squares = self.moments.tolist()  # of the last minibatch, of all ranks
+            deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
+            target *= min(1.0, deviation / SMALL_ADVANTAGES)
         if self._schedule() > 0.05:
-            step = math.sqrt(self.config["target_kl"] / max(kl, 1e-12))
+            step = math.sqrt(target / max(kl, 1e-12))
             step = min(RATE_STEPS[1], max(RATE_STEPS[0], step))
             self._rate_factor = min(RATE_FACTORS[1], max(RATE_FACTORS[0], self._rate_factor * step))
 
@@ -1121,6 +1127,7 @@ UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that 
               "checkpoints.")
 BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
 RATE_STEPS = 0.5, 1.2  # in an epoch: too large a rate does harm at once, too small a one only takes longer
+SMALL_ADVANTAGES = 0.2  # their deviation, in deviations of the return
 RATE_FACTORS = 0.1, 10.0  # how far target_kl may take the learning rate from the one that is set
 SAVED_NUMBERS = ("epoch", "_rollouts", "_minibatches_owed", "_rate_factor", "_override_lr", "best_score", "_recent")
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}

@@ -208,23 +208,25 @@ def sb3(name, steps, seed, folder):
     torch.set_num_threads(1)
     recorder, env = Recorder(steps), make(name)
     if hasattr(env, "possible_agents"):
+        parallel = env  # `env` is another one when the methods run
 
         class Together(VecEnv):
             """The agents of a parallel environment as environments side by side, so that they share the policy."""
 
             def __init__(self):
-                agent = env.possible_agents[0]
-                super().__init__(len(env.possible_agents), env.observation_space(agent), env.action_space(agent))
+                agents = parallel.possible_agents
+                spaces = parallel.observation_space(agents[0]), parallel.action_space(agents[0])
+                super().__init__(len(agents), *spaces)
                 self.sums = [0.0] * self.num_envs
 
             def reset(self):
-                return np.stack(list(env.reset(seed=seed)[0].values()))
+                return np.stack(list(parallel.reset(seed=seed)[0].values()))
 
             def step_async(self, actions):
-                self.actions = dict(zip(env.possible_agents, actions, strict=True))
+                self.actions = dict(zip(parallel.possible_agents, actions, strict=True))
 
             def step_wait(self):
-                observations, rewards, terminations, truncations, _ = env.step(self.actions)
+                observations, rewards, terminations, truncations, _ = parallel.step(self.actions)
                 rewards = np.array(list(rewards.values()), np.float32)
                 cut = np.array(list(truncations.values()))
                 dones, infos = cut | np.array(list(terminations.values())), [{} for _ in rewards]
@@ -233,11 +235,11 @@ def sb3(name, steps, seed, folder):
                 if dones.any():
                     for i, info in enumerate(infos):
                         info |= {"terminal_observation": observations[i], "TimeLimit.truncated": bool(cut[i])}
-                    observations = np.stack(list(env.reset()[0].values()))
+                    observations = np.stack(list(parallel.reset()[0].values()))
                 return observations, rewards, dones, infos
 
             def close(self):
-                env.close()
+                parallel.close()
 
             def get_attr(self, name, indices=None):
                 return [None] * self.num_envs
