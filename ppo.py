@@ -2,20 +2,30 @@
 
     python ppo.py breakout                                       # a C environment: a folder of ocean/
     python ppo.py cartpole --total-timesteps 4_000_000
-    python ppo.py gym/Acrobot-v1 --num-envs 16 --minibatch-size 512
+    python ppo.py gym/Acrobot-v1 --num-envs 32 --minibatch-size 512 --norm-obs --norm-reward
     tensorboard --logdir runs
 
-pufferl.py does the same with the same names, only faster: in fused kernels, on many cores, GPUs and machines, with
-checkpoints and settings from config/. tests/test_ppo.py holds the two together, action by action. What this file takes
-from elsewhere are environments (vector.py) and the two places at which chance comes in (kernels.sample, kernels.draw).
+To change it, copy it beside vector.py and kernels.py and edit. It runs on one core of a CPU. pufferl.py computes the
+same from the same settings with the default network, in fused kernels, on many cores, GPUs and machines, and
+tests/test_ppo.py holds the two together, action by action. The defaults here are this file's own: config/ is not read.
+What comes from elsewhere are environments (vector.py) and the random numbers: kernels.sample draws actions and
+kernels.draw segments, so that pufferl.py draws the same.
 
-Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T steps are a segment;
-minibatches are drawn from segments, so that a network with memory sees time in order.
+Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T steps are a segment.
+Minibatches are made of whole segments, so that a network with memory sees time in order. `storage` holds a rollout:
+
+    observations (T+1, N, ...)     what the policy sees at t; row T is row 0 of the next rollout
+    resets, valid (T+1, N)         1: an episode begins here; 1: the agent is alive and acts
+    action_masks (T+1, N, A)       0 forbids an action; None if nothing is ever forbidden
+    actions (T, N, heads or dims)  taken at t; the next three are what they led to
+    rewards, terminals, truncations (T, N)
+    final_observations (N, ...)    of the agents that were truncated just now
 """
 
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -38,9 +48,9 @@ class Args:
     horizon: int = 64
     """Steps of one rollout; an agent's steps in it are one segment."""
     minibatch_size: int = 4096
-    """Steps of one update, a multiple of the horizon."""
+    """Environment steps in one gradient step, a multiple of the horizon."""
     replay_ratio: float = 1.0
-    """How often each step is learnt from, on average."""
+    """Passes over each rollout, on average (CleanRL's update_epochs)."""
     hidden_size: int = 64
     """Width of the network."""
     num_layers: int = 1
@@ -56,7 +66,7 @@ class Args:
     gamma: float = 0.98
     """Discount."""
     gae_lambda: float = 0.95
-    """Weight of long against short returns in the advantage."""
+    """Lambda of GAE: 0 trusts the value function, 1 the returns that were seen."""
     vtrace_rho_clip: float = 1.0
     """Upper bound of the importance weight of a temporal difference."""
     vtrace_c_clip: float = 1.0
@@ -74,25 +84,28 @@ class Args:
     ent_coef: float = 0.003
     """Weight of the entropy bonus."""
     target_kl: float | None = None
-    """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01); None: as it is."""
+    """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01); None leaves the
+    rate to the cosine."""
     norm_obs: bool = False
-    """Observations in deviations from their mean so far; the first rollout only measures them."""
+    """Subtract the mean of all observations so far and divide by their deviation. The first rollout only measures."""
     norm_reward: bool = False
-    """Rewards in deviations of the discounted return so far."""
+    """Divide rewards by the standard deviation of the discounted return so far."""
     reward_clip: float = math.inf
-    """Rewards count within ± this."""
+    """Clip rewards to ± this."""
     seed: int = 0
-    """Of the weights, the environments, the actions and the draws."""
+    """Seed of the weights, the environments, the actions and the minibatches."""
 
 
 class Moments:
-    """The mean and the deviation of all rows (n, ...) so far (Chan et al. 1979)."""
+    """The mean of all rows (n, ...) so far and 1 / their standard deviation, as `scale` (Chan et al. 1979)."""
 
     def __init__(self, *shape):
         self.count, self.mean = 0, torch.zeros(shape, dtype=torch.float64)
         self.squares = torch.zeros_like(self.mean)
 
     def add(self, rows):
+        if len(rows) == 0:
+            return
         n, mean = len(rows), rows.double().mean(0)
         difference, total = mean - self.mean, self.count + n
         self.squares += ((rows - mean) ** 2).sum(0) + difference**2 * (self.count * n / total)
@@ -113,8 +126,8 @@ class Policy(nn.Module):
     def __init__(self, observation_size, heads, dims, hidden_size, num_layers):
         super().__init__()
         self.heads, self.outputs = heads, sum(heads) if heads else dims
-        self.register_buffer("shift", torch.zeros(observation_size))  # stay so without norm_obs
-        self.register_buffer("scale", torch.ones(observation_size))
+        self.register_buffer("shift", None)  # with norm_obs what observations are normalised by
+        self.register_buffer("scale", None)
         self.encoder = nn.Linear(observation_size, hidden_size)
         self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size) for _ in range(num_layers))
         self.decoder = nn.Linear(hidden_size, self.outputs + 1)
@@ -131,8 +144,10 @@ class Policy(nn.Module):
             layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, 63).log_().neg_()
 
     def forward(self, observations, state, resets, valid):
-        x = ((observations.flatten(2).float() - self.shift) * self.scale).clamp(-10, 10)
-        x, after = self.encoder(x), []
+        x, after = observations.flatten(2).float(), []
+        if self.shift is not None:
+            x = ((x - self.shift) * self.scale).clamp(-10, 10)
+        x = self.encoder(x)
         for layer, h in zip(self.layers, state, strict=True):
             candidate, gate, highway = layer(x).chunk(3, dim=-1)
             candidate = torch.where(candidate >= 0, candidate + 0.5, candidate.sigmoid())
@@ -152,34 +167,38 @@ class Policy(nn.Module):
 
 @torch.no_grad()
 def rollout(args, envs, storage, policy, state, epoch):
-    """Fills the rows of `storage`; returns logprobs (T, N), values (T+1, N), bootstraps (T, N), the state after."""
+    """Fill `storage`. Returns logprobs (T, N), values (T+1, N), bootstraps (T, N), and the state at the start and after
+    it, as one namespace."""
     T, N = storage.actions.shape[:2]
-    logprobs, values, bootstraps = torch.zeros(T, N), torch.zeros(T + 1, N), torch.zeros(T, N)
+    done = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N), bootstraps=torch.zeros(T, N),
+                           state=state)
     heads = torch.tensor(envs.action_heads) if envs.action_heads else None
-    new, alive = torch.zeros(1, N), torch.ones(1, N)
+    log_std = None if policy.log_std is None else policy.log_std.data
+    no_reset, all_valid = torch.zeros(1, N), torch.ones(1, N)
     envs.begin()  # row T of the last rollout becomes row 0
-    while (ready := envs.wait()) is not None:
-        _, t = ready  # all environments are one buffer, so rows come in order
-        if t > 0:  # a truncated episode goes on beyond its last step: its value is what the network expects there
+    for t in range(T + 1):
+        assert envs.wait() == (0, t), "all environments are one buffer"
+        if t > 0:  # a truncated episode would have gone on: the value of its final observation stands for the rest
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
             if cut.any():
-                _, final, _ = policy(storage.final_observations[None], state, new, alive)
-                bootstraps[t - 1] = torch.where(cut, final[0], 0.0)
+                _, final, _ = policy(storage.final_observations[None], state, no_reset, all_valid)
+                done.bootstraps[t - 1] = torch.where(cut, final[0], 0.0)
         row = slice(t, t + 1)
-        y, value, following = policy(storage.observations[row], state, storage.resets[row], storage.valid[row])
-        values[t] = value[0]
+        outputs, value, following = policy(storage.observations[row], state, storage.resets[row], storage.valid[row])
+        done.values[t] = value[0]
         if t < T:  # at T only the value is wanted
             state = following
-            kernels.sample(torch.cat([y, value[..., None]], -1)[0], storage.actions[t], logprobs[t], values[t],
-                           seed=args.seed, step=epoch * T + t, heads=heads,
-                           log_std=None if policy.log_std is None else policy.log_std.data,
+            # Writes actions ~ Categorical(softmax(outputs)) a head, or Normal(outputs, exp(log_std)), and logprobs.
+            kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t], done.logprobs[t],
+                           done.values[t], seed=args.seed, step=epoch * T + t, heads=heads, log_std=log_std,
                            masks=None if storage.action_masks is None else storage.action_masks[t])
             envs.advance(0)
-    return logprobs, values, bootstraps, state
+    done.following = state
+    return done
 
 
 def advantage(args, storage, rewards, values, bootstraps, ratios):
-    """GAE (Schulman et al. 2016) with the clipped importance weights of V-trace (Espeholt et al. 2018): (T, N)."""
+    """GAE (Schulman et al. 2016) with the clipped importance weights of V-trace (Espeholt et al. 2018), (T, N)."""
     advantages, later, next_value = torch.zeros_like(ratios), torch.zeros_like(ratios[0]), values[-1]
     done = (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
@@ -198,7 +217,7 @@ def advantage(args, storage, rewards, values, bootstraps, ratios):
 
 
 def log_probability(policy, y, actions, mask):
-    """Of actions (..., heads or dims) given the network's outputs y (..., A): log-probability and entropy, (...)."""
+    """Log-probability (...) of actions (..., heads or dims) given the logits or means y (..., A), and the entropy."""
     if policy.log_std is not None:  # a Gaussian of its own deviation each dimension
         normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y), validate_args=False)
         return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
@@ -227,17 +246,18 @@ def ppo_loss(args, policy, y, v, batch, weights):
     kl = (ratio - 1 - log_ratio)[alive].mean()
     clipfrac = ((ratio - 1).abs() > args.clip_coef)[alive].float().mean()
     losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": kl,
-              "clipfrac": clipfrac}  # fmt: skip
+              "clipfrac": clipfrac}
     return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
 
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
-                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))  # fmt: skip
+                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))  # one row a step
 
 
 @torch.no_grad()
 def muon(args, policy, momenta, learning_rate):
-    """One step of Muon (Jordan et al. 2024): a matrix moves by its momentum with all singular values taken to 1."""
+    """One step of Muon (Jordan et al. 2024): a matrix moves by its momentum with all singular values taken to 1, a
+    vector by its plain Nesterov momentum. Returns the norm of the gradients before they were clipped."""
     norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     if not norm.isfinite():
         raise FloatingPointError("a gradient is not finite: try a smaller --learning-rate.")
@@ -245,6 +265,7 @@ def muon(args, policy, momenta, learning_rate):
         m.mul_(args.momentum).add_(weight.grad)
         update = weight.grad + args.momentum * m
         if weight.ndim > 1:
+            update = update.flatten(1)  # of a convolution
             tall = update.shape[0] > update.shape[1]
             x = update.T if tall else update
             x = x / (x.norm() + 1e-7)
@@ -252,7 +273,7 @@ def muon(args, policy, momenta, learning_rate):
                 s = x @ x.T
                 x = a * x + (b * s + c * s @ s) @ x
             update = (x.T if tall else x) * max(1, update.shape[0] / update.shape[1]) ** 0.5
-        weight.mul_(1 - learning_rate * args.weight_decay).sub_(learning_rate * update)
+        weight.mul_(1 - learning_rate * args.weight_decay).sub_(learning_rate * update.view_as(weight))
         weight.grad.zero_()
     return norm
 
@@ -260,96 +281,107 @@ def muon(args, policy, momenta, learning_rate):
 # -- Learning from a rollout, and the run ----------------------------------------------------------------------------
 
 
-def learn(args, storage, rewards, policy, momenta, logprobs, values, bootstraps, state, count, clock, learning_rate):
+def learn(args, storage, done, rewards, policy, momenta, count, epoch, progress, learning_rate):
     """`count` updates on minibatches of segments; returns the means of their losses over the valid steps."""
-    T, N = logprobs.shape
-    epoch, progress = clock
+    T, N = done.logprobs.shape
     alive, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
-    index, weights = torch.zeros(M, dtype=torch.int64), torch.zeros(M)
+    index, weights, scratch = torch.zeros(M, dtype=torch.int64), torch.zeros(M), torch.zeros(N, dtype=torch.float64)
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
     means, steps = {}, 0
     for minibatch in range(count):
-        # With the newest values and ratios; prioritized replay (Schaul et al. 2016), over segments.
-        advantages = advantage(args, storage, rewards, values, bootstraps, ratios)
+        # Advantages anew, with the newest values and ratios; segments are drawn by their size, to the power alpha
+        # (prioritized replay, Schaul et al. 2016).
+        advantages = advantage(args, storage, rewards, done.values, done.bootstraps, ratios)
         masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
         masses = torch.where(alive.any(0), masses, 0.0)
-        kernels.draw(masses, torch.zeros_like(masses), index, weights, seed=args.seed, clock=(epoch, minibatch),
-                     beta=beta)
+        # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N masses[index] / sum)^-beta.
+        kernels.draw(masses, scratch, index, weights, seed=args.seed, clock=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
-            valid=storage.valid[:T, index], actions=storage.actions[:, index], logprobs=logprobs[:, index],
-            values=values[:T, index], advantages=advantages[:, index],
+            valid=storage.valid[:T, index], actions=storage.actions[:, index], logprobs=done.logprobs[:, index],
+            values=done.values[:T, index], advantages=advantages[:, index],
             action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
-        y, v, _ = policy(storage.observations[:T, index], state[:, index], storage.resets[:T, index], batch.valid)
+        y, v, _ = policy(storage.observations[:T, index], done.state[:, index], storage.resets[:T, index], batch.valid)
         loss, ratios[:, index], losses = ppo_loss(args, policy, y, v, batch, weights)
         loss.backward()
         losses["grad_norm"] = muon(args, policy, momenta, learning_rate)
-        values[:T, index] = torch.where(batch.valid != 0, v.detach(), batch.values)
+        done.values[:T, index] = torch.where(batch.valid != 0, v.detach(), batch.values)
         n = int(alive[:, index].sum())
         means = {key: means.get(key, 0.0) + (x.item() - means.get(key, 0.0)) * n / (steps + n)
-                 for key, x in losses.items()}  # fmt: skip
+                 for key, x in losses.items()}
         steps += n
+    if count:  # with how much there was to gain in the last minibatch
+        means["advantages"] = batch.advantages[batch.valid != 0].std(correction=0).item()
     return means | {"learning_rate": learning_rate}
 
 
 def train(args, envs, policy=None):
-    """Rollouts and learning by turns; yields (steps, the environments' statistics, the losses) an epoch."""
+    """Rollouts and learning by turns. Yields (steps, the environments' statistics, the losses, the policy) an epoch."""
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # the operations are small: more threads would wait for longer than they work
     T, N = args.horizon, envs.num_agents
     if args.minibatch_size % T or not T <= args.minibatch_size <= T * N:
         raise SystemExit(f"--minibatch-size {args.minibatch_size}: take a multiple of --horizon {T}, {T * N} at most.")
+    if hasattr(getattr(envs.driver_env, "env_single_observation_space", None), "spaces"):
+        raise SystemExit("observations of several fields need an encoder for each: write one here, or use pufferl.py.")
     storage = SimpleNamespace(**{name: None if array is None else torch.from_numpy(array)
-                                 for name, array in vars(envs.allocate(T)).items()})  # fmt: skip
+                                 for name, array in vars(envs.allocate(T)).items()})
     size = math.prod(envs.observation_shape)
     policy = policy or Policy(size, list(envs.action_heads or ()), envs.action_dims, args.hidden_size, args.num_layers)
+    if args.norm_obs:
+        policy.shift, policy.scale = torch.zeros(size), torch.ones(size)
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
     state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
-    seen, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)
-    owed, factor, losses = 0.0, 1.0, {}
+    observed, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)
+    updates_owed, rate_factor, losses = 0.0, 1.0, {}
     for epoch in range(-(-args.total_timesteps // (T * N))):
-        initial, alive, rewards = state, storage.valid[:T] != 0, storage.rewards
-        logprobs, values, bootstraps, state = rollout(args, envs, storage, policy, state, epoch)
+        done = rollout(args, envs, storage, policy, state, epoch)
+        state, alive, rewards = done.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
             for t in range(T):
-                going = running * (1 - storage.resets[t].double())
-                running = torch.where(alive[t], args.gamma * going + rewards[t], running)
+                before = running * (1 - storage.resets[t].double())
+                running = torch.where(alive[t], args.gamma * before + rewards[t], running)
                 returns.add(running[alive[t]])
             rewards = rewards * returns.scale
         if not (args.norm_obs and epoch == 0):
-            owed += args.replay_ratio * T * N / args.minibatch_size  # updates; a fraction waits for the next epoch
-        count, progress = int(owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
-        owed -= count
+            updates_owed += args.replay_ratio * T * N / args.minibatch_size
+        count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
+        updates_owed -= count  # a fraction waits for the next epoch
         schedule = 0.5 * (1 + math.cos(math.pi * progress))
-        if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
-            step = math.sqrt(args.target_kl / max(losses["approx_kl"], 1e-12))
-            factor = min(10.0, max(0.1, factor * min(1.2, max(0.5, step))))
-        losses = learn(args, storage, rewards, policy, momenta, logprobs, values, bootstraps, initial, count,
-                       (epoch, progress), args.learning_rate * factor * schedule)
+        if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:  # until the end is near
+            target = args.target_kl
+            if args.norm_reward:  # small advantages are mostly noise, and Muon's steps do not shrink with the gradient
+                target *= min(1.0, losses["advantages"] / 0.2)
+            step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
+            rate_factor = min(10.0, max(0.1, rate_factor * min(1.2, max(0.5, step))))
+        losses = learn(args, storage, done, rewards, policy, momenta, count, epoch, progress,
+                       args.learning_rate * rate_factor * schedule)
         if args.norm_obs:
-            seen.add(storage.observations[:T].flatten(2)[alive])
-            policy.shift.copy_(seen.mean)
-            policy.scale.copy_(seen.scale)
-        yield (epoch + 1) * T * N, envs.log(), losses
+            observed.add(storage.observations[:T].flatten(2)[alive])
+            policy.shift, policy.scale = observed.mean.float(), observed.scale
+        yield (epoch + 1) * T * N, envs.log(), losses, policy
 
 
 def main(args):
-    envs = vector.make(args.env, num_envs=args.num_envs, seed=args.seed,
-                       num_buffers=1 if "/" not in args.env else None)
-    name = f"{args.env.replace('/', '_')}_{args.seed}_{int(time.time())}"
-    writer, begun, last = SummaryWriter(f"runs/{name}"), time.perf_counter(), 0.0
+    torch.set_num_threads(1)  # the operations are small: more threads would wait for longer than they work
+    envs = vector.make(args.env, num_envs=args.num_envs, seed=args.seed, num_buffers=1)
+    folder = f"runs/{Path(args.env).stem}_{args.seed}_{int(time.time())}"
+    writer, begun, last, score = SummaryWriter(folder), time.perf_counter(), 0.0, math.nan
+    writer.add_text("settings", "\n".join(f"{key} {value}  " for key, value in vars(args).items()))
     try:
-        for steps, episodes, losses in train(args, envs):
+        for steps, episodes, losses, policy in train(args, envs):
             seconds = time.perf_counter() - begun
             for key, value in {**{f"environment/{k}": x for k, x in episodes.items()},
                                **{f"losses/{k}": x for k, x in losses.items()}, "charts/SPS": steps / seconds}.items():
                 writer.add_scalar(key, value, steps)
-            if seconds - last > 1 and episodes.get("n"):
-                last = seconds
+            if episodes.get("n"):
                 score = episodes.get("score", episodes.get("episode_return"))
+            if seconds - last > 1 or steps >= args.total_timesteps:
+                last = seconds
                 print(f"{steps:12,} steps  {seconds:6.0f} s  {steps / seconds:9,.0f} a second  score {score:.3g}")
+                torch.save(policy.state_dict(), f"{folder}/policy.pt")
     except KeyboardInterrupt:
         print("stopped")
     finally:
+        print(f"the weights and the curves are in {folder}")
         envs.close()
         writer.close()
 

@@ -4,8 +4,11 @@ theirs lies in config/, and nothing in the trainer knows them.
     python pufferl.py train tests/brought.py:Catch --train.total-timesteps 300_000
 """
 
+from typing import ClassVar
+
 import gymnasium
 import numpy as np
+import pettingzoo
 from gymnasium import spaces
 
 
@@ -194,3 +197,36 @@ class TicTacToe(gymnasium.Env):
             self._answer()
         done = any(self.game.terminations.values())
         return self._see(), float(self.game.rewards[self.player]) if done else 0.0, done, False, {}
+
+
+class Dying(pettingzoo.ParallelEnv):
+    """Four agents, the first of which leaves after each three steps; the last one ends the episode. Tell the sign."""
+
+    metadata: ClassVar = {"name": "dying"}
+    possible_agents: ClassVar = [f"agent_{i}" for i in range(4)]
+    random = np.random.default_rng(0)
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents, self.steps = list(self.possible_agents), 0
+        return self.see(), {agent: {} for agent in self.agents}
+
+    def see(self):
+        self.seen = {agent: self.random.uniform(-1, 1, 3).astype(np.float32) for agent in self.agents}
+        return dict(self.seen)
+
+    def step(self, actions):
+        self.steps += 1
+        leaves = self.agents[0] if self.steps % 3 == 0 else None
+        rewards = {agent: float((self.seen[agent][0] > 0) == actions[agent]) for agent in self.agents}
+        ends, cuts = {agent: agent == leaves for agent in self.agents}, dict.fromkeys(self.agents, False)
+        seen, infos = self.see(), {agent: {} for agent in self.agents}
+        self.agents = [agent for agent in self.agents if agent != leaves]
+        return seen, rewards, ends, cuts, infos

@@ -32,39 +32,11 @@ class Net(nn.Module):
         y = self.head(self.body(observations.float()))
         return y[..., :-1], y[..., -1:]
 '''
-DYING = '''
-import gymnasium, numpy as np, pettingzoo
-class Dying(pettingzoo.ParallelEnv):
-    """Four agents, of which one leaves after each three steps; the last one ends the episode."""
-    metadata = {"name": "dying"}
-    possible_agents = [f"agent_{i}" for i in range(4)]
-    def observation_space(self, agent):
-        return gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    def action_space(self, agent):
-        return gymnasium.spaces.Discrete(2)
-    def reset(self, seed=None, options=None):
-        if seed is not None or not hasattr(self, "random"):
-            self.random = np.random.default_rng(seed)
-        self.agents, self.steps = list(self.possible_agents), 0
-        return self.see(), {agent: {} for agent in self.agents}
-    def see(self):
-        self.seen = {agent: self.random.uniform(-1, 1, 3).astype(np.float32) for agent in self.agents}
-        return dict(self.seen)
-    def step(self, actions):
-        self.steps += 1
-        leaves = self.agents[0] if self.steps % 3 == 0 else None
-        rewards = {agent: float((self.seen[agent][0] > 0) == actions[agent]) for agent in self.agents}
-        ends = {agent: agent == leaves for agent in self.agents}
-        cuts, infos = dict.fromkeys(self.agents, False), {agent: {} for agent in self.agents}
-        seen = self.see()
-        self.agents = [agent for agent in self.agents if agent != leaves]
-        return seen, rewards, ends, cuts, infos
-'''
 C = ["--env.num-envs", "64", "--train.horizon", "32", "--train.minibatch-size", "512", "--train.replay-ratio", "2"]
 PYTHON = ["--vec.num-envs", "16", "--train.horizon", "32", "--train.minibatch-size", "256", "--train.replay-ratio", "2",
           "--train.learning-rate", "0.01", "--train.prio-alpha", "0.4"]  # fmt: skip
 TWO = ["--vec.backend", "multiprocessing", "--vec.num-workers", "2"]
-KINDS = {  # (environment, options); FILES stands for the folder with the two files above
+KINDS = {  # (environment, options); FILES stands for the folder with the network above
     "float32": ("breakout", C),
     "bfloat16": ("breakout", [*C, "--train.precision", "bfloat16"]),
     "adam": ("breakout", [*C, "--train.optimizer", "adam", "--train.learning-rate", "0.001"]),
@@ -76,7 +48,7 @@ KINDS = {  # (environment, options); FILES stands for the folder with the two fi
     "board": ("minesweeper", C),
     "continuous": ("pendulum", C),
     "normalised": ("pendulum", [*C, "--train.norm-obs", "--train.norm-reward", "--train.target-kl", "0.01"]),
-    "dead agents": ("FILES/dying.py:Dying", [*PYTHON, "--vec.backend", "serial"]),
+    "dead agents": (f"{ROOT}/tests/brought.py:Dying", [*PYTHON, "--vec.backend", "serial"]),
     "two ranks": ("cartpole", [*C, "--train.gpus", "2"]),
     "resumed": ("cartpole", C),
 }
@@ -86,7 +58,7 @@ def train(root, name, options, folder, epochs, *more):
     """Trains in the project at `root`; returns the run's folder."""
     agents = 64
     if options[0] == "--vec.num-envs":
-        agents = 64 if "dying" in name else 16
+        agents = 64 if "Dying" in name else 16
     steps = epochs * 32 * agents * (2 if "--train.gpus" in options else 1)
     command = [sys.executable, f"{root}/pufferl.py", "train", name, *options, "--train.total-timesteps", str(steps),
                "--train.seed", "3", "--vec.num-threads", "2", "--logger", "none", "--data-dir", f"{folder}/runs", *more]
@@ -116,7 +88,6 @@ def bits(root, kind):
     name, options = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "net.py").write_text(NET)
-        Path(folder, "dying.py").write_text(DYING)
         name, options = name.replace("FILES", folder), [option.replace("FILES", folder) for option in options]
         if kind == "resumed":
             run = train(root, name, options, folder, 2)

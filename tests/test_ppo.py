@@ -2,6 +2,7 @@
 
 import math
 
+import brought
 import pytest
 import torch
 
@@ -12,11 +13,11 @@ import vector
 from pufferl import PuffeRL
 
 EPOCHS = 10
-NEAR = 1e-5  # of a boundary between two actions: there the last bit of a logit decides
+NEAR = 1e-5  # distance of a random word from a boundary between two actions below which rounding decides
 SETTINGS = {
-    "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.5, "learning_rate": 0.01, "momentum": 0.9,
+    "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.3, "learning_rate": 0.01, "momentum": 0.9,
     "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9, "vtrace_rho_clip": 1.1,
-    "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 1.0, "vf_clip_coef": 0.2,
+    "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 0.7, "vf_clip_coef": 0.2,
     "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False,
     "norm_obs": False, "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
 }  # fmt: skip
@@ -63,18 +64,22 @@ CASES = {
     "cartpole": {"max_steps": 20},  # truncated now and then, and so bootstrapped
     "pendulum": {"max_steps": 30},  # continuous actions
     "masked": {},  # some actions are forbidden
+    "spaces": {},  # several heads
     "scaled": {"max_steps": 20},  # and all that may be switched on
+    "dying": {},  # in Python, agents that leave, and all that
 }
 SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip": 100.0, "learning_rate": 0.003}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
-    called, settings = ("cartpole", SETTINGS | SCALED) if name == "scaled" else (name, SETTINGS)
-    envs = [vector.make(called, num_envs=32, seed=3, num_buffers=1, env_kwargs=CASES[name]) for _ in range(2)]
+    called, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED)}.get(
+        name, (name, SETTINGS))
+    envs = [vector.make(called, num_envs=8 if name == "dying" else 32, seed=3, num_buffers=1, env_kwargs=CASES[name])
+            for _ in range(2)]
     theirs = models.Policy(envs[0], hidden_size=16, num_layers=2, normalize=settings["norm_obs"])
     trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
-    args = ppo.Args(env=called, hidden_size=16, num_layers=2, num_envs=32, **settings)
+    args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32, **settings)
     heads = list(envs[1].action_heads or ())
     ours = ppo.Policy(math.prod(envs[1].observation_shape), heads, envs[1].action_dims, 16, 2)
     names = {key.replace("rnn.layers", "layers").replace("decoder.log_std", "log_std"): key
@@ -97,12 +102,13 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
             logs = trainer.train()
         chances.actions = list(trainer.storage["actions"].clone())
         updates = len(chances.draws)
-        steps, _, losses = next(epochs)
+        steps, _, losses, _ = next(epochs)
         assert steps == trainer.global_step and not chances.draws
-        assert updates in (6, 7) or (updates == 0 and settings["norm_obs"] and epoch == 0)
+        assert updates in (5, 6) or (updates == 0 and settings["norm_obs"] and epoch == 0)
         assert losses["learning_rate"] == pytest.approx(trainer._used_lr, rel=1e-3)
-        for key in losses if updates else ():
-            assert losses[key] == pytest.approx(logs[key], rel=1e-2, abs=1e-4), (epoch, key)
+        for key in losses.keys() & logs.keys() if updates else ():
+            rel = 0.05 if key == "grad_norm" else 0.01  # a minibatch counts by its valid steps here
+            assert losses[key] == pytest.approx(logs[key], rel=rel, abs=1e-4), (epoch, key)
         for key, parameter in ours.named_parameters():
             torch.testing.assert_close(parameter.data, theirs.get_parameter(names[key]).data, atol=2e-5, rtol=1e-3,
                                        msg=lambda text, key=key, epoch=epoch: f"epoch {epoch}, {key}: {text}")
