@@ -579,8 +579,8 @@ def choose_num_envs(library, settings, steps):
 
 
 def choose_copies(creator, settings, steps):
-    """(how many environments in Python where nobody says, agents in each): few, so that rollouts are long and there are
-    many of them."""
+    """(how many environments in Python where nobody says, agents in each). Few environments give long rollouts and many
+    epochs; a run of more than a thousand epochs gets more."""
     settings = dict(settings)
     if "num_envs" not in creator.settings:
         settings.pop("num_envs", None)
@@ -649,13 +649,13 @@ class Facts:
     learn_seconds: float | None = None  # of learning from one step once
 
 
-EPOCHS = 90  # of a run at least, so that the policy that acts is never far behind the one that learns
+EPOCHS = 90  # of a run, if its agents are few enough: the policy that acts is never far behind the one that learns
 LONGEST_HORIZON = {True: 64, False: 256}  # with discrete actions or continuous ones
 BATCH = 2048  # steps of an epoch of environments in Python, in a run that is not long
 UPDATES = 4000  # in a run
 PASSES = {True: 4, False: 8}  # over each step at most, with discrete actions or continuous ones
-FEW_STEPS = 4e6  # a run that learns from fewer than this in all its passes: its steps are what is dear
-FREE_SECONDS = 60  # of learning that nobody minds, however fast the environments are
+FEW_STEPS = 4e6  # of learning, all passes counted: up to so many a run's environment steps are the scarce thing
+FREE_SECONDS = 60  # of learning in all, which are always allowed
 KL = {True: 0.01, False: 0.02}  # that an epoch moves the policy by, with discrete actions or continuous ones
 
 
@@ -705,10 +705,10 @@ def decide(train, facts):
             value = float(power_of_two(max(few, 2 if facts.native else 4), 1, PASSES[facts.discrete]))
             return value, f"environments in {'C' if facts.native else 'Python'}"
         waiting, free = facts.step_seconds / facts.learn_seconds, FREE_SECONDS / (facts.steps * facts.learn_seconds)
-        value = float(power_of_two(max(few, waiting, free), 1, PASSES[facts.discrete]))
-        why = "each of few steps counts" if few >= value else (
-            f"a step takes {facts.step_seconds * 1e6:.3g} us, learning from it {facts.learn_seconds * 1e6:.3g} us")
-        return value, why
+        step, learn = (f"{seconds * 1e6:.3g} us" for seconds in (facts.step_seconds, facts.learn_seconds))
+        most, why = max((few, "each of few steps counts"), (free, "learning is quick"),
+                        (waiting, f"a step takes {step}, learning from it {learn}"))
+        return float(power_of_two(most, 1, PASSES[facts.discrete])), why
 
     def minibatch_size():
         batch = facts.agents * c["horizon"]
@@ -729,7 +729,7 @@ def decide(train, facts):
     choose("minibatch_size", minibatch_size)
     choose("learning_rate", learning_rate)
     choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, "learning_rate is set"))
-    choose("gamma", lambda: (0.99, "a horizon of 100 steps"))
+    choose("gamma", lambda: (0.99, "looks some 100 steps ahead"))
     choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("norm_obs", lambda: wants_normalising(facts))

@@ -13,7 +13,7 @@ is one call otherwise goes step by step here, so that its parts can be seen.
 autotune times the trainer's own rollout, the policy included, because what pays is to step some environments while the
 policy acts on others. The number of environments stays as it is: it belongs to the learning, not to the machine. All
 candidates are timed once, then the best of them against each other in turns, so that what else the machine does falls
-on all of them. If a simpler one (fewer processes) is within 3% of the fastest, it is the answer.
+on all of them. If a simpler one (fewer processes or buffers) is within 3% of the fastest, it is the answer.
 """
 
 import argparse
@@ -46,6 +46,7 @@ def profile(env_name, args):
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     vecenv = pufferl.load_env(env_name, args)
+    pufferl.settle(env_name, args, vecenv)
     policy = pufferl.load_policy(args, vecenv, env_name)
     config = {**args["train"], "env": args["env_name"], "data_dir": None, "log_interval": 1e9}
     trainer = pufferl.PuffeRL(config, vecenv, policy)

@@ -476,7 +476,7 @@ def show(table):
             both = [entry for entry in whole if "cleanrl" in entry]
             text = f"{title}: mean normalised score of {len(whole)}: ours {means['ours']:.3f}, SB3 {means['sb3']:.3f}"
             if both:
-                text += "; of the {} that CleanRL can read: ours {:.3f}, CleanRL {:.3f}".format(
+                text += "; of the {} that CleanRL was run on: ours {:.3f}, CleanRL {:.3f}".format(
                     len(both), *(statistics.mean(e[side]["normalised"] for e in both) for side in ("ours", "cleanrl")))
             print(text)
     for peer in ("sb3", "cleanrl"):

@@ -115,3 +115,20 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
     assert chances.taken < 10, "boundaries are rare"
     trainer.release()
     envs[1].close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "steps", "score"), [("cartpole", 2_000_000, 475), ("breakout", 2_600_000, 10.2)])
+def test_the_page_learns(name, steps, score):
+    """With its own defaults; a random policy has 2.04 at Breakout, and 2.6 million steps take about a minute."""
+    threads = torch.get_num_threads()
+    args, scores = ppo.Args(env=name, total_timesteps=steps), []
+    envs = vector.make(name, num_envs=args.num_envs, num_buffers=1)
+    torch.set_num_threads(1)
+    try:
+        for _, episodes, _, _ in ppo.train(args, envs):
+            scores += [episodes["score"]] if episodes.get("n") else []
+    finally:
+        torch.set_num_threads(threads)
+        envs.close()
+    assert scores[-1] > score
