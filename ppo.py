@@ -44,7 +44,7 @@ class Args:
     total_timesteps: int = 20_000_000
     """Steps of all environments together."""
     num_envs: int = 1024
-    """Environments side by side."""
+    """Environments side by side; of those in Python 8 to 64 are enough."""
     horizon: int = 64
     """Steps of one rollout; an agent's steps in it are one segment."""
     minibatch_size: int = 4096
