@@ -626,6 +626,7 @@ class PuffeRL:
         target = self.config["target_kl"]
         if self.reward_scale is not None:
             count, total, squares = self.moments.tolist()  # of the last minibatch, of all ranks
+            count = max(count, 1.0)  # all may have been dead
             deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
             target *= min(1.0, deviation / SMALL_ADVANTAGES)
         if self._schedule() > 0.05:
