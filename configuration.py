@@ -458,9 +458,10 @@ def load_config(env_name, argv=()):
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
     reasons, steps, env, vec = {}, values["train"]["total_timesteps"], values["env"], values["vec"]
-    creator = load_creator(find_config(env_name)[0])
+    name = find_config(env_name)[0]
+    creator = load_creator(name)
     if env.get("num_envs") == "auto":
-        env["num_envs"] = choose_num_envs(load_library(find_config(env_name)[0]), env, steps)
+        env["num_envs"] = choose_num_envs(load_library(name), env, steps)
         reasons["env.num_envs"] = f"{steps:,} steps"
     if vec["num_envs"] == "auto":
         vec["num_envs"] = 1
@@ -468,7 +469,7 @@ def load_config(env_name, argv=()):
             vec["num_envs"], agents = choose_copies(creator, env, steps)
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
-    return {"config_name": env_name, "env_name": find_config(env_name)[0], **base, **values, "auto": reasons}
+    return {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
 
 
 def spell_out(schema, argv):
@@ -567,12 +568,19 @@ def load_env(env_name, args):
     return make_vector(library, num_envs, "native", args, settings)
 
 
+@contextlib.contextmanager
+def making():
+    """What is wrong with an environment or its settings, as a ConfigError."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(str(error)) from None
+
+
 def choose_num_envs(library, settings, steps):
     """How many environments in C where nobody says."""
-    try:
+    with making():
         probe = library.create(1, settings={name: value for name, value in settings.items() if name != "num_envs"})
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from None
     agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
     probe.close()
     return max(1, agents // probe.num_agents)
@@ -584,10 +592,8 @@ def choose_copies(creator, settings, steps):
     settings = dict(settings)
     if "num_envs" not in creator.settings:
         settings.pop("num_envs", None)
-    try:
+    with making():
         probe = emulation.create(creator, (), settings, 0)
-    except (ValueError, TypeError, ImportError) as error:
-        raise ConfigError(str(error)) from None
     agents, continuous = emulation.slots(probe), isinstance(probe.single_action_space, gymnasium.spaces.Box)
     probe.close()
     wanted = BATCH // LONGEST_HORIZON[not continuous]
@@ -624,12 +630,10 @@ def load_python_env(creator, args):
 def make_vector(env, num_envs, backend, args, settings):
     """vector.make with the vec section's settings; ConfigError for what cannot work."""
     vec = args["vec"]
-    try:
+    with making():
         return vector.make(env, num_envs, backend, num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
                            num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
                            seed=args["train"]["seed"], env_kwargs=settings)
-    except (ValueError, TypeError, ImportError) as error:
-        raise ConfigError(str(error)) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -782,9 +786,9 @@ def check_train(config, vecenv, policy, agents, group):
     need(c["gpus"] in (1, group.local_count), "gpus",
          f"there are {group.local_count} ranks on this machine; pufferl.py train starts them, or torchrun does")
     batch = agents * c["horizon"]
-    for key in ("horizon", "checkpoint_interval", "keep"):
+    for key in ("checkpoint_interval", "keep"):
         need(c[key] >= 1, key, "must be 1 or more")
-    need(c["minibatch_size"] > 0 and c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
+    need(c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
          f"must be a multiple of train.horizon = {c['horizon']}, whole segments are drawn")
     need(c["minibatch_size"] <= batch, "minibatch_size",
          f"is more than one epoch's batch, {agents} agents × horizon {c['horizon']} = {batch}; take a smaller one "
@@ -794,8 +798,7 @@ def check_train(config, vecenv, policy, agents, group):
     if c["max_minibatch_size"] is not None:
         need(c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0,
              "max_minibatch_size", f"must be a multiple of train.horizon = {c['horizon']}")
-    for key in ("learning_rate", "replay_ratio", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef",
-                "vf_clip_coef"):
+    for key in ("learning_rate", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef", "vf_clip_coef"):
         need(c[key] > 0, key, "must be above 0")
     for key in ("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"):
         need(0 <= c[key] <= 1, key, "must lie within 0 and 1")

@@ -170,7 +170,7 @@ def rollout(args, envs, storage, policy, state, epoch):
     """Fill `storage`. Returns logprobs (T, N), values (T+1, N), bootstraps (T, N), and the state at the start and after
     it, as one namespace."""
     T, N = storage.actions.shape[:2]
-    done = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N), bootstraps=torch.zeros(T, N),
+    data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N), bootstraps=torch.zeros(T, N),
                            state=state)
     heads = torch.tensor(envs.action_heads) if envs.action_heads else None
     log_std = None if policy.log_std is None else policy.log_std.data
@@ -182,19 +182,20 @@ def rollout(args, envs, storage, policy, state, epoch):
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
             if cut.any():
                 _, final, _ = policy(storage.final_observations[None], state, no_reset, all_valid)
-                done.bootstraps[t - 1] = torch.where(cut, final[0], 0.0)
+                data.bootstraps[t - 1] = torch.where(cut, final[0], 0.0)
         row = slice(t, t + 1)
         outputs, value, following = policy(storage.observations[row], state, storage.resets[row], storage.valid[row])
-        done.values[t] = value[0]
-        if t < T:  # at T only the value is wanted
+        if t == T:  # only the value is wanted
+            data.values[t] = value[0]
+        else:
             state = following
-            # Writes actions ~ Categorical(softmax(outputs)) a head, or Normal(outputs, exp(log_std)), and logprobs.
-            kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t], done.logprobs[t],
-                           done.values[t], seed=args.seed, step=epoch * T + t, heads=heads, log_std=log_std,
+            # Writes actions ~ Categorical(softmax(outputs)) a head, or Normal(outputs, exp(log_std)), logprobs, values.
+            kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t], data.logprobs[t],
+                           data.values[t], seed=args.seed, step=epoch * T + t, heads=heads, log_std=log_std,
                            masks=None if storage.action_masks is None else storage.action_masks[t])
             envs.advance(0)
-    done.following = state
-    return done
+    data.following = state
+    return data
 
 
 def advantage(args, storage, rewards, values, bootstraps, ratios):
@@ -281,9 +282,9 @@ def muon(args, policy, momenta, learning_rate):
 # -- Learning from a rollout, and the run ----------------------------------------------------------------------------
 
 
-def learn(args, storage, done, rewards, policy, momenta, count, epoch, progress, learning_rate):
+def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress, learning_rate):
     """`count` updates on minibatches of segments; returns the means of their losses over the valid steps."""
-    T, N = done.logprobs.shape
+    T, N = data.logprobs.shape
     alive, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
     index, weights, scratch = torch.zeros(M, dtype=torch.int64), torch.zeros(M), torch.zeros(N, dtype=torch.float64)
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
@@ -291,20 +292,20 @@ def learn(args, storage, done, rewards, policy, momenta, count, epoch, progress,
     for minibatch in range(count):
         # Advantages anew, with the newest values and ratios; segments are drawn by their size, to the power alpha
         # (prioritized replay, Schaul et al. 2016).
-        advantages = advantage(args, storage, rewards, done.values, done.bootstraps, ratios)
+        advantages = advantage(args, storage, rewards, data.values, data.bootstraps, ratios)
         masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
         masses = torch.where(alive.any(0), masses, 0.0)
         # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N masses[index] / sum)^-beta.
         kernels.draw(masses, scratch, index, weights, seed=args.seed, clock=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
-            valid=storage.valid[:T, index], actions=storage.actions[:, index], logprobs=done.logprobs[:, index],
-            values=done.values[:T, index], advantages=advantages[:, index],
+            valid=storage.valid[:T, index], actions=storage.actions[:, index], logprobs=data.logprobs[:, index],
+            values=data.values[:T, index], advantages=advantages[:, index],
             action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
-        y, v, _ = policy(storage.observations[:T, index], done.state[:, index], storage.resets[:T, index], batch.valid)
+        y, v, _ = policy(storage.observations[:T, index], data.state[:, index], storage.resets[:T, index], batch.valid)
         loss, ratios[:, index], losses = ppo_loss(args, policy, y, v, batch, weights)
         loss.backward()
         losses["grad_norm"] = muon(args, policy, momenta, learning_rate)
-        done.values[:T, index] = torch.where(batch.valid != 0, v.detach(), batch.values)
+        data.values[:T, index] = torch.where(batch.valid != 0, v.detach(), batch.values)
         n = int(alive[:, index].sum())
         means = {key: means.get(key, 0.0) + (x.item() - means.get(key, 0.0)) * n / (steps + n)
                  for key, x in losses.items()}
@@ -333,8 +334,8 @@ def train(args, envs, policy=None):
     observed, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)
     updates_owed, rate_factor, losses = 0.0, 1.0, {}
     for epoch in range(-(-args.total_timesteps // (T * N))):
-        done = rollout(args, envs, storage, policy, state, epoch)
-        state, alive, rewards = done.following, storage.valid[:T] != 0, storage.rewards
+        data = rollout(args, envs, storage, policy, state, epoch)
+        state, alive, rewards = data.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
             for t in range(T):
                 before = running * (1 - storage.resets[t].double())
@@ -352,7 +353,7 @@ def train(args, envs, policy=None):
                 target *= min(1.0, losses["advantages"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
             rate_factor = min(10.0, max(0.1, rate_factor * min(1.2, max(0.5, step))))
-        losses = learn(args, storage, done, rewards, policy, momenta, count, epoch, progress,
+        losses = learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
                        args.learning_rate * rate_factor * schedule)
         if args.norm_obs:
             observed.add(storage.observations[:T].flatten(2)[alive])
@@ -381,9 +382,9 @@ def main(args):
     except KeyboardInterrupt:
         print("stopped")
     finally:
-        print(f"the weights and the curves are in {folder}")
         envs.close()
         writer.close()
+    print(f"the weights and the curves are in {folder}")
 
 
 if __name__ == "__main__":
