@@ -1183,12 +1183,14 @@ class Interrupts:
 MEASURED_SECONDS = 1.0  # that measure spends, after the epoch in which kernels are compiled
 MEASURED_AGENTS = {True: 1024, False: 16}  # at most; in C or not
 MEASURED_HORIZON = 16
+MEASURED_EPISODES = 16  # at least, before anything is said of them
 
 
 def measure(env_name, args, vecenv, facts):
-    """Add to the Facts of an environment what a step of it and learning from one cost, from some epochs of throw-away
-    environments and a copy of the network. Nothing random that the run uses is drawn. The Facts as they are where one
-    process cannot hold more of these environments, or one environment holds many agents' worlds itself."""
+    """Add to the Facts of an environment what a step of it and learning from one cost, and how its episodes end, from
+    some epochs of throw-away environments and a copy of the network. Nothing random that the run uses is drawn. The
+    Facts as they are if one process cannot hold more of these environments, or one environment holds many agents'
+    worlds itself."""
     if not facts.native and vecenv.num_envs == 1:
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
@@ -1210,17 +1212,41 @@ def measure(env_name, args, vecenv, facts):
         trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))
         stack.callback(trainer.release)
         trainer.signs = None  # of this run they would say what is only so here
+        episodes = EpisodeEnds(trial.num_agents)
         trainer.evaluate()
+        episodes.add(trial.storage)
         trainer.train()
         begun, before, warm = time.perf_counter(), dict(trainer._stage_seconds), trainer.epoch
         while trainer.epoch == warm or time.perf_counter() - begun < MEASURED_SECONDS:
             trainer.evaluate()
+            episodes.add(trial.storage)
             trainer.train()
     steps = (trainer.epoch - warm) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps for stage, seconds in trainer._stage_seconds.items()}
     side_by_side = 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
     return dataclasses.replace(facts, step_seconds=spent["environment"] / side_by_side + spent["policy"],
-                               learn_seconds=spent["learn"])  # fmt: skip
+                               learn_seconds=spent["learn"], cut=episodes.cut)  # fmt: skip
+
+
+class EpisodeEnds:
+    """How the episodes of rollouts end."""
+
+    def __init__(self, agents):
+        self.age, self.lengths, self.by_itself = np.zeros(agents, int), [], False
+
+    def add(self, storage):
+        """A rollout's terminals and truncations, (T, N)."""
+        self.by_itself |= bool(storage.terminals.any())
+        for cut in storage.truncations:
+            self.age += 1
+            self.lengths += self.age[cut > 0].tolist()
+            self.age[cut > 0] = 0
+
+    @property
+    def cut(self):
+        """The steps after which every episode is cut off; None if one ends by itself, or if too few have ended."""
+        known = not self.by_itself and len(self.lengths) >= MEASURED_EPISODES and len(set(self.lengths)) == 1
+        return self.lengths[0] if known else None
 
 
 def settle(env_name, args, vecenv):
@@ -1231,7 +1257,8 @@ def settle(env_name, args, vecenv):
     facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
 
     def choose():
-        found = measure(env_name, args, vecenv, facts) if section["replay_ratio"] == "auto" else facts
+        unknown = "auto" in (section["replay_ratio"], section["gamma"])
+        found = measure(env_name, args, vecenv, facts) if unknown else facts
         return decide(section, found), found.step_seconds, found.learn_seconds
 
     chosen, *seconds = group.first(choose)

@@ -539,6 +539,31 @@ def test_an_environment_that_one_process_cannot_hold_twice_is_not_measured(tmp_p
     assert run(tmp_path).config["replay_ratio"] == 4 and len(made) == 2
 
 
+@pytest.mark.parametrize(("name", "option", "gamma"), [("PointMass", "--env.length=25", 0.96),
+                                                     ("PointMass", "--env.length=500", 0.99),
+                                                     ("Catch", "--env.size=7", 0.99)])  # fmt: skip
+def test_episodes_that_are_all_cut_off_soon_shorten_the_view(tmp_path, name, option, gamma):
+    name = f"{ROOT}/tests/brought.py:{name}"
+    trainer = pufferl.train(name, pufferl.load_config(name, ["--train.total-timesteps", "3000", "--logger", "none",
+                                                             "--data-dir", str(tmp_path), option]))  # fmt: skip
+    assert trainer.config["gamma"] == gamma
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=40), ended=st.booleans(), agents=st.integers(1, 3))
+def test_how_episodes_end(lengths, ended, agents):
+    steps = sum(lengths) + 3
+    truncations = np.zeros((steps, agents), np.uint8)
+    truncations[np.cumsum(lengths) - 1] = 1
+    terminals = np.zeros_like(truncations)
+    terminals[-1, -1] = ended
+    ends = pufferl.EpisodeEnds(agents)
+    for rollout in range(0, steps, 5):
+        part = slice(rollout, rollout + 5)
+        ends.add(SimpleNamespace(truncations=truncations[part], terminals=terminals[part]))
+    enough = len(lengths) * agents >= pufferl.MEASURED_EPISODES
+    assert ends.cut == (lengths[0] if enough and len(set(lengths)) == 1 and not ended else None)
+
+
 @pytest.mark.parametrize("space", [
     spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (5, 5), np.int64),
     spaces.Box(0, np.iinfo(np.uint64).max, (5, 5), np.uint64),
