@@ -28,7 +28,6 @@ from typing import Annotated, Literal
 import gymnasium
 import torch
 
-import devices
 import emulation
 import environments
 import models
@@ -159,8 +158,12 @@ class Train:
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
     """Global gradient norm above which gradients are scaled down."""
-    optimizer: Literal["muon", "adam"] = "muon"
-    """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's."""
+    optimizer: str = "muon"
+    """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's AdamW; path/to/file.py:Class is
+    a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate)."""
+    loss: str | None = None
+    """path/to/file.py:function of your own, whose result, a tensor (), is added to the loss and logged: it gets the
+    minibatch (engines.Autograd._extra says what is in it), and autograd differentiates it."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999
@@ -190,6 +193,13 @@ class Train:
     """Seed of the weights, the environments, the actions and the draws."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs and learns. auto is still cpu: cuda has been tested in stand-ins, not on a GPU."""
+    engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
+    """How the network acts and learns (engines.py). autograd: any network, by its own forward. compiled (on a CPU) and
+    fused (on a GPU): the default network alone, in far fewer calls. auto takes these if they compute what the network
+    does, which is compared when a run begins."""
+    rollout: Literal["auto", "plain"] = "auto"
+    """plain steps environments one row after the other in Python's sight; auto does a buffer's whole rollout in one
+    call if the engine can, and if nobody has changed `wait` or `advance`."""
     cudagraphs: int = 2
     """On a GPU: epochs after which the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1
@@ -289,22 +299,6 @@ def out_of_memory(settings):
         if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
             raise MemoryError(f"out of memory: lower {settings}. ({str(error).splitlines()[0]})") from error
         raise
-
-
-def find_device(name, workers):
-    """The devices.Cpu or devices.Gpu of train.device: this process's current GPU for cuda."""
-    if name != "cuda":
-        return devices.Cpu()
-    if not torch.cuda.is_available():
-        raise ConfigError("train.device = cuda: torch finds no GPU here (nvidia-smi shows what the system has; torch "
-                          f"{torch.__version__} is made for CUDA {torch.version.cuda}). Take cpu.")
-    from numba import cuda
-
-    if cuda.implementation != "NVIDIA":
-        raise ConfigError("train.device = cuda needs numba-cuda, but numba.cuda is numba's own here: pip install -r "
-                          "requirements-cuda.txt (on PYTHONPATH instead of in site-packages it does not take its "
-                          "place, until a sitecustomize.py there imports _numba_cuda_redirector).")
-    return devices.Gpu(torch.device("cuda", ranks.connect().choose_gpu()), workers)
 
 
 def find_config(env_name):
@@ -813,6 +807,9 @@ def check_train(config, vecenv, policy, agents, group):
     for key in ("reward_clip", "target_kl"):
         need(c[key] is None or c[key] > 0, key, "must be above 0, or none")
     need(c["cudagraphs"] == -1 or c["cudagraphs"] >= 1, "cudagraphs", "must be 1 or more, or -1 for none")
+    need(c["optimizer"] in ("muon", "adam") or ".py:" in c["optimizer"], "optimizer",
+         "must be muon, adam or path/to/file.py:Class")
+    need(c["loss"] is None or ".py:" in c["loss"], "loss", "must be path/to/file.py:function")
     for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval", "seed"):
         need(c[key] >= 0, key, "must be 0 or more")
     return c
@@ -853,7 +850,7 @@ def load_policy(args, vecenv, env_name=""):
         if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
             raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
                               f"equal policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
-        policy = models.Policy(env, hidden_size=hidden, num_layers=rnn["num_layers"], normalize=normalize)
+        policy = models.MinGRUPolicy(env, hidden_size=hidden, num_layers=rnn["num_layers"], normalize=normalize)
     else:
         if kind != "none" and recurrent != hidden and not own and name != "board":
             raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
@@ -864,7 +861,8 @@ def load_policy(args, vecenv, env_name=""):
             if encoded:
                 policy = models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
             else:
-                cls = load_class(name) if own else models.Board if name == "board" else models.Default
+                ours = models.Board if name == "board" else models.Default
+                cls = load_attribute("policy.name", name, POLICIES) if own else ours
                 takes = inspect.signature(cls).parameters
                 sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
                 policy = cls(env, hidden_size=hidden) if sized else cls(env)
@@ -890,18 +888,18 @@ def load_policy(args, vecenv, env_name=""):
     return policy
 
 
-def load_class(name):
-    """path/to/file.py:Class -> the class."""
+def load_attribute(setting, name, others=()):
+    """What path/to/file.py:name stands for. setting: for the error; others: what it may be instead of a file."""
     path, _, attribute = name.partition(".py:")
     path = Path(path + ".py")
     if not attribute or not path.exists():
-        raise ConfigError(f"policy.name = {name}: must be {', '.join(POLICIES)} or path/to/file.py:Class of a file "
-                          "that exists.")
+        known = "".join(f"{other}, " for other in others[:-1]) + f"{others[-1]} or " if others else ""
+        raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, attribute):
-        raise ConfigError(f"policy.name = {name}: {path} has no class {attribute}.")
+        raise ConfigError(f"{setting} = {name}: {path} has no {attribute}.")
     return getattr(module, attribute)
 
 

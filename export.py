@@ -5,9 +5,9 @@
     python export.py breakout --baseline --export.c breakout_c && make -C breakout_c run
     python export.py breakout --baseline --export.web breakout_web
 
-ONNX is for any network, unless it takes a Dict or Tuple apart. The others are for the default network (models.Policy),
-which ocean/policy.h runs without a library; c and web also compile the environment, so they are for those in C. See
-docs/export.md.
+ONNX is for any network, unless it takes a Dict or Tuple apart. The others are for the default network
+(models.MinGRUPolicy), which ocean/policy.h runs without a library; c and web also compile the environment, so they are
+for those in C. See docs/export.md.
 """
 
 import logging
@@ -55,7 +55,7 @@ def flat_policy(policy, env):
 
     `env` is anything with `single_observation_space`. Raises ConfigError for another network or observation type.
     """
-    if type(policy) is not models.Policy:
+    if type(policy) is not models.MinGRUPolicy:
         raise pufferl.ConfigError(
             f"The network is {_describe(policy)}; the flat file, C and web are for the default one (policy.name "
             "default with rnn.name mingru, observations that are plain numbers). --export.onnx writes most others."

@@ -1596,8 +1596,8 @@ class Muon:
     def step(self, learning_rate, found_inf=None):
         """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
 
-        On a GPU nothing waits: the learning rate may be a float32 tensor (), and the norm returned is a tensor.
-        found_inf, a float32 tensor (), becomes 1 where the norm is not finite; while it is not 0, nothing changes.
+        The learning rate may be a float32 tensor (). found_inf, a float32 tensor (), becomes 1 if the norm is not
+        finite; while it is not 0, nothing changes. On a GPU nothing waits, and the norm returned is a tensor.
         """
         if self._groups is None:
             self._bind()
@@ -1611,9 +1611,12 @@ class Muon:
             run(_clip_cuda, 1, 1, _array("Muon", "norm", norm.view(1), (1,), np.float64), float(self.max_grad_norm),
                 f32(self.momentum), f32(self.weight_decay), rate, _array("Muon", "found_inf", found_inf.view(1), (1,)),
                 _array("Muon", "scalars", scalars, (4,)))
-        elif not math.isfinite(norm):
-            return norm
         else:
+            if found_inf is not None:
+                found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
+            if not math.isfinite(norm) or found_inf:
+                return norm
+            learning_rate = float(learning_rate)
             decay = 1.0 - learning_rate * self.weight_decay
             host(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
         scalars = _array("Muon", "scalars", scalars, (4,))

@@ -1,6 +1,6 @@
 """The networks: the default MinGRU policy, a feed-forward one, and wrappers that make your own network recurrent.
 
-    policy = Policy(env, hidden_size=64, num_layers=2)          # linear encoder, MinGRU layers, linear decoder: fused
+    policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)          # linear encoder, MinGRU layers, linear decoder
     policy = Default(env, hidden_size=128)                      # feed-forward
     policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
     policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent
@@ -23,7 +23,6 @@ episode: zero the recurrent state before that step), "valid" (0 where an agent i
 import contextlib
 import inspect
 import math
-from types import SimpleNamespace
 
 import gymnasium
 import torch
@@ -31,7 +30,6 @@ from torch import nn
 
 import emulation
 import kernels
-import products
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What a policy must produce, and initialisation
@@ -273,11 +271,11 @@ class _Recurrent(nn.Module):
         return squeeze_time(*self(observations.unsqueeze(0), state))
 
 
-class Policy(_Recurrent):
+class MinGRUPolicy(_Recurrent):
     """The default policy: linear encoder, MinGRU layers with highway gates, one linear decoder for logits and value.
 
-    normalize: observations go through a `Normalizer` first. The trainer runs the network through `Fused`, without
-    autograd; `forward` is the same in torch.
+    normalize: observations go through a `Normalizer` first. The engines of compiled.py and fused.py compute the same
+    without autograd; if `forward` is changed, here, in a subclass or by a hook, the trainer sees it and runs `forward`.
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):
@@ -298,6 +296,9 @@ class Policy(_Recurrent):
         x = self.encoder(x if self.normalizer is None else self.normalizer(x))
         x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
         return self.decoder.split(self.decoder(x))
+
+
+Policy = MinGRUPolicy  # its name before
 
 
 class Default(nn.Module):
@@ -503,7 +504,7 @@ def describe(policy):
     parameters = f"{sum(parameter.numel() for parameter in policy.parameters()):,} weights"
     if isinstance(policy, Normalized):
         return "normalised, " + describe(policy.policy)
-    if isinstance(policy, Policy):
+    if isinstance(policy, MinGRUPolicy):
         first = "normalised, " if policy.normalizer is not None else ""
         return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, {policy.num_layers} MinGRU, "
                 f"linear; {parameters}")  # fmt: skip
@@ -652,137 +653,7 @@ class LSTMWrapper(_Recurrent):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The default policy without autograd: matrix products and fused kernels in preallocated buffers
-
-
-class Fused:
-    """`Policy` without autograd for up to `rows` agents, `steps` at a time, in buffers that live in the arena; each
-    worker has its own.
-
-        fused = Fused(policy, arena, "worker 0", steps=64, rows=16)     # before arena.allocate
-        fused.bind("gradients")                                         # after
-        chunk = fused.chunk(n)                                          # the buffers, cut to n <= rows segments
-        fused.gather(chunk, observations, index, start)                 # and chunk.states[i][0], the initial states
-        fused.forward(chunk, resets, valid, index, start)               # -> chunk.outputs
-        fused.backward(chunk, resets, valid, index, start)              # from chunk.grad_outputs, into the gradients
-
-    With steps=0 it holds what `step`, the rollout's form, needs.
-
-    precision: torch.bfloat16 for the products of encoder and layers and what flows between them, forward and backward;
-    weights, states, the decoder's product and the sums of gradients stay float32. `refresh` is due after every change
-    of the weights: the products (products.py) have them in a form of their own.
-    """
-
-    def __init__(self, policy, arena, name, *, steps, rows, precision=torch.float32):
-        self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
-        inputs, width = policy.encoder.in_features, policy.decoder.out_features
-        H, L, T = policy.hidden_size, policy.num_layers, max(steps, 1)
-        # name -> the shape of its buffer for n segments
-        rounded = {"observations": lambda n: (T, n, inputs)}
-        rounded |= {f"hgp{i}": lambda n: (T, n, 3 * H) for i in range(L if steps else 1)}
-        rounded |= {f"x{i}": lambda n: (T, n, H) for i in range(L if steps else 2)}
-        exact = {"last": lambda n: (T, n, H), "outputs": lambda n: (T, n, width)}
-        if steps:
-            rounded |= {"grad_x": lambda n: (T, n, H)}
-            exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)} | {"sums": lambda n: (n, 3 * H)}
-            exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1)}
-        for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
-            for key, shape in shapes.items():
-                arena.register(f"{name}/{key}", shape(rows), dtype)
-        self._shapes, self._chunks = rounded | exact, {}
-        self.products = products.best(policy, arena, name, rows=T * rows, learns=steps > 0, precision=precision)
-
-    def bind(self, gradients="gradients"):
-        """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
-        weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
-        self.products.bind(weights, {key: self.arena[f"{gradients}/policy.{key}"] for key in weights})
-        self.refresh = self.products.refresh
-        self.refresh()
-
-    def chunk(self, n):
-        """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""
-        if n not in self._chunks:
-            views = {key: self.arena[f"{self.name}/{key}"].view(-1)[: math.prod(shape(n))].view(shape(n))
-                     for key, shape in self._shapes.items()}
-            # The same memory as (steps · n, width) matrices, for the products.
-            flat = {f"flat_{key}": view.flatten(0, 1) for key, view in views.items() if view.dim() == 3}
-            for stack in ("hgp", "x", "states"):
-                names = [f"{stack}{i}" for i in range(self.policy.num_layers + 1) if f"{stack}{i}" in views]
-                views[stack] = [views[name] for name in names]
-                flat[f"flat_{stack}"] = [flat[f"flat_{name}"] for name in names]
-            self._chunks[n] = SimpleNamespace(**views, **flat)
-        return self._chunks[n]
-
-    def step(self, observations, state, resets, valid):
-        """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
-        valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
-        chunk, observations = self.chunk(len(observations)), observations.view(len(observations), -1)
-        norm = self.policy.normalizer
-        if self.in_one_call:
-            products.policy_step(observations, *self.products.arrays, state, resets, valid, self._scratch(chunk))
-            return chunk.flat_outputs
-        layers, linear = self.policy.num_layers, self.products.linear
-        x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
-        if norm is not None:
-            kernels.gather(observations.unsqueeze(0), None, chunk.observations, shift=norm.shift, scale=norm.scale)
-            observations = chunk.flat_observations
-        elif observations.dtype != chunk.observations.dtype:
-            observations = chunk.flat_observations.copy_(observations)
-        linear("encoder", observations, x)
-        for i in range(layers):
-            linear(f"rnn.layers.{i}", x, hgp)
-            kernels.mingru_step(hgp, x, state[i], resets, valid, y if i + 1 < layers else chunk.flat_last)
-            x, y = y, x
-        linear("decoder", chunk.flat_last, chunk.flat_outputs)
-        return chunk.flat_outputs
-
-    @property
-    def in_one_call(self):
-        """Whether a step is one call without the interpreter, and so can `rollout` be."""
-        return self.products.arrays is not None
-
-    def _scratch(self, chunk):
-        return (chunk.flat_observations, *chunk.flat_x[:2], chunk.flat_hgp[0], chunk.flat_last, chunk.flat_outputs)
-
-    def rollout(self, agents, environments, storage, state, kept, **sampled):
-        """All steps of the agents in a slice, environments included; see products.rollout."""
-        chunk = self.chunk(agents.stop - agents.start)
-        return products.rollout(agents, environments, self.products.arrays, storage, state, kept, self._scratch(chunk),
-                                **sampled)
-
-    def gather(self, chunk, observations, index, start):
-        """Put the segments index[start : start + n] of observations (>= steps, N, D) into the chunk, normalised if the
-        policy has it so."""
-        norm = self.policy.normalizer
-        shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
-        kernels.gather(observations, index, chunk.observations, start=start, shift=shift, scale=scale)
-
-    def forward(self, chunk, resets, valid, index, start):
-        """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
-        chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
-        linear = self.products.linear
-        linear("encoder", chunk.flat_observations, chunk.flat_x[0])
-        for i, out in enumerate([*chunk.x[1:], chunk.last]):
-            linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
-            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start)
-        linear("decoder", chunk.flat_last, chunk.flat_outputs)
-
-    def backward(self, chunk, resets, valid, index, start):
-        """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
-        products, grad_x = self.products, chunk.flat_grad_x
-        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last)
-        products.add_rows("decoder.bias", chunk.flat_grad_outputs)
-        if self.policy.decoder.log_std is not None:
-            products.add_rows("decoder.log_std", chunk.flat_grad_log_std)
-        products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
-        for i in reversed(range(self.policy.num_layers)):
-            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
-                                     index=index, start=start)  # fmt: skip
-            products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i])
-            products.add_rows(f"rnn.layers.{i}.bias", chunk.sums)
-            products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
-        products.weight_gradient("encoder", grad_x, chunk.flat_observations)
-        products.add_rows("encoder.bias", grad_x)
+# Calling a policy, whatever its form
 
 
 def squeeze_time(logits, value):
@@ -802,7 +673,7 @@ def is_plain(policy):
 def over_time(policy, observations, state, forward=None):
     """Logits and value (T, N, ...) of T steps of N agents by any policy; forward: what to call in its place, for one
     that torch.compile has made of it."""
-    forward, (T, N) = forward or policy, observations.shape[:2]
+    forward, (T, N) = policy if forward is None else forward, observations.shape[:2]
     form, given = "(T, N, *observation), T steps of N agents, and a state", observations
     plain = is_plain(policy)
     if plain:

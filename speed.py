@@ -7,8 +7,8 @@
     python speed.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
 
 profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or chrome://tracing:
-one row a thread, with torch's operations and the kernels of kernels.py and products.py by their names. A rollout that
-is one call otherwise goes step by step here, so that its parts can be seen.
+one row a thread, with torch's operations, and the kernels of kernels.py and of the engine's file by their names. A
+rollout that is one call otherwise goes step by step here, so that its parts can be seen.
 
 autotune times the trainer's own rollout, the policy included, because what pays is to step some environments while the
 policy acts on others. The number of environments stays as it is: it belongs to the learning, not to the machine. All
@@ -30,7 +30,6 @@ import torch
 import configuration
 import kernels
 import ocean
-import products
 import pufferl
 import vector
 
@@ -51,13 +50,13 @@ def profile(env_name, args):
     config = {**args["train"], "env": args["env_name"], "data_dir": None, "log_interval": 1e9}
     trainer = pufferl.PuffeRL(config, vecenv, policy)
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
-    epochs(WARM_UP + max(0, trainer.config["cudagraphs"]) if trainer.device.separate else WARM_UP)  # and capturing
+    epochs(WARM_UP + (max(0, trainer.config["cudagraphs"]) if trainer.config["device"] == "cuda" else 0))  # capturing
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
         # torch marks its own operations; the kernels and the environments are marked here
         own = {module: [name for name, function in vars(module).items() if inspect.isfunction(function)
                         and function.__module__ == module.__name__ and name[0] != "_" and name not in ("host", "run")]
-               for module in (kernels, products)}  # fmt: skip
+               for module in (kernels, sys.modules[type(trainer.engine).__module__])}  # fmt: skip
         for owner, names in (*own.items(), (vecenv, ("wait", "advance"))):
             for name in names:
                 function = getattr(owner, name)
@@ -72,8 +71,8 @@ def profile(env_name, args):
     trace.export_chrome_trace(str(path))
     print(trace.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=40))
     print(f"{trainer.env_name}: {settings['epochs']} epochs of {trainer.batch_size:,} steps, tracing included")
-    total = sum(trainer.stages.values())
-    for name, seconds in trainer.stages.items():
+    total = sum(trainer.statistics.stages.values())
+    for name, seconds in trainer.statistics.stages.items():
         print(f"{name:12} {seconds:8.3f} s  {100 * seconds / total:5.1f}%")
     print(f"trace        {path}   (open it in https://ui.perfetto.dev or chrome://tracing)")
     trainer.release()
@@ -131,7 +130,7 @@ class Rollouts:
             policy = pufferl.load_policy(args, vecenv, env_name)
             self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"]}, vecenv, policy)
             self.trainer.evaluate()  # compiles, and fills caches
-            for _ in range(max(0, args["train"]["cudagraphs"]) if self.trainer.device.separate else 0):
+            for _ in range(max(0, args["train"]["cudagraphs"]) if self.trainer.config["device"] == "cuda" else 0):
                 self.trainer.train()  # after which a GPU's rollout comes from graphs
                 self.trainer.evaluate()
         except BaseException:

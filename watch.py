@@ -37,6 +37,7 @@ import numpy as np
 import torch
 
 import configuration
+import engines
 import models
 import ocean
 import ocean.__main__ as playing
@@ -76,7 +77,7 @@ class Play:
         s = self.storage
         self.state |= {"resets": torch.from_numpy(s.resets[0]), "valid": torch.from_numpy(s.valid[0])}
         self.masks = None if s.action_masks is None else torch.from_numpy(s.action_masks[0])
-        with torch.no_grad(), pufferl.torch_threads(self.threads):
+        with torch.no_grad(), engines.torch_threads(self.threads):
             self.logits, self.value = models.one_step(self.policy, torch.from_numpy(s.observations[0]), self.state)
         actions, _, _ = models.sample_logits(self.logits, self.value, seed=self.seed, step=self.step, masks=self.masks,
                                              heads=self.vecenv.action_heads, deterministic=self.deterministic)

@@ -8,6 +8,7 @@ of one's own, and once without. Both take turns in one run; medians.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -15,10 +16,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from numba import cfunc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import devices
+import fused
 import kernels
 import models
 import pufferl
@@ -29,13 +31,22 @@ def do_nothing(graph, stream):
     return 0
 
 
-class Idle(devices.Cpu):
+class Idle:
     """A device whose work is done at once, and by nobody after the first epoch."""
 
-    separate, idle = True, False
+    torch_device, idle, captured = torch.device("cpu"), False, False
 
-    def pin(self, array):
-        pass
+    def pin(self, array): ...
+
+    def wait(self): ...
+
+    def release(self): ...
+
+    def main(self):
+        return contextlib.nullcontext()
+
+    def worker(self, number):
+        return contextlib.nullcontext()
 
     def play(self, key, function, *arguments):
         if not self.idle:
@@ -47,14 +58,14 @@ def measure(env, agents, buffers, threads, repeats):
     vecenv = pufferl.make(env, num_envs=agents, seed=1, num_buffers=buffers, num_threads=max(threads, buffers))
     settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9, "data_dir": None,
                 "total_timesteps": 10**12}  # fmt: skip
-    trainer = pufferl.PuffeRL(settings, vecenv, models.Policy(vecenv, hidden_size=16))
+    trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, hidden_size=16))
     trainer._check_norms = lambda norms: None  # they are left over
     trainer.evaluate()
     trainer.train()
-    trainer.device.idle, seconds = True, {"interpreter": [], "compiled": []}
+    trainer.engine.device.idle, seconds = True, {"interpreter": [], "compiled": []}
     graphs = do_nothing.address, do_nothing.address, 0, np.zeros(trainer.horizon + 2, np.int64)
     for name in ["interpreter", "compiled"] * repeats:
-        trainer._handles = dict.fromkeys(range(buffers), graphs) if name == "compiled" else {}
+        trainer.engine.handles = dict.fromkeys(range(buffers), graphs) if name == "compiled" else {}
         begun = time.perf_counter()
         trainer.evaluate()
         seconds[name].append(time.perf_counter() - begun)
@@ -71,7 +82,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
     kernels.SIMULATOR, kernels._launch = True, lambda function, lanes, arguments: function(0, lanes, *arguments)
-    pufferl.find_device = lambda name, workers: Idle()
+    fused.find_gpu = lambda workers: Idle()
     results = {}
     for buffers in args.buffers:
         found = results[buffers] = measure(args.env, args.agents, buffers, args.threads, args.repeats)

@@ -1,4 +1,4 @@
-"""GFLOP/s of the default policy's matrix products, ours (products.py) beside torch's, on one core.
+"""GFLOP/s of the default policy's matrix products, ours (compiled.py) beside torch's, on one core.
 
     python tests/bench_products.py [--rows 2048] [--repeats 7]
 
@@ -17,8 +17,8 @@ import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import products
-import pufferl
+import compiled
+import engines
 
 LAYERS = {"encoder": (118, 64), "64 × 192": (64, 192), "128 × 384": (128, 384), "256 × 768": (256, 768),
           "512 × 1536": (512, 1536), "decoder": (64, 4)}  # fmt: skip
@@ -57,19 +57,19 @@ def measure(name, inputs, outputs, dtype, a):
     half, rounded = dtype == torch.bfloat16, torch.int32 if dtype == torch.bfloat16 else torch.float32
     x, grad = torch.randn(a.rows, inputs).to(dtype), torch.randn(a.rows, outputs).to(dtype)
     weight, bias = torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs)
-    forward, back = (torch.empty(products.packed_size(*size, half), dtype=rounded)
+    forward, back = (torch.empty(compiled.packed_size(*size, half), dtype=rounded)
                      for size in ((inputs, outputs), (outputs, inputs)))  # fmt: skip
-    products.pack(weight.t(), forward)
-    products.pack(weight, back)
+    compiled.pack(weight.t(), forward)
+    compiled.pack(weight, back)
     near = weight.to(dtype)
     out, out_grad, gradient = torch.empty_like(grad), torch.empty_like(x), torch.zeros(outputs, inputs)
     near_bias, near_gradient = bias.to(dtype), torch.empty_like(near)
     pairs = {
-        "forward": (lambda: products.multiply(x, forward, out, bias=bias),
+        "forward": (lambda: compiled.multiply(x, forward, out, bias=bias),
                     lambda: torch.addmm(near_bias, x, near.t(), out=out)),
-        "input gradient": (lambda: products.multiply(grad, back, out_grad),
+        "input gradient": (lambda: compiled.multiply(grad, back, out_grad),
                            lambda: torch.mm(grad, near, out=out_grad)),
-        "weight gradient": (lambda: products.accumulate(grad, x, gradient),
+        "weight gradient": (lambda: compiled.accumulate(grad, x, gradient),
                             lambda: torch.mm(grad.t(), x, out=near_gradient)),
     }  # fmt: skip
     for ours, _ in pairs.values():
@@ -86,9 +86,9 @@ def main():
     a = tyro.cli(Arguments, description=__doc__)
     torch.manual_seed(0)
     results = {}
-    print(f"GFLOP/s with {a.rows:,} rows, ours (torch's){'' if products.fast() else '; torch is what is used here'}\n")
-    kinds = [("float32", torch.float32), *([("bfloat16", torch.bfloat16)] if products.fast() else [])]
-    with pufferl.torch_threads(1):
+    print(f"GFLOP/s with {a.rows:,} rows, ours (torch's){'' if compiled.fast() else '; torch is what is used here'}\n")
+    kinds = [("float32", torch.float32), *([("bfloat16", torch.bfloat16)] if compiled.fast() else [])]
+    with engines.torch_threads(1):
         for precision, dtype in kinds:
             print(f"{precision:12}{'forward':>20}{'input gradient':>20}{'weight gradient':>20}")
             for name, (inputs, outputs) in LAYERS.items():

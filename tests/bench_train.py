@@ -28,6 +28,7 @@ import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import engines
 import pufferl
 
 
@@ -67,12 +68,12 @@ def products(trainer):
     """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of the default policy."""
     policy, vecenv, T = trainer.policy, trainer.vecenv, trainer.horizon
     H, D, A, L = policy.hidden_size, policy.encoder.in_features, policy.decoder.out_features, policy.num_layers
-    half, full, shapes = trainer._precision, torch.float32, []
+    half, full, shapes = trainer.engine.precision, torch.float32, []
     rows = vecenv.agents_per_batch
     steps = vecenv.num_buffers * (T + 1)  # row T is evaluated too
     shapes += [(rows, D, H, half, steps), (rows, H, 3 * H, half, steps * L), (rows, H, A, full, steps)]
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
-    for chunks in trainer._chunks:
+    for chunks in trainer.engine.chunks:
         for _, segments in chunks:
             rows = segments * T
             for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L), (rows, H, A, full, 1),
@@ -110,7 +111,7 @@ def product_seconds(shapes, workers, pool):
             total += elapsed / done * count
         return total
 
-    with pufferl.torch_threads(1):
+    with engines.torch_threads(1):
         return sum(pool.map(one, range(workers))) / workers / workers
 
 
@@ -125,7 +126,7 @@ def copy_speed(workers, pool):
             target.copy_(source)
         return 3 * 2 * source.nbytes / (time.perf_counter() - begun)
 
-    with pufferl.torch_threads(1):
+    with engines.torch_threads(1):
         return sum(pool.map(one, range(workers)))
 
 
@@ -192,7 +193,7 @@ def measure(a):
     for _ in range(4 if gpu else 2):  # compiles the kernels, touches every page, captures the graphs
         trainer.evaluate()
         trainer.train()
-    trainer._stage_seconds = dict.fromkeys(trainer._stage_seconds, 0.0)
+    trainer.statistics.seconds = dict.fromkeys(trainer.statistics.seconds, 0.0)
     epochs, count, floors, multiplied, copied = [], 0, [], [], []
     with ThreadPoolExecutor(workers) as pool:
         for _ in range(a.repeats):
@@ -208,7 +209,7 @@ def measure(a):
             floors.append(multiplied[-1] + least / copied[-1])
     epoch, floor = statistics.median(epochs), statistics.median(floors)
     ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))
-    stages = {name: seconds / count for name, seconds in trainer._stage_seconds.items() if seconds}
+    stages = {name: seconds / count for name, seconds in trainer.statistics.seconds.items() if seconds}
     result = {
         "env": a.env,
         "agents": trainer.num_agents,

@@ -28,7 +28,7 @@ def make_trainer(case, num_envs, folder, **settings):
     torch.manual_seed(5)
     vecenv = vector.make(env, num_envs, num_buffers=1, num_threads=1, seed=7, env_kwargs=env_kwargs)
     if network == "fused":
-        policy = models.Policy(vecenv, hidden_size=16, num_layers=2)
+        policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
     else:
         policy = models.LSTMWrapper(vecenv, models.Default(vecenv, hidden_size=16), hidden_size=16)
     if ranks.connect().rank > 0:  # rank 0's weights must win
@@ -68,7 +68,7 @@ def keep(trainer):
     """What a rollout is made of."""
     arrays = {name: tensor.clone() for name, tensor in trainer.storage.items() if tensor is not None}
     arrays |= {name: getattr(trainer, name).clone() for name in ("logprobs", "values", "bootstraps")}
-    return arrays, {name: tensor.clone() for name, tensor in trainer.initial_state.items()}
+    return arrays, {name: tensor.clone() for name, tensor in trainer.engine.initial_state.items()}
 
 
 def run_epochs(trainer, epochs):

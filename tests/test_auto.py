@@ -221,7 +221,7 @@ def test_the_fused_network_normalises_as_its_forward_does(precision):
     assert torch.equal(trainer.arena.flat("weights"), weights), "the first rollout only measures"
     assert policy.normalizer.count == 64 * 32
     trainer.evaluate()
-    s, state = trainer.storage, {name: tensor.clone() for name, tensor in trainer.initial_state.items()}
+    s, state = trainer.storage, {name: tensor.clone() for name, tensor in trainer.engine.initial_state.items()}
     with torch.no_grad():
         logits, value = policy(s["observations"][:-1], {**state, "resets": s["resets"][:-1], "valid": s["valid"][:-1]})
     logprobs = logits.log_softmax(-1).gather(-1, s["actions"].long())[..., 0]
@@ -263,7 +263,7 @@ def test_normalisation_goes_on_exactly_after_a_checkpoint(tmp_path):
 
 def test_an_exported_policy_normalises(tmp_path):
     env = env_of(BOX)
-    policy = models.Policy(env, hidden_size=8, normalize=True)
+    policy = models.MinGRUPolicy(env, hidden_size=8, normalize=True)
     rows = torch.randn(50, 4) * 30 + 100
     policy.normalizer.merge([policy.normalizer.moments(rows, torch.ones(50, dtype=torch.uint8))])
     export.flat_policy(policy, env).tofile(tmp_path / "policy.bin")

@@ -39,7 +39,7 @@ def test_feed_forward(action_space):
 def test_recurrent_in_one_pass_or_step_by_step(action_space, wrapper):
     torch.manual_seed(0)
     env, T, N = environment(action_space), 6, 4
-    policy = models.Policy(env, hidden_size=8) if wrapper == "mingru" else models.LSTMWrapper(
+    policy = models.MinGRUPolicy(env, hidden_size=8) if wrapper == "mingru" else models.LSTMWrapper(
         env, models.Default(env, hidden_size=8), hidden_size=8)  # fmt: skip
     agent = models.RecurrentCleanRLAgent(policy)
     x, done, state = torch.randn(T, N, 5), torch.rand(T, N) < 0.3, agent.initial_state(N)

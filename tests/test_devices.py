@@ -21,11 +21,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-import configuration
-import devices
+import fused
 import kernels
 import models
-import products
 import pufferl
 from vector import make
 
@@ -59,9 +57,8 @@ class Recording(TorchDispatchMode):
 
 
 class Recorder:
-    """A devices.Gpu of the CPU."""
+    """A fused.Gpu of the CPU."""
 
-    separate = True
     torch_device = torch.device("cpu")
     capturing = None
 
@@ -89,10 +86,11 @@ class Recorder:
             function(*arguments)
 
     def capture(self, worker, calls):
-        trainer = calls[0][1].__self__
-        memory = [trainer.arena.memory, *(tensor for tensor in trainer.host.values() if tensor is not None)]
-        if not isinstance(trainer.optimizer, kernels.Muon):
-            memory += [tensor for state in trainer.optimizer.state.values() for tensor in state.values()]
+        owner = calls[0][1].__self__  # the engine, or the trainer
+        memory = [owner.arena.memory, *(tensor for tensor in owner.host.values() if tensor is not None)]
+        optimizer = getattr(getattr(owner, "optimizer", None), "optimizer", None)
+        if optimizer is not None:
+            memory += [tensor for state in optimizer.state.values() for tensor in state.values()]
         for key, function, arguments in calls:
             before = [tensor.clone() for tensor in memory]
             Recorder.capturing = Recording()
@@ -158,8 +156,7 @@ def device(request, monkeypatch):
         return
     monkeypatch.setattr(kernels, "SIMULATOR", True)
     monkeypatch.setattr(kernels, "_launch", recorded(on_a_cpu))
-    monkeypatch.setattr(
-        pufferl, "find_device", lambda name, workers: Recorder() if name == "cuda" else devices.Cpu())  # fmt: skip
+    monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
 
 
 def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, **settings):
@@ -167,7 +164,7 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
     buffers = {"num_buffers": 4, "num_threads": 2} if not env.startswith("gym/") else {"backend": "serial"}
     vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **buffers)
     if network == "mingru":
-        policy = models.Policy(vecenv, hidden_size=16, num_layers=2)
+        policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
     elif network == "lstm":
         policy = models.LSTMWrapper(vecenv, models.Default(vecenv, 16), hidden_size=16)
     else:
@@ -181,12 +178,13 @@ def run(epochs, tf32=True, **settings):
     """(weights, values, actions, losses) after some epochs."""
     trainer = make_trainer(**settings)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    device = getattr(trainer.engine, "device", None)
     try:
         for _ in range(epochs):
             trainer.evaluate()
             losses = trainer.train()
         tensors = trainer.arena.flat("weights"), trainer.values, trainer.storage["actions"], trainer.bootstraps
-        return [tensor.to("cpu", copy=True) for tensor in tensors], losses, getattr(trainer.device, "replays", None)
+        return [tensor.to("cpu", copy=True) for tensor in tensors], losses, getattr(device, "replays", None)
     finally:
         trainer.release()
 
@@ -215,8 +213,8 @@ def test_graphs_change_no_result(device, case, monkeypatch):
     if "lstm" in case:  # which looks for resets where that is no wait, as on the recorder
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     # oneDNN's LSTM is one operation with memory of its own, cuDNN's adds up in whatever order is fastest
-    rollouts, compiled = [], products.rollout_in_graphs
-    monkeypatch.setattr(products, "rollout_in_graphs", lambda *call: rollouts.append(0) or compiled(*call))
+    rollouts, in_graphs = [], fused.rollout_in_graphs
+    monkeypatch.setattr(fused, "rollout_in_graphs", lambda *call: rollouts.append(0) or in_graphs(*call))
     with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=True, deterministic=True):
         eager, eager_losses, replays = run(6, **CASES[case], cudagraphs=-1)
         assert not replays
@@ -237,7 +235,7 @@ def test_small_minibatches_are_few_launches(device):
     for _ in range(3):
         trainer.evaluate()
         trainer.train()
-    calls = trainer.device.graphs["minibatch"].calls
+    calls = trainer.engine.device.graphs["minibatch"].calls
     torch_calls = [call for call in calls if hasattr(call[0], "_schema")]
     free = [call for call in torch_calls if "empty" in str(call[0]) or (  # as views are
         call[3] is None and not call[0]._schema.is_mutable)]  # fmt: skip
@@ -309,7 +307,7 @@ def test_an_error_of_the_driver_is_no_end_of_the_run(device, capsys, monkeypatch
         raise DriverError
 
     trainer = make_trainer(cudagraphs=1)
-    monkeypatch.setattr(trainer.device, "capture", capture)
+    monkeypatch.setattr(trainer.engine.device, "capture", capture)
     for _ in range(3):
         trainer.evaluate()
         trainer.train()
@@ -389,7 +387,7 @@ def test_it_learns(device):
         score = trainer.evaluate().get("episode_length", 0.0)
         trainer.train()
         if trainer.epoch % 10 == 0:
-            best, trainer._environment = max(best, score), {}
+            best, trainer.statistics._totals = max(best, score), {}
     trainer.release()
     assert best >= 475
 
@@ -408,8 +406,8 @@ def test_torch_compile_changes_no_result(network, where):
                "mingru": lambda vecenv: models.MinGRUWrapper(vecenv, models.Default(vecenv, 16), 16),
                "lstm": lambda vecenv: models.LSTMWrapper(vecenv, models.Default(vecenv, 16), 16)}[network]
     plain, losses, _ = run(4, network=wrapper, env="cartpole", **where)
-    compiled, others, _ = run(4, network=wrapper, env="cartpole", compile=True, **where)
-    torch.testing.assert_close(compiled[0], plain[0], rtol=1e-3, atol=1e-4)
+    traced, others, _ = run(4, network=wrapper, env="cartpole", compile=True, **where)
+    torch.testing.assert_close(traced[0], plain[0], rtol=1e-3, atol=1e-4)
     assert others == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
@@ -432,7 +430,7 @@ def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
     driver = ctypes.CDLL(tmp_path / "driver.so")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    gpu = object.__new__(devices.Gpu)
+    gpu = object.__new__(fused.Gpu)
     gpu.streams = [None, types.SimpleNamespace(cuda_stream=7)]
     gpu._graphs = {key: types.SimpleNamespace(raw_cuda_graph_exec=lambda key=key: key) for key in range(4)}
     calls = [(key, None, ()) for key in range(4)]
@@ -443,7 +441,7 @@ def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
     rows = np.array([storage[1][t, 3].data_ptr() for t in range(2)])  # agent 3 is truncated each time
 
     def rollout():
-        return products.rollout_in_graphs(slice(2, 4), (step, 500, 0, 2, rows), gpu.handles(1, calls), storage, cut,
+        return fused.rollout_in_graphs(slice(2, 4), (step, 500, 0, 2, rows), gpu.handles(1, calls), storage, cut,
                                           cut_step)  # fmt: skip
 
     assert 0 <= rollout() <= 1
@@ -462,12 +460,11 @@ def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
 def test_a_missing_gpu_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(pufferl.ConfigError, match="finds no GPU"):
-        configuration.find_device("cuda", 1)
-    assert not configuration.find_device("auto", 1).separate
+        make_trainer()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("numba.cuda.implementation", "Built-in")
     with pytest.raises(pufferl.ConfigError, match="is numba's own here"):
-        configuration.find_device("cuda", 1)
+        make_trainer()
     with pytest.raises(pufferl.ConfigError, match="cudagraphs"):
         make_trainer(cudagraphs=0, device="cpu")
 

@@ -56,7 +56,7 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
     torch.manual_seed(0)
     env = SimpleNamespace(single_observation_space=OBSERVATIONS[observation], single_action_space=ACTIONS[action])
     if kind == "default":
-        policy = models.Policy(env, hidden, layers)
+        policy = models.MinGRUPolicy(env, hidden, layers)
     else:
         policy = models.Default(env, hidden)
         if kind == "lstm":
@@ -301,7 +301,7 @@ def test_a_c_program_plays_the_same_episodes(tmp_path, name, settings, determini
     torch.manual_seed(1)
     library, seed = ocean.load(name), 5
     envs = library.create(1, settings=settings)
-    policy = models.Policy(envs, 32, 2)
+    policy = models.MinGRUPolicy(envs, 32, 2)
     export.flat_policy(policy, envs).tofile(tmp_path / "policy.bin")
     program = compile_main(name, tmp_path)
     result, log = run_main(program, tmp_path / "policy.bin", "--seed", seed, "--episodes", 12,
@@ -553,7 +553,7 @@ def picture(page):
 def build_page(name, folder, settings=None):
     torch.manual_seed(1)
     library = ocean.load(name)
-    policy = models.Policy(library.create(1, settings=settings), 16, 1)
+    policy = models.MinGRUPolicy(library.create(1, settings=settings), 16, 1)
     export.write_web(library, settings or {}, export.flat_policy(policy, library.create(1, settings=settings)), folder)
     return policy
 

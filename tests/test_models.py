@@ -9,15 +9,15 @@ import pytest
 import reference
 import torch
 
+import compiled
 import kernels
 import models
-import products
 
 
 @pytest.fixture(params=["tiles", "torch"])
 def multiplied(request, monkeypatch):
     """With either kind of products."""
-    monkeypatch.setattr(products, "fast", lambda: request.param == "tiles")
+    monkeypatch.setattr(compiled, "fast", lambda: request.param == "tiles")
 
 
 both = pytest.mark.usefixtures("multiplied")
@@ -43,7 +43,7 @@ def segment(T=11, N=6, inputs=5):
 def fused_for(policy, steps, rows, precision=torch.float32):
     arena = kernels.Arena()
     arena.adopt(policy)
-    fused = models.Fused(policy, arena, "test", steps=steps, rows=rows, precision=precision)
+    fused = compiled.Layers(policy, arena, "test", steps=steps, rows=rows, precision=precision)
     arena.allocate()
     fused.bind("gradients")
     return fused
@@ -53,7 +53,7 @@ def fused_for(policy, steps, rows, precision=torch.float32):
 def test_fused_in_bfloat16_is_near_float32(layers):
     """Outputs within the rounding of 8 bits, gradients of the same direction and length, the rollout's step alike."""
     torch.manual_seed(0)
-    policy = models.Policy(environment(MULTI), hidden_size=64, num_layers=layers)
+    policy = models.MinGRUPolicy(environment(MULTI), hidden_size=64, num_layers=layers)
     with torch.no_grad():
         policy.decoder.weight.mul_(30)
     observations, resets, valid = segment(T=16, N=8)
@@ -86,7 +86,7 @@ def test_fused_in_bfloat16_is_near_float32(layers):
 @pytest.mark.parametrize("layers", [1, 3])
 def test_fused_forward_and_backward_equal_autograd(space, layers):
     torch.manual_seed(0)
-    policy = models.Policy(environment(space), hidden_size=24, num_layers=layers)
+    policy = models.MinGRUPolicy(environment(space), hidden_size=24, num_layers=layers)
     observations, resets, valid = segment()
     T, N = resets.shape
     index, start, count = torch.tensor([4, 0, 0, 5, 2]), 1, 3
@@ -119,7 +119,7 @@ def test_fused_forward_and_backward_equal_autograd(space, layers):
 @both
 def test_fused_step_equals_the_scan_and_commits_the_state():
     torch.manual_seed(0)
-    policy = models.Policy(environment(), hidden_size=24, num_layers=2)
+    policy = models.MinGRUPolicy(environment(), hidden_size=24, num_layers=2)
     observations, resets, valid = segment()
     fused = fused_for(policy, 0, rows=8)
     initial = torch.randn(2, 6, 24)
@@ -135,7 +135,7 @@ def test_fused_step_equals_the_scan_and_commits_the_state():
 @both
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.float64])
 def test_fused_step_casts_other_observation_types(kind):
-    policy = models.Policy(environment(), hidden_size=8)
+    policy = models.MinGRUPolicy(environment(), hidden_size=8)
     fused = fused_for(policy, 0, rows=4)
     observations = torch.randint(0, 3, (4, 5)).to(kind)
     flags = torch.zeros(4, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8)
@@ -250,7 +250,7 @@ def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
 
 def test_unsupported_action_space_is_named():
     with pytest.raises(TypeError, match="MultiBinary"):
-        models.Policy(environment(gymnasium.spaces.MultiBinary(3)))
+        models.MinGRUPolicy(environment(gymnasium.spaces.MultiBinary(3)))
 
 
 def board(actions, hidden_size=8, shape=(3, 6, 7)):

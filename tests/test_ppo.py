@@ -77,7 +77,7 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
         name, (name, SETTINGS))
     envs = [vector.make(called, num_envs=8 if name == "dying" else 32, seed=3, num_buffers=1, env_kwargs=CASES[name])
             for _ in range(2)]
-    theirs = models.Policy(envs[0], hidden_size=16, num_layers=2, normalize=settings["norm_obs"])
+    theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2, normalize=settings["norm_obs"])
     trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
     args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32, **settings)
     heads = list(envs[1].action_heads or ())

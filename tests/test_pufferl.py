@@ -18,10 +18,10 @@ import reference
 import torch
 from conftest import start, wait_for
 
+import compiled
 import configuration
 import kernels
 import models
-import products
 import pufferl
 import vector
 import watch
@@ -48,7 +48,7 @@ def make_trainer(
     vecenv = vector.make(
         env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs
     )
-    policy = policy(vecenv) if policy else models.Policy(vecenv, hidden_size=hidden_size, num_layers=num_layers)
+    policy = policy(vecenv) if policy else models.MinGRUPolicy(vecenv, hidden_size=hidden_size, num_layers=num_layers)
     settings = {
         "horizon": 8,
         "minibatch_size": 64,
@@ -122,11 +122,11 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
             "rewards": s["rewards"].double(),
             **{name: s[name] for name in ("terminals", "truncations", "valid")},
             "resets": s["resets"][:-1],
-            "actions": s["actions"].double() if trainer.heads is None else s["actions"].long(),
+            "actions": s["actions"].double() if trainer.engine.heads is None else s["actions"].long(),
             "logprobs": trainer.logprobs.double(),
             "values": trainer.values.double(),
             "bootstraps": trainer.bootstraps.double(),
-            "state": trainer.initial_state["mingru"].double(),
+            "state": trainer.engine.initial_state["mingru"].double(),
         }
         if s["action_masks"] is not None:
             rollout["action_masks"] = s["action_masks"][:-1]
@@ -143,7 +143,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
         *[f"rnn.layers.{i}.{part}" for part in ("weight", "bias") for i in range(2)],
         "decoder.weight",
         "decoder.bias",
-        *(["decoder.log_std"] if trainer.heads is None else []),
+        *(["decoder.log_std"] if trainer.engine.heads is None else []),
     ]
     expected = reference.epoch(
         before,
@@ -164,7 +164,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
         momentum=0.9,
         weight_decay=0.1,
         max_grad_norm=0.7,
-        heads=None if trainer.heads is None else trainer.heads.tolist(),
+        heads=None if trainer.engine.heads is None else trainer.engine.heads.tolist(),
         reward_clip=0.8,
     )
     assert len(draws) >= 3
@@ -189,7 +189,7 @@ def test_rollout_stores_what_the_policy_said(tmp_path):
     for _ in range(2):
         trainer.evaluate()
     s = trainer.storage
-    state = {"mingru": trainer.initial_state["mingru"].clone(), "resets": s["resets"], "valid": s["valid"]}
+    state = {"mingru": trainer.engine.initial_state["mingru"].clone(), "resets": s["resets"], "valid": s["valid"]}
     with torch.no_grad():
         logits, value = trainer.policy(s["observations"], state)
     torch.testing.assert_close(trainer.values, value.squeeze(-1), atol=1e-5, rtol=1e-4)
@@ -205,14 +205,14 @@ def test_rollout_stores_what_the_policy_said(tmp_path):
 def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tmp_path, monkeypatch):
     monkeypatch.setattr(vector.Native, "can_step_in_kernels", False)  # step by step, so that one can look between
     trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 5}, num_buffers=1, num_threads=1)
-    seen, bootstrap = [], trainer._bootstrap
+    seen, bootstrap = [], trainer.engine._bootstrap
 
     def spy(worker, buffer, t):
-        seen.append((t, trainer.state["mingru"].clone(), trainer.storage["final_observations"].clone()))
+        seen.append((t, trainer.engine.state["mingru"].clone(), trainer.storage["final_observations"].clone()))
         bootstrap(worker, buffer, t)
-        assert torch.equal(trainer.state["mingru"], seen[-1][1]), "looking ahead must not commit a state"
+        assert torch.equal(trainer.engine.state["mingru"], seen[-1][1]), "looking ahead must not commit a state"
 
-    trainer._bootstrap = spy
+    trainer.engine._bootstrap = spy
     trainer.evaluate()
     states = {t: (state, final) for t, state, final in seen}  # after step t, before any reset
     cut = torch.nonzero(trainer.bootstraps).tolist()
@@ -305,7 +305,7 @@ def test_state_is_carried_over_or_begins_at_zero(tmp_path, state, carried):
     trainer = make_trainer(tmp_path, state=state)
     run_epochs(trainer, 1)
     trainer.evaluate()
-    assert bool(trainer.initial_state["mingru"].any()) == carried
+    assert bool(trainer.engine.initial_state["mingru"].any()) == carried
     trainer.release()
 
 
@@ -341,7 +341,7 @@ class Inline:
 
 def test_nothing_is_allocated_after_the_first_epochs(tmp_path):
     trainer = make_trainer(tmp_path, "breakout", num_envs=256, horizon=64, minibatch_size=4096, hidden_size=64)
-    trainer._pool = Inline()
+    trainer.engine.pool = Inline()
     run_epochs(trainer, 2)
     tracemalloc.start()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -412,7 +412,7 @@ def test_a_network_over_time_alone_sees_its_flags_and_heads(tmp_path):
     run_epochs(trainer, 1)
     trainer.evaluate()
     s, T = trainer.storage, trainer.horizon
-    state = {"sum": trainer.initial_state["sum"], "resets": s["resets"][:T], "valid": s["valid"][:T]}
+    state = {"sum": trainer.engine.initial_state["sum"], "resets": s["resets"][:T], "valid": s["valid"][:T]}
     with torch.no_grad():
         logits, value = trainer.policy(s["observations"][:T], state)
     torch.testing.assert_close(trainer.values[:T], value.squeeze(-1), atol=1e-5, rtol=1e-4)
@@ -473,7 +473,7 @@ def test_no_worker_writes_any_more_when_a_rollout_was_left(tmp_path, monkeypatch
         time.sleep(0.2)
         left.append(worker)
 
-    monkeypatch.setattr(trainer, "_rollout", rollout)
+    monkeypatch.setattr(trainer.engine, "_rollout", rollout)
     with pytest.raises(KeyboardInterrupt):
         trainer.evaluate()
     assert left == [1]
@@ -483,22 +483,27 @@ def test_no_worker_writes_any_more_when_a_rollout_was_left(tmp_path, monkeypatch
 def test_the_best_weights_survive_epochs_without_an_episode(tmp_path):
     trainer = make_trainer(tmp_path)
     for log in ({"score": 1.0, "n": 60}, {}, {"score": 3.0, "n": 60}):
-        trainer._remember_best(log)
-    assert trainer.best_score == 2.0 and trainer._best_unsaved
+        trainer.statistics.add_episodes(log, trainer.policy)
+    assert trainer.statistics.best_score == 2.0 and trainer.statistics._best_unsaved
     trainer.release()
 
 
-def test_half_precision_observations_are_refused_by_the_default_network(tmp_path):
+def test_half_precision_observations_are_for_autograd(tmp_path, capsys):
     class Half(gymnasium.Env):
         observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,), np.float16), gymnasium.spaces.Discrete(2)
 
         def reset(self, *, seed=None, options=None):
             return np.zeros(3, np.float16), {}
 
+        def step(self, action):
+            return np.zeros(3, np.float16), 0.0, False, False, {}
+
     vecenv = vector.make(Half, num_envs=2, backend="serial")
-    with pytest.raises(pufferl.ConfigError, match="float16"):
-        pufferl.PuffeRL({"data_dir": None}, vecenv, models.Policy(vecenv))
-    vecenv.close()
+    trainer = pufferl.PuffeRL({"data_dir": None, "horizon": 4}, vecenv, models.MinGRUPolicy(vecenv))
+    assert trainer.engine.name == "autograd" and "float16" in capsys.readouterr().err
+    trainer.evaluate()
+    trainer.train()
+    trainer.release()
 
 
 def test_a_normal_with_fixed_spread_trains(tmp_path):
@@ -508,7 +513,7 @@ def test_a_normal_with_fixed_spread_trains(tmp_path):
 def test_statistics_that_are_not_in_every_log_keep_their_own_weight(tmp_path):
     trainer = make_trainer(tmp_path)
     for log in ({"score": 0.0, "n": 90}, {"score": 1.0, "success": 1.0, "n": 10}, {}, {"score": 1.0, "n": 100}):
-        trainer._gather_statistics(log)
+        trainer.statistics.add_episodes(log, trainer.policy)
     assert trainer.environment == pytest.approx({"score": 110 / 200, "success": 1.0, "n": 200})
     trainer.release()
 
@@ -539,7 +544,7 @@ def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
         more = ["--resume", str(trainer.run_folder), "--train.total-timesteps", "5120"]
         trainer = pufferl.train(name, pufferl.load_config(name, more))
         assert trainer.global_step == 5120 and type(trainer.policy) is models.Board
-        assert trainer._threads(1024) == trainer.vecenv.num_threads, "a convolution's weights work on every cell"
+        assert trainer.engine._threads(1024) == trainer.vecenv.num_threads, "a convolution's weights work on every cell"
         played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "16"]
         assert math.isfinite(watch.evaluate(name, pufferl.load_config(name, played))["score"].mean)
 
@@ -557,7 +562,7 @@ def test_the_board_policy_says_what_it_cannot_do():
 def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
     """The same network through autograd and through the fused path."""
 
-    class Slow(models.Policy):
+    class Slow(models.MinGRUPolicy):
         pass
 
     fused = run_epochs(make_trainer(tmp_path, env_kwargs={"max_steps": 12}), 3)
@@ -613,11 +618,12 @@ def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
 @pytest.mark.parametrize(("env", "settings", "precision"), [
     ("cartpole", {"max_steps": 5}, "float32"), ("pendulum", {"max_steps": 7}, "float32"), ("masked", {}, "float32"),
     ("target", {"num_agents": 4, "patience": 6}, "float32"), ("spaces", {}, "float32"), ("squared", {}, "float32"),
-    pytest.param("cartpole", {"max_steps": 5}, "bfloat16", marks=pytest.mark.skipif(not products.fast(), reason="AMD")),
+    pytest.param("cartpole", {"max_steps": 5}, "bfloat16",
+                 marks=pytest.mark.skipif(not compiled.fast(), reason="no AVX-512 BF16")),
 ])  # fmt: skip
 def test_a_rollout_in_one_call_is_the_one_step_by_step(tmp_path, monkeypatch, env, settings, precision):
     """Bit for bit: truncations, masks, several heads, several agents, continuous actions, bytes."""
-    monkeypatch.setattr(products, "fast", lambda: True)
+    monkeypatch.setattr(compiled, "fast", lambda: True)
     rollouts, calls = [], []
     for one_call in (True, False):
         monkeypatch.setattr(vector.Native, "can_step_in_kernels", one_call)
@@ -794,7 +800,7 @@ def test_bad_settings_are_named_before_anything_starts(tmp_path, message, settin
 def test_a_batch_that_does_not_fit_is_refused(settings):
     vecenv = vector.make("cartpole", 2)
     with pytest.raises(pufferl.ConfigError, match=rf"batch_size = {settings['batch_size']}: .*there are 2 agents"):
-        pufferl.PuffeRL(env=vecenv, policy=models.Policy(vecenv), data_dir=None, **settings)
+        pufferl.PuffeRL(env=vecenv, policy=models.MinGRUPolicy(vecenv), data_dir=None, **settings)
     vecenv.close()
 
 

@@ -212,7 +212,7 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     for _ in range(5):
         weights.append({name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()})
         run_epochs(trainer, 1)
-    assert trainer.best_score == pytest.approx(0.9), "20 episodes are not enough to be the best"
+    assert trainer.statistics.best_score == pytest.approx(0.9), "20 episodes are not enough to be the best"
     names = sorted(path.name for path in trainer.run_folder.glob("*.pt"))
     assert names == ["best_squared.pt", "model_squared_000004.pt", "model_squared_000005.pt", "trainer_state.pt"]
     best = torch.load(trainer.run_folder / "best_squared.pt", weights_only=True)
@@ -237,7 +237,8 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     assert widths[0]["hidden_size"] != 77 and widths[1]["hidden_size"] == 77
     again = make_trainer(tmp_path, "squared", num_envs=64, hidden_size=8)
     again.load_checkpoint(trainer.run_folder)
-    assert again.best_score == trainer.best_score and again._recent == (pytest.approx(100.0), 20)
+    assert again.statistics.best_score == trainer.statistics.best_score
+    assert again.statistics._recent == (pytest.approx(100.0), 20)
 
 
 def test_metadata_comes_back(tmp_path):
@@ -293,7 +294,7 @@ def test_other_networks_and_optimizers_are_refused_and_nothing_is_changed(tmp_pa
 
 
 def test_a_trainer_in_a_script_logs_and_can_be_resumed_from_the_command_line(tmp_path):
-    policy = models.Policy(vecenv := make("squared", num_envs=64), hidden_size=16)
+    policy = models.MinGRUPolicy(vecenv := make("squared", num_envs=64), hidden_size=16)
     trainer = PuffeRL(env=vecenv, policy=policy, total_timesteps=8192, minibatch_size=1024, data_dir=str(tmp_path))
     while trainer.epoch < trainer.total_epochs:
         trainer.evaluate()
@@ -311,7 +312,7 @@ def test_a_trainer_in_a_script_logs_and_can_be_resumed_from_the_command_line(tmp
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vecenv = make("squared", num_envs=64)
-    trainer = PuffeRL(env=vecenv, policy=models.Policy(vecenv, hidden_size=8), data_dir=None)
+    trainer = PuffeRL(env=vecenv, policy=models.MinGRUPolicy(vecenv, hidden_size=8), data_dir=None)
     run_epochs(trainer, 1)
     assert trainer.close() == "" and not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="data_dir"):
@@ -401,7 +402,7 @@ def test_outputs_that_overflow_are_named(tmp_path):
 
 def test_the_short_form_takes_keywords():
     vecenv = make("breakout", num_envs=256)
-    policy = models.Policy(vecenv, hidden_size=16)
+    policy = models.MinGRUPolicy(vecenv, hidden_size=16)
     trainer = PuffeRL(env=vecenv, policy=policy, learning_rate=0.02, batch_size=256 * 32, minibatch_size=2048,
                       data_dir=None)  # fmt: skip
     assert (trainer.horizon, trainer.batch_size, trainer.config["learning_rate"]) == (32, 8192, 0.02)
@@ -420,7 +421,7 @@ def test_the_short_form_takes_keywords():
 def test_a_second_trainer_takes_over_a_policy_and_memory_does_not_grow(kind):
     vecenv = make("cartpole", num_envs=16, num_threads=1)
     if kind == "fused":
-        policy = models.Policy(vecenv, hidden_size=32)
+        policy = models.MinGRUPolicy(vecenv, hidden_size=32)
     elif kind == "custom":
         policy = Plain(vecenv)
     else:
@@ -444,12 +445,12 @@ def test_a_second_trainer_takes_over_a_policy_and_memory_does_not_grow(kind):
 
 def test_running_out_of_memory_names_the_setting(tmp_path):
     vecenv = vector.make("cartpole", 64)
-    policy = models.Policy(vecenv, hidden_size=16)
+    policy = models.MinGRUPolicy(vecenv, hidden_size=16)
     with pytest.raises(MemoryError, match=r"out of memory: lower vec.total_agents .* or train.horizon"):
         PuffeRL(env=vecenv, policy=policy, horizon=2**38, minibatch_size=2**38, data_dir=None)
     trainer = make_trainer(tmp_path, policy=Plain)
     trainer.evaluate()
-    trainer._forward = lambda observations, state: torch.empty(2**50)
+    trainer.engine.forward = lambda observations, state: torch.empty(2**50)
     with pytest.raises(MemoryError, match=r"lower train\.max_minibatch_size"):
         trainer.train()
     trainer.release()

@@ -73,8 +73,8 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
         target = trainer.storage[name] if name in trainer.storage else getattr(trainer, name)
         target.copy_(joined)
     for name, tensor in state.items():
-        trainer.initial_state[name].copy_(torch.cat([part["state"][name] for part in parts], dim=1))
-        assert tensor.shape == trainer.initial_state[name].shape
+        trainer.engine.initial_state[name].copy_(torch.cat([part["state"][name] for part in parts], dim=1))
+        assert tensor.shape == trainer.engine.initial_state[name].shape
 
     one = scale_rank.learn_from_given_segments(trainer, [0, 1])
     two_gradient = parts[0]["gradient"]

@@ -51,7 +51,7 @@ def said(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, meddle=None, **s
     with pytest.MonkeyPatch.context() as patch:
         if meddle:
             meddle(patch)
-        network = policy(vecenv.driver_env) if policy else models.Policy(vecenv.driver_env, 32)
+        network = policy(vecenv.driver_env) if policy else models.MinGRUPolicy(vecenv.driver_env, 32)
         trainer = pufferl.PuffeRL(config, vecenv, network)
         while trainer.epoch < trainer.total_epochs:
             trainer.evaluate()
@@ -109,7 +109,8 @@ def test_every_detector_has_a_failure():
     {"world": {"observation": 30.0}}, {"gamma": 0.0}, {"ent_coef": 0.0}, {"optimizer": "adam", "learning_rate": 1e-3},
     {"norm_reward": True, "world": {"reward": 5000.0}}, {"vf_clip_coef": math.inf}, {"prio_alpha": 0.0},
     {"policy": lambda env: models.Default(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
-    {"norm_obs": True, "world": {"observation": 1e5}, "policy": lambda env: models.Policy(env, 32, normalize=True)},
+    {"norm_obs": True, "world": {"observation": 1e5}, 
+     "policy": lambda env: models.MinGRUPolicy(env, 32, normalize=True)},
 ], ids=str)  # fmt: skip
 def test_a_healthy_run_is_left_alone(case):
     assert said(**case) == set()

@@ -679,7 +679,7 @@ def converged_values(vecenv, tmp_path, epochs=150):
               "minibatch_size": 320, "norm_reward": False,
               "data_dir": str(tmp_path)}  # fmt: skip
     torch.manual_seed(0)
-    trainer = pufferl.PuffeRL(config, vecenv, models.Policy(vecenv.driver_env, hidden_size=16))
+    trainer = pufferl.PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
     for _ in range(epochs):
         trainer.evaluate()
         trainer.train()

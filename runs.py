@@ -1,4 +1,5 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard, Weights & Biases, Neptune, the terminal.
+"""What a run leaves behind: its folder with checkpoints and metrics.jsonl, TensorBoard, Weights & Biases, Neptune, and
+the progress on the terminal.
 
     python pufferl.py train breakout                                  # TensorBoard, and metrics.jsonl always
     python pufferl.py train breakout --wandb --tag baseline           # both and Weights & Biases
@@ -12,6 +13,7 @@ are read by wandb and neptune themselves, from WANDB_API_KEY and NEPTUNE_API_TOK
 WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine, for `wandb sync` and `neptune sync` later.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +21,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import torch
+
+from configuration import ConfigError, difference
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Loggers: log(metrics, step), config, artifact, close
@@ -239,6 +244,184 @@ def warn(text):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The folder of a run, and checkpoints
+
+UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
+              "checkpoints.")
+
+
+class Run:
+    """A run's folder: config.json, metrics.jsonl, signs.txt, trainer_state.pt (all that a resume needs), the last
+    `keep` models and the best one. folder: None writes nothing."""
+
+    def __init__(self, folder, env_name, keep):
+        self.folder, self.env_name, self.keep = folder, env_name, keep
+        self.begun, self._metrics = False, None
+
+    def begin(self, settings, state, first_step):
+        """Make the folder, with the resolved settings and, if there is a `state`, a first checkpoint. Raises
+        ConfigError if that cannot be."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for part in self.folder.glob("*.part"):  # of a process that was killed
+                part.unlink()
+            text = json.dumps(settings, indent=2, default=str) + "\n"
+            write_whole(self.folder / "config.json", lambda file: file.write(text.encode()))
+            self._metrics = JsonLines(self.folder / "metrics.jsonl", first_step)
+            if state is not None:
+                save(state, self.folder / "trainer_state.pt")
+        except OSError as error:
+            raise ConfigError(UNWRITABLE.format(self.folder, error)) from None
+
+    def log(self, metrics, sentences, step):
+        """An entry of metrics.jsonl; sentences: what signs.py has to say about it."""
+        if self._metrics is not None:
+            self._metrics.log(metrics, step)
+        for sentence in sentences:
+            print(f"sign: {sentence}", file=sys.stderr)
+            if self._metrics is not None:
+                with contextlib.suppress(OSError), open(self.folder / "signs.txt", "a") as file:
+                    file.write(f"step {step:,}: {sentence}\n")
+
+    def model(self, epoch):
+        """Where the model of an epoch lies."""
+        return self.folder / f"model_{self.env_name}_{epoch:06d}.pt"
+
+    def save(self, state, model, best):
+        """Write a trainer's state, its weights to the file `model`, and the best ones unless they are None; remove the
+        oldest models. Raises OSError for what cannot be written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save(state["model"], model)
+        if best is not None:
+            save(best, self.folder / f"best_{self.env_name}.pt")
+        save(state, self.folder / "trainer_state.pt")
+        for old in sorted(self.folder.glob("model_*.pt"))[: -self.keep]:
+            old.unlink()
+
+
+def save(state, path):
+    """torch.save that leaves a whole file or none; raises OSError."""
+    try:
+        write_whole(path, lambda file: torch.save(state, file))
+    except RuntimeError as error:  # torch's own word for a write that failed
+        raise OSError(f"{path}: {error}") from None
+
+
+def on_the_cpu(tensors):
+    """Copies there of all tensors of a dict."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+NUMBERS = ("epoch", "_rollouts", "_minibatches_owed", "_rate_factor", "_override_lr")  # of a trainer
+SCORES = ("best_score", "_recent")  # of its statistics
+
+
+def _saved_tensors(trainer):
+    """{name: the tensor itself} of what a checkpoint keeps beside the model."""
+    s, rows = trainer.host, ("observations", "resets", "valid", "action_masks")
+    tensors = {name: s[name][-1] for name in rows if s[name] is not None}
+    tensors |= {f"state/{name}": tensor for name, tensor in trainer.engine.state.items()}
+    if trainer.config["optimizer"] == "muon":
+        tensors["momentum"] = trainer.arena.flat("momentum")
+    if trainer.reward_scale is not None:
+        tensors |= {"discounted_returns": trainer.reward_scale.returns, "return_moments": trainer.reward_scale.moments}
+    return {**tensors, "running_returns": trainer.running_returns}
+
+
+def state_of(trainer, metadata=None):
+    """Everything that a trainer needs to go on bit for bit; all ranks call it."""
+    # Copies: the tensors are views of the arena, and torch.save writes all of the memory behind a view.
+    tensors = on_the_cpu(_saved_tensors(trainer))
+    environments = torch.from_numpy(trainer.vecenv.save())
+    own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
+    numbers = {name: getattr(trainer, name) for name in NUMBERS}
+    return {
+        "model": on_the_cpu(trainer.policy.state_dict()),
+        "tensors": tensors,
+        "adam": None if trainer.config["optimizer"] == "muon" else trainer.optimizer.state(),  # or another of torch's
+        "environments": environments,
+        "others": trainer.ranks.gather_to_first((own, environments))[1:],  # what the ranks after rank 0 have
+        "numbers": numbers | {name: getattr(trainer.statistics, name) for name in SCORES},
+        "epoch": trainer.epoch,
+        "global_step": trainer.global_step,
+        "uptime": trainer.uptime,
+        "config": json.dumps(trainer.args, default=str),
+        "metadata": metadata or {},
+    }
+
+
+def _shapes(tensors):
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def restore(trainer, path):
+    """Put a checkpoint, a file or the trainer_state.pt of a folder, into a trainer; returns what was saved. See
+    PuffeRL.load_checkpoint."""
+    path = path / "trainer_state.pt" if path.is_dir() else path
+    others, group = [], trainer.ranks
+
+    def read():
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such checkpoint.")
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+        others.extend(saved.pop("others"))
+        return saved, 1 + len(others)
+
+    saved, count = group.first(read)
+    tensors, environments = saved["tensors"], saved["environments"]
+    if count == group.count:
+        own, environments = group.scatter([(tensors, environments), *others])
+        tensors = {**tensors, **own}
+    say = print if group.rank == 0 else lambda text: None
+    before = json.loads(saved["config"])
+    if before["train"]["optimizer"] != trainer.config["optimizer"]:
+        raise ConfigError(f"{path} was trained with train.optimizer {before['train']['optimizer']}, which cannot be "
+                          "changed at resume.")
+    theirs, mine = _shapes(saved["model"]), _shapes(trainer.policy.state_dict())
+    if theirs != mine:
+        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
+        raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
+                          f"{theirs.get(name, 'not in it')} there and {mine.get(name, 'missing')} here.")
+    changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
+    if changes:
+        say(f"changed since {path} was written: {', '.join(changes)}")
+    ours = _saved_tensors(trainer)
+    restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours, environments, say)
+    trainer.policy.load_state_dict(saved["model"])
+    for name in restored:
+        ours[name].copy_(tensors[name])
+    if saved["adam"] is not None:
+        trainer.optimizer.load(saved["adam"])
+        trainer.engine.forget()
+    for name, value in saved["numbers"].items():
+        setattr(trainer if name in NUMBERS else trainer.statistics, name, value)
+    return saved
+
+
+def _restore_environments(trainer, epoch, count, tensors, ours, environments, say):
+    """Put the environments where they were or, if that cannot be, at new episodes, which is said; returns the names of
+    the tensors that go on."""
+    try:
+        if count != trainer.ranks.count:
+            raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
+        scale = {"discounted_returns", "return_moments"}  # a run may begin or cease to scale rewards
+        if {**_shapes(tensors), **dict.fromkeys(scale)} != {**_shapes(ours), **dict.fromkeys(scale)}:
+            raise ValueError("there were other agents or spaces")
+        if not len(environments):
+            raise ValueError("those in Python cannot be saved")
+        trainer.vecenv.load(environments.numpy())
+    except ValueError as problem:
+        say(f"all environments begin new episodes ({problem}); weights and optimizer are as they were, but the run "
+            "does not go on bit for bit.")
+        trainer.vecenv.restart(trainer.vecenv.seed + epoch)
+        trainer.running_returns.zero_()
+        for state in trainer.engine.state.values():
+            state.zero_()
+        return tensors.keys() & ours.keys() & {"momentum", "return_moments"}
+    return tensors.keys() & ours.keys()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Dashboard
 
 
@@ -300,13 +483,13 @@ def panel(trainer):
 
     process = psutil.Process()
     summary = table("run", [
-        ("environment", trainer.env_name), ("agents", f"{trainer.num_agents:,}"),
+        ("environment", trainer.env_name), ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
         ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
         ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"), ("time", time_left(trainer)),
         ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
         ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
-        *trainer.device.usage().items()])
-    stages = getattr(trainer, "stages", trainer._stage_seconds)
+        *trainer.engine.usage().items()])
+    stages = trainer.statistics.stages
     total = max(sum(stages.values()), 1e-9)
     parts = table("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])
     losses = table("losses", [(name, f"{value:.4g}") for name, value in trainer.losses.items()])

@@ -1,6 +1,6 @@
 """The matrix products of the default policy against float64, whatever the shapes, on any number of threads.
 
-    python -m pytest tests/test_products.py -k accumulate
+    python -m pytest tests/test_compiled.py -k accumulate
 """
 
 import math
@@ -11,10 +11,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import compiled
 import kernels
-import products
 
-ROUNDED = pytest.param(True, marks=pytest.mark.skipif(not products.fast(), reason="no AVX-512 BF16 of AMD's"))
+ROUNDED = pytest.param(True, marks=pytest.mark.skipif(not compiled.fast(), reason="no AVX-512 BF16"))
 PRECISIONS = pytest.mark.parametrize("half", [False, ROUNDED], ids=["float32", "bfloat16"])
 SIZES = st.integers(1, 150)
 FEW = settings(max_examples=40)
@@ -35,9 +35,9 @@ def guarded(*shape, dtype=torch.float32):
 
 def packed(matrix, half):
     """`matrix` packed, within memory that is NaN where it is not written."""
-    size = products.packed_size(*matrix.shape, half)
+    size = compiled.packed_size(*matrix.shape, half)
     target = torch.full((size,), math.nan).view(torch.int32) if half else torch.full((size,), math.nan)
-    products.pack(matrix, target)
+    compiled.pack(matrix, target)
     return target
 
 
@@ -61,12 +61,12 @@ def test_multiply(half, rows, inner, columns, narrow, threads):
     expected = bias.double() + x.double() @ rounded
     out, behind = guarded(rows, columns, dtype=torch.bfloat16 if narrow else torch.float32)
     with kernels.threads(threads):
-        products.multiply(x, packed(weight, half), out, bias=bias)
+        compiled.multiply(x, packed(weight, half), out, bias=bias)
         close(out, expected, inner, narrow)
         before = out.double()
-        products.multiply(x, packed(weight, half), out, add=True)
+        compiled.multiply(x, packed(weight, half), out, add=True)
     close(out, before + expected - bias.double(), inner, narrow)
-    products.multiply(x, packed(weight, half), out)
+    compiled.multiply(x, packed(weight, half), out)
     close(out, expected - bias.double(), inner, narrow)
     assert (behind == CANARY).all(), "written beyond the end"
 
@@ -82,7 +82,7 @@ def test_accumulate(half, rows, outputs, inputs, threads):
     gradient.copy_(numbers(2, outputs, inputs))
     expected = gradient.double() + grad.double().t() @ x.double()
     with kernels.threads(threads):
-        products.accumulate(grad, x, gradient)
+        compiled.accumulate(grad, x, gradient)
     close(gradient, expected, rows, False)
     assert (behind == CANARY).all(), "written beyond the end"
 
@@ -96,7 +96,7 @@ def test_add_rows(half, rows, columns, threads):
     total.copy_(numbers(1, columns))
     expected = total.double() + x.double().sum(0)
     with kernels.threads(threads):
-        products.add_rows(x, total)
+        compiled.add_rows(x, total)
     close(total, expected, rows, False)
     assert (behind == CANARY).all(), "written beyond the end"
 
@@ -108,8 +108,8 @@ def test_any_number_of_threads_gives_the_same_bits(half):
     for threads in (1, 2, 5):
         out, gradient = torch.empty(300, 130), torch.zeros(130, 70)
         with kernels.threads(threads):
-            products.multiply(x, packed(weight, half), out)
-            products.accumulate(grad, x, gradient)
+            compiled.multiply(x, packed(weight, half), out)
+            compiled.accumulate(grad, x, gradient)
         results.append((out, gradient))
     assert all(torch.equal(a, b) for result in results for a, b in zip(result, results[0], strict=True))
 
@@ -121,25 +121,25 @@ def test_what_is_not_finite_stays_in_its_row(half, poison):
     x, weight = numbers(0, 7, 5, half=half), numbers(1, 5, 20)
     x[3, 4] = poison
     out = torch.empty(7, 20)
-    products.multiply(x, packed(weight, half), out)
+    compiled.multiply(x, packed(weight, half), out)
     assert not out[3].isfinite().any()
     assert torch.cat([out[:3], out[4:]]).isfinite().all()
     gradient = torch.zeros(20, 5)
-    products.accumulate(numbers(2, 7, 20, half=half), x, gradient)
+    compiled.accumulate(numbers(2, 7, 20, half=half), x, gradient)
     assert not gradient[:, 4].isfinite().any() and gradient[:, :4].isfinite().all()
 
 
 def test_errors_name_the_tensor():
-    x, target, out = torch.zeros(4, 6), torch.zeros(products.packed_size(6, 8, False)), torch.zeros(4, 8)
+    x, target, out = torch.zeros(4, 6), torch.zeros(compiled.packed_size(6, 8, False)), torch.zeros(4, 8)
     with pytest.raises(ValueError, match=r"packed has shape \(48,\), expected \(54,\)"):
-        products.pack(torch.zeros(6, 9), target)
+        compiled.pack(torch.zeros(6, 9), target)
     with pytest.raises(ValueError, match=r"out has shape \(5, 8\), expected \(4, 8\)"):
-        products.multiply(x, target, torch.zeros(5, 8))
+        compiled.multiply(x, target, torch.zeros(5, 8))
     with pytest.raises(ValueError, match=r"a is not contiguous; pass a.contiguous\(\)"):
-        products.multiply(torch.zeros(6, 4).t(), target, out)
+        compiled.multiply(torch.zeros(6, 4).t(), target, out)
     with pytest.raises(TypeError, match=r"a is torch\.bfloat16, the packed matrix float32"):
-        products.multiply(x.bfloat16(), target, out)
+        compiled.multiply(x.bfloat16(), target, out)
     with pytest.raises(ValueError, match=r"gradient has shape \(8, 5\), expected \(8, 6\)"):
-        products.accumulate(out, x, torch.zeros(8, 5))
+        compiled.accumulate(out, x, torch.zeros(8, 5))
     with pytest.raises(TypeError, match=r"grad is torch\.float32 and x is torch\.bfloat16"):
-        products.accumulate(out, x.bfloat16(), torch.zeros(8, 6))
+        compiled.accumulate(out, x.bfloat16(), torch.zeros(8, 6))

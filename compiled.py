@@ -1,18 +1,28 @@
-"""The matrix products of the default policy: torch's everywhere, and on AMD's processors with AVX-512 our own.
+"""The default network (models.MinGRUPolicy) on a CPU: what its forward and autograd would do, in few calls.
 
-    chosen = products.best(policy, arena, "worker 0", rows=1024, learns=True, precision=torch.float32)   # models.Fused
-    python -m pytest tests/test_products.py       # each product against numpy's float64
+    python pufferl.py train breakout --train.engine compiled     # which auto takes by itself
+    python -m pytest tests/test_compiled.py       # each product against numpy's float64
     python tests/bench_products.py                # GFLOP/s beside torch's
 
-torch's products are MKL's in float32, which leaves half of AVX-512 unused on AMD, and oneDNN's in bfloat16, where each
-call costs 16 µs before it begins. Ours are one tile: a few rows times up to 64 columns, all of them in registers while
-the inner dimension passes by, written in LLVM's language because numba has no vectors (Goto and van de Geijn 2008 is
-the idea; the matrices here are small enough that no cache needs more than the order of the loops). They can be called
-from other kernels without the interpreter: `policy_step` is the whole network's step in one call, `rollout` a buffer's
-whole rollout.
+Nobody needs to read this file to know the algorithm (ppo.py), or to change it (engines.py, for any network). It can be
+deleted: everything then runs through `engines.Autograd`. From the bottom up it has the matrix products, the network's
+step and a buffer's whole rollout, each in one call without the interpreter, the network's forward and backward
+(`Layers`), and the engine (`Compiled`).
+
+torch's products are MKL's in float32, which leaves half of AVX-512 unused on some processors, and oneDNN's in bfloat16,
+where each call costs 16 µs before it begins. Ours are one tile: a few rows times up to 64 columns, all of them in
+registers while the inner dimension passes by, written in LLVM's language because numba has no vectors (Goto and van de
+Geijn 2008 is the idea; the matrices here are small enough that no cache needs more than the order of the loops).
+Without AVX-512 the products are torch's.
 """
 
 import functools
+import itertools
+import math
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import llvmlite.binding as llvm
 import numba
@@ -23,7 +33,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+import engines
 import kernels
+import models
 from kernels import bfloat_of_float, distinct_driver, driver, f32, host, narrow, run, u16, u32, u64, widen
 
 LANES = 16  # float32 numbers in a vector
@@ -34,10 +46,9 @@ BLOCK = 64  # rows (of weights' gradients: steps) that a panel stays in the firs
 
 @functools.cache
 def fast():
-    """Whether this processor is of the kind where our products are the faster ones, and numba compiles for it."""
+    """Whether this processor can run the tile, AVX-512 with its bfloat16, and numba compiles for it."""
     features, another = llvm.get_host_cpu_features(), numba.config.CPU_NAME or numba.config.CPU_FEATURES
-    known = llvm.get_host_cpu_name().startswith("znver") and not another
-    return known and all(features.get(feature) for feature in ("avx512f", "avx512bf16"))
+    return not another and all(features.get(feature) for feature in ("avx512f", "avx512bf16"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -269,7 +280,7 @@ def multiply(a, packed, out, *, bias=None, add=False):
     _expect("multiply", "packed", packed, (packed_size(inner, columns, half),))
     _expect("multiply", "out", out, (rows, columns))
     if (a.dtype == torch.bfloat16) != half:
-        raise TypeError(f"products.multiply: a is {a.dtype}, the packed matrix {'bfloat16' if half else 'float32'}.")
+        raise TypeError(f"compiled.multiply: a is {a.dtype}, the packed matrix {'bfloat16' if half else 'float32'}.")
     matrix = host(packed).view(u32) if half else host(packed)
     start = _zeros(columns) if bias is None else host(bias)
     init = (host(out).reshape(-1), columns) if add else (start, 0)
@@ -333,7 +344,7 @@ def accumulate(grad, x, gradient):
     _expect("accumulate", "x", x, (rows, x.shape[1]))
     _expect("accumulate", "gradient", gradient, (outputs, x.shape[1]))
     if grad.dtype != x.dtype:
-        raise TypeError(f"products.accumulate: grad is {grad.dtype} and x is {x.dtype}; expected one dtype for both.")
+        raise TypeError(f"compiled.accumulate: grad is {grad.dtype} and x is {x.dtype}; expected one dtype for both.")
     if rows:
         function = _accumulate_pairs_cpu if grad.dtype == torch.bfloat16 else _accumulate_cpu
         run(function, outputs, 16, host(grad), host(x), host(gradient))
@@ -357,9 +368,9 @@ def add_rows(rows, total):
 
 def _expect(product, name, tensor, shape):
     if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"products.{product}: {name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
+        raise ValueError(f"compiled.{product}: {name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
     if not tensor.is_contiguous():
-        raise ValueError(f"products.{product}: {name} is not contiguous; pass {name}.contiguous().")
+        raise ValueError(f"compiled.{product}: {name} is not contiguous; pass {name}.contiguous().")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -409,7 +420,7 @@ def policy_step(observations, encoder, layers, decoder, state, resets, valid, sc
     layer, updated in place; resets, valid (n,). Into the last of `scratch`, tensors of n rows: observations and two
     activations as the products read them, hgp, the last layer's output, the network's."""
     if observations.dtype == torch.bfloat16:
-        raise TypeError("products.policy_step: observations are bfloat16, which numba cannot tell from uint16; pass "
+        raise TypeError("compiled.policy_step: observations are bfloat16, which numba cannot tell from uint16; pass "
                         "them as the environment gave them.")
     run(_policy_step_cpu, len(observations), BLOCK, host(observations), encoder, layers, decoder,
         tuple(host(layer) for layer in state), host(resets), host(valid), *map(host, scratch))
@@ -519,58 +530,10 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     return inside / (_cycles() - begun)
 
 
-@intrinsic
-def _call_driver(typing, function, arguments):
-    """int function(...) by its address, of the integers in a tuple."""
-
-    def codegen(context, builder, signature, values):
-        numbers = [builder.extract_value(values[1], i) for i in range(signature.args[1].count)]
-        return builder.sext(_call_address(builder, _WORD, values[0], *numbers), _LONG)
-
-    return types.int64(types.int64, types.UniTuple(types.int64, arguments.count)), codegen
-
-
-@driver
-def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs, terminals, truncations, resets, cut,
-                  cut_step):
-    horizon, inside, begun = len(terminals), 0, _cycles()
-    for t in range(horizon + 1):
-        error, any_cut = 0, False
-        if t > 0:
-            for i in range(begin, end):
-                cut[i] = truncations[t - 1, i] != 0 and terminals[t - 1, i] == 0  # terminal as well: nothing follows
-                any_cut |= cut[i] != 0
-        if any_cut:
-            cut_step[0] = t - 1
-            error = _call_driver(launch, (graphs[horizon + 1], stream))
-        if error == 0:
-            error = _call_driver(launch, (graphs[t], stream))
-        if error == 0:
-            error = _call_driver(synchronize, (stream,))
-        if error != 0:
-            return error, 0.0
-        if t < horizon:
-            inside += _step_environments(environments, t, begin, end, terminals, truncations, resets)
-    return 0, inside / (_cycles() - begun)
-
-
-def rollout_in_graphs(agents, environments, handles, storage, cut, cut_step):
-    """The same where the policy is on a GPU: its graphs, T + 1 steps and the one of final values, by their `handles`
-    (devices.Gpu.handles), and in between the environments. storage: terminals, truncations (T, N), resets (T + 1, N);
-    before the last graph is replayed, cut (N,) uint8 says whose final observation it is for, cut_step (1,) int64 of
-    which step. Returns the share of the time that the environments took; RuntimeError for what the GPU reports."""
-    error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles, *map(host, storage), host(cut),
-                                 host(cut_step))
-    if error:
-        torch.cuda.synchronize()  # says more
-        raise RuntimeError(f"products.rollout_in_graphs: the GPU's driver reports error {error}.")
-    return share
-
-
 def rollout(agents, environments, network, storage, state, kept, scratch, *, heads, log_std, masks, seed, first_agent,
             clock, logprobs, values, bootstraps):
-    """A rollout of T steps of the agents in the slice `agents`, from row 0 of the storage on: what pufferl.py's
-    _rollout does step by step. Returns the share of the time that the environments took.
+    """A rollout of T steps of the agents in the slice `agents`, from row 0 of the storage on: what
+    Autograd._rollout does step by step. Returns the share of the time that the environments took.
 
     environments: addresses of ocean_step and of the environments, the first and the last of them, int64 addresses of
     their rows (T,); network, state a layer (n, H), and scratch as in policy_step, `kept` like state, to be overwritten;
@@ -588,7 +551,7 @@ def rollout(agents, environments, network, storage, state, kept, scratch, *, hea
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What models.Fused multiplies with: the same calls, through torch or through the above
+# What `Layers` multiply with: the same calls, through torch or through the above
 
 
 class TorchProducts:
@@ -653,7 +616,7 @@ class TorchProducts:
 
 
 class TileProducts:
-    """On the processors that `fast` names. The weights are packed, those that rounded products read in bfloat16; the
+    """With the tile. The weights are packed, those that rounded products read in bfloat16; the
     gradients of weights are summed in float32, and the decoder has no part in the rounding."""
 
     def __init__(self, policy, arena, name, *, rows, learns, precision):
@@ -705,3 +668,340 @@ def best(policy, arena, name, *, rows, learns, precision):
     tiles = fast() and policy.decoder.weight.device.type == "cpu" and not kernels.SIMULATOR
     return (TileProducts if tiles else TorchProducts)(policy, arena, name, rows=rows, learns=learns,
                                                       precision=precision)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The default network without autograd: matrix products and fused kernels in preallocated buffers
+
+
+class Layers:
+    """The default network without autograd for up to `rows` agents, `steps` at a time, in buffers that live in the
+    arena; each worker has its own.
+
+        layers = Layers(policy, arena, "worker 0", steps=64, rows=16)     # before arena.allocate
+        layers.bind("gradients")                                         # after
+        chunk = layers.chunk(n)                                          # the buffers, cut to n <= rows segments
+        layers.gather(chunk, observations, index, start)                 # and chunk.states[i][0], the initial states
+        layers.forward(chunk, resets, valid, index, start)               # -> chunk.outputs
+        layers.backward(chunk, resets, valid, index, start)              # from chunk.grad_outputs, into the gradients
+
+    With steps=0 it holds what `step`, the rollout's form, needs.
+
+    precision: torch.bfloat16 for the products of encoder and layers and what flows between them, forward and backward;
+    weights, states, the decoder's product and the sums of gradients stay float32. `refresh` is due after every change
+    of the weights: the products have them in a form of their own.
+    """
+
+    def __init__(self, policy, arena, name, *, steps, rows, precision=torch.float32):
+        self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
+        inputs, width = policy.encoder.in_features, policy.decoder.out_features
+        H, L, T = policy.hidden_size, policy.num_layers, max(steps, 1)
+        # name -> the shape of its buffer for n segments
+        rounded = {"observations": lambda n: (T, n, inputs)}
+        rounded |= {f"hgp{i}": lambda n: (T, n, 3 * H) for i in range(L if steps else 1)}
+        rounded |= {f"x{i}": lambda n: (T, n, H) for i in range(L if steps else 2)}
+        exact = {"last": lambda n: (T, n, H), "outputs": lambda n: (T, n, width)}
+        if steps:
+            rounded |= {"grad_x": lambda n: (T, n, H)}
+            exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)} | {"sums": lambda n: (n, 3 * H)}
+            exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1)}
+        for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
+            for key, shape in shapes.items():
+                arena.register(f"{name}/{key}", shape(rows), dtype)
+        self._shapes, self._chunks = rounded | exact, {}
+        self.products = best(policy, arena, name, rows=T * rows, learns=steps > 0, precision=precision)
+
+    def bind(self, gradients="gradients"):
+        """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
+        weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
+        self.products.bind(weights, {key: self.arena[f"{gradients}/policy.{key}"] for key in weights})
+        self.refresh = self.products.refresh
+        self.refresh()
+
+    def chunk(self, n):
+        """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""
+        if n not in self._chunks:
+            views = {key: self.arena[f"{self.name}/{key}"].view(-1)[: math.prod(shape(n))].view(shape(n))
+                     for key, shape in self._shapes.items()}
+            # The same memory as (steps · n, width) matrices, for the products.
+            flat = {f"flat_{key}": view.flatten(0, 1) for key, view in views.items() if view.dim() == 3}
+            for stack in ("hgp", "x", "states"):
+                names = [f"{stack}{i}" for i in range(self.policy.num_layers + 1) if f"{stack}{i}" in views]
+                views[stack] = [views[name] for name in names]
+                flat[f"flat_{stack}"] = [flat[f"flat_{name}"] for name in names]
+            self._chunks[n] = SimpleNamespace(**views, **flat)
+        return self._chunks[n]
+
+    def step(self, observations, state, resets, valid):
+        """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
+        valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
+        chunk, observations = self.chunk(len(observations)), observations.view(len(observations), -1)
+        norm = self.policy.normalizer
+        if self.in_one_call:
+            policy_step(observations, *self.products.arrays, state, resets, valid, self._scratch(chunk))
+            return chunk.flat_outputs
+        layers, linear = self.policy.num_layers, self.products.linear
+        x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
+        if norm is not None:
+            kernels.gather(observations.unsqueeze(0), None, chunk.observations, shift=norm.shift, scale=norm.scale)
+            observations = chunk.flat_observations
+        elif observations.dtype != chunk.observations.dtype:
+            observations = chunk.flat_observations.copy_(observations)
+        linear("encoder", observations, x)
+        for i in range(layers):
+            linear(f"rnn.layers.{i}", x, hgp)
+            kernels.mingru_step(hgp, x, state[i], resets, valid, y if i + 1 < layers else chunk.flat_last)
+            x, y = y, x
+        linear("decoder", chunk.flat_last, chunk.flat_outputs)
+        return chunk.flat_outputs
+
+    @property
+    def in_one_call(self):
+        """Whether a step is one call without the interpreter, and so can `rollout` be."""
+        return self.products.arrays is not None
+
+    def _scratch(self, chunk):
+        return (chunk.flat_observations, *chunk.flat_x[:2], chunk.flat_hgp[0], chunk.flat_last, chunk.flat_outputs)
+
+    def rollout(self, agents, environments, storage, state, kept, **sampled):
+        """All steps of the agents in a slice, environments included; see `rollout` above."""
+        chunk = self.chunk(agents.stop - agents.start)
+        return rollout(agents, environments, self.products.arrays, storage, state, kept, self._scratch(chunk),
+                                **sampled)
+
+    def gather(self, chunk, observations, index, start):
+        """Put the segments index[start : start + n] of observations (>= steps, N, D) into the chunk, normalised if the
+        policy has it so."""
+        norm = self.policy.normalizer
+        shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
+        kernels.gather(observations, index, chunk.observations, start=start, shift=shift, scale=scale)
+
+    def forward(self, chunk, resets, valid, index, start):
+        """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
+        chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
+        linear = self.products.linear
+        linear("encoder", chunk.flat_observations, chunk.flat_x[0])
+        for i, out in enumerate([*chunk.x[1:], chunk.last]):
+            linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
+            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start)
+        linear("decoder", chunk.flat_last, chunk.flat_outputs)
+
+    def backward(self, chunk, resets, valid, index, start):
+        """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
+        products, grad_x = self.products, chunk.flat_grad_x
+        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last)
+        products.add_rows("decoder.bias", chunk.flat_grad_outputs)
+        if self.policy.decoder.log_std is not None:
+            products.add_rows("decoder.log_std", chunk.flat_grad_log_std)
+        products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
+        for i in reversed(range(self.policy.num_layers)):
+            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
+                                     index=index, start=start)  # fmt: skip
+            products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i])
+            products.add_rows(f"rnn.layers.{i}.bias", chunk.sums)
+            products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
+        products.weight_gradient("encoder", grad_x, chunk.flat_observations)
+        products.add_rows("encoder.bias", grad_x)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Is it still the same network?
+
+AT = 1.0, 30.0  # times its weights: a clamp or a squash that is far away shows at the second
+
+
+def difference(policy, vecenv, device="cpu"):
+    """What `Layers` compute otherwise than the policy's own forward and autograd, in words; None if nothing. Some
+    agents' steps with resets and dead rows, and a gradient, in float32; the weights are as they were afterwards."""
+    T, n = 4, 5
+    parameters, arena = dict(policy.named_parameters()), kernels.Arena()
+    weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    layers = Layers(policy, arena, "one", steps=T, rows=n)
+    actor = Layers(policy, arena, "each", steps=0, rows=n)
+    for name, parameter in parameters.items():
+        arena.register(f"gradients/policy.{name}", parameter.shape)
+    arena.allocate(device)
+    layers.bind()
+    actor.bind()
+    random = np.random.default_rng(0)
+    shape, dtype = (T, n, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
+    seen = random.normal(size=shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+    seen = torch.from_numpy(seen.astype(dtype)).to(device)
+    resets, valid = (torch.from_numpy((random.random((T, n)) < p).astype(np.uint8)).to(device) for p in (0.3, 0.8))
+    index = torch.arange(n, device=device)
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    try:
+        for scale in AT:
+            for name, parameter in parameters.items():
+                parameter.data.copy_(weights[name] * (scale if parameter.dim() > 1 else 1.0))
+                parameter.grad = None
+            found = _compare(policy, layers, actor, arena, seen, resets, valid, index)
+            if found is not None:
+                return found if scale == 1 else f"{found} (at {scale:g} times its weights)"
+    except Exception as error:  # forward takes or gives something else now
+        return f"its forward does not run as the default one does: {type(error).__name__}: {error}"
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data.copy_(weights[name])
+            parameter.grad = gradients[name]
+    return None
+
+
+def _compare(policy, layers, actor, arena, seen, resets, valid, index):
+    """`difference` at the weights as they are."""
+    (T, n), device = seen.shape[:2], seen.device
+    state = {name: torch.linspace(-1, 1, tensor.numel(), device=device).view(tensor.shape)
+             for name, tensor in policy.initial_state(n).items()}  # fmt: skip
+    before = [layer.clone() for layer in state["mingru"]]
+    stepped = [layer.clone() for layer in before]
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        outputs, log_std = models.join_outputs(*policy(seen, {**state, "resets": resets, "valid": valid}))
+        slope = torch.cos(torch.arange(outputs.numel(), device=device)).view(outputs.shape)
+        total = (outputs * slope).sum() if log_std is None else (outputs * slope).sum() + log_std.sum()
+        total.backward()
+    for each in (layers, actor):
+        each.refresh()
+    chunk = layers.chunk(n)
+    layers.gather(chunk, seen.view(T, n, -1), index, 0)
+    for states, first in zip(chunk.states, before, strict=True):
+        states[0].copy_(first)
+    layers.forward(chunk, resets, valid, index, 0)
+    outputs = outputs.detach()
+    pairs = [("its outputs", chunk.outputs, outputs)]
+    for t in range(T):
+        step = actor.step(seen[t], stepped, resets[t], valid[t])
+        pairs.append(("a step's outputs", step.clone(), outputs[t]))
+    chunk.grad_outputs.copy_(slope)
+    chunk.grad_log_std.fill_(1.0)
+    for name in dict(policy.named_parameters()):
+        arena[f"gradients/policy.{name}"].zero_()
+    layers.backward(chunk, resets, valid, index, 0)
+    for name, parameter in policy.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        pairs.append((f"the gradient of {name}", arena[f"gradients/policy.{name}"], gradient))
+    for what, ours, theirs in pairs:
+        error = float((ours - theirs).norm() / (theirs.norm() + 1e-6))
+        if not error < 1e-3:
+            return f"{what} would differ by {100 * error:.2g}%"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The engine
+
+CHUNK_STEPS = 1024  # float32 steps that one worker takes through the network at once: what fits its caches
+
+
+class Compiled(engines.Autograd):
+    """The default network on a CPU. Each worker has buffers of its own, takes its environments' rollout in one call if
+    the products are ours, and in learning its share of the minibatch's segments, chunk by chunk."""
+
+    name = "compiled"
+
+    def __init__(self, policy, vecenv, config, segments, first_agent=0):
+        super().__init__(policy, vecenv, config, segments, first_agent)
+        self.learners = vecenv.num_workers
+        # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
+        sys.setswitchinterval(2e-4)
+        self.pool = ThreadPoolExecutor(vecenv.num_workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
+
+    difference = staticmethod(difference)
+
+    def register(self, arena):
+        super().register(arena)
+        self._register_layers(max(1, CHUNK_STEPS * 4 // self.precision.itemsize // self.horizon))
+
+    def _register_layers(self, rows):
+        """The buffers of the rollout's workers and of as many learners, who take `rows` segments at once."""
+        arena, M, T = self.arena, self.segments, self.horizon
+        bounds = [M * worker // self.learners for worker in range(self.learners + 1)]
+        self.chunks = [[(start, min(rows, last - start)) for start in range(first, last, rows)]
+                       for first, last in itertools.pairwise(bounds)]
+        self.actors = [Layers(self.policy, arena, f"actor {w}", steps=0, rows=self.largest, precision=self.precision)
+                       for w in range(self.vecenv.num_workers)]  # fmt: skip
+        self.layers = [Layers(self.policy, arena, f"learner {w}", steps=T, rows=min(rows, M), precision=self.precision)
+                       for w in range(self.learners)]  # fmt: skip
+        for w in range(1, self.learners):  # worker 0 adds into the gradients themselves
+            for name, parameter in self.policy.named_parameters():
+                arena.register(f"gradients {w}/policy.{name}", parameter.shape, group=f"gradients {w}")
+
+    def bind(self):
+        super().bind()
+        self._bind_layers()
+
+    def _bind_layers(self):
+        for actor in self.actors:
+            actor.bind()
+        groups = ["gradients", *(f"gradients {w}" for w in range(1, self.learners))]
+        for layers, group in zip(self.layers, groups, strict=True):
+            layers.bind(group)
+        self.gradients = [self.arena.flat(group) for group in groups]
+        self.flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
+
+    @property
+    def rollout_name(self):
+        """How the rollout runs: "compiled", all of a buffer's steps in one call, or "plain"."""
+        one_call = self.vecenv.can_step_in_kernels and self.actors[0].in_one_call
+        return "compiled" if one_call and self.config["rollout"] != "plain" else "plain"
+
+    def _run_workers(self):
+        with engines.torch_threads(self.vecenv.threads_per_worker):
+            return self.in_parallel(self._rollout, range(self.vecenv.num_workers))
+
+    @torch.no_grad()
+    def _rollout(self, worker):
+        self.actors[worker].refresh()
+        if self.rollout_name == "plain":
+            return super()._rollout(worker)
+        buffers = range(worker, self.vecenv.num_buffers, self.vecenv.num_workers)
+        return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
+
+    def _rollout_in_one_call(self, worker, buffer):
+        """All steps of one buffer without the interpreter: a step of few agents costs half as much."""
+        begun, s, agents = time.perf_counter(), self.storage, self.vecenv.ranges[buffer]
+        names, log_std = ("resets", "valid", "actions", "terminals", "truncations"), self.policy.decoder.log_std
+        final_observations = s["final_observations"].view(self.num_agents, -1)
+        share = self.actors[worker].rollout(
+            agents, self.vecenv.addresses(buffer),
+            (self.flat_observations, *(s[name] for name in names), final_observations),
+            [state[agents] for state in self.state["mingru"]], self.scratch[worker]["mingru"], heads=self.heads,
+            log_std=None if log_std is None else log_std.data, masks=s["action_masks"], seed=self.config["seed"],
+            first_agent=self.first_agent, clock=self.arena["steps"], logprobs=self.logprobs, values=self.values,
+            bootstraps=self.bootstraps)
+        self.vecenv.finish(buffer)
+        return share * (time.perf_counter() - begun)
+
+    def _act(self, worker, observations, state, resets, valid):
+        log_std = self.policy.decoder.log_std
+        outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
+        return outputs, None if log_std is None else log_std.data
+
+    def _threads(self, rows):
+        """The workers are the threads."""
+        return self.vecenv.threads_per_worker
+
+    def learn(self, index):
+        self.in_parallel(self._learn, range(self.learners))
+        for other in self.gradients[1:]:
+            self.gradients[0].add_(other)
+
+    def _learn(self, worker):
+        """One worker's segments of the minibatch, chunk by chunk, so that a chunk's activations stay in cache."""
+        s, layers, log_std = self.storage, self.layers[worker], self.policy.decoder.log_std
+        self.gradients[worker].zero_()
+        layers.refresh()
+        for start, count in self.chunks[worker]:
+            chunk = layers.chunk(count)
+            layers.gather(chunk, self.flat_observations, self.index, start)
+            for layer, states in enumerate(chunk.states):
+                torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count],
+                                   out=states[0])  # fmt: skip
+            flags = s["resets"], s["valid"], self.index, start
+            layers.forward(chunk, *flags)
+            self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[worker, : kernels.SUMS],
+                       None if log_std is None else log_std.data, chunk.grad_log_std)  # fmt: skip
+            layers.backward(chunk, *flags)
+
+    def outdated(self, thoroughly=False):
+        why = engines.edited(self.policy)
+        return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why

@@ -1,0 +1,388 @@
+"""How a policy acts and learns. The trainer asks an engine for two things: a rollout, and a minibatch's gradients.
+
+    engine = choose(policy, vecenv, config)(policy, vecenv, config, segments, first_agent)
+    engine.register(arena)              # before arena.allocate(engine.torch_device), engine.bind() after
+    seconds = engine.rollout(number)    # `horizon` steps of all agents; how long they were in environments
+    with engine.learning():
+        engine.learn(index)             # a minibatch's gradients, from the segments in `index`
+
+`Autograd`, below, is the engine of any nn.Module: its own forward, torch's autograd, and one plain loop over
+`vecenv.wait` and `advance`. compiled.py has the engine of the default network on a CPU, fused.py those of a GPU: they
+compute the same in fewer calls, and can be deleted. Neither ever runs in the place of a network that somebody has
+changed: `choose` compares them with the network's own forward and gradients before a run begins, and again after a
+checkpoint is loaded.
+"""
+
+import contextlib
+import time
+from concurrent.futures import wait
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+
+import kernels
+import models
+from configuration import ConfigError, load_attribute
+
+WORTH_THREADS = 1e8  # operations in one pass of a network from which on several threads share each product
+ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
+
+
+@contextlib.contextmanager
+def torch_threads(count):
+    """torch's threads within an operation; workers bring their own parallelism."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Autograd:
+    """Any nn.Module (models.py says what it must have) through its own forward and torch's autograd, on a CPU.
+
+    config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch has. first_agent: of
+    this process among all ranks, for the random numbers.
+
+    An engine of its own overrides `register`, `bind`, `_act` and `learn`, and what else is faster another way. In the
+    arena it finds what the trainer writes (index, weights, advantages, settings) and leaves what the trainer reads
+    (logprobs, values, bootstraps, new_values, new_ratios, sums), all in the shapes that docs/design.md has.
+    """
+
+    name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
+
+    def __init__(self, policy, vecenv, config, segments, first_agent=0):
+        self.policy, self.vecenv, self.config = policy, vecenv, config
+        self.horizon, self.num_agents, self.segments, self.first_agent = (
+            config["horizon"], vecenv.num_agents, segments, first_agent)  # fmt: skip
+        self.precision = getattr(torch, config["precision"])
+        self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
+        self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
+        self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
+        self.extra_names = [] if self.extra_loss is None else [config["loss"].rpartition(":")[2]]
+        self.pool, self.learners = None, 1
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def register(self, arena):
+        """Ask the arena for everything that lives as long as the engine."""
+        T, N, M = self.horizon, self.num_agents, self.segments
+        self.arena = arena
+        arrays = vars(self.vecenv.allocate(T))
+        self.host = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
+        for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N)),
+                            ("new_values", (T, M)), ("new_ratios", (T, M))):  # fmt: skip
+            arena.register(name, shape)
+        arena.register("steps", (T,), torch.int64)  # in memory, because a captured graph reads it there
+        arena.register("sums", (self.learners, kernels.SUMS + 1), torch.float64)  # and of train.loss
+        state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
+        self.state = dict.fromkeys(state)
+        self.largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
+        for name, tensor in state.items():
+            arena.register(f"state/{name}", tensor.shape)
+            arena.register(f"initial_state/{name}", tensor.shape)
+            for w in range(self.vecenv.num_workers):
+                arena.register(f"scratch {w}/{name}", (len(tensor), self.largest, *tensor.shape[2:]))
+
+    def bind(self):
+        """Take the views out of the allocated arena."""
+        arena, N = self.arena, self.num_agents
+        self.storage = self._storage()
+        self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
+        self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
+        self.index, self.weights, self.advantages = arena["index"], arena["weights"], arena["advantages"]
+        self.loss_settings = arena["settings"]
+        self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
+        self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
+        self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names} for w in range(self.vecenv.num_workers)]
+        flags = torch.zeros(N, dtype=torch.uint8, device=self.torch_device)
+        self.flags = flags, flags + 1  # resets and valid of observations that end an episode
+        self.rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in self.vecenv.ranges]
+
+    def _storage(self):
+        """What the policy reads: here the arrays that the environments write."""
+        return self.host
+
+    def _row(self, agents, t):
+        """The views that a worker needs at step t of a buffer, made once: the hot loop slices nothing."""
+        s, host = self.storage, self.host
+        row = {name: s[name][t, agents] if s[name] is not None else None for name in ROLLOUT}
+        row["values"] = self.values[t, agents]
+        if t == self.horizon:
+            return row
+        return {**row, "step": self.arena["steps"][t : t + 1], "logprobs": self.logprobs[t, agents],
+                "actions": s["actions"][t, agents], "truncations": host["truncations"][t, agents].numpy(),
+                "terminals": host["terminals"][t, agents].numpy()}  # fmt: skip
+
+    # -- the rollout -----------------------------------------------------------------------------------------------
+
+    def rollout(self, number):
+        """Fill the storage with `horizon` steps of all agents; number: of rollouts before this one. Returns the
+        seconds that were spent in environments or in waiting for them."""
+        with torch_threads(1):  # others would spin for a while after each pass, beside the workers
+            self._begin(number)
+            seconds = self._run_workers()
+        # Workers run side by side; where environments are elsewhere only the first one has something to do.
+        return sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.pool else 1)
+
+    def _begin(self, number):
+        """Everything stands at step 0 of a rollout."""
+        self.vecenv.begin()
+        self.bootstraps.zero_()
+        self.arena["steps"].copy_(number * self.horizon + torch.arange(self.horizon))
+        for name, state in self.state.items():
+            if self.config["state"] == "zero":
+                state.zero_()
+            self.initial_state[name].copy_(state)
+
+    def _run_workers(self):
+        """The rollout; returns the seconds that each worker spent in environments."""
+        threads = self._threads(self.vecenv.agents_per_batch)
+        with kernels.threads(self.vecenv.num_threads), torch_threads(threads):
+            return [self._rollout(worker) for worker in range(self.vecenv.num_workers)]
+
+    def in_parallel(self, function, workers):
+        """[function(worker), ...], each in a thread of its own."""
+        calls = [self.pool.submit(function, worker) for worker in workers]
+        try:
+            return [call.result() for call in calls]
+        finally:
+            wait(calls)  # after an interrupt too: nobody must write any more when a checkpoint is loaded or saved
+
+    @torch.no_grad()
+    def _rollout(self, worker):
+        """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
+        vecenv, seconds, begun = self.vecenv, 0.0, time.perf_counter()
+        while (ready := vecenv.wait(worker)) is not None:
+            buffer, t = ready
+            seconds += time.perf_counter() - begun
+            if t > 0 and self.rows[buffer][t - 1]["truncations"].any():
+                self._bootstrap(worker, buffer, t - 1)
+            self.step(worker, buffer, t)
+            begun = time.perf_counter()
+            if t < self.horizon:
+                vecenv.advance(buffer)
+        return seconds
+
+    def step(self, worker, buffer, t):
+        """Act on row t of a buffer: actions, log-probabilities and values; at t = horizon V alone, which bootstraps,
+        and nothing is committed."""
+        agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
+        state = {name: tensor[:, agents] for name, tensor in self.state.items()}
+        if t == self.horizon:
+            state = self._copy_state(worker, state)
+        outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
+        if t == self.horizon:
+            row["values"].copy_(outputs[:, -1])
+            return
+        kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
+                       step=row["step"], first_agent=self.first_agent + agents.start, heads=self.heads,
+                       log_std=log_std, masks=row["action_masks"])  # fmt: skip
+
+    def _act(self, worker, observations, state, resets, valid):
+        """outputs (n, A + 1) and log_std for one step; the tensors in `state` are updated in place."""
+        view = {**state, "resets": resets, "valid": valid}
+        with self._autocast(cache_enabled=False):  # all threads share it: it hands on what another stream still casts
+            outputs, log_std = models.join_outputs(*models.one_step(self.policy, observations, view))
+        for name, tensor in state.items():
+            tensor.copy_(view[name])
+        return outputs.float().contiguous(), None if log_std is None else log_std.float().contiguous()
+
+    def _bootstrap(self, worker, buffer, t):
+        """V of the final observation of the agents that step t truncated, from the state before the reset."""
+        agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
+        cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
+        cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
+        if len(cut) == 0:
+            return
+        state, flags = self._copy_state(worker, self.state, cut), (flag[: len(cut)] for flag in self.flags)
+        outputs, _ = self._act(worker, self.storage["final_observations"][cut], state, *flags)
+        self.bootstraps[t, cut] = outputs[:, -1]
+
+    def _copy_state(self, worker, state, index=None):
+        """A copy of the recurrent state of these agents, or of those in `index`, in the worker's scratch memory."""
+        copies = {}
+        for name, tensor in state.items():
+            copies[name] = self.scratch[worker][name][:, : tensor.shape[1] if index is None else len(index)]
+            for source, copy in zip(tensor, copies[name], strict=True):
+                copy.copy_(source) if index is None else torch.index_select(source, 0, index, out=copy)
+        return copies
+
+    def _threads(self, rows):
+        """torch's threads within an operation: all cores for a pass of that many rows if they have something to do,
+        else they wait longer than they work. If a weight works more than once a row, as in a convolution, the network
+        says its `operations` a row itself."""
+        weights = sum(parameter.numel() for parameter in self.policy.parameters())
+        operations = rows * getattr(self.policy, "operations", 2 * weights)
+        return self.vecenv.num_threads if operations > WORTH_THREADS else 1
+
+    def _autocast(self, **options):
+        """The network's products at train.precision."""
+        enabled = self.precision != torch.float32
+        return torch.autocast(self.torch_device.type, self.precision, enabled=enabled, **options)
+
+    # -- learning --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def learning(self):
+        """Within it, the threads are those of learning."""
+        rows = min(self.config["minibatch_size"], self.config["max_minibatch_size"] or self.config["minibatch_size"])
+        with kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(rows)):
+            yield
+
+    @staticmethod
+    def play(key, function, *arguments):
+        """Run a part of the epoch; fused.py replays what it has captured under `key`."""
+        function(*arguments)
+
+    def learn(self, index):
+        """Write the gradients of the minibatch's loss, this process's share of it, over those in the arena, the
+        losses' statistics into sums, and the values and ratios of the segments in `index` into new_values and
+        new_ratios."""
+        s, T = self.storage, self.horizon
+        self.arena.flat("gradients").zero_()
+        step = (self.config["max_minibatch_size"] or self.config["minibatch_size"]) // T
+        for start in range(0, self.segments, step):
+            part = index[start : start + step]
+            state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
+            state |= {name: s[name][:T].index_select(1, part) for name in ("resets", "valid")}
+            observations = s["observations"][:T].index_select(1, part)
+            with self._autocast():
+                logits, value = models.over_time(self.policy, observations, state, self.forward)
+                outputs, log_std = models.join_outputs(logits, value)
+            outputs = outputs.float().contiguous()
+            grads = [torch.empty_like(outputs), None]
+            if log_std is not None:
+                log_std = log_std.float().contiguous()
+                grads[1] = torch.empty_like(log_std)
+            fixed = None if log_std is None else log_std.detach()
+            self._loss(outputs.detach(), grads[0], start, self.sums[0, : kernels.SUMS], fixed, grads[1])
+            pairs = list(zip((outputs, log_std), grads, strict=True))
+            if self.extra_loss is not None:
+                pairs.append((self._extra(part, observations, logits, value), None))
+            leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
+            torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
+
+    def _extra(self, index, observations, logits, value):
+        """train.loss of these segments, in proportion to the minibatch that they are a part of."""
+        T, s = self.horizon, self.storage
+        value = value.reshape(T, len(index))
+        taken = {name: tensor[:T].index_select(1, index) for name, tensor in (
+            ("actions", s["actions"]), ("logprobs", self.logprobs), ("advantages", self.advantages),
+            ("old_values", self.values), ("resets", s["resets"]), ("valid", s["valid"]))}  # fmt: skip
+        minibatch = SimpleNamespace(observations=observations, logits=logits, values=value, **taken,
+                                    returns=taken["advantages"] + taken["old_values"])  # fmt: skip
+        extra = self.extra_loss(minibatch) * (len(index) * T / self.config["minibatch_size"])
+        self.sums[0, kernels.SUMS].add_(extra.detach())
+        return extra
+
+    def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
+        s = self.storage
+        kernels.ppo_loss(
+            outputs, s["actions"], self.logprobs, self.values, self.advantages, self.weights, s["valid"],
+            self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std,
+            grad_log_std=grad_log_std, masks=s["action_masks"], index=self.index, start=start)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def outdated(self, thoroughly=False):
+        """What makes this engine the wrong one from now on, in words; None here: it runs what the network is."""
+
+    def take_over(self, engine):
+        """Go on with what another engine has registered, in its place."""
+        engine.release()
+        self.arena, self.host, self.largest = engine.arena, engine.host, engine.largest
+        self.state = dict.fromkeys(engine.state)
+        self.bind()
+        return self
+
+    def usage(self):
+        """{"GPU": "87%", ...} for a dashboard."""
+        return {}
+
+    def release(self):
+        """Stop the workers."""
+        if self.pool is not None:
+            self.pool.shutdown()
+
+    def forget(self):
+        """What was captured is no longer so; see fused.py."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which engine runs
+
+DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.Decoder, models.Normalizer, nn.Linear, nn.ModuleList)
+FORWARDS = {kind: kind.forward for kind in DEFAULT if hasattr(kind, "forward")}
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def edited(policy):
+    """What shows at once that a policy is not, or no longer, the default network as models.py has it, in words; else
+    None."""
+    if type(policy) is not models.MinGRUPolicy:
+        return f"{type(policy).__name__} is not models.MinGRUPolicy"
+    for path, module in policy.named_modules():
+        name = path or "the network"
+        if type(module) not in DEFAULT:
+            return f"{name} is a {type(module).__name__} now"
+        if "forward" in vars(module) or type(module).forward is not FORWARDS[type(module)]:
+            return f"forward of {name} is another one"
+        if any(getattr(module, hooks) for hooks in HOOKS):
+            return f"{name} has hooks"
+    if any(getattr(torch.nn.modules.module, "_global" + hooks) for hooks in HOOKS):
+        return "torch has hooks for every module"
+    return None
+
+
+def any_network(engine):
+    """The engine of any network, in the place of the fast one `engine`."""
+    plain = Autograd
+    if engine.config["device"] == "cuda":
+        from fused import Graphs as plain
+    made = plain(engine.policy, engine.vecenv, engine.config, engine.segments, engine.first_agent)
+    return made.take_over(engine)
+
+
+def choose(policy, vecenv, config):
+    """(the class of the engine for a policy, why it is not the fast one): train.engine, or for auto the fast engine of
+    the device if it computes what the policy does. The reason is None if there is none to be told. Raises ConfigError
+    for an engine that cannot run this."""
+    gpu, wanted = config["device"] == "cuda", config["engine"]
+    fast = "fused" if gpu else "compiled"
+    if wanted not in ("auto", "autograd", fast):
+        raise ConfigError(f"train.engine = {wanted}: with train.device {config['device']} there are {fast} and "
+                          "autograd.")
+    plain = Autograd
+    if gpu:
+        from fused import Graphs as plain
+    if wanted == "autograd":
+        return plain, None
+    why = edited(policy)
+    if why is None and config["loss"]:
+        why = "train.loss is differentiated by it"
+    if why is None and np.dtype(vecenv.observation_dtype) == np.float16:
+        why = "observations are float16"
+    if why is None:
+        try:
+            if gpu:
+                from fused import Fused as engine
+            else:
+                from compiled import Compiled as engine
+        except ModuleNotFoundError as error:
+            if error.name not in ("compiled", "fused"):
+                raise
+            why = f"there is no {fast}.py"
+        else:
+            why = engine.difference(policy, vecenv)
+    if why is None:
+        if config["compile"]:
+            raise ConfigError("train.compile: the default network is compiled by hand; it is for your own, or for "
+                              "train.engine autograd.")
+        return engine, None
+    if wanted != "auto":
+        raise ConfigError(f"train.engine = {wanted} is for the default network alone: {why}. Take auto or autograd.")
+    return plain, why if isinstance(policy, models.MinGRUPolicy) else None

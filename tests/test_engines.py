@@ -1,0 +1,237 @@
+"""Engines: the fast ones compute what the network does, and whatever somebody changes is what runs."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import compiled
+import configuration
+import engines
+import models
+import pufferl
+import vector
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_trainer(change=lambda policy: None, kind=models.MinGRUPolicy, env="cartpole", normalize=False, **settings):
+    torch.manual_seed(0)
+    vecenv = vector.make(env, num_envs=16, seed=1, num_threads=1)
+    policy = kind(vecenv, 16, 2, normalize)
+    change(policy)
+    settings = {"horizon": 8, "minibatch_size": 64, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01,
+                "total_timesteps": 10**5, **settings}  # fmt: skip
+    return pufferl.PuffeRL(settings, vecenv, policy)
+
+
+def learn(trainer, epochs=2):
+    """The weights after some epochs."""
+    for _ in range(epochs):
+        trainer.evaluate()
+        trainer.train()
+    weights = trainer.arena.flat("weights").clone()
+    trainer.release()
+    return weights
+
+
+@pytest.mark.parametrize("env", ["cartpole", "pendulum", "spaces", "masked", "squared"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_default_network_is_compiled(env, normalize, capsys):
+    trainer = make_trainer(env=env, normalize=normalize, norm_obs=normalize)
+    assert trainer.engine.name == "compiled" and trainer.engine.outdated(True) is None
+    assert trainer.engine.rollout_name == ("compiled" if compiled.fast() else "plain")
+    weights = trainer.arena.flat("weights").clone()
+    assert trainer.engine.difference(trainer.policy, trainer.vecenv) is None
+    assert torch.equal(weights, trainer.arena.flat("weights")), "comparing changes nothing"
+    assert trainer.policy.encoder.weight.grad.data_ptr() == trainer.arena["gradients/policy.encoder.weight"].data_ptr()
+    assert capsys.readouterr().err == ""
+    trainer.release()
+
+
+def test_every_engine_learns_the_same():
+    """From the same environments and draws; sums in another order."""
+    ours, theirs = learn(make_trainer()), learn(make_trainer(engine="autograd"))
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
+    assert torch.equal(ours, learn(make_trainer(rollout="plain"))), "the plain loop is the compiled one step by step"
+
+
+class Tripled(models.MinGRUPolicy):
+    def forward(self, observations, state):
+        logits, value = super().forward(observations, state)
+        return logits * 3, value
+
+
+def tripled(policy):
+    forward = policy.forward
+    policy.forward = lambda observations, state: (lambda logits, value: (logits * 3, value))(
+        *forward(observations, state))  # fmt: skip
+
+
+def clamped(policy):
+    split = policy.decoder.split
+
+    def forward(outputs):
+        return split(outputs.clamp(-20, 20))
+
+    policy.decoder.split = forward
+
+
+def hooked(policy):
+    policy.encoder.register_forward_hook(lambda module, inputs, output: torch.tanh(output))
+
+
+def parametrized(policy):
+    parametrizations.weight_norm(policy.encoder)
+
+
+def another_layer(policy):
+    policy.encoder = nn.Sequential(policy.encoder, nn.Tanh())
+    policy.encoder.in_features = policy.encoder[0].in_features
+
+
+CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda policy: None, Tripled),
+           "a clamp far from zero": (clamped, models.MinGRUPolicy), "a hook": (hooked, models.MinGRUPolicy),
+           "a parametrization": (parametrized, models.MinGRUPolicy), "a layer": (another_layer, models.MinGRUPolicy)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_edited_is_what_runs(change, capsys):
+    function, kind = CHANGES[change]
+    trainer = make_trainer(function, kind)
+    assert trainer.engine.name == "autograd"
+    assert capsys.readouterr().err.count("engine: autograd, because ") == 1
+    assert torch.isfinite(learn(trainer)).all()
+    if change not in ("a clamp far from zero", "a parametrization"):  # which change no number here
+        assert not torch.allclose(learn(make_trainer(function, kind)), learn(make_trainer()), atol=1e-3)
+
+
+def test_an_edit_of_the_class_is_seen(monkeypatch, capsys):
+    """As one of models.py itself: nothing shows it but its results."""
+    forward = models.MinGRUPolicy.forward
+
+    def edited(self, observations, state):
+        logits, value = forward(self, observations, state)
+        return logits.clamp(-30, 30), value
+
+    monkeypatch.setattr(models.MinGRUPolicy, "forward", edited)
+    monkeypatch.setitem(engines.FORWARDS, models.MinGRUPolicy, edited)
+    learn(make_trainer())
+    assert "at 30 times its weights" in capsys.readouterr().err
+
+
+def test_an_edit_while_it_trains_is_seen(capsys):
+    trainer = make_trainer()
+    for change in (lambda: None, lambda: hooked(trainer.policy)):
+        change()
+        trainer.evaluate()
+        trainer.train()
+    assert trainer.engine.name == "autograd" and "encoder has hooks" in capsys.readouterr().err
+    learn(trainer)
+
+
+def test_a_checkpoint_is_compared_anew(tmp_path, capsys, monkeypatch):
+    """A clamp beyond 30 times the weights of a new network shows at those of a trained one."""
+    monkeypatch.setattr(compiled, "AT", (1.0,))
+    trainer = make_trainer(clamped)
+    assert trainer.engine.name == "compiled"
+    with torch.no_grad():
+        trainer.arena.flat("weights").mul_(100)
+    trainer.save_checkpoint(tmp_path / "large.pt")
+    trainer.release()
+    trainer = make_trainer(clamped)
+    trainer.load_checkpoint(tmp_path / "large.pt")
+    assert trainer.engine.name == "autograd" and "would differ" in capsys.readouterr().err
+    learn(trainer)
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    ({"engine": "fused"}, "there are compiled and autograd"),
+    ({"engine": "compiled", "kind": Tripled}, "Tripled is not models.MinGRUPolicy"),
+    ({"compile": True}, "train.compile"),
+])  # fmt: skip
+def test_an_engine_that_cannot_run_this_is_refused(settings, text):
+    with pytest.raises(configuration.ConfigError, match=text):
+        make_trainer(**settings)
+
+
+LOSS = """
+def extra(minibatch):
+    value = (minibatch.values * (minibatch.valid != 0)).mean()
+    assert minibatch.logits.shape[:2] == minibatch.values.shape == minibatch.advantages.shape
+    return 100 * value
+"""
+
+
+def test_a_loss_term_of_ones_own(tmp_path, capsys):
+    (tmp_path / "my_file.py").write_text(LOSS)
+    trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra", minibatch_size=128, max_minibatch_size=32,
+                           replay_ratio=1.0)
+    assert "train.loss is differentiated by it" in capsys.readouterr().err
+    values = []
+    for _ in range(30):
+        trainer.evaluate()
+        logs = trainer.train()
+        values.append(trainer.values.mean().item())
+        assert logs["extra_loss"] == pytest.approx(100 * trainer.new_values.mean().item(), rel=1e-3, abs=1e-3)
+    assert values[-1] < values[0] - 0.5, "values go where the term takes them"
+    trainer.release()
+
+
+@pytest.mark.parametrize("setting", ["loss", "optimizer"])
+def test_a_file_that_is_not_there_is_named(setting):
+    with pytest.raises(configuration.ConfigError, match=rf"train.{setting} = missing.py:name: .* a file that exists"):
+        make_trainer(**{setting: "missing.py:name"})
+
+
+OPTIMIZER = """
+import torch
+class MyOptimizer(torch.optim.SGD):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr, momentum=0.9)
+"""
+
+
+def test_an_optimizer_of_ones_own_and_its_state_resumes(tmp_path):
+    (tmp_path / "my_file.py").write_text(OPTIMIZER)
+    own = {"optimizer": f"{tmp_path}/my_file.py:MyOptimizer", "learning_rate": 0.01}
+    trainer = make_trainer(**own)
+    for _ in range(2):
+        trainer.evaluate()
+        trainer.train()
+    assert trainer.engine.name == "compiled" and trainer.optimizer.optimizer.state
+    trainer.save_checkpoint(tmp_path / "state.pt")
+    again = make_trainer(**own)
+    again.load_checkpoint(tmp_path / "state.pt")
+    assert torch.equal(learn(again), learn(trainer))
+    with pytest.raises(configuration.ConfigError, match="cannot be changed at resume"):
+        make_trainer().load_checkpoint(tmp_path / "state.pt")
+
+
+TRAIN = ["train", "cartpole", "--env.num-envs", "64", "--train.total-timesteps", "30000", "--logger", "none"]
+
+
+def assert_trains_without(done):
+    assert done.returncode == 0, done.stderr
+    assert "engine autograd" in done.stdout and "there is no compiled.py" in done.stderr
+
+
+def test_the_trainer_does_without_the_fast_engines(tmp_path):
+    code = ("import sys; sys.modules |= dict.fromkeys(('compiled', 'fused'))\n"
+            f"import pufferl; pufferl.main({[*TRAIN, '--data-dir', str(tmp_path)]})")
+    assert_trains_without(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True))
+
+
+@pytest.mark.slow  # everything is compiled anew
+def test_the_fast_engines_can_be_deleted(tmp_path):
+    """A fork that does not want them drops them, and trains."""
+    copy = tmp_path / "fork"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
+        ".*", "__pycache__", "tests", "docs", "experiments", "compiled.py", "fused.py", "tile.c"))  # fmt: skip
+    assert_trains_without(subprocess.run([sys.executable, "pufferl.py", *TRAIN, "--data-dir", str(tmp_path)], cwd=copy,
+                                         capture_output=True, text=True))  # fmt: skip
