@@ -11,8 +11,8 @@
 
 What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for score, log cost and
 success choose the next trial. The file reads in that order: search space, Gaussian process, tuners. To change how a
-trial is chosen, edit `Protein._gain`; the others have the same two methods. trials.py runs what is suggested here, and
-is the command line; report.py is the page.
+trial is chosen, edit `Protein._gain`; the others have the same two methods. sweep.py runs what is suggested here, and
+is the command line and the page.
 """
 
 import dataclasses
@@ -478,7 +478,7 @@ class Random:
 
     env_name: the environment that `optimize` trains. search_space: see Space; None for the [sweep.*] sections of
     config/. metric: any name in metrics.jsonl. goal: maximize or minimize it. seed: the draws are repeatable.
-    random_trials: before a tuner uses what it learnt. settings: further fields of trials.Sweep, e.g. workers=2, and
+    random_trials: before a tuner uses what it learnt. settings: further fields of sweep.Sweep, e.g. workers=2, and
     fixed={"train.total_timesteps": 1_000_000} for settings that all trials share, which are then not searched. A
     [sweep] section of an .ini, and the hour that the command line allows a trial by default, are not taken over.
     """
@@ -493,9 +493,9 @@ class Random:
         self.max_suggestion_cost = max_suggestion_cost or math.inf
         self.sweep_settings, options = settings, []
         if settings:
-            import trials  # which imports this file
+            import sweep  # which imports this file
 
-            options = trials.settings_of(self)[1]  # an error in them is better told now
+            options = sweep.settings_of(self)[1]  # an error in them is better told now
         self.search_space = searched_settings(env_name, search_space, options)
         self.space = Space(self.search_space)
         self.sign = 1.0 if goal == "maximize" else -1.0
@@ -556,12 +556,12 @@ class Random:
         in an objective is a failed trial; any other ends the search.
         """
         if objective is None:
-            import trials
+            import sweep
 
             if self.env_name is None:
                 raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
 
-            trials.Runner(self, *trials.settings_of(self)).run()
+            sweep.Runner(self, *sweep.settings_of(self)).run()
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()
             if config is None:
@@ -798,6 +798,6 @@ class Protein(Random):
 
 
 if __name__ == "__main__":
-    import trials  # which has this file as the module `protein`
+    import sweep  # which has this file as the module `protein`
 
-    trials.main()
+    sweep.main()
