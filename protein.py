@@ -18,7 +18,9 @@ is the command line and the page.
 import dataclasses
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg, optimize, special
@@ -28,7 +30,37 @@ from threadpoolctl import ThreadpoolController
 # ---------------------------------------------------------------------------------------------------------------------
 # The search space: settings as coordinates in the unit cube
 
-DISTRIBUTIONS = ("uniform", "int_uniform", "uniform_pow2", "log_normal", "logit_normal", "choice", "none")
+
+class Scale(NamedTuple):
+    """What a distribution means: a row of SCALES.
+
+    transform: a value's place on the scale, on which steps are even; inverse: the value at a place. fits: whether a
+    bound of the range can be on the scale; refusal: what is said if it cannot, of {value}, {min} and {max}.
+    """
+
+    transform: Callable = float
+    inverse: Callable = float
+    fits: Callable = lambda value: True
+    refusal: str = ""
+    whole: bool = False  # places are whole numbers, and so are the values
+    axis: str | None = None  # what plotly calls an axis with this scale, if it would not choose it by itself
+    takes: str = "a range"  # or "values", or "nothing": then the setting is not searched
+
+
+SCALES = {
+    "uniform": Scale(),
+    "int_uniform": Scale(inverse=int, fits=lambda value: float(value).is_integer(),
+                         refusal="{value} is not a whole number", whole=True),
+    "uniform_pow2": Scale(math.log2, lambda place: 2**place, lambda value: value >= 1 and math.log2(value).is_integer(),
+                          "{value:g} is not a power of two; uniform_pow2 goes from one to another", whole=True,
+                          axis="log"),
+    "log_normal": Scale(math.log, math.exp, lambda value: value > 0,
+                        "min = {min}: log_normal needs values above 0", axis="log"),
+    "logit_normal": Scale(lambda value: math.log(value / (1 - value)), special.expit, lambda value: 0 < value < 1,
+                          "min = {min}, max = {max}: logit_normal needs values between 0 and 1, without both"),
+    "choice": Scale(takes="values"),
+    "none": Scale(takes="nothing"),
+}  # fmt: skip
 FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
 DEFAULT_SCALE = 0.25  # of the range, where a mean is given without a scale
 
@@ -41,7 +73,7 @@ class SpaceError(ValueError):
 class Setting:
     """One searched setting. `to_unit` and `from_unit` go between its values and a coordinate in 0..1.
 
-    distribution: the scale on which steps are even: uniform and int_uniform (linear), uniform_pow2 (powers of two),
+    distribution: a name in SCALES: uniform and int_uniform (even steps), uniform_pow2 (powers of two),
     log_normal (logarithm), logit_normal (logit, for values near 0 or 1 such as gamma), choice (a list of values).
     mean: where the search starts and which region it prefers at first; None for no preference, or the value None of a
     choice that has it. scale: the standard deviation of that preference as a fraction of the whole range on the
@@ -59,10 +91,10 @@ class Setting:
     integer: bool = False
 
     def __post_init__(self):
-        if self.distribution not in DISTRIBUTIONS:
+        if self.distribution not in SCALES:
             said = f"distribution = {self.distribution!r}: must be" if self.distribution else "has no distribution:"
-            self._refuse(f"{said} one of {', '.join(DISTRIBUTIONS)}")
-        if self.distribution == "choice":
+            self._refuse(f"{said} one of {', '.join(SCALES)}")
+        if self.row.takes == "values":
             if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
                 self._refuse(f"values = {list(self.values)}: there must be two or more, all different")
         else:
@@ -78,7 +110,7 @@ class Setting:
             self._refuse(f"scale = {self.scale}: must be above 0")
         if self.scale is None and self.mean is not None and not self.categorical:
             self.scale = DEFAULT_SCALE
-        self.integer |= self.distribution in ("int_uniform", "uniform_pow2")
+        self.integer |= self.row.whole
 
     def _refuse(self, what):
         raise SpaceError(f"[sweep.{self.name}] {what}.")
@@ -89,36 +121,30 @@ class Setting:
                 self._refuse(f"{key} is missing")
         if not self.min < self.max:
             self._refuse(f"min = {self.min} must be below max = {self.max}")
-        if self.distribution == "log_normal" and self.min <= 0:
-            self._refuse(f"min = {self.min}: log_normal needs values above 0")
-        if self.distribution == "logit_normal" and not 0 < self.min < self.max < 1:
-            self._refuse(f"min = {self.min}, max = {self.max}: logit_normal needs values between 0 and 1, without both")
         for value in (self.min, self.max):
-            if self.distribution == "uniform_pow2" and (value < 1 or not math.log2(value).is_integer()):
-                self._refuse(f"{value:g} is not a power of two; uniform_pow2 goes from one to another")
-            if self.distribution == "int_uniform" and not float(value).is_integer():
-                self._refuse(f"{value} is not a whole number")
+            if not self.row.fits(value):
+                self._refuse(self.row.refusal.format(value=value, min=self.min, max=self.max))
+
+    @property
+    def row(self):
+        """The distribution's row of SCALES."""
+        return SCALES[self.distribution]
 
     @property
     def levels(self):
         """How many values there are; 0 for a continuum."""
         if self.values:
             return len(self.values)
-        if self.distribution in ("int_uniform", "uniform_pow2"):
-            return round(self._stretch(self.max) - self._stretch(self.min)) + 1
-        return 0
+        low, high = self._ends()
+        return round(high - low) + 1 if self.row.whole else 0
 
     @property
     def categorical(self):
         """Values without an order: a list with anything in it that is not a number."""
         return any(isinstance(value, bool) or not isinstance(value, int | float) for value in self.values)
 
-    def _stretch(self, value):
-        if self.distribution == "log_normal":
-            return math.log(value)
-        if self.distribution == "logit_normal":
-            return math.log(value / (1 - value))
-        return math.log2(value) if self.distribution == "uniform_pow2" else float(value)
+    def _ends(self):
+        return self.row.transform(self.min), self.row.transform(self.max)
 
     def to_unit(self, value):
         """A value's coordinate; the middle of its cell where values are discrete."""
@@ -126,7 +152,7 @@ class Setting:
             if value not in self.values:
                 self._refuse(f"{value!r} is not one of {list(self.values)}")
             return (self.values.index(value) + 0.5) / len(self.values)
-        low, high, at = self._stretch(self.min), self._stretch(self.max), self._stretch(value)
+        (low, high), at = self._ends(), self.row.transform(value)
         if self.levels:
             return (round(at - low) + 0.5) / self.levels
         return min(1.0, max(0.0, (at - low) / (high - low)))
@@ -137,11 +163,9 @@ class Setting:
             level = min(int(unit * self.levels), self.levels - 1)
             if self.values:
                 return self.values[level]
-            level += round(self._stretch(self.min))
-            return 2**level if self.distribution == "uniform_pow2" else level
-        low, high = self._stretch(self.min), self._stretch(self.max)
-        at = low + unit * (high - low)
-        value = {"log_normal": math.exp, "logit_normal": special.expit}.get(self.distribution, float)(at)
+            return self.row.inverse(round(self._ends()[0]) + level)
+        low, high = self._ends()
+        value = self.row.inverse(low + unit * (high - low))
         value = min(float(self.max), max(float(self.min), float(f"{value:.6g}")))  # 0.015, not 0.01499999999999998
         return round(value) if self.integer else value
 
@@ -170,7 +194,7 @@ class Space:
                 near = difflib.get_close_matches(key, FIELDS, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise SpaceError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: {', '.join(FIELDS)}.")
-        if what["distribution"] == "none":
+        if scale_of(what).takes == "nothing":
             return None
         what["values"] = tuple(map(number, what["values"]) if texts else what.get("values", ()))
         for key in ("min", "max", "scale", *(() if what["values"] else ("mean",))):
@@ -268,6 +292,11 @@ def described(name, what):
     return {**what, "distribution": str(what.get("distribution", "choice" if "values" in what else "")).lower()}
 
 
+def scale_of(what):
+    """The row of SCALES of what `described` gave; the plain one if there is none, which Setting refuses in due time."""
+    return SCALES.get(what["distribution"], Scale())
+
+
 def number(text):
     """A text from an ini file or the command line as int, float, bool or None where it is one."""
     if not isinstance(text, str):
@@ -319,10 +348,11 @@ def searched_settings(env_name, given, options=()):
         types = {field.name: field.type for field in dataclasses.fields(schema[section])}
         key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
         what = described(name, what)
-        if what["distribution"] == "none" or f"{section}.{key}" in fixed:
+        takes = scale_of(what).takes
+        if takes == "nothing" or f"{section}.{key}" in fixed:
             continue
         kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
-        if what["distribution"] == "choice":
+        if takes == "values":
             where, texts = f"[sweep.{name}] values", what.get("values", ())
             what["values"] = [configuration.coerce(text, types[key], where) for text in texts]
             fits = present in what["values"]
@@ -686,7 +716,7 @@ class Protein(Random):
         if self.STEPS in self.space.names:
             k = self.space.names.index(self.STEPS)
             setting = self.space.settings[k]
-            if setting.distribution == "log_normal" and (progress < 1).any():
+            if setting.row.axis == "log" and not setting.levels and (progress < 1).any():
                 units[:, k] += np.log(np.maximum(progress, 1e-6)) / math.log(setting.max / setting.min)
         return np.concatenate([self.space.features(units), progress[:, None]], axis=1)
 

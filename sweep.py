@@ -1001,15 +1001,14 @@ def sweep_figures(told, records, tuner):
             figure.add_scatter(x=[str(v) for v in tried] if setting.categorical else tried, y=score, mode="markers",
                                marker={"size": 4, "color": "grey"}, text=[words(r) for r in good], hoverinfo="text",
                                showlegend=False, **at)
-            if setting.distribution in ("log_normal", "uniform_pow2"):
-                figure.update_xaxes(type="log", **at)
+            figure.update_xaxes(type=setting.row.axis, **at)
         figure.update_layout(height=240 * rows + 60)
         figures.append(("Marginal effects", "Predicted score at the end, averaged over the tried values of all other "
                         "settings, ± 1 sd; points are trials.", figure))
 
     figures.append(("Parallel coordinates", "Drag along an axis to keep a range.", parallel(
         {name: [r["settings"][name] for r in good] for name in names} | {"cost": cost, "score": score},
-        {s.name for s in tuner.space.settings if s.distribution in ("log_normal", "uniform_pow2")} | {"cost"}, score)))
+        {s.name for s in tuner.space.settings if s.row.axis == "log"} | {"cost"}, score)))
     if len(good) >= 8:
         units = tuner.space.features(np.array([tuner.space.encode(r["settings"]) for r in good[:600]]))
         figures.append(similarity(units, score[:600], [words(r) for r in good[:600]]))

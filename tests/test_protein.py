@@ -56,6 +56,18 @@ def test_scales():
     assert config == pytest.approx({"train.a": 1e-2, "train.b": 0.5, "train.c": 8})
 
 
+def test_a_distribution_is_a_row_of_the_table(monkeypatch):
+    monkeypatch.setitem(protein.SCALES, "cube", protein.Scale(
+        math.cbrt, lambda place: place**3, lambda value: value != 7, "{value} is the one that cube cannot have"))
+    space = Space({"train.key": {"distribution": "cube", "min": -8, "max": 1}})
+    assert [space.decode(np.array([u]))["train.key"] for u in (0, 1 / 3, 2 / 3, 1)] == [-8, -1, 0, 1]
+    assert space.encode({"train.key": -1.0}) == pytest.approx(1 / 3)
+    with pytest.raises(SpaceError, match="7 is the one that cube cannot have"):
+        Space({"train.key": {"distribution": "cube", "min": 7, "max": 9}})
+    with pytest.raises(SpaceError, match=r"one of uniform,.*, none, cube"):
+        Space({"train.key": {"distribution": "sphere", "min": 0, "max": 9}})
+
+
 @pytest.mark.parametrize("what, message", [
     ({"distribution": "uniform", "min": 2, "max": 1}, "min = 2 must be below max = 1"),
     ({"distribution": "log_normal", "min": 0, "max": 1}, "log_normal needs values above 0"),

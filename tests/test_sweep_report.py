@@ -44,6 +44,10 @@ def test_report_of_a_sweep(swept):
     assert list(points.x) == [r["cost"] for r in good] and list(points.y) == [r["score"] for r in good]
     assert "trial 5" in points.text[4] and "learning_rate" in points.text[4]
     assert sum(figures["Importance"].data[0].x) == pytest.approx(1)
+    effects = figures["Marginal effects"].layout
+    assert [effects[axis].type for axis in ("xaxis", "xaxis2", "xaxis3")] == ["log", "log", None], "learning rate, ..."
+    labels = [dimension.label for dimension in figures["Parallel coordinates"].data[0].dimensions]
+    assert labels == ["learning_rate (log)", "total_timesteps (log)", "optimizer", "cost (log)", "score"]
     text = sweep.write_report(swept.folder).read_text()
     best = max(good, key=lambda r: r["score"])
     assert f"--train.learning-rate {best['settings']['train.learning_rate']}" in text and "[train]" in text
