@@ -312,64 +312,6 @@ def number(text):
     return text
 
 
-def fixed_settings(schema, options):
-    """Names of the settings, "section.key", that options of `pufferl.py train` fix: those given, and numbers of agents
-    and environments that one of them overrides. Raises ConfigError for an option that does not exist."""
-    import configuration
-
-    names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
-             if option.startswith("--")}
-    if names & {"env.num_envs", "vec.num_envs"}:
-        return names | {"vec.total_agents"}
-    return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
-
-
-def searched_settings(env_name, given, options=()):
-    """The search space as a tuner takes it, checked against the environment's settings: their type, their present value
-    as the mean. given: None for the [sweep.*] sections. options: of `pufferl.py train`; what they fix is not searched.
-    env_name None leaves `given` as it is.
-
-    Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
-    """
-    if env_name is None:
-        return given or {}
-    import configuration  # here: it brings torch, which the tuners by themselves and the report do without
-
-    schema = configuration.resolve(env_name)[0]
-    fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
-    if given is None:
-        given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
-    space = {}
-    for name, what in flatten(given).items():
-        section, _, key = name.partition(".")
-        if section not in schema or section == "base":
-            sections = [section for section in schema if section != "base"]
-            raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
-        types = {field.name: field.type for field in dataclasses.fields(schema[section])}
-        key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
-        what = described(name, what)
-        takes = scale_of(what).takes
-        if takes == "nothing" or f"{section}.{key}" in fixed:
-            continue
-        kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
-        if takes == "values":
-            where, texts = f"[sweep.{name}] values", what.get("values", ())
-            what["values"] = [configuration.coerce(text, types[key], where) for text in texts]
-            fits = present in what["values"]
-        else:
-            if not {int, float} & set(kinds):
-                raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
-            if float not in kinds:
-                what["integer"] = True
-            bounds = (what.get("min"), present, what.get("max"))
-            fits = all(isinstance(value, int | float) for value in bounds) and bounds[0] <= present <= bounds[2]
-        if fits and what.get("mean") is None:
-            what["mean"] = present
-        space[f"{section}.{key}"] = what
-    Space(space)
-    return space
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Gaussian process regression
 
@@ -521,12 +463,11 @@ class Random:
             raise SpaceError(f"goal = {goal!r}: must be maximize or minimize.")
         self.env_name, self.num_trials, self.metric, self.goal, self.seed = env_name, num_trials, metric, goal, seed
         self.max_suggestion_cost = max_suggestion_cost or math.inf
-        self.sweep_settings, options = settings, []
-        if settings:
-            import sweep  # which imports this file
+        self.sweep_settings, self.search_space = settings, search_space or {}
+        if settings or env_name is not None:
+            import sweep  # here, since it imports this file, and knows what a tuner by itself does without
 
-            options = sweep.settings_of(self)[1]  # an error in them is better told now
-        self.search_space = searched_settings(env_name, search_space, options)
+            self.search_space = sweep.searched_settings(env_name, search_space, sweep.settings_of(self)[1])
         self.space = Space(self.search_space)
         self.sign = 1.0 if goal == "maximize" else -1.0
         self.observations, self.pending, self.number = [], [], -1
@@ -590,7 +531,6 @@ class Random:
 
             if self.env_name is None:
                 raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
-
             sweep.Runner(self, *sweep.settings_of(self)).run()
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()

@@ -38,9 +38,22 @@ from typing import Literal
 import numpy as np
 import psutil
 
-import protein
 from loggers import TensorBoardLogger, WandbLogger, warn
-from protein import Protein, SpaceError, front_of
+from protein import (
+    FIELDS,
+    Grid,
+    ParetoGenetic,
+    Protein,
+    Random,
+    Space,
+    SpaceError,
+    described,
+    flatten,
+    front_of,
+    scale_of,
+)
+
+# configuration, pufferl and watch are imported by who needs them: they bring torch, which the page does without.
 
 ROOT = Path(__file__).resolve().parent
 TRAINER = "pufferl.py"
@@ -573,7 +586,7 @@ class Sweep:
     """Serve the report on this port of this machine (127.0.0.1) while the sweep runs."""
 
 
-METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic, "grid": protein.Grid}
+METHODS = {"protein": Protein, "random": Random, "genetic": ParetoGenetic, "grid": Grid}
 
 
 def settings_of(tuner):
@@ -594,6 +607,64 @@ def settings_of(tuner):
 def as_options(settings):
     """{"train.learning_rate": 0.01} -> ["--train.learning-rate", "0.01"]."""
     return [text for name, value in settings.items() for text in ("--" + name.replace("_", "-"), str(value))]
+
+
+def fixed_settings(schema, options):
+    """Names of the settings, "section.key", that options of `pufferl.py train` fix: those given, and numbers of agents
+    and environments that one of them overrides. Raises ConfigError for an option that does not exist."""
+    import configuration
+
+    names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
+             if option.startswith("--")}
+    if names & {"env.num_envs", "vec.num_envs"}:
+        return names | {"vec.total_agents"}
+    return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
+
+
+def searched_settings(env_name, given, options=()):
+    """The search space as a tuner takes it, checked against the environment's settings: their type, their present value
+    as the mean. given: None for the [sweep.*] sections. options: of `pufferl.py train`; what they fix is not searched.
+    env_name None leaves `given` as it is.
+
+    Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
+    """
+    if env_name is None:
+        return given or {}
+    import configuration
+
+    schema = configuration.resolve(env_name)[0]
+    fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
+    if given is None:
+        given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
+    space = {}
+    for name, what in flatten(given).items():
+        section, _, key = name.partition(".")
+        if section not in schema or section == "base":
+            sections = [section for section in schema if section != "base"]
+            raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
+        types = {field.name: field.type for field in dataclasses.fields(schema[section])}
+        key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
+        what = described(name, what)
+        takes = scale_of(what).takes
+        if takes == "nothing" or f"{section}.{key}" in fixed:
+            continue
+        kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
+        if takes == "values":
+            where, texts = f"[sweep.{name}] values", what.get("values", ())
+            what["values"] = [configuration.coerce(text, types[key], where) for text in texts]
+            fits = present in what["values"]
+        else:
+            if not {int, float} & set(kinds):
+                raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
+            if float not in kinds:
+                what["integer"] = True
+            bounds = (what.get("min"), present, what.get("max"))
+            fits = all(isinstance(value, int | float) for value in bounds) and bounds[0] <= present <= bounds[2]
+        if fits and what.get("mean") is None:
+            what["mean"] = present
+        space[f"{section}.{key}"] = what
+    Space(space)
+    return space
 
 
 class Runner:
@@ -1275,7 +1346,7 @@ def split_options(argv):
         if parts[0] == "sweep" and len(parts) == 4:
             space.setdefault(f"{parts[1]}.{parts[2]}", {})[parts[3]] = value
         elif parts[0] == "sweep" and len(parts) != 2:
-            raise SpaceError(f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of {', '.join(protein.FIELDS)}, "
+            raise SpaceError(f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of {', '.join(FIELDS)}, "
                              "or --sweep.KEY VALUE; --help lists the keys.")
         else:
             (sweep if parts[0] == "sweep" or name in ("-h", "--help") else others).extend(taken)
@@ -1336,14 +1407,14 @@ def sweep_command(env_name, argv):
     space = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     for name, fields in space_options.items():
         space.setdefault(name, {}).update(fields)
-    fixed = protein.fixed_settings(configuration.resolve(env_name)[0], options)
+    fixed = fixed_settings(configuration.resolve(env_name)[0], options)
     for name in [name for name in space if name in fixed]:
         print(f"{name} is given, so it is not searched")
     limit = settings.max_suggestion_cost
     if limit is None:
         limit = 3600.0 if settings.cost == "performance/uptime" else math.inf
     tuner = METHODS[settings.method](
-        search_space=protein.searched_settings(env_name, space, options), num_trials=settings.num_trials,
+        search_space=searched_settings(env_name, space, options), num_trials=settings.num_trials,
         metric=settings.metric, goal=settings.goal, seed=settings.seed,
         max_suggestion_cost=limit, random_trials=settings.random_trials)
     tuner.env_name = env_name  # not sooner: its settings are checked already, with these options

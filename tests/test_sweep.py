@@ -19,7 +19,6 @@ from conftest import start, wait_for
 from test_loggers import OFFLINE, wandb_records
 
 import configuration
-import protein
 import sweep
 from protein import Protein, SpaceError
 from sweep import Curve, Ledger
@@ -233,7 +232,7 @@ def fake(monkeypatch):
 def run_sweep(folder, count, space=FAKE_SPACE, **settings):
     options = ["--data-dir", str(folder)]
     settings = sweep.Sweep(num_trials=count, logger="none", **settings)
-    tuner = Protein(search_space=protein.searched_settings("squared", space, options), num_trials=count,
+    tuner = Protein(search_space=sweep.searched_settings("squared", space, options), num_trials=count,
                     metric=settings.metric)  # fmt: skip
     tuner.env_name = "squared"
     return sweep.Runner(tuner, settings, options, quiet=True).run(), tuner
@@ -344,7 +343,7 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert sorted(seen) == ["3", "3", "5", "5"]
     release.set()
     assert len(pool.close()) == 4
-    with pytest.raises(protein.SpaceError, match="names only 3,5,7"):
+    with pytest.raises(SpaceError, match="names only 3,5,7"):
         sweep.LocalPool(workers=1, gpus=4)
 
 
@@ -446,6 +445,15 @@ def test_two_sweeps_share_a_folder(tmp_path):
     results = Ledger(tmp_path / "sweep_squared").results()
     assert list(results) == list(range(8))
     assert len({json.dumps(r["settings"]) for r in results.values()}) == 8
+
+
+def test_what_brings_no_torch():
+    """The tuner by itself and the page of a finished sweep start at once."""
+    heavy = "{'torch', 'numba', 'ray', 'plotly', 'configuration', 'pufferl', 'watch'}"
+    subprocess.run([sys.executable, "-c", f"import sys, sweep; assert not {heavy} & {{*sys.modules}}"], check=True,
+                   cwd=sweep.ROOT)
+    code = f"import sys, protein; assert not {heavy} & {{*sys.modules}} and 'sweep' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep.ROOT)
 
 
 # -- the command line -----------------------------------------------------------------------------------------------
