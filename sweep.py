@@ -1224,6 +1224,10 @@ filter.oninput = () => {{
 </script></body></html>"""
 
 
+# What the page may load: plotly's scripts and styles stand in it, it compiles its WebGL, and it draws into images.
+SOURCES = "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+
+
 def table(rows):
     """[{column: value}] as an HTML table that sorts by a click on a column's head."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -1290,27 +1294,22 @@ def write_report(folder, output=None, **options):
 def serve(folder, port):
     """Serve the page on 127.0.0.1, made anew when the ledger has changed; returns the server (server_address,
     shutdown). port 0 takes a free one."""
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    import watch
 
-    made, lock = {"trials": -1, "page": b""}, threading.Lock()
+    made, lock = {"trials": -1, "page": ""}, threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Requests(watch.Requests):
         def do_GET(self):
+            if self.refuse():
+                return
             with lock:
                 trials = len(list((Path(folder) / "trials").glob("*.json")))
                 if made["trials"] != trials:
-                    made["page"] = page(folder, refresh=30).encode()
+                    made["page"] = page(folder, refresh=30)
                     made["trials"] = trials
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(made["page"])))
-            self.end_headers()
-            self.wfile.write(made["page"])
+            self.answer(200, made["page"], "text/html; charset=utf-8", SOURCES)
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = watch.Server(port, Requests)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 

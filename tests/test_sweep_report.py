@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import find_chromium
 from test_sweep import FAKE_SPACE, record
+from test_watch import ask
 
 import sweep
 from protein import Random, SpaceError
@@ -31,6 +32,14 @@ def swept(tmp_path):
             r["predicted"] = {"score": 0.5, "score_sd": 0.1, "cost": 3.0, "log_cost_sd": 0.2, "success": 1.0}
         ledger.finish(claim, r)
     return ledger
+
+
+@pytest.fixture
+def live(swept):
+    server = sweep.serve(swept.folder, 0)
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 def test_report_of_a_sweep(swept):
@@ -90,9 +99,7 @@ def test_report_of_two_environments(two_environments):
     assert "<th>env.distance</th>" in sweep.page(two_environments)
 
 
-def test_report_of_runs_and_the_live_page(swept, tmp_path):
-    from urllib.request import urlopen
-
+def test_report_of_runs(tmp_path):
     for i in range(9):
         write_run(tmp_path / "runs" / f"squared_{i}", "squared", "ab"[i % 2], {}, 0.9 + i / 100, i)
     text = sweep.page(tmp_path / "runs")
@@ -100,12 +107,18 @@ def test_report_of_runs_and_the_live_page(swept, tmp_path):
     assert sweep.page(tmp_path / "runs", tag="a").count("<tr>") == 6
     with pytest.raises(SpaceError, match="have the tag c"):
         sweep.page(tmp_path / "runs", tag="c")
-    server = sweep.serve(swept.folder, 0)
-    host, port = server.server_address
+
+
+def test_the_live_page_is_for_this_machine_only(live):
+    host, port = live.server_address
     assert host == "127.0.0.1"
-    assert "Sweep of squared" in urlopen(f"http://127.0.0.1:{port}/").read().decode()
-    server.shutdown()
-    server.server_close()
+    for name in (f"127.0.0.1:{port}", "localhost:1234"):  # a tunnel has a port of its own
+        status, headers, text = ask(port, "GET", "/", Host=name)
+        assert status == 200 and "Sweep of squared" in text
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+    status, _, text = ask(port, "GET", "/", Host=f"evil.test:{port}")
+    assert status == 403 and "squared" not in text
+    assert ask(port, "GET", "/", Origin="http://evil.test")[0] == 403
 
 
 def test_tsne_keeps_clusters_apart():
@@ -118,10 +131,10 @@ def test_tsne_keeps_clusters_apart():
 
 @pytest.fixture
 def browser():
-    """A function that opens a file in a headless Chromium which finds no other machine; fails on the page's errors and
-    on any request but that of the file."""
+    """A function that opens an address in a headless Chromium which finds no other machine; fails on the page's errors
+    and on any request but that of the page itself."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
     with playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=find_chromium(), args=arguments)
         page = chromium.new_page(viewport={"width": 1250, "height": 900})
@@ -131,20 +144,20 @@ def browser():
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
 
-        def show(path):
-            page.goto(path.as_uri())
+        def show(url):
+            page.goto(url)
             page.wait_for_selector(".js-plotly-plot .main-svg")
             return page
 
         yield show
-        assert {url.partition(":")[0] for url in requests} <= {"file", "data", "blob"} and problems == []
+        assert all(url.startswith((page.url, "data:", "blob:")) for url in requests) and problems == []
         chromium.close()
 
 
 @pytest.mark.slow
 def test_report_in_a_browser(swept, browser, tmp_path):
     """What the page of a sweep shows, without a network and under a real mouse, is the ledger."""
-    page = browser(sweep.write_report(swept.folder))
+    page = browser(sweep.write_report(swept.folder).as_uri())
     shown = page.evaluate("""() => {
       const plot = document.querySelector(".js-plotly-plot");
       return {trials: plot.data[0].customdata, drawn: plot.querySelectorAll(".points path").length,
@@ -164,8 +177,16 @@ def test_report_in_a_browser(swept, browser, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_live_page_in_a_browser(live, browser):
+    """What the server lets the page load is enough for all of its figures, also for those that WebGL draws."""
+    page = browser(f"http://localhost:{live.server_address[1]}/")
+    assert page.locator(".js-plotly-plot").count() == 6 and page.locator("tbody tr").count() == 12
+    page.wait_for_selector(".parcoords", state="attached")
+
+
+@pytest.mark.slow
 def test_the_filter_of_the_page(two_environments, browser, tmp_path):
-    page = browser(sweep.write_report(two_environments))
+    page = browser(sweep.write_report(two_environments).as_uri())
 
     def left():
         """(curves, points not faint, rows) that are to be seen."""
