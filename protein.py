@@ -32,18 +32,14 @@ from threadpoolctl import ThreadpoolController
 
 
 class Scale(NamedTuple):
-    """What a distribution means: a row of SCALES.
+    """What a distribution means: how its values lie on a scale on which steps are even."""
 
-    transform: a value's place on the scale, on which steps are even; inverse: the value at a place. fits: whether a
-    bound of the range can be on the scale; refusal: what is said if it cannot, of {value}, {min} and {max}.
-    """
-
-    transform: Callable = float
-    inverse: Callable = float
-    fits: Callable = lambda value: True
-    refusal: str = ""
+    transform: Callable = float  # a value's place on the scale
+    inverse: Callable = float  # the value at a place
+    fits: Callable = lambda value: True  # whether a bound of the range can be on the scale
+    refusal: str = ""  # what is said if it cannot, of {value}, {min} and {max}
     whole: bool = False  # places are whole numbers, and so are the values
-    axis: str | None = None  # what plotly calls an axis with this scale, if it would not choose it by itself
+    axis: str | None = None  # what plotly calls such an axis, if it would not choose it by itself
     takes: str = "a range"  # or "values", or "nothing": then the setting is not searched
 
 
@@ -73,8 +69,7 @@ class SpaceError(ValueError):
 class Setting:
     """One searched setting. `to_unit` and `from_unit` go between its values and a coordinate in 0..1.
 
-    distribution: a name in SCALES: uniform and int_uniform (even steps), uniform_pow2 (powers of two),
-    log_normal (logarithm), logit_normal (logit, for values near 0 or 1 such as gamma), choice (a list of values).
+    distribution: a name in SCALES; log_normal is for learning rates, logit_normal for values near 0 or 1 such as gamma.
     mean: where the search starts and which region it prefers at first; None for no preference, or the value None of a
     choice that has it. scale: the standard deviation of that preference as a fraction of the whole range on the
     setting's own scale. Categories have no regions: their mean is where the search starts only.
@@ -194,7 +189,7 @@ class Space:
                 near = difflib.get_close_matches(key, FIELDS, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise SpaceError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: {', '.join(FIELDS)}.")
-        if scale_of(what).takes == "nothing":
+        if SCALES.get(what["distribution"], Scale()).takes == "nothing":
             return None
         what["values"] = tuple(map(number, what["values"]) if texts else what.get("values", ()))
         for key in ("min", "max", "scale", *(() if what["values"] else ("mean",))):
@@ -290,11 +285,6 @@ def described(name, what):
     if isinstance(what.get("values"), str):
         what["values"] = [value.strip() for value in what["values"].split(",")]
     return {**what, "distribution": str(what.get("distribution", "choice" if "values" in what else "")).lower()}
-
-
-def scale_of(what):
-    """The row of SCALES of what `described` gave; the plain one if there is none, which Setting refuses in due time."""
-    return SCALES.get(what["distribution"], Scale())
 
 
 def number(text):
@@ -653,10 +643,8 @@ class Protein(Random):
         """(n, f + 1) inputs of the models: features, and how far the schedule has come. A point half way is not a run
         of half the length (its learning rate has not come down), so both coordinates tell what it is."""
         units, progress = np.array(units, dtype=float), np.asarray(progress, dtype=float)
-        if self.STEPS in self.space.names:
-            k = self.space.names.index(self.STEPS)
-            setting = self.space.settings[k]
-            if setting.row.axis == "log" and not setting.levels and (progress < 1).any():
+        for k, setting in enumerate(self.space.settings):
+            if setting.name == self.STEPS and setting.row.axis == "log" and not setting.levels and (progress < 1).any():
                 units[:, k] += np.log(np.maximum(progress, 1e-6)) / math.log(setting.max / setting.min)
         return np.concatenate([self.space.features(units), progress[:, None]], axis=1)
 

@@ -15,6 +15,7 @@ trial, where trials run, the sweep, the report, command line.
 
 import contextlib
 import dataclasses
+import functools
 import html
 import importlib.util
 import itertools
@@ -30,7 +31,6 @@ import tempfile
 import threading
 import time
 from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,20 +38,9 @@ from typing import Literal
 import numpy as np
 import psutil
 
+import protein
 from loggers import TensorBoardLogger, WandbLogger, warn
-from protein import (
-    FIELDS,
-    Grid,
-    ParetoGenetic,
-    Protein,
-    Random,
-    Space,
-    SpaceError,
-    described,
-    flatten,
-    front_of,
-    scale_of,
-)
+from protein import Protein, SpaceError, front_of
 
 # configuration, pufferl and watch are imported by who needs them: they bring torch, which the page does without.
 
@@ -458,7 +447,7 @@ class LocalPool:
         if len(self.gpus) < gpus:
             raise SpaceError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
         self.stop = threading.Event()
-        self.threads = ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
+        self.threads = futures.ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
         self.running = {}  # future -> (claim, GPU or None)
 
     def submit(self, claim, job, started):
@@ -507,7 +496,7 @@ class RayPool:
         room = [int(total.get("CPU", 0) / cpus)] + ([int(total.get("GPU", 0) / gpus)] if gpus else [])
         self.slots = workers or max(1, min(room))
         self.task = ray.remote(run_trial).options(num_cpus=cpus, num_gpus=gpus, max_retries=0,
-                                                          scheduling_strategy="SPREAD")
+                                                  scheduling_strategy="SPREAD")
         self.running = {}
 
     def submit(self, claim, job, started):
@@ -586,7 +575,7 @@ class Sweep:
     """Serve the report on this port of this machine (127.0.0.1) while the sweep runs."""
 
 
-METHODS = {"protein": Protein, "random": Random, "genetic": ParetoGenetic, "grid": Grid}
+METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic, "grid": protein.Grid}
 
 
 def settings_of(tuner):
@@ -637,15 +626,15 @@ def searched_settings(env_name, given, options=()):
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     space = {}
-    for name, what in flatten(given).items():
+    for name, what in protein.flatten(given).items():
         section, _, key = name.partition(".")
         if section not in schema or section == "base":
             sections = [section for section in schema if section != "base"]
             raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
         types = {field.name: field.type for field in dataclasses.fields(schema[section])}
         key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
-        what = described(name, what)
-        takes = scale_of(what).takes
+        what = protein.described(name, what)
+        takes = protein.SCALES.get(what["distribution"], protein.Scale()).takes  # Space refuses an unknown one
         if takes == "nothing" or f"{section}.{key}" in fixed:
             continue
         kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
@@ -663,7 +652,7 @@ def searched_settings(env_name, given, options=()):
         if fits and what.get("mean") is None:
             what["mean"] = present
         space[f"{section}.{key}"] = what
-    Space(space)
+    protein.Space(space)
     return space
 
 
@@ -1008,27 +997,47 @@ def tsne(X, perplexity=15.0, steps=300, seed=0):
 
 def sweep_figures(told, records, tuner):
     """[(title, text, figure)] of a sweep."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    asked, names = told["asked"], tuner.space.names
     good = [r for r in records if r["status"] != "failed"]
     if not good:
         return []
+    text, cost, score = [in_words(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
+    figures = [against_cost(told["asked"], good, text, tuner), curves_of_trials(told["asked"], good, text)]
+    if len(good) >= 4:
+        tuner.fit()
+        effects = marginal_effects(tuner)
+        figures += [importance(effects), effects_of_settings(effects, good, text, tuner)]
+    columns = {name: [r["settings"][name] for r in good] for name in tuner.space.names}
+    logarithmic = {s.name for s in tuner.space.settings if s.row.axis == "log"} | {"cost"}
+    figures.append(("Parallel coordinates", "Drag along an axis to keep a range.",
+                    parallel(columns | {"cost": cost, "score": score}, logarithmic, score)))
+    if len(good) >= 8:
+        units = tuner.space.features(np.array([tuner.space.encode(r["settings"]) for r in good[:600]]))
+        figures.append(similarity(units, score[:600], text[:600]))
+    return figures
 
-    def words(record):
-        settings = [f"{name} = {short(value)}" for name, value in record["settings"].items()]
-        return "<br>".join([f"trial {record['trial']} ({record['status']})",
-                            f"score {record['score']:.5g}, cost {record['cost']:.5g}", *settings])
 
-    cost, score = [r["cost"] for r in good], [r["score"] for r in good]
+def new_figure(**layout):
+    """An empty figure. plotly is imported here and not above: a sweep does without it until it ends."""
+    import plotly.graph_objects as go
+
+    return go.Figure().update_layout(**layout)
+
+
+def in_words(record):
+    settings = [f"{name} = {short(value)}" for name, value in record["settings"].items()]
+    return "<br>".join([f"trial {record['trial']} ({record['status']})",
+                        f"score {record['score']:.5g}, cost {record['cost']:.5g}", *settings])
+
+
+def against_cost(asked, good, text, tuner):
+    cost, score, number = [r["cost"] for r in good], [r["score"] for r in good], [r["trial"] for r in good]
     front = front_of([tuner.sign * s for s in score], cost)
-    figure = go.Figure()
-    figure.add_scatter(x=cost, y=score, mode="markers", name="trials", text=[words(r) for r in good], hoverinfo="text",
-                       customdata=[r["trial"] for r in good], meta="trials",
-                       marker={"color": [r["trial"] for r in good], "colorscale": "Viridis", "size": 8,
+    figure = new_figure(xaxis_type="log", xaxis_title=asked["cost"], yaxis_title=asked["metric"],
+                        legend_orientation="h")
+    figure.add_scatter(x=cost, y=score, mode="markers", name="trials", text=text, hoverinfo="text", customdata=number,
+                       marker={"color": number, "colorscale": "Viridis", "size": 8,
                                "symbol": ["circle" if r["status"] == "done" else "triangle-down" for r in good],
-                               "colorbar": {"title": "trial"}})
+                               "colorbar": {"title": "trial"}}, meta="trials")
     figure.add_scatter(x=[cost[i] for i in front], y=[score[i] for i in front], mode="lines", line_shape="hv",
                        name="front", line={"color": "crimson"}, hoverinfo="skip")
     expected = [(r["trial"], r["predicted"]) for r in good if r["predicted"].get("score") is not None]
@@ -1036,60 +1045,51 @@ def sweep_figures(told, records, tuner):
                        name="expected, ± 1 sd", visible="legendonly", marker={"symbol": "x-thin-open"},
                        error_y={"array": [p["score_sd"] for _, p in expected], "thickness": 0.6}, hoverinfo="text",
                        text=[f"trial {number}, as expected before it" for number, _ in expected])
-    figure.update_layout(xaxis={"type": "log", "title": asked["cost"]}, yaxis_title=asked["metric"],
-                         legend={"orientation": "h"})
-    figures = [("Score against cost", "Each point is a trial (triangles: stopped early); the line is the front. "
-                "Click the legend for what the model had expected.", figure)]
+    return ("Score against cost", "Each point is a trial (triangles: stopped early); the line is the front. "
+            "Click the legend for what the model had expected.", figure)
 
-    figure = go.Figure()
-    for r in good:
+
+def curves_of_trials(asked, good, text):
+    figure = new_figure(xaxis_type="log", xaxis_title=asked["cost"], yaxis_title=asked["metric"])
+    for r, words in zip(good, text, strict=True):
         figure.add_scatter(x=[c for _, _, c in r["curve"]], y=[s for _, s, _ in r["curve"]], mode="lines+markers",
-                           name=f"{r['trial']}", text=words(r), hoverinfo="text", marker={"size": 4}, line={"width": 1})
-    figure.update_layout(xaxis={"type": "log", "title": asked["cost"]}, yaxis_title=asked["metric"])
-    figures.append(("Curves", "The points of each trial that the model learns from.", figure))
+                           name=f"{r['trial']}", text=words, hoverinfo="text", marker={"size": 4}, line={"width": 1})
+    return "Curves", "The points of each trial that the model learns from.", figure
 
-    if len(good) >= 4:
-        tuner.fit()
-        effects = marginal_effects(tuner)
-        share = np.array([np.var(mean) for _, mean, _ in effects.values()])
-        share = share / (share.sum() or 1.0)
-        order = np.argsort(share)
-        figure = go.Figure(go.Bar(x=share[order], y=[names[i] for i in order], orientation="h"))
-        figure.update_layout(xaxis={"title": "share of the variance of the marginal effects", "tickformat": ".0%"},
-                             margin={"l": 180})
-        figures.append(("Importance", "How much the predicted score changes with each setting alone.", figure))
-        columns = 3
-        rows = -(-len(names) // columns)
-        figure = make_subplots(rows, columns, subplot_titles=names)
-        for i, (setting, (values, mean, sd)) in enumerate(zip(tuner.space.settings, effects.values(), strict=True)):
-            at = {"row": i // columns + 1, "col": i % columns + 1}
-            values = [str(v) for v in values] if setting.categorical else values
-            figure.add_scatter(x=values, y=mean + sd, line={"width": 0}, hoverinfo="skip", showlegend=False, **at)
-            figure.add_scatter(x=values, y=mean - sd, line={"width": 0}, fill="tonexty", hoverinfo="skip",
-                               fillcolor="rgba(60,120,200,0.2)", showlegend=False, **at)
-            figure.add_scatter(x=values, y=mean, line={"color": "rgb(60,120,200)"}, showlegend=False, **at)
-            tried = [r["settings"][setting.name] for r in good]
-            figure.add_scatter(x=[str(v) for v in tried] if setting.categorical else tried, y=score, mode="markers",
-                               marker={"size": 4, "color": "grey"}, text=[words(r) for r in good], hoverinfo="text",
-                               showlegend=False, **at)
-            figure.update_xaxes(type=setting.row.axis, **at)
-        figure.update_layout(height=240 * rows + 60)
-        figures.append(("Marginal effects", "Predicted score at the end, averaged over the tried values of all other "
-                        "settings, ± 1 sd; points are trials.", figure))
 
-    figures.append(("Parallel coordinates", "Drag along an axis to keep a range.", parallel(
-        {name: [r["settings"][name] for r in good] for name in names} | {"cost": cost, "score": score},
-        {s.name for s in tuner.space.settings if s.row.axis == "log"} | {"cost"}, score)))
-    if len(good) >= 8:
-        units = tuner.space.features(np.array([tuner.space.encode(r["settings"]) for r in good[:600]]))
-        figures.append(similarity(units, score[:600], [words(r) for r in good[:600]]))
-    return figures
+def importance(effects):
+    share = np.array([np.var(mean) for _, mean, _ in effects.values()])
+    share, order = share / (share.sum() or 1.0), np.argsort(share)
+    figure = new_figure(xaxis_title="share of the variance of the marginal effects", xaxis_tickformat=".0%",
+                        margin_l=180)
+    figure.add_bar(x=share[order], y=[list(effects)[i] for i in order], orientation="h")
+    return "Importance", "How much the predicted score changes with each setting alone.", figure
+
+
+def effects_of_settings(effects, good, text, tuner, columns=3):
+    from plotly.subplots import make_subplots
+
+    rows = -(-len(effects) // columns)
+    figure = make_subplots(rows, columns, subplot_titles=list(effects))
+    for i, (setting, (values, mean, sd)) in enumerate(zip(tuner.space.settings, effects.values(), strict=True)):
+        at = {"row": i // columns + 1, "col": i % columns + 1}
+        values = [str(v) for v in values] if setting.categorical else values
+        figure.add_scatter(x=values, y=mean + sd, line={"width": 0}, hoverinfo="skip", showlegend=False, **at)
+        figure.add_scatter(x=values, y=mean - sd, line={"width": 0}, fill="tonexty", hoverinfo="skip",
+                           fillcolor="rgba(60,120,200,0.2)", showlegend=False, **at)
+        figure.add_scatter(x=values, y=mean, line={"color": "rgb(60,120,200)"}, showlegend=False, **at)
+        tried = [r["settings"][setting.name] for r in good]
+        figure.add_scatter(x=[str(v) for v in tried] if setting.categorical else tried, y=[r["score"] for r in good],
+                           mode="markers", marker={"size": 4, "color": "grey"}, text=text, hoverinfo="text",
+                           showlegend=False, **at)
+        figure.update_xaxes(type=setting.row.axis, **at)
+    figure.update_layout(height=240 * rows + 60)
+    return ("Marginal effects", "Predicted score at the end, averaged over the tried values of all other settings, "
+            "± 1 sd; points are trials.", figure)
 
 
 def parallel(columns, logarithmic, score):
     """Parallel coordinates of {name: values}, coloured by score."""
-    import plotly.graph_objects as go
-
     dimensions = []
     for name, values in columns.items():
         label = name.partition(".")[2] or name
@@ -1104,17 +1104,14 @@ def parallel(columns, logarithmic, score):
         else:
             dimensions.append({"label": label, "values": values})
     line = {"color": score, "colorscale": "Viridis", "showscale": True}
-    return go.Figure(go.Parcoords(dimensions=dimensions, line=line))
+    return new_figure().add_parcoords(dimensions=dimensions, line=line)
 
 
 def similarity(features, score, text):
-    import plotly.graph_objects as go
-
     spot = tsne(np.asarray(features, dtype=float))
-    figure = go.Figure(go.Scatter(x=spot[:, 0], y=spot[:, 1], mode="markers", text=text, hoverinfo="text",
-                                  marker={"color": score, "colorscale": "Viridis", "showscale": True}))
-    figure.update_xaxes(showticklabels=False)
-    figure.update_yaxes(showticklabels=False)
+    figure = new_figure(xaxis_showticklabels=False, yaxis_showticklabels=False)
+    figure.add_scatter(x=spot[:, 0], y=spot[:, 1], mode="markers", text=text, hoverinfo="text",
+                       marker={"color": score, "colorscale": "Viridis", "showscale": True})
     return "Similar settings", "t-SNE of the settings, coloured by score: near points have like settings.", figure
 
 
@@ -1149,20 +1146,17 @@ def varied_settings(runs):
 
 def run_figures(runs, metric):
     """[(title, text, figure)] of ordinary runs, by environment: curves, score against each setting, t-SNE."""
-    import plotly.graph_objects as go
-
     figures = []
     for env in sorted({run["env"] for run in runs}):
         mine = [run for run in runs if run["env"] == env]
         varied = varied_settings(mine)
         text = ["<br>".join(f"{name} = {short(value)}" for name, value in as_row(run, varied).items()) for run in mine]
         for axis, title in (("step", "environment steps"), ("cost", "seconds")):
-            figure = go.Figure()
+            figure = new_figure(xaxis_title=title, yaxis_title=metric, showlegend=True)
             for run, words in zip(mine, text, strict=True):
                 every = max(1, len(run["curve"].step) // 400)
                 figure.add_scatter(x=getattr(run["curve"], axis)[::every], y=run["curve"].score[::every], mode="lines",
                                    name=run["name"], text=words, hoverinfo="text")
-            figure.update_layout(xaxis_title=title, yaxis_title=metric, showlegend=True)
             figures.append((f"{env}: curves over {title}", "", figure))
         if varied:
             def column(name, mine=mine):
@@ -1171,12 +1165,12 @@ def run_figures(runs, metric):
                 return values if plain else [str(v) for v in values]
 
             axes = {"seconds": [run["cost"] for run in mine]} | {name: column(name) for name in varied}
-            figure = go.Figure(go.Scatter(x=axes["seconds"], y=[run["score"] for run in mine], mode="markers",
-                                          text=text, hoverinfo="text"))
             buttons = [{"label": name, "method": "update", "args": [{"x": [values]}, {"xaxis.title.text": name}]}
                        for name, values in axes.items()]
-            figure.update_layout(updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15}],
-                                 xaxis_title="seconds", yaxis_title=metric)
+            figure = new_figure(updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15}],
+                                xaxis_title="seconds", yaxis_title=metric)
+            figure.add_scatter(x=axes["seconds"], y=[run["score"] for run in mine], mode="markers", text=text,
+                               hoverinfo="text")
             figures.append((f"{env}: score by setting", "Choose the setting in the menu.", figure))
             numeric = [name for name in varied if not isinstance(column(name)[0], str)]
             if len(mine) >= 8 and numeric:
@@ -1284,10 +1278,17 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
     return PAGE.format(title=html.escape(title), refresh=meta, plotly=get_plotlyjs(), body="\n".join(parts))
 
 
-def write_report(folder, output=None, **options):
-    """Write the page, by default as report.html into the folder; returns its path."""
-    output = Path(output or Path(folder) / "report.html")
-    output.write_text(page(folder, **options))
+def write_report(path: Path, output: Path | None = None, metric: str = "environment/score", tag: str | None = None):
+    """Write the report of a sweep's folder, or of a folder of runs.
+
+    Args:
+        path: a sweep's folder, or one of runs such as experiments.
+        output: the page (default: report.html in the folder).
+        metric: what runs are compared by; a sweep knows its own.
+        tag: only runs with this tag.
+    """
+    output = Path(output or Path(path) / "report.html")
+    output.write_text(page(path, metric, tag))
     return output
 
 
@@ -1296,18 +1297,15 @@ def serve(folder, port):
     shutdown). port 0 takes a free one."""
     import watch
 
-    made, lock = {"trials": -1, "page": ""}, threading.Lock()
+    lock, made = threading.Lock(), functools.lru_cache(1)(lambda trials: page(folder, refresh=30))
 
     class Requests(watch.Requests):
         def do_GET(self):
             if self.refuse():
                 return
             with lock:
-                trials = len(list((Path(folder) / "trials").glob("*.json")))
-                if made["trials"] != trials:
-                    made["page"] = page(folder, refresh=30)
-                    made["trials"] = trials
-            self.answer(200, made["page"], "text/html; charset=utf-8", SOURCES)
+                text = made(len(list((Path(folder) / "trials").glob("*.json"))))
+            self.answer(200, text, "text/html; charset=utf-8", SOURCES)
 
     server = watch.Server(port, Requests)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -1345,7 +1343,7 @@ def split_options(argv):
         if parts[0] == "sweep" and len(parts) == 4:
             space.setdefault(f"{parts[1]}.{parts[2]}", {})[parts[3]] = value
         elif parts[0] == "sweep" and len(parts) != 2:
-            raise SpaceError(f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of {', '.join(FIELDS)}, "
+            raise SpaceError(f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of {', '.join(protein.FIELDS)}, "
                              "or --sweep.KEY VALUE; --help lists the keys.")
         else:
             (sweep if parts[0] == "sweep" or name in ("-h", "--help") else others).extend(taken)
@@ -1359,29 +1357,14 @@ def main(argv=None):
         return
     try:
         if argv[0] == "report":
-            report_command(argv[1:])
+            import tyro
+
+            print(tyro.cli(write_report, args=argv[1:], prog="protein.py report",
+                           config=(tyro.conf.PositionalRequiredArgs,)))
         else:
             sweep_command(argv[0], argv[1:])
     except (ImportError, ValueError, RuntimeError, OSError, OverflowError) as error:  # also a port, or a folder
         sys.exit(f"protein.py: {error}")
-
-
-def report_command(argv):
-    import tyro
-
-    def report(path: tyro.conf.Positional[Path], output: Path | None = None, metric: str = "environment/score",
-               tag: str | None = None):
-        """Write the report of a sweep's folder, or of a folder of runs.
-
-        Args:
-            path: a sweep's folder, or one of runs such as experiments.
-            output: the page (default: report.html in the folder).
-            metric: what runs are compared by; a sweep knows its own.
-            tag: only runs with this tag.
-        """
-        print(write_report(path, output, metric=metric, tag=tag))
-
-    tyro.cli(report, args=argv, prog="protein.py report")
 
 
 def sweep_command(env_name, argv):

@@ -748,19 +748,13 @@ class Requests(http.server.BaseHTTPRequestHandler):
     def refuse(self):
         """Answer 403 to what does not come from this page: another name that was made to point here (DNS rebinding), or
         another site's script. The port may be any, as an ssh tunnel has one of its own."""
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        own = self._hostname(f"//{host}") in self.LOOPBACK and len(self.headers.get_all("Host", [])) == 1
-        if own and origin in (None, f"http://{host}"):
+        host, origin, own = self.headers.get("Host", ""), self.headers.get("Origin"), False
+        with contextlib.suppress(ValueError):  # of a host such as "["
+            own = urllib.parse.urlsplit(f"//{host}").hostname in self.LOOPBACK
+        if own and len(self.headers.get_all("Host", [])) == 1 and origin in (None, f"http://{host}"):
             return False
         self.answer(403, "this page is for http://127.0.0.1 and http://localhost only")
         return True
-
-    @staticmethod
-    def _hostname(url):
-        try:
-            return urllib.parse.urlsplit(url).hostname
-        except ValueError:
-            return None
 
     def answer(self, status, text="", kind="text/plain; charset=utf-8", sources=""):
         """sources: what the page may load, as in a Content-Security-Policy; by default nothing."""
