@@ -39,10 +39,9 @@ import numpy as np
 import psutil
 
 import protein
-from loggers import TensorBoardLogger, WandbLogger, warn
 from protein import Protein, SpaceError, front_of
 
-# configuration, pufferl and watch are imported by who needs them: they bring torch, which the page does without.
+# Our other rooms are imported by who needs them: most bring torch, which the page of a finished sweep does without.
 
 ROOT = Path(__file__).resolve().parent
 TRAINER = "pufferl.py"
@@ -901,36 +900,37 @@ def short(value):
 def make_logger(kind, folder, config):
     """A function that takes each finished trial's record. Raises ImportError where the package is missing. What goes
     wrong later costs log entries, not the sweep: the ledger has all."""
+    import loggers
+
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
         raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
 
+    def write(record):
+        """A trial's settings, and its curve over steps."""
+        name, failed = f"{record['trial']:05d}", record["status"] == "failed"
+        if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
+            return
+        if kind == "wandb":
+            logger = loggers.WandbLogger(config["project"], config["entity"], name, record["settings"],
+                                         group=folder.name, tag=record["status"], folder=str(folder))
+        else:
+            logger = loggers.TensorBoardLogger(folder / "tensorboard" / name)
+            last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
+            logger.writer.add_hparams(record["settings"], last, run_name=".")
+        for progress, score, cost in record["curve"]:
+            step = round(record["steps"] * progress / record["curve"][-1][0])
+            logger.log({"sweep/score": score, "sweep/cost": cost}, step)
+        if failed:
+            logger.run.finish(exit_code=1)
+        logger.close()
+
     def log(record):
         try:
-            log_trial(record, kind, folder, config)
+            write(record)
         except (OSError, ValueError) as error:
-            warn(f"trial {record['trial']} was not logged to {kind} ({error})")
+            loggers.warn(f"trial {record['trial']} was not logged to {kind} ({error})")
 
     return log if kind != "none" else lambda record: None
-
-
-def log_trial(record, kind, folder, config):
-    """A trial's settings, and its curve over steps, to TensorBoard or W&B."""
-    name, failed = f"{record['trial']:05d}", record["status"] == "failed"
-    if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
-        return
-    if kind == "wandb":
-        logger = WandbLogger(config["project"], config["entity"], name, record["settings"], group=folder.name,
-                             tag=record["status"], folder=str(folder))
-    else:
-        logger = TensorBoardLogger(folder / "tensorboard" / name)
-        last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
-        logger.writer.add_hparams(record["settings"], last, run_name=".")
-    for progress, score, cost in record["curve"]:
-        step = round(record["steps"] * progress / record["curve"][-1][0])
-        logger.log({"sweep/score": score, "sweep/cost": cost}, step)
-    if failed:
-        logger.run.finish(exit_code=1)
-    logger.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
