@@ -455,7 +455,7 @@ class Random:
         self.max_suggestion_cost = max_suggestion_cost or math.inf
         self.sweep_settings, self.search_space = settings, search_space or {}
         if settings or env_name is not None:
-            import sweep  # here, since it imports this file, and knows what a tuner by itself does without
+            import sweep  # here, since it imports this file, and since a tuner by itself does without it
 
             self.search_space = sweep.searched_settings(env_name, search_space, sweep.settings_of(self)[1])
         self.space = Space(self.search_space)
