@@ -11,14 +11,16 @@
 
 What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for score, log cost and
 success choose the next trial. The file reads in that order: search space, Gaussian process, tuners. To change how a
-trial is chosen, edit `Protein._gain`; the others have the same two methods. trials.py runs what is suggested here, and
-is the command line; report.py is the page.
+trial is chosen, edit `Protein._gain`; the others have the same two methods. sweep.py runs what is suggested here, and
+is the command line and the page.
 """
 
 import dataclasses
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg, optimize, special
@@ -28,7 +30,33 @@ from threadpoolctl import ThreadpoolController
 # ---------------------------------------------------------------------------------------------------------------------
 # The search space: settings as coordinates in the unit cube
 
-DISTRIBUTIONS = ("uniform", "int_uniform", "uniform_pow2", "log_normal", "logit_normal", "choice", "none")
+
+class Scale(NamedTuple):
+    """What a distribution means: how its values lie on a scale on which steps are even."""
+
+    transform: Callable = float  # a value's place on the scale
+    inverse: Callable = float  # the value at a place
+    fits: Callable = lambda value: True  # whether a bound of the range can be on the scale
+    refusal: str = ""  # what is said if it cannot, of {value}, {min} and {max}
+    whole: bool = False  # places are whole numbers, and so are the values
+    axis: str | None = None  # what plotly calls such an axis, if it would not choose it by itself
+    takes: str = "a range"  # or "values", or "nothing": then the setting is not searched
+
+
+SCALES = {
+    "uniform": Scale(),
+    "int_uniform": Scale(inverse=int, fits=lambda value: float(value).is_integer(),
+                         refusal="{value} is not a whole number", whole=True),
+    "uniform_pow2": Scale(math.log2, lambda place: 2**place, lambda value: value >= 1 and math.log2(value).is_integer(),
+                          "{value:g} is not a power of two; uniform_pow2 goes from one to another", whole=True,
+                          axis="log"),
+    "log_normal": Scale(math.log, math.exp, lambda value: value > 0,
+                        "min = {min}: log_normal needs values above 0", axis="log"),
+    "logit_normal": Scale(lambda value: math.log(value / (1 - value)), special.expit, lambda value: 0 < value < 1,
+                          "min = {min}, max = {max}: logit_normal needs values between 0 and 1, without both"),
+    "choice": Scale(takes="values"),
+    "none": Scale(takes="nothing"),
+}  # fmt: skip
 FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
 DEFAULT_SCALE = 0.25  # of the range, where a mean is given without a scale
 
@@ -41,8 +69,7 @@ class SpaceError(ValueError):
 class Setting:
     """One searched setting. `to_unit` and `from_unit` go between its values and a coordinate in 0..1.
 
-    distribution: the scale on which steps are even: uniform and int_uniform (linear), uniform_pow2 (powers of two),
-    log_normal (logarithm), logit_normal (logit, for values near 0 or 1 such as gamma), choice (a list of values).
+    distribution: a name in SCALES; log_normal is for learning rates, logit_normal for values near 0 or 1 such as gamma.
     mean: where the search starts and which region it prefers at first; None for no preference, or the value None of a
     choice that has it. scale: the standard deviation of that preference as a fraction of the whole range on the
     setting's own scale. Categories have no regions: their mean is where the search starts only.
@@ -59,10 +86,10 @@ class Setting:
     integer: bool = False
 
     def __post_init__(self):
-        if self.distribution not in DISTRIBUTIONS:
+        if self.distribution not in SCALES:
             said = f"distribution = {self.distribution!r}: must be" if self.distribution else "has no distribution:"
-            self._refuse(f"{said} one of {', '.join(DISTRIBUTIONS)}")
-        if self.distribution == "choice":
+            self._refuse(f"{said} one of {', '.join(SCALES)}")
+        if self.row.takes == "values":
             if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
                 self._refuse(f"values = {list(self.values)}: there must be two or more, all different")
         else:
@@ -78,7 +105,7 @@ class Setting:
             self._refuse(f"scale = {self.scale}: must be above 0")
         if self.scale is None and self.mean is not None and not self.categorical:
             self.scale = DEFAULT_SCALE
-        self.integer |= self.distribution in ("int_uniform", "uniform_pow2")
+        self.integer |= self.row.whole
 
     def _refuse(self, what):
         raise SpaceError(f"[sweep.{self.name}] {what}.")
@@ -89,36 +116,30 @@ class Setting:
                 self._refuse(f"{key} is missing")
         if not self.min < self.max:
             self._refuse(f"min = {self.min} must be below max = {self.max}")
-        if self.distribution == "log_normal" and self.min <= 0:
-            self._refuse(f"min = {self.min}: log_normal needs values above 0")
-        if self.distribution == "logit_normal" and not 0 < self.min < self.max < 1:
-            self._refuse(f"min = {self.min}, max = {self.max}: logit_normal needs values between 0 and 1, without both")
         for value in (self.min, self.max):
-            if self.distribution == "uniform_pow2" and (value < 1 or not math.log2(value).is_integer()):
-                self._refuse(f"{value:g} is not a power of two; uniform_pow2 goes from one to another")
-            if self.distribution == "int_uniform" and not float(value).is_integer():
-                self._refuse(f"{value} is not a whole number")
+            if not self.row.fits(value):
+                self._refuse(self.row.refusal.format(value=value, min=self.min, max=self.max))
+
+    @property
+    def row(self):
+        """The distribution's row of SCALES."""
+        return SCALES[self.distribution]
 
     @property
     def levels(self):
         """How many values there are; 0 for a continuum."""
         if self.values:
             return len(self.values)
-        if self.distribution in ("int_uniform", "uniform_pow2"):
-            return round(self._stretch(self.max) - self._stretch(self.min)) + 1
-        return 0
+        low, high = self._ends()
+        return round(high - low) + 1 if self.row.whole else 0
 
     @property
     def categorical(self):
         """Values without an order: a list with anything in it that is not a number."""
         return any(isinstance(value, bool) or not isinstance(value, int | float) for value in self.values)
 
-    def _stretch(self, value):
-        if self.distribution == "log_normal":
-            return math.log(value)
-        if self.distribution == "logit_normal":
-            return math.log(value / (1 - value))
-        return math.log2(value) if self.distribution == "uniform_pow2" else float(value)
+    def _ends(self):
+        return self.row.transform(self.min), self.row.transform(self.max)
 
     def to_unit(self, value):
         """A value's coordinate; the middle of its cell where values are discrete."""
@@ -126,7 +147,7 @@ class Setting:
             if value not in self.values:
                 self._refuse(f"{value!r} is not one of {list(self.values)}")
             return (self.values.index(value) + 0.5) / len(self.values)
-        low, high, at = self._stretch(self.min), self._stretch(self.max), self._stretch(value)
+        (low, high), at = self._ends(), self.row.transform(value)
         if self.levels:
             return (round(at - low) + 0.5) / self.levels
         return min(1.0, max(0.0, (at - low) / (high - low)))
@@ -137,11 +158,9 @@ class Setting:
             level = min(int(unit * self.levels), self.levels - 1)
             if self.values:
                 return self.values[level]
-            level += round(self._stretch(self.min))
-            return 2**level if self.distribution == "uniform_pow2" else level
-        low, high = self._stretch(self.min), self._stretch(self.max)
-        at = low + unit * (high - low)
-        value = {"log_normal": math.exp, "logit_normal": special.expit}.get(self.distribution, float)(at)
+            return self.row.inverse(round(self._ends()[0]) + level)
+        low, high = self._ends()
+        value = self.row.inverse(low + unit * (high - low))
         value = min(float(self.max), max(float(self.min), float(f"{value:.6g}")))  # 0.015, not 0.01499999999999998
         return round(value) if self.integer else value
 
@@ -170,7 +189,7 @@ class Space:
                 near = difflib.get_close_matches(key, FIELDS, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise SpaceError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: {', '.join(FIELDS)}.")
-        if what["distribution"] == "none":
+        if SCALES.get(what["distribution"], Scale()).takes == "nothing":
             return None
         what["values"] = tuple(map(number, what["values"]) if texts else what.get("values", ()))
         for key in ("min", "max", "scale", *(() if what["values"] else ("mean",))):
@@ -281,63 +300,6 @@ def number(text):
         except ValueError:
             pass
     return text
-
-
-def fixed_settings(schema, options):
-    """Names of the settings, "section.key", that options of `pufferl.py train` fix: those given, and numbers of agents
-    and environments that one of them overrides. Raises ConfigError for an option that does not exist."""
-    import configuration
-
-    names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
-             if option.startswith("--")}
-    if names & {"env.num_envs", "vec.num_envs"}:
-        return names | {"vec.total_agents"}
-    return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
-
-
-def searched_settings(env_name, given, options=()):
-    """The search space as a tuner takes it, checked against the environment's settings: their type, their present value
-    as the mean. given: None for the [sweep.*] sections. options: of `pufferl.py train`; what they fix is not searched.
-    env_name None leaves `given` as it is.
-
-    Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
-    """
-    if env_name is None:
-        return given or {}
-    import configuration  # here: it brings torch, which the tuners by themselves and the report do without
-
-    schema = configuration.resolve(env_name)[0]
-    fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
-    if given is None:
-        given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
-    space = {}
-    for name, what in flatten(given).items():
-        section, _, key = name.partition(".")
-        if section not in schema or section == "base":
-            sections = [section for section in schema if section != "base"]
-            raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
-        types = {field.name: field.type for field in dataclasses.fields(schema[section])}
-        key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
-        what = described(name, what)
-        if what["distribution"] == "none" or f"{section}.{key}" in fixed:
-            continue
-        kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
-        if what["distribution"] == "choice":
-            where, texts = f"[sweep.{name}] values", what.get("values", ())
-            what["values"] = [configuration.coerce(text, types[key], where) for text in texts]
-            fits = present in what["values"]
-        else:
-            if not {int, float} & set(kinds):
-                raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
-            if float not in kinds:
-                what["integer"] = True
-            bounds = (what.get("min"), present, what.get("max"))
-            fits = all(isinstance(value, int | float) for value in bounds) and bounds[0] <= present <= bounds[2]
-        if fits and what.get("mean") is None:
-            what["mean"] = present
-        space[f"{section}.{key}"] = what
-    Space(space)
-    return space
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -478,7 +440,7 @@ class Random:
 
     env_name: the environment that `optimize` trains. search_space: see Space; None for the [sweep.*] sections of
     config/. metric: any name in metrics.jsonl. goal: maximize or minimize it. seed: the draws are repeatable.
-    random_trials: before a tuner uses what it learnt. settings: further fields of trials.Sweep, e.g. workers=2, and
+    random_trials: before a tuner uses what it learnt. settings: further fields of sweep.Sweep, e.g. workers=2, and
     fixed={"train.total_timesteps": 1_000_000} for settings that all trials share, which are then not searched. A
     [sweep] section of an .ini, and the hour that the command line allows a trial by default, are not taken over.
     """
@@ -491,12 +453,11 @@ class Random:
             raise SpaceError(f"goal = {goal!r}: must be maximize or minimize.")
         self.env_name, self.num_trials, self.metric, self.goal, self.seed = env_name, num_trials, metric, goal, seed
         self.max_suggestion_cost = max_suggestion_cost or math.inf
-        self.sweep_settings, options = settings, []
-        if settings:
-            import trials  # which imports this file
+        self.sweep_settings, self.search_space = settings, search_space or {}
+        if settings or env_name is not None:
+            import sweep  # here, since it imports this file, and since a tuner by itself does without it
 
-            options = trials.settings_of(self)[1]  # an error in them is better told now
-        self.search_space = searched_settings(env_name, search_space, options)
+            self.search_space = sweep.searched_settings(env_name, search_space, sweep.settings_of(self)[1])
         self.space = Space(self.search_space)
         self.sign = 1.0 if goal == "maximize" else -1.0
         self.observations, self.pending, self.number = [], [], -1
@@ -556,12 +517,11 @@ class Random:
         in an objective is a failed trial; any other ends the search.
         """
         if objective is None:
-            import trials
+            import sweep
 
             if self.env_name is None:
                 raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
-
-            trials.Runner(self, *trials.settings_of(self)).run()
+            sweep.Runner(self, *sweep.settings_of(self)).run()
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()
             if config is None:
@@ -683,10 +643,8 @@ class Protein(Random):
         """(n, f + 1) inputs of the models: features, and how far the schedule has come. A point half way is not a run
         of half the length (its learning rate has not come down), so both coordinates tell what it is."""
         units, progress = np.array(units, dtype=float), np.asarray(progress, dtype=float)
-        if self.STEPS in self.space.names:
-            k = self.space.names.index(self.STEPS)
-            setting = self.space.settings[k]
-            if setting.distribution == "log_normal" and (progress < 1).any():
+        for k, setting in enumerate(self.space.settings):
+            if setting.name == self.STEPS and setting.row.axis == "log" and not setting.levels and (progress < 1).any():
                 units[:, k] += np.log(np.maximum(progress, 1e-6)) / math.log(setting.max / setting.min)
         return np.concatenate([self.space.features(units), progress[:, None]], axis=1)
 
@@ -798,6 +756,6 @@ class Protein(Random):
 
 
 if __name__ == "__main__":
-    import trials  # which has this file as the module `protein`
+    import sweep  # which has this file as the module `protein`
 
-    trials.main()
+    sweep.main()

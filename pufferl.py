@@ -931,7 +931,7 @@ def main(argv=None):
         return
     if argv[0] == "diagnose":
         return diagnose(argv[1:])
-    elsewhere = {"sweep": "trials", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export"}
+    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export"}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")

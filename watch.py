@@ -739,90 +739,35 @@ def png(picture, side):
 
 
 class Requests(http.server.BaseHTTPRequestHandler):
-    """The page, its states and its orders. `server.page` is the Page."""
+    """For a page of this machine: a subclass asks `refuse` before it does anything, and ends with `answer`. The sweep's
+    report is such a page too."""
 
     protocol_version = "HTTP/1.1"  # connections stay open for the next request
     timeout = 60
     LOOPBACK = ("127.0.0.1", "localhost", "::1")
-    ORDERS = ("pause", "step", "speed", "seed", "environment", "policy", "agent", "deterministic")
 
-    def do_GET(self):
-        url = urllib.parse.urlsplit(self.path)
-        if self._refuse():
-            return
-        if url.path == "/":
-            nonce = f"{random.SystemRandom().getrandbits(128):032x}"
-            page = (configuration.ROOT / "watch.html").read_text().replace("NONCE", nonce)
-            self._answer(200, page, "text/html; charset=utf-8", nonce)
-        elif url.path == "/state":
-            asked = dict(urllib.parse.parse_qsl(url.query))
-            try:
-                after, first = int(asked.get("after", -1)), max(0, int(asked.get("scores", 0)))
-            except ValueError:
-                self._answer(400, "after and scores must be whole numbers")
-                return
-            state = self.server.page.read(after, asked.get("run"), first)
-            self._answer(204) if state is None else self._answer(200, state, "application/json")
-        else:
-            self._answer(404, "there is / and /state")
-
-    def do_POST(self):
-        try:
-            size = int(self.headers.get("Content-Length", -1))
-        except ValueError:
-            size = -1
-        if not 0 <= size <= 4096:
-            self.close_connection = True
-            self._answer(413, "an order has at most 4096 bytes, and says how many")
-            return
-        body = self.rfile.read(size)
-        if self._refuse():
-            return
-        if self.path != "/order":
-            self._answer(404, "orders go to /order")
-        elif self.headers.get_content_type() != "application/json":  # which a form of another site cannot send
-            self._answer(415, "an order is application/json")
-        else:
-            try:
-                order = json.loads(body)
-                known = isinstance(order, dict) and order.keys() <= set(self.ORDERS)
-            except ValueError:
-                known = False
-            if not known:
-                self._answer(400, f"an order is an object with some of {', '.join(self.ORDERS)}")
-                return
-            self.server.page.orders.put(order)
-            self._answer(204)
-
-    def _refuse(self):
+    def refuse(self):
         """Answer 403 to what does not come from this page: another name that was made to point here (DNS rebinding), or
         another site's script. The port may be any, as an ssh tunnel has one of its own."""
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        own = self._hostname(f"//{host}") in self.LOOPBACK and len(self.headers.get_all("Host", [])) == 1
-        if own and origin in (None, f"http://{host}"):
+        host, origin, own = self.headers.get("Host", ""), self.headers.get("Origin"), False
+        with contextlib.suppress(ValueError):  # of a host such as "["
+            own = urllib.parse.urlsplit(f"//{host}").hostname in self.LOOPBACK
+        if own and len(self.headers.get_all("Host", [])) == 1 and origin in (None, f"http://{host}"):
             return False
-        self._answer(403, "this page is for http://127.0.0.1 and http://localhost only")
+        self.answer(403, "this page is for http://127.0.0.1 and http://localhost only")
         return True
 
-    @staticmethod
-    def _hostname(url):
-        try:
-            return urllib.parse.urlsplit(url).hostname
-        except ValueError:
-            return None
-
-    def _answer(self, status, text="", kind="text/plain; charset=utf-8", nonce=None):
+    def answer(self, status, text="", kind="text/plain; charset=utf-8", sources=""):
+        """sources: what the page may load, as in a Content-Security-Policy; by default nothing."""
         body = text.encode()
         self.send_response(status)
         if status != 204:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-        own = f"'nonce-{nonce}'"
-        policy = f"img-src data:; style-src {own}; script-src {own}; connect-src 'self'; " if nonce else ""
-        self.send_header("Content-Security-Policy", f"default-src 'none'; {policy}base-uri 'none'; form-action 'none'; "
-                                                    "frame-ancestors 'none'")
-        for name, value in (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"),
-                            ("Referrer-Policy", "no-referrer"), ("Cross-Origin-Resource-Policy", "same-origin")):
+        policy = f"default-src 'none'; {sources}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        for name, value in (("Content-Security-Policy", policy), ("Cache-Control", "no-store"),
+                            ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
+                            ("Cross-Origin-Resource-Policy", "same-origin")):
             self.send_header(name, value)
         self.end_headers()
         if status != 204:
@@ -832,18 +777,79 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
+    """At a port of 127.0.0.1 (0: any that is free) for a subclass of Requests. Raises OSError or OverflowError."""
+
     daemon_threads = True
+
+    def __init__(self, port, requests):
+        super().__init__(("127.0.0.1", port), requests)
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):  # a page that was closed
             super().handle_error(request, client_address)
 
 
+class PlayRequests(Requests):
+    """The page, its states and its orders. `server.page` is the Page."""
+
+    ORDERS = ("pause", "step", "speed", "seed", "environment", "policy", "agent", "deterministic")
+
+    def do_GET(self):
+        url = urllib.parse.urlsplit(self.path)
+        if self.refuse():
+            return
+        if url.path == "/":
+            nonce = f"{random.SystemRandom().getrandbits(128):032x}"
+            page = (configuration.ROOT / "watch.html").read_text().replace("NONCE", nonce)
+            own = f"'nonce-{nonce}'"
+            self.answer(200, page, "text/html; charset=utf-8",
+                        f"img-src data:; style-src {own}; script-src {own}; connect-src 'self'; ")
+        elif url.path == "/state":
+            asked = dict(urllib.parse.parse_qsl(url.query))
+            try:
+                after, first = int(asked.get("after", -1)), max(0, int(asked.get("scores", 0)))
+            except ValueError:
+                self.answer(400, "after and scores must be whole numbers")
+                return
+            state = self.server.page.read(after, asked.get("run"), first)
+            self.answer(204) if state is None else self.answer(200, state, "application/json")
+        else:
+            self.answer(404, "there is / and /state")
+
+    def do_POST(self):
+        try:
+            size = int(self.headers.get("Content-Length", -1))
+        except ValueError:
+            size = -1
+        if not 0 <= size <= 4096:
+            self.close_connection = True
+            self.answer(413, "an order has at most 4096 bytes, and says how many")
+            return
+        body = self.rfile.read(size)
+        if self.refuse():
+            return
+        if self.path != "/order":
+            self.answer(404, "orders go to /order")
+        elif self.headers.get_content_type() != "application/json":  # which a form of another site cannot send
+            self.answer(415, "an order is application/json")
+        else:
+            try:
+                order = json.loads(body)
+                known = isinstance(order, dict) and order.keys() <= set(self.ORDERS)
+            except ValueError:
+                known = False
+            if not known:
+                self.answer(400, f"an order is an object with some of {', '.join(self.ORDERS)}")
+                return
+            self.server.page.orders.put(order)
+            self.answer(204)
+
+
 def serve(page, port):
     """A server at 127.0.0.1, at `port` or the next one that is free (0: any). Raises ConfigError."""
     for candidate in [0] if port == 0 else range(port, min(port + 20, 65536)):
         try:
-            server = Server(("127.0.0.1", candidate), Requests)
+            server = Server(candidate, PlayRequests)
             server.page = page
             return server
         except OSError as error:

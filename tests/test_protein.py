@@ -15,6 +15,7 @@ import pytest
 import configuration
 import ocean
 import protein
+import sweep
 from protein import GP, Grid, ParetoGenetic, Protein, Random, Space, SpaceError
 
 UNIT = {"distribution": "uniform", "min": 0, "max": 1}
@@ -56,6 +57,18 @@ def test_scales():
     assert config == pytest.approx({"train.a": 1e-2, "train.b": 0.5, "train.c": 8})
 
 
+def test_a_distribution_is_a_row_of_the_table(monkeypatch):
+    monkeypatch.setitem(protein.SCALES, "cube", protein.Scale(
+        math.cbrt, lambda place: place**3, lambda value: value != 7, "{value} is the one that cube cannot have"))
+    space = Space({"train.key": {"distribution": "cube", "min": -8, "max": 1}})
+    assert [space.decode(np.array([u]))["train.key"] for u in (0, 1 / 3, 2 / 3, 1)] == [-8, -1, 0, 1]
+    assert space.encode({"train.key": -1.0}) == pytest.approx(1 / 3)
+    with pytest.raises(SpaceError, match="7 is the one that cube cannot have"):
+        Space({"train.key": {"distribution": "cube", "min": 7, "max": 9}})
+    with pytest.raises(SpaceError, match=r"one of uniform,.*, none, cube"):
+        Space({"train.key": {"distribution": "sphere", "min": 0, "max": 9}})
+
+
 @pytest.mark.parametrize("what, message", [
     ({"distribution": "uniform", "min": 2, "max": 1}, "min = 2 must be below max = 1"),
     ({"distribution": "log_normal", "min": 0, "max": 1}, "log_normal needs values above 0"),
@@ -84,9 +97,9 @@ def test_nonsense_is_refused_by_name(what, message):
 def test_settings_that_do_not_exist_are_refused():
     ok = {"distribution": "uniform", "min": 0, "max": 1}
     with pytest.raises(SpaceError, match="no section 'trian'"):
-        protein.searched_settings("squared", {"trian.gamma": ok})
+        sweep.searched_settings("squared", {"trian.gamma": ok})
     with pytest.raises(ValueError, match="Did you mean gamma"):
-        protein.searched_settings("squared", {"train.gama": ok})
+        sweep.searched_settings("squared", {"train.gama": ok})
     with pytest.raises(SpaceError, match="nothing to search"):
         Space({"train.gamma": {"distribution": "none"}})
 
@@ -101,11 +114,11 @@ def test_settings_that_do_not_exist_are_refused():
 ])  # fmt: skip
 def test_what_a_setting_cannot_be_is_refused(name, what, message):
     with pytest.raises(ValueError, match=rf"sweep\.{name}.* {message}"):
-        protein.searched_settings("squared", {name: what})
+        sweep.searched_settings("squared", {name: what})
 
 
 def test_values_of_a_choice_are_what_the_setting_takes():
-    space = Space(protein.searched_settings("squared", {
+    space = Space(sweep.searched_settings("squared", {
         "rnn.name": {"distribution": "choice", "values": "mingru, lstm, none"}, "train.reward_clip": [None, 1],
         "train.anneal_lr": {"values": "true, false"}, "policy.hidden_size": {"values": "32, 64"}}))
     assert [setting.values for setting in space.settings] == [
@@ -124,7 +137,7 @@ def test_fixed_settings_are_not_searched():
 
 
 def test_present_values_are_the_means_and_whole_numbers_stay_whole():
-    space = protein.searched_settings("squared", {
+    space = sweep.searched_settings("squared", {
         "train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e8},
         "env.distance": {"distribution": "int_uniform", "min": 2, "max": 9}, "train.gamma": {**UNIT, "mean": 0.3},
         "train.vf_coef": {"distribution": "uniform", "min": 5, "max": 9}})  # fmt: skip
@@ -136,7 +149,7 @@ def test_present_values_are_the_means_and_whole_numbers_stay_whole():
     choices = {"train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None], "policy.hidden_size": [128, 64, 32]}
     section = configuration.load_config("squared")
     shipped = {name: section[name.split(".")[0]][name.split(".")[1]] for name in choices}
-    assert Random(search_space=protein.searched_settings("squared", choices)).suggest() == shipped
+    assert Random(search_space=sweep.searched_settings("squared", choices)).suggest() == shipped
 
 
 INIS = [path for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini")) if path.stem != "default"]
@@ -146,7 +159,7 @@ SWEPT = [path.stem for path in INIS if path.stem in ocean.names() and "[sweep." 
 @pytest.mark.parametrize("name", SWEPT)
 def test_the_sweep_of_each_environment_begins_at_its_own_settings(name):
     """So that what is known to learn is the first trial: every present value lies in its range, and is its mean."""
-    space, args = protein.searched_settings(name, None), configuration.load_config(name)
+    space, args = sweep.searched_settings(name, None), configuration.load_config(name)
     settings = dict(args["env"])
     num_envs = settings.pop("num_envs") * args["vec"]["num_envs"]
     with contextlib.closing(ocean.load(name).create(1, settings=settings)) as one:
@@ -166,7 +179,7 @@ def test_the_sweep_of_an_environment_in_python_begins_at_its_own_settings(path, 
     given = {key: protein.number(text) for key, text in ini["env"].items()} if "env" in ini else {}
     creator = SimpleNamespace(settings=given)
     monkeypatch.setattr(configuration, "load_creator", lambda name: creator)
-    space, args = protein.searched_settings(path.stem, None), configuration.load_config(path.stem)
+    space, args = sweep.searched_settings(path.stem, None), configuration.load_config(path.stem)
     assert {key: what.get("mean") for key, what in space.items()} == {
         key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
 

@@ -1,17 +1,18 @@
-"""report.py: what the page shows is the ledger, in figures, in its text and in a real browser."""
+"""The report of sweep.py: what the page shows is the ledger, in figures, in its text and in a real browser."""
 
 import json
 
 import numpy as np
 import pytest
 from conftest import find_chromium
-from test_trials import FAKE_SPACE, record
+from test_sweep import FAKE_SPACE, record
+from test_watch import ask
 
+import sweep
 from protein import Random, SpaceError
-from trials import Ledger, write_json
+from sweep import Ledger, write_json
 
 pytest.importorskip("plotly", reason="the page is made with it; pip install plotly")
-import report
 
 
 @pytest.fixture
@@ -33,9 +34,17 @@ def swept(tmp_path):
     return ledger
 
 
+@pytest.fixture
+def live(swept):
+    server = sweep.serve(swept.folder, 0)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
 def test_report_of_a_sweep(swept):
-    told, records, tuner = report.load_sweep(swept.folder)
-    figures = {title: figure for title, _, figure in report.sweep_figures(told, records, tuner)}
+    told, records, tuner = sweep.load_sweep(swept.folder)
+    figures = {title: figure for title, _, figure in sweep.sweep_figures(told, records, tuner)}
     assert set(figures) == {"Score against cost", "Curves", "Importance", "Marginal effects", "Parallel coordinates",
                             "Similar settings"}
     points = figures["Score against cost"].data[0]
@@ -44,7 +53,11 @@ def test_report_of_a_sweep(swept):
     assert list(points.x) == [r["cost"] for r in good] and list(points.y) == [r["score"] for r in good]
     assert "trial 5" in points.text[4] and "learning_rate" in points.text[4]
     assert sum(figures["Importance"].data[0].x) == pytest.approx(1)
-    text = report.write_report(swept.folder).read_text()
+    effects = figures["Marginal effects"].layout
+    assert [effects[axis].type for axis in ("xaxis", "xaxis2", "xaxis3")] == ["log", "log", None], "learning rate, ..."
+    labels = [dimension.label for dimension in figures["Parallel coordinates"].data[0].dimensions]
+    assert labels == ["learning_rate (log)", "total_timesteps (log)", "optimizer", "cost (log)", "score"]
+    text = sweep.write_report(swept.folder).read_text()
     best = max(good, key=lambda r: r["score"])
     assert f"--train.learning-rate {best['settings']['train.learning_rate']}" in text and "[train]" in text
     assert text.count("<tr>") == 13 and "&lt;broken&gt;" in text
@@ -72,9 +85,9 @@ def two_environments(tmp_path):
 
 
 def test_report_of_two_environments(two_environments):
-    runs = report.load_runs(two_environments, "environment/score")
-    assert report.varied_settings(runs) == ["train.gamma", "env.distance"], "balls are the same wherever there are any"
-    figures = {title: figure for title, _, figure in report.run_figures(runs, "environment/score")}
+    runs = sweep.load_runs(two_environments, "environment/score")
+    assert sweep.varied_settings(runs) == ["train.gamma", "env.distance"], "balls are the same wherever there are any"
+    figures = {title: figure for title, _, figure in sweep.run_figures(runs, "environment/score")}
     curves = figures["squared: curves over seconds"].data
     assert [trace.name for trace in curves] == ["squared_2", "squared_3", "squared_4", "squared_5"]
     for i, trace in enumerate(curves, 2):
@@ -83,41 +96,45 @@ def test_report_of_two_environments(two_environments):
     assert "env.distance = 3" in curves[1].text
     assert "env.distance" not in figures["breakout: curves over seconds"].data[0].text
     assert figures["squared: score by setting"].data[0].text == tuple(trace.text for trace in curves)
-    assert "<th>env.distance</th>" in report.page(two_environments)
+    assert "<th>env.distance</th>" in sweep.page(two_environments)
 
 
-def test_report_of_runs_and_the_live_page(swept, tmp_path):
-    from urllib.request import urlopen
-
+def test_report_of_runs(tmp_path):
     for i in range(9):
         write_run(tmp_path / "runs" / f"squared_{i}", "squared", "ab"[i % 2], {}, 0.9 + i / 100, i)
-    text = report.page(tmp_path / "runs")
+    text = sweep.page(tmp_path / "runs")
     assert text.count("<tr>") == 10 and "squared: curves over environment steps" in text and "train.gamma" in text
-    assert report.page(tmp_path / "runs", tag="a").count("<tr>") == 6
+    assert sweep.page(tmp_path / "runs", tag="a").count("<tr>") == 6
     with pytest.raises(SpaceError, match="have the tag c"):
-        report.page(tmp_path / "runs", tag="c")
-    server = report.serve(swept.folder, 0)
-    host, port = server.server_address
+        sweep.page(tmp_path / "runs", tag="c")
+
+
+def test_the_live_page_is_for_this_machine_only(live):
+    host, port = live.server_address
     assert host == "127.0.0.1"
-    assert "Sweep of squared" in urlopen(f"http://127.0.0.1:{port}/").read().decode()
-    server.shutdown()
-    server.server_close()
+    for name in (f"127.0.0.1:{port}", "localhost:1234"):  # a tunnel has a port of its own
+        status, headers, text = ask(port, "GET", "/", Host=name)
+        assert status == 200 and "Sweep of squared" in text
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+    status, _, text = ask(port, "GET", "/", Host=f"evil.test:{port}")
+    assert status == 403 and "squared" not in text
+    assert ask(port, "GET", "/", Origin="http://evil.test")[0] == 403
 
 
 def test_tsne_keeps_clusters_apart():
     rng = np.random.default_rng(0)
     label = np.arange(60) % 3
-    spot = report.tsne(np.eye(5)[label] * 3 + 0.1 * rng.standard_normal((60, 5)))
+    spot = sweep.tsne(np.eye(5)[label] * 3 + 0.1 * rng.standard_normal((60, 5)))
     distance = np.linalg.norm(spot[:, None] - spot[None], axis=-1) + 1e9 * np.eye(60)
     assert (label[distance.argmin(1)] == label).all()
 
 
 @pytest.fixture
 def browser():
-    """A function that opens a file in a headless Chromium which finds no other machine; fails on the page's errors and
-    on any request but that of the file."""
+    """A function that opens an address in a headless Chromium which finds no other machine; fails on the page's errors
+    and on any request but that of the page itself."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
     with playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=find_chromium(), args=arguments)
         page = chromium.new_page(viewport={"width": 1250, "height": 900})
@@ -127,20 +144,20 @@ def browser():
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
 
-        def show(path):
-            page.goto(path.as_uri())
+        def show(url):
+            page.goto(url)
             page.wait_for_selector(".js-plotly-plot .main-svg")
             return page
 
         yield show
-        assert {url.partition(":")[0] for url in requests} <= {"file", "data", "blob"} and problems == []
+        assert all(url.startswith((page.url, "data:", "blob:")) for url in requests) and problems == []
         chromium.close()
 
 
 @pytest.mark.slow
 def test_report_in_a_browser(swept, browser, tmp_path):
     """What the page of a sweep shows, without a network and under a real mouse, is the ledger."""
-    page = browser(report.write_report(swept.folder))
+    page = browser(sweep.write_report(swept.folder).as_uri())
     shown = page.evaluate("""() => {
       const plot = document.querySelector(".js-plotly-plot");
       return {trials: plot.data[0].customdata, drawn: plot.querySelectorAll(".points path").length,
@@ -160,8 +177,16 @@ def test_report_in_a_browser(swept, browser, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_live_page_in_a_browser(live, browser):
+    """What the server lets the page load is enough for all of its figures, also for those that WebGL draws."""
+    page = browser(f"http://localhost:{live.server_address[1]}/")
+    assert page.locator(".js-plotly-plot").count() == 6 and page.locator("tbody tr").count() == 12
+    page.wait_for_selector(".parcoords", state="attached")
+
+
+@pytest.mark.slow
 def test_the_filter_of_the_page(two_environments, browser, tmp_path):
-    page = browser(report.write_report(two_environments))
+    page = browser(sweep.write_report(two_environments).as_uri())
 
     def left():
         """(curves, points not faint, rows) that are to be seen."""

@@ -1,16 +1,22 @@
-"""Trials: the training runs of a sweep, in processes of their own, on one machine, several or a Ray cluster.
+"""A sweep: its trials in processes of their own, on one machine, several or a Ray cluster, and the page that shows it.
 
     python protein.py breakout --sweep.workers 2                   # two at a time
     python protein.py breakout --train.device cuda --sweep.gpus 8 --sweep.workers 2    # sixteen
     python protein.py breakout --sweep.ray auto                    # as many as the cluster has room for
+    python protein.py breakout --sweep.web 8080                    # the page, live, at http://127.0.0.1:8080
+    python protein.py report experiments/sweep_breakout            # front, predictions, effects, best settings
+    python protein.py report experiments                           # ordinary runs side by side, by environment
 
 A tuner of protein.py says what to try; a trial is a `pufferl.py train`, and its curve becomes observations of (cost,
-score). A folder is the truth: whoever sees it can go on with the sweep, or help. The file reads in this order: ledger,
-one trial, where trials run, the sweep, command line.
+score). A folder is the truth: whoever sees it can go on with the sweep, or help. The page is one file that needs no
+network; to add a figure to it, add one to `sweep_figures` or `run_figures`. The file reads in this order: ledger, one
+trial, where trials run, the sweep, the report, command line.
 """
 
 import contextlib
 import dataclasses
+import functools
+import html
 import importlib.util
 import itertools
 import json
@@ -25,7 +31,6 @@ import tempfile
 import threading
 import time
 from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,8 +39,9 @@ import numpy as np
 import psutil
 
 import protein
-from loggers import TensorBoardLogger, WandbLogger, warn
-from protein import Protein, SpaceError
+from protein import Protein, SpaceError, front_of
+
+# Our other rooms are imported by who needs them: most bring torch, which the page of a finished sweep does without.
 
 ROOT = Path(__file__).resolve().parent
 TRAINER = "pufferl.py"
@@ -341,7 +347,7 @@ def run_trial(job, stop=None, started=None):
             if started:
                 with contextlib.suppress(psutil.Error):
                     started((process.pid, psutil.Process(process.pid).create_time()))
-            status = watch(process, folder, job, stop)
+            status = attend(process, folder, job, stop)
         except BaseException:
             end(process)
             raise
@@ -370,7 +376,7 @@ def run_trial(job, stop=None, started=None):
                 "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
 
 
-def watch(process, folder, job, stop):
+def attend(process, folder, job, stop):
     """Wait for a training run: done (it ended by itself), stopped (hopeless, or over its limit) or interrupted."""
     begun = checked = time.monotonic()
     while True:
@@ -438,9 +444,9 @@ class LocalPool:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
         if len(self.gpus) < gpus:
-            raise protein.SpaceError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
+            raise SpaceError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
         self.stop = threading.Event()
-        self.threads = ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
+        self.threads = futures.ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
         self.running = {}  # future -> (claim, GPU or None)
 
     def submit(self, claim, job, started):
@@ -489,7 +495,7 @@ class RayPool:
         room = [int(total.get("CPU", 0) / cpus)] + ([int(total.get("GPU", 0) / gpus)] if gpus else [])
         self.slots = workers or max(1, min(room))
         self.task = ray.remote(run_trial).options(num_cpus=cpus, num_gpus=gpus, max_retries=0,
-                                                          scheduling_strategy="SPREAD")
+                                                  scheduling_strategy="SPREAD")
         self.running = {}
 
     def submit(self, claim, job, started):
@@ -591,6 +597,64 @@ def as_options(settings):
     return [text for name, value in settings.items() for text in ("--" + name.replace("_", "-"), str(value))]
 
 
+def fixed_settings(schema, options):
+    """Names of the settings, "section.key", that options of `pufferl.py train` fix: those given, and numbers of agents
+    and environments that one of them overrides. Raises ConfigError for an option that does not exist."""
+    import configuration
+
+    names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
+             if option.startswith("--")}
+    if names & {"env.num_envs", "vec.num_envs"}:
+        return names | {"vec.total_agents"}
+    return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
+
+
+def searched_settings(env_name, given, options=()):
+    """The search space as a tuner takes it, checked against the environment's settings: their type, their present value
+    as the mean. given: None for the [sweep.*] sections. options: of `pufferl.py train`; what they fix is not searched.
+    env_name None leaves `given` as it is.
+
+    Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
+    """
+    if env_name is None:
+        return given or {}
+    import configuration
+
+    schema = configuration.resolve(env_name)[0]
+    fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
+    if given is None:
+        given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
+    space = {}
+    for name, what in protein.flatten(given).items():
+        section, _, key = name.partition(".")
+        if section not in schema or section == "base":
+            sections = [section for section in schema if section != "base"]
+            raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
+        types = {field.name: field.type for field in dataclasses.fields(schema[section])}
+        key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
+        what = protein.described(name, what)
+        takes = protein.SCALES.get(what["distribution"], protein.Scale()).takes  # Space refuses an unknown one
+        if takes == "nothing" or f"{section}.{key}" in fixed:
+            continue
+        kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
+        if takes == "values":
+            where, texts = f"[sweep.{name}] values", what.get("values", ())
+            what["values"] = [configuration.coerce(text, types[key], where) for text in texts]
+            fits = present in what["values"]
+        else:
+            if not {int, float} & set(kinds):
+                raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
+            if float not in kinds:
+                what["integer"] = True
+            bounds = (what.get("min"), present, what.get("max"))
+            fits = all(isinstance(value, int | float) for value in bounds) and bounds[0] <= present <= bounds[2]
+        if fits and what.get("mean") is None:
+            what["mean"] = present
+        space[f"{section}.{key}"] = what
+    protein.Space(space)
+    return space
+
+
 class Runner:
     """A sweep at work: has trials run until there are settings.num_trials, going on with what the folder holds.
 
@@ -614,12 +678,10 @@ class Runner:
     def run(self):
         """Returns the Ledger. Ctrl-C (or SIGTERM) has the running trials save and leaves them to the next start; a
         second one leaves at once. Raises RuntimeError where the first trials all fail."""
-        import report  # which imports this file
-
         settings, ledger = self.settings, self.ledger
         self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus) if settings.ray else
                      LocalPool(settings.workers or 1, settings.gpus))
-        server = report.serve(self.folder, settings.web) if settings.web is not None else None
+        server = serve(self.folder, settings.web) if settings.web is not None else None
         self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings ({', '.join(self.tuner.space.names)}), "
                  f"{len(ledger.results())} of {settings.num_trials} trials done, {self.pool.slots} at a time")
         if settings.gpus and self.config["train"]["device"] != "cuda":
@@ -725,8 +787,6 @@ class Runner:
 
     def conclude(self):
         """Print the front and how to train with the best settings; write the report."""
-        import report
-
         tuner = self.tuner
         if not tuner.observations:
             return
@@ -737,7 +797,7 @@ class Runner:
             options = " ".join([tuner.env_name, *self.options, *as_options(tuner.best()[0])])
             self.say(f"\nbest settings: python pufferl.py train {options}")
         with contextlib.suppress(ModuleNotFoundError):  # plotly; the sweep does not hang on it
-            self.say(f"report: {report.write_report(self.folder)}")
+            self.say(f"report: {write_report(self.folder)}")
         if self.interrupts.requested:
             self.say("stopped; the same command goes on from here")
 
@@ -802,7 +862,7 @@ def stopping_rule(tuner, settings):
     if not settings.early_stop or len(done) < 5:
         return None
     points = [(cost, score) for o in done for _, score, cost in o.curve]
-    front = protein.front_of([score for _, score in points], [cost for cost, _ in points])
+    front = front_of([score for _, score in points], [cost for cost, _ in points])
     return {"front": [points[i] for i in front], "floor": float(np.quantile([o.score for o in done], 0.1)),
             "share": settings.early_stop, "after": 0.25, "sign": tuner.sign}
 
@@ -840,36 +900,416 @@ def short(value):
 def make_logger(kind, folder, config):
     """A function that takes each finished trial's record. Raises ImportError where the package is missing. What goes
     wrong later costs log entries, not the sweep: the ledger has all."""
+    import loggers
+
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
         raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
 
+    def write(record):
+        """A trial's settings, and its curve over steps."""
+        name, failed = f"{record['trial']:05d}", record["status"] == "failed"
+        if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
+            return
+        if kind == "wandb":
+            logger = loggers.WandbLogger(config["project"], config["entity"], name, record["settings"],
+                                         group=folder.name, tag=record["status"], folder=str(folder))
+        else:
+            logger = loggers.TensorBoardLogger(folder / "tensorboard" / name)
+            last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
+            logger.writer.add_hparams(record["settings"], last, run_name=".")
+        for progress, score, cost in record["curve"]:
+            step = round(record["steps"] * progress / record["curve"][-1][0])
+            logger.log({"sweep/score": score, "sweep/cost": cost}, step)
+        if failed:
+            logger.run.finish(exit_code=1)
+        logger.close()
+
     def log(record):
         try:
-            log_trial(record, kind, folder, config)
+            write(record)
         except (OSError, ValueError) as error:
-            warn(f"trial {record['trial']} was not logged to {kind} ({error})")
+            loggers.warn(f"trial {record['trial']} was not logged to {kind} ({error})")
 
     return log if kind != "none" else lambda record: None
 
 
-def log_trial(record, kind, folder, config):
-    """A trial's settings, and its curve over steps, to TensorBoard or W&B."""
-    name, failed = f"{record['trial']:05d}", record["status"] == "failed"
-    if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
-        return
-    if kind == "wandb":
-        logger = WandbLogger(config["project"], config["entity"], name, record["settings"], group=folder.name,
-                             tag=record["status"], folder=str(folder))
+# ---------------------------------------------------------------------------------------------------------------------
+# The report: a page of a sweep's folder, or of a folder of runs, from [(title, text, plotly figure)]
+
+
+def load_sweep(folder):
+    """(what sweep.json says, records of the finished trials, a Protein that has observed them all)."""
+    folder = Path(folder)
+    told = json.loads((folder / "sweep.json").read_text())
+    records = list(Ledger(folder).results().values())
+    asked = told["asked"]
+    tuner = Protein(search_space=told["space"], num_trials=max(1, len(records)), metric=asked["metric"],
+                    goal=asked["goal"])
+    for record in records:
+        observe_record(tuner, record)
+    return told, records, tuner
+
+
+def marginal_effects(tuner, points=24, samples=48):
+    """{setting: (values, mean score (points,), sd (points,))}: the predicted score at the end where one setting is
+    changed and the others are those of tried configurations, averaged over `samples` of these (partial dependence)."""
+    done = np.array([o.unit for o in tuner.observations if not o.failed])
+    base = done[np.linspace(0, len(done) - 1, min(samples, len(done))).astype(int)]
+    effects = {}
+    for k, setting in enumerate(tuner.space.settings):
+        grid = np.linspace(0, 1, points)
+        if 0 < setting.levels <= points:
+            grid = (np.arange(setting.levels) + 0.5) / setting.levels
+        units = np.repeat(base[None], len(grid), axis=0)
+        units[:, :, k] = grid[:, None]
+        score, sd, _, _, _ = tuner.predict(tuner.space.snap(units.reshape(-1, len(tuner.space))))
+        score, sd = (value.reshape(len(grid), -1).mean(1) for value in (score, sd))
+        effects[setting.name] = [setting.from_unit(u) for u in grid], tuner.sign * score, sd
+    return effects
+
+
+def tsne(X, perplexity=15.0, steps=300, seed=0):
+    """(n, 2) map of the rows of X in which near ones stay near (van der Maaten and Hinton 2008); exact, n < 1,000."""
+    n = len(X)
+    squared = ((X[:, None] - X[None]) ** 2).sum(-1)
+    P = np.zeros((n, n))
+    for i in range(n):  # a width for each row so that it has about `perplexity` neighbours
+        low, high, distance = 1e-6, 1e6, np.delete(squared[i], i)
+        for _ in range(40):
+            precision = math.sqrt(low * high)
+            p = np.exp(-(distance - distance.min()) * precision)
+            p /= p.sum()
+            wide = -(p * np.log(np.maximum(p, 1e-300))).sum() > math.log(min(perplexity, (n - 1) / 3))
+            low, high = (precision, high) if wide else (low, precision)
+        P[i, np.arange(n) != i] = p
+    P = np.maximum((P + P.T) / (2 * n), 1e-12)
+    Y = 1e-2 * np.random.default_rng(seed).standard_normal((n, 2))
+    speed = np.zeros_like(Y)
+    for step in range(steps):
+        difference = Y[:, None] - Y[None]
+        near = 1 / (1 + (difference**2).sum(-1))
+        np.fill_diagonal(near, 0)
+        pull = (P * (4 if step < 80 else 1) - near / near.sum()) * near
+        speed = (0.5 if step < 80 else 0.8) * speed - n / 3 * (pull[..., None] * difference).sum(1)
+        Y = Y + speed - Y.mean(0)
+    return Y
+
+
+def sweep_figures(told, records, tuner):
+    """[(title, text, figure)] of a sweep."""
+    good = [r for r in records if r["status"] != "failed"]
+    if not good:
+        return []
+    text, cost, score = [in_words(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
+    figures = [against_cost(told["asked"], good, text, tuner), curves_of_trials(told["asked"], good, text)]
+    if len(good) >= 4:
+        tuner.fit()
+        effects = marginal_effects(tuner)
+        figures += [importance(effects), effects_of_settings(effects, good, text, tuner)]
+    columns = {name: [r["settings"][name] for r in good] for name in tuner.space.names}
+    logarithmic = {s.name for s in tuner.space.settings if s.row.axis == "log"} | {"cost"}
+    figures.append(("Parallel coordinates", "Drag along an axis to keep a range.",
+                    parallel(columns | {"cost": cost, "score": score}, logarithmic, score)))
+    if len(good) >= 8:
+        units = tuner.space.features(np.array([tuner.space.encode(r["settings"]) for r in good[:600]]))
+        figures.append(similarity(units, score[:600], text[:600]))
+    return figures
+
+
+def new_figure(**layout):
+    """An empty figure. plotly is imported here and not above: a sweep does without it until it ends."""
+    import plotly.graph_objects as go
+
+    return go.Figure().update_layout(**layout)
+
+
+def in_words(record):
+    settings = [f"{name} = {short(value)}" for name, value in record["settings"].items()]
+    return "<br>".join([f"trial {record['trial']} ({record['status']})",
+                        f"score {record['score']:.5g}, cost {record['cost']:.5g}", *settings])
+
+
+def against_cost(asked, good, text, tuner):
+    cost, score, number = [r["cost"] for r in good], [r["score"] for r in good], [r["trial"] for r in good]
+    front = front_of([tuner.sign * s for s in score], cost)
+    figure = new_figure(xaxis_type="log", xaxis_title=asked["cost"], yaxis_title=asked["metric"],
+                        legend_orientation="h")
+    figure.add_scatter(x=cost, y=score, mode="markers", name="trials", text=text, hoverinfo="text", customdata=number,
+                       marker={"color": number, "colorscale": "Viridis", "size": 8,
+                               "symbol": ["circle" if r["status"] == "done" else "triangle-down" for r in good],
+                               "colorbar": {"title": "trial"}}, meta="trials")
+    figure.add_scatter(x=[cost[i] for i in front], y=[score[i] for i in front], mode="lines", line_shape="hv",
+                       name="front", line={"color": "crimson"}, hoverinfo="skip")
+    expected = [(r["trial"], r["predicted"]) for r in good if r["predicted"].get("score") is not None]
+    figure.add_scatter(x=[p["cost"] for _, p in expected], y=[p["score"] for _, p in expected], mode="markers",
+                       name="expected, ± 1 sd", visible="legendonly", marker={"symbol": "x-thin-open"},
+                       error_y={"array": [p["score_sd"] for _, p in expected], "thickness": 0.6}, hoverinfo="text",
+                       text=[f"trial {number}, as expected before it" for number, _ in expected])
+    return ("Score against cost", "Each point is a trial (triangles: stopped early); the line is the front. "
+            "Click the legend for what the model had expected.", figure)
+
+
+def curves_of_trials(asked, good, text):
+    figure = new_figure(xaxis_type="log", xaxis_title=asked["cost"], yaxis_title=asked["metric"])
+    for r, words in zip(good, text, strict=True):
+        figure.add_scatter(x=[c for _, _, c in r["curve"]], y=[s for _, s, _ in r["curve"]], mode="lines+markers",
+                           name=f"{r['trial']}", text=words, hoverinfo="text", marker={"size": 4}, line={"width": 1})
+    return "Curves", "The points of each trial that the model learns from.", figure
+
+
+def importance(effects):
+    share = np.array([np.var(mean) for _, mean, _ in effects.values()])
+    share, order = share / (share.sum() or 1.0), np.argsort(share)
+    figure = new_figure(xaxis_title="share of the variance of the marginal effects", xaxis_tickformat=".0%",
+                        margin_l=180)
+    figure.add_bar(x=share[order], y=[list(effects)[i] for i in order], orientation="h")
+    return "Importance", "How much the predicted score changes with each setting alone.", figure
+
+
+def effects_of_settings(effects, good, text, tuner, columns=3):
+    from plotly.subplots import make_subplots
+
+    rows = -(-len(effects) // columns)
+    figure = make_subplots(rows, columns, subplot_titles=list(effects))
+    for i, (setting, (values, mean, sd)) in enumerate(zip(tuner.space.settings, effects.values(), strict=True)):
+        at = {"row": i // columns + 1, "col": i % columns + 1}
+        values = [str(v) for v in values] if setting.categorical else values
+        figure.add_scatter(x=values, y=mean + sd, line={"width": 0}, hoverinfo="skip", showlegend=False, **at)
+        figure.add_scatter(x=values, y=mean - sd, line={"width": 0}, fill="tonexty", hoverinfo="skip",
+                           fillcolor="rgba(60,120,200,0.2)", showlegend=False, **at)
+        figure.add_scatter(x=values, y=mean, line={"color": "rgb(60,120,200)"}, showlegend=False, **at)
+        tried = [r["settings"][setting.name] for r in good]
+        figure.add_scatter(x=[str(v) for v in tried] if setting.categorical else tried, y=[r["score"] for r in good],
+                           mode="markers", marker={"size": 4, "color": "grey"}, text=text, hoverinfo="text",
+                           showlegend=False, **at)
+        figure.update_xaxes(type=setting.row.axis, **at)
+    figure.update_layout(height=240 * rows + 60)
+    return ("Marginal effects", "Predicted score at the end, averaged over the tried values of all other settings, "
+            "± 1 sd; points are trials.", figure)
+
+
+def parallel(columns, logarithmic, score):
+    """Parallel coordinates of {name: values}, coloured by score."""
+    dimensions = []
+    for name, values in columns.items():
+        label = name.partition(".")[2] or name
+        if any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+            kinds = sorted(set(map(str, values)))
+            dimensions.append({"label": label, "values": [kinds.index(str(v)) for v in values],
+                               "tickvals": list(range(len(kinds))), "ticktext": kinds})
+        elif name in logarithmic and min(values) > 0:
+            ticks = np.unique(np.round(np.linspace(math.log10(min(values)), math.log10(max(values)), 5), 2))
+            dimensions.append({"label": f"{label} (log)", "values": np.log10(values), "tickvals": ticks,
+                               "ticktext": [short(float(10**t)) for t in ticks]})
+        else:
+            dimensions.append({"label": label, "values": values})
+    line = {"color": score, "colorscale": "Viridis", "showscale": True}
+    return new_figure().add_parcoords(dimensions=dimensions, line=line)
+
+
+def similarity(features, score, text):
+    spot = tsne(np.asarray(features, dtype=float))
+    figure = new_figure(xaxis_showticklabels=False, yaxis_showticklabels=False)
+    figure.add_scatter(x=spot[:, 0], y=spot[:, 1], mode="markers", text=text, hoverinfo="text",
+                       marker={"color": score, "colorscale": "Viridis", "showscale": True})
+    return "Similar settings", "t-SNE of the settings, coloured by score: near points have like settings.", figure
+
+
+def load_runs(folder, metric, tag=None):
+    """[{name, env, settings, step, score, cost, ...}] of all runs in a folder, those of sweeps included."""
+    runs = []
+    for path in sorted(Path(folder).glob("**/config.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            config = json.loads(path.read_text())
+            curve = Curve.read(path.parent / "metrics.jsonl", metric)
+            settings = {f"{section}.{key}": value for section in ("env", "vec", "policy", "rnn", "train")
+                        for key, value in config[section].items()}
+            if len(curve.step) and (tag is None or config.get("tag") == tag):
+                score, cost = curve.at(curve.step[-1], settings["train.total_timesteps"] / 10)
+                runs.append({"name": str(path.parent.relative_to(folder)), "env": config["env_name"], "curve": curve,
+                             "tag": config.get("tag") or "", "settings": settings, "score": score, "cost": cost})
+    return runs
+
+
+def as_row(run, varied):
+    """{column: value} of a run: what the table and the text at a curve show, and what the filter looks through."""
+    told = {"run": run["name"], "env": run["env"], "tag": run["tag"], "score": f"{run['score']:.5g}",
+            "seconds": run["cost"], "steps": run["curve"].step[-1]}
+    return told | {name: run["settings"].get(name, "") for name in varied}
+
+
+def varied_settings(runs):
+    """The settings that differ between the runs that have them: those of another environment do not."""
+    names = dict.fromkeys(name for run in runs for name in run["settings"])
+    return [name for name in names if len({str(run["settings"][name]) for run in runs if name in run["settings"]}) > 1]
+
+
+def run_figures(runs, metric):
+    """[(title, text, figure)] of ordinary runs, by environment: curves, score against each setting, t-SNE."""
+    figures = []
+    for env in sorted({run["env"] for run in runs}):
+        mine = [run for run in runs if run["env"] == env]
+        varied = varied_settings(mine)
+        text = ["<br>".join(f"{name} = {short(value)}" for name, value in as_row(run, varied).items()) for run in mine]
+        for axis, title in (("step", "environment steps"), ("cost", "seconds")):
+            figure = new_figure(xaxis_title=title, yaxis_title=metric, showlegend=True)
+            for run, words in zip(mine, text, strict=True):
+                every = max(1, len(run["curve"].step) // 400)
+                figure.add_scatter(x=getattr(run["curve"], axis)[::every], y=run["curve"].score[::every], mode="lines",
+                                   name=run["name"], text=words, hoverinfo="text")
+            figures.append((f"{env}: curves over {title}", "", figure))
+        if varied:
+            def column(name, mine=mine):
+                values = [run["settings"].get(name) for run in mine]
+                plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+                return values if plain else [str(v) for v in values]
+
+            axes = {"seconds": [run["cost"] for run in mine]} | {name: column(name) for name in varied}
+            buttons = [{"label": name, "method": "update", "args": [{"x": [values]}, {"xaxis.title.text": name}]}
+                       for name, values in axes.items()]
+            figure = new_figure(updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15}],
+                                xaxis_title="seconds", yaxis_title=metric)
+            figure.add_scatter(x=axes["seconds"], y=[run["score"] for run in mine], mode="markers", text=text,
+                               hoverinfo="text")
+            figures.append((f"{env}: score by setting", "Choose the setting in the menu.", figure))
+            numeric = [name for name in varied if not isinstance(column(name)[0], str)]
+            if len(mine) >= 8 and numeric:
+                X = np.array([column(name) for name in numeric], dtype=float).T[:600]
+                X = np.where((X > 0).all(0), np.log(np.maximum(X, 1e-30)), X)
+                X = (X - X.mean(0)) / np.maximum(X.std(0), 1e-12)
+                title, note, figure = similarity(X, [run["score"] for run in mine][:600], text[:600])
+                figures.append((f"{env}: {title.lower()}", note, figure))
+    return figures
+
+
+PAGE = """<!doctype html><html><head><meta charset="utf-8"><title>{title}</title>{refresh}<style>
+body {{ font: 15px system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222 }}
+table {{ border-collapse: collapse; font-size: 13px }} .wide {{ overflow-x: auto }}
+td, th {{ padding: 2px 8px; text-align: right; white-space: nowrap }}
+th {{ cursor: pointer; border-bottom: 1px solid #999 }} tr:nth-child(even) {{ background: #f4f4f4 }}
+pre {{ background: #f4f4f4; padding: 1em; overflow-x: auto }}
+</style><script>{plotly}</script></head><body><h1>{title}</h1>{body}<script>
+document.querySelectorAll("th").forEach(th => th.onclick = () => {{
+  const body = th.closest("table").tBodies[0], down = th.dataset.down = th.dataset.down ? "" : "1";
+  const key = row => {{
+    const text = row.cells[th.cellIndex].textContent, value = parseFloat(text);
+    return isNaN(value) ? text : value;
+  }};
+  const rows = [...body.rows].sort((a, b) => key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0);
+  (down ? rows.reverse() : rows).forEach(row => body.append(row));
+}});
+const filter = document.getElementById("filter");
+filter.oninput = () => {{
+  const wanted = text => text.toLowerCase().includes(filter.value.toLowerCase());
+  document.querySelectorAll("tbody tr").forEach(row => {{
+    const heads = row.closest("table").tHead.rows[0].cells;
+    row.hidden = !wanted([...row.cells].map((cell, i) => `${{heads[i].textContent}} = ${{cell.textContent}}`).join());
+  }});
+  document.querySelectorAll(".js-plotly-plot").forEach(plot => {{  // a curve goes; of many points the others grow faint
+    const texts = plot.data.map(trace => trace.text), all = !filter.value;
+    const chosen = text => all ? null : [...text.keys()].filter(i => wanted(text[i]));
+    Plotly.restyle(plot, {{  // undefined leaves a trace as it is
+      visible: texts.map(text => typeof text === "string" ? wanted(text) : undefined),
+      selectedpoints: texts.map(text => Array.isArray(text) ? chosen(text) : undefined),
+      "unselected.marker.opacity": texts.map(text => Array.isArray(text) ? 0.05 : undefined),
+    }});
+  }});
+}};
+</script></body></html>"""
+
+
+# What the page may load: plotly's scripts and styles stand in it, it compiles its WebGL, and it draws into images.
+SOURCES = "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+
+
+def table(rows):
+    """[{column: value}] as an HTML table that sorts by a click on a column's head."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    cells = ["".join(f"<td>{html.escape(short(row.get(name, '')))}</td>" for name in columns) for row in rows]
+    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>" + "".join(
+        f"<tr>{row}</tr>" for row in cells) + "</tbody></table></div>"
+
+
+def as_ini(settings):
+    """{"train.learning_rate": 0.01} -> the text of an ini file."""
+    sections = {}
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        sections.setdefault(section, []).append(f"{key} = {value}")
+    return "\n\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in sections.items()) + "\n"
+
+
+def page(folder, metric="environment/score", tag=None, refresh=None):
+    """The report of a sweep's folder, or of a folder of runs, as one HTML text that needs no network."""
+    from plotly.offline import get_plotlyjs
+
+    folder, parts = Path(folder), []
+    if (folder / "sweep.json").exists():
+        told, records, tuner = load_sweep(folder)
+        counts = {status: sum(r["status"] == status for r in records) for status in ("done", "stopped", "failed")}
+        title = f"Sweep of {told['asked']['env']}"
+        parts.append(f"<p>{len(records)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items()) + "; "
+                     f"{told['asked']['goal']} {html.escape(told['asked']['metric'])}.</p>")
+        if tuner.best():
+            best = tuner.best()[0]
+            command = " ".join(["python pufferl.py train", told["asked"]["env"], *told["options"], *as_options(best)])
+            parts.append(f"<h2>Best settings: {tuner.best()[1]:.5g} for {tuner.best()[2]:.4g}</h2>"
+                         f"<pre>{html.escape(command)}</pre><pre>{html.escape(as_ini(best))}</pre>")
+        figures = sweep_figures(told, records, tuner)
+        rows = [{**{key: r[key] for key in ("trial", "status", "score", "cost", "steps")}, **r["settings"],
+                 "error": r["error"] or ""} for r in records]
     else:
-        logger = TensorBoardLogger(folder / "tensorboard" / name)
-        last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
-        logger.writer.add_hparams(record["settings"], last, run_name=".")
-    for progress, score, cost in record["curve"]:
-        step = round(record["steps"] * progress / record["curve"][-1][0])
-        logger.log({"sweep/score": score, "sweep/cost": cost}, step)
-    if failed:
-        logger.run.finish(exit_code=1)
-    logger.close()
+        runs = load_runs(folder, metric, tag)
+        if not runs:
+            what = f" that log {metric}" + (f" and have the tag {tag}" if tag else "")
+            raise SpaceError(f"{folder}: there is neither a sweep (sweep.json) nor are there runs{what} in it.")
+        title = f"Runs in {folder.name}"
+        figures = run_figures(runs, metric)
+        varied = varied_settings(runs)
+        rows = [as_row(run, varied) for run in runs]
+    parts.append('<p>Show only what contains <input id="filter" placeholder="text"></p>')
+    for name, note, figure in figures:
+        figure.update_layout(template="plotly_white", margin={"t": 40, "b": 50}, height=figure.layout.height or 480)
+        plot = figure.to_html(full_html=False, include_plotlyjs=False)
+        parts.append(f"<h2>{html.escape(name)}</h2><p>{html.escape(note)}</p>{plot}")
+    parts.append(f"<h2>Table</h2>{table(rows)}")
+    meta = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+    return PAGE.format(title=html.escape(title), refresh=meta, plotly=get_plotlyjs(), body="\n".join(parts))
+
+
+def write_report(path: Path, output: Path | None = None, metric: str = "environment/score", tag: str | None = None):
+    """Write the report of a sweep's folder, or of a folder of runs.
+
+    Args:
+        path: a sweep's folder, or one of runs such as experiments.
+        output: the page (default: report.html in the folder).
+        metric: what runs are compared by; a sweep knows its own.
+        tag: only runs with this tag.
+    """
+    output = Path(output or Path(path) / "report.html")
+    output.write_text(page(path, metric, tag))
+    return output
+
+
+def serve(folder, port):
+    """Serve the page on 127.0.0.1, made anew when the ledger has changed; returns the server (server_address,
+    shutdown). port 0 takes a free one."""
+    import watch
+
+    lock, made = threading.Lock(), functools.lru_cache(1)(lambda trials: page(folder, refresh=30))
+
+    class Requests(watch.Requests):
+        def do_GET(self):
+            if self.refuse():
+                return
+            with lock:
+                text = made(len(list((Path(folder) / "trials").glob("*.json"))))
+            self.answer(200, text, "text/html; charset=utf-8", SOURCES)
+
+    server = watch.Server(port, Requests)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -917,31 +1357,14 @@ def main(argv=None):
         return
     try:
         if argv[0] == "report":
-            report_command(argv[1:])
+            import tyro
+
+            print(tyro.cli(write_report, args=argv[1:], prog="protein.py report",
+                           config=(tyro.conf.PositionalRequiredArgs,)))
         else:
             sweep_command(argv[0], argv[1:])
     except (ImportError, ValueError, RuntimeError, OSError, OverflowError) as error:  # also a port, or a folder
         sys.exit(f"protein.py: {error}")
-
-
-def report_command(argv):
-    import tyro
-
-    from report import write_report
-
-    def report(path: tyro.conf.Positional[Path], output: Path | None = None, metric: str = "environment/score",
-               tag: str | None = None):
-        """Write the report of a sweep's folder, or of a folder of runs.
-
-        Args:
-            path: a sweep's folder, or one of runs such as experiments.
-            output: the page (default: report.html in the folder).
-            metric: what runs are compared by; a sweep knows its own.
-            tag: only runs with this tag.
-        """
-        print(write_report(path, output, metric=metric, tag=tag))
-
-    tyro.cli(report, args=argv, prog="protein.py report")
 
 
 def sweep_command(env_name, argv):
@@ -966,14 +1389,14 @@ def sweep_command(env_name, argv):
     space = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     for name, fields in space_options.items():
         space.setdefault(name, {}).update(fields)
-    fixed = protein.fixed_settings(configuration.resolve(env_name)[0], options)
+    fixed = fixed_settings(configuration.resolve(env_name)[0], options)
     for name in [name for name in space if name in fixed]:
         print(f"{name} is given, so it is not searched")
     limit = settings.max_suggestion_cost
     if limit is None:
         limit = 3600.0 if settings.cost == "performance/uptime" else math.inf
     tuner = METHODS[settings.method](
-        search_space=protein.searched_settings(env_name, space, options), num_trials=settings.num_trials,
+        search_space=searched_settings(env_name, space, options), num_trials=settings.num_trials,
         metric=settings.metric, goal=settings.goal, seed=settings.seed,
         max_suggestion_cost=limit, random_trials=settings.random_trials)
     tuner.env_name = env_name  # not sooner: its settings are checked already, with these options

@@ -1,4 +1,4 @@
-"""trials.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the real one (slow),
+"""sweep.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the real one (slow),
 on one machine and on Ray."""
 
 import contextlib
@@ -19,10 +19,9 @@ from conftest import start, wait_for
 from test_loggers import OFFLINE, wandb_records
 
 import configuration
-import protein
-import trials
+import sweep
 from protein import Protein, SpaceError
-from trials import Curve, Ledger
+from sweep import Curve, Ledger
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 FAKE_SPACE = {"train.learning_rate": {"distribution": "log_normal", "min": 3e-4, "max": 0.09},
@@ -113,7 +112,7 @@ def test_other_machines_are_judged_by_their_sign_of_life(tmp_path):
 
 def test_death_between_result_and_claim_and_in_a_takeover(tmp_path):
     dead_owner(tmp_path, 0)
-    trials.write_json(tmp_path / "trials" / "00000.json", record(0))
+    sweep.write_json(tmp_path / "trials" / "00000.json", record(0))
     ours = Ledger(tmp_path)
     assert ours.take_over() is None and ours.claims() == {}
     assert not (tmp_path / "trials" / "00000.running").exists()
@@ -215,11 +214,11 @@ def test_points_along_a_curve(tmp_path):
 def test_hopeless():
     rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "floor": 0.0, "share": 0.25, "after": 0.25, "sign": 1.0}
     curve = lambda score, step=500.0, cost=20.0: Curve(*np.array([[step], [score], [cost]]))  # noqa: E731
-    assert trials.hopeless(curve(0.2), 1000, rule) and not trials.hopeless(curve(0.3), 1000, rule)
-    assert not trials.hopeless(curve(0.2, step=200), 1000, rule), "it has only begun"
-    assert not trials.hopeless(curve(0.2, step=950), 1000, rule), "it is nearly through"
-    assert not trials.hopeless(curve(0.05, cost=2.0), 1000, rule), "at that cost nobody was better"
-    assert not trials.hopeless(curve(-9.0, cost=0.5), 1000, rule) and not trials.hopeless(curve(0.2), 1000, None)
+    assert sweep.hopeless(curve(0.2), 1000, rule) and not sweep.hopeless(curve(0.3), 1000, rule)
+    assert not sweep.hopeless(curve(0.2, step=200), 1000, rule), "it has only begun"
+    assert not sweep.hopeless(curve(0.2, step=950), 1000, rule), "it is nearly through"
+    assert not sweep.hopeless(curve(0.05, cost=2.0), 1000, rule), "at that cost nobody was better"
+    assert not sweep.hopeless(curve(-9.0, cost=0.5), 1000, rule) and not sweep.hopeless(curve(0.2), 1000, None)
 
 
 # -- sweeps with a stand-in trainer -----------------------------------------------------------------------------------
@@ -227,20 +226,20 @@ def test_hopeless():
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(trials, "TRAINER", str(FAKE))
+    monkeypatch.setattr(sweep, "TRAINER", str(FAKE))
 
 
-def sweep(folder, count, space=FAKE_SPACE, **settings):
+def run_sweep(folder, count, space=FAKE_SPACE, **settings):
     options = ["--data-dir", str(folder)]
-    settings = trials.Sweep(num_trials=count, logger="none", **settings)
-    tuner = Protein(search_space=protein.searched_settings("squared", space, options), num_trials=count,
+    settings = sweep.Sweep(num_trials=count, logger="none", **settings)
+    tuner = Protein(search_space=sweep.searched_settings("squared", space, options), num_trials=count,
                     metric=settings.metric)  # fmt: skip
     tuner.env_name = "squared"
-    return trials.Runner(tuner, settings, options, quiet=True).run(), tuner
+    return sweep.Runner(tuner, settings, options, quiet=True).run(), tuner
 
 
 def test_a_sweep_and_its_continuation(tmp_path, fake):
-    ledger, _ = sweep(tmp_path, 8, workers=2, early_stop=0)
+    ledger, _ = run_sweep(tmp_path, 8, workers=2, early_stop=0)
     results = ledger.results()
     assert list(results) == list(range(8)) and {r["status"] for r in results.values()} == {"done"}
     for r in results.values():
@@ -250,16 +249,17 @@ def test_a_sweep_and_its_continuation(tmp_path, fake):
         assert float(run["options"]["--train.learning-rate"]) == rate
     assert results[7]["predicted"]["score"] < 1.5 and not ledger.claims()
     before = {path: path.read_text() for path in ledger.trials.iterdir()}
-    ledger, _ = sweep(tmp_path, 10, workers=2, early_stop=0)
+    ledger, _ = run_sweep(tmp_path, 10, workers=2, early_stop=0)
     assert list(ledger.results()) == list(range(10))
     assert all(path.read_text() == text for path, text in before.items()), "finished trials never change"
     assert len({json.dumps(r["settings"]) for r in ledger.results().values()}) == 10
+    other = {**FAKE_SPACE, "train.learning_rate": {"distribution": "uniform", "min": 1e-3, "max": 1}}
     with pytest.raises(SpaceError, match=r"holds another sweep.*learning_rate"):
-        sweep(tmp_path, 10, {**FAKE_SPACE, "train.learning_rate": {"distribution": "uniform", "min": 1e-3, "max": 1}})
+        run_sweep(tmp_path, 10, other)
 
 
 def test_failures_are_recorded_with_their_kind(tmp_path, fake):
-    ledger, tuner = sweep(tmp_path, 5, {**FAKE_SPACE, "train.learning_rate": [0.00001, 0.0001, 0.01, 0.5]})
+    ledger, tuner = run_sweep(tmp_path, 5, {**FAKE_SPACE, "train.learning_rate": [0.00001, 0.0001, 0.01, 0.5]})
     kinds = {r["settings"]["train.learning_rate"]: (r["status"], r["error"]) for r in ledger.results().values()}
     for rate, (status, error) in kinds.items():
         assert status == ("done" if rate == 0.01 else "failed")
@@ -271,7 +271,7 @@ def test_failures_are_recorded_with_their_kind(tmp_path, fake):
 
 def test_a_metric_that_is_never_logged_stops_the_sweep(tmp_path, fake):
     with pytest.raises(RuntimeError, match=r"the first 5 trials all failed[\s\S]*environment/score"):
-        sweep(tmp_path, 20, metric="environment/scroe")
+        run_sweep(tmp_path, 20, metric="environment/scroe")
     assert not Ledger(tmp_path / "sweep_squared").claims()
 
 
@@ -282,14 +282,14 @@ def test_hopeless_trials_are_stopped(tmp_path, fake, monkeypatch):
     job = {"trainer": str(FAKE), "folder": str(ledger.folder / "runs" / "0"), "env": {}, "total": 1000, "downsample": 5,
            "metric": "environment/score", "cost": "performance/uptime", "limit": 1e9, "rule": rule,
            "command": ["train", "squared", "--train.total-timesteps", "1000", "--train.learning-rate", "0.0003"]}
-    outcome = trials.run_trial(job)
+    outcome = sweep.run_trial(job)
     assert outcome["status"] == "stopped" and 0.25 < outcome["curve"][-1][0] < 0.9
-    outcome = trials.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
+    outcome = sweep.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
     assert outcome["status"] == "stopped" and 0.4 < outcome["cost"] < 0.9
-    outcome = trials.run_trial({**job, "folder": job["folder"] + "c", "rule": None, "limit": 0.4, "metric": "scroe"})
+    outcome = sweep.run_trial({**job, "folder": job["folder"] + "c", "rule": None, "limit": 0.4, "metric": "scroe"})
     assert outcome["seconds"] < 3.5 and outcome["error"].startswith("scroe was never logged"), "it has its limit too"
     monkeypatch.setenv("FAKE_SECONDS", "0")
-    outcome = trials.run_trial({**job, "folder": job["folder"] + "d", "rule": None, "cost": "performance/uptme"})
+    outcome = sweep.run_trial({**job, "folder": job["folder"] + "d", "rule": None, "cost": "performance/uptme"})
     assert outcome["error"].startswith("performance/uptme was never logged as a number; there are: step, ")
 
 
@@ -298,19 +298,19 @@ def test_a_trial_that_is_killed_before_its_first_metric_is_lost(tmp_path):
            "cost": "performance/uptime", "limit": 1e9, "rule": None, "command": [], "trainer": str(tmp_path / "die.py")}
     for code in ("import os; os.kill(os.getpid(), 15)", "print('stopped after this epoch')"):
         (tmp_path / "die.py").write_text(code)
-        assert trials.run_trial(job)["status"] == "lost"
+        assert sweep.run_trial(job)["status"] == "lost"
 
 
 def test_the_last_line_of_a_failure_is_not_the_edge_of_a_box():
     box = "╭ Parsing error ───╮\n│ invalid choice   │\n╰──────────────────╯\n"
-    assert trials.explain(2, box) == "exit 2: invalid choice"
+    assert sweep.explain(2, box) == "exit 2: invalid choice"
 
 
 def test_other_weights_to_start_from_are_another_sweep(tmp_path):
     tuner, config = Protein(search_space=FAKE_SPACE), configuration.load_config("squared")
-    trials.begin(Ledger(tmp_path), tuner, trials.Sweep(), [], config)
+    sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [], config)
     with pytest.raises(SpaceError, match=r"load_model_path: nothing there, a\.pt now"):
-        trials.begin(Ledger(tmp_path), tuner, trials.Sweep(), [], {**config, "load_model_path": "a.pt"})
+        sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [], {**config, "load_model_path": "a.pt"})
 
 
 def test_optimize_in_python_trains(tmp_path, fake):
@@ -334,8 +334,8 @@ def test_trials_are_spread_over_gpus(monkeypatch):
         release.wait(10)
         return {"status": "done"}
 
-    monkeypatch.setattr(trials, "run_trial", run_trial)
-    pool = trials.LocalPool(workers=2, gpus=2)
+    monkeypatch.setattr(sweep, "run_trial", run_trial)
+    pool = sweep.LocalPool(workers=2, gpus=2)
     assert pool.slots == 4
     for trial in range(4):
         pool.submit({"trial": trial}, {"env": {}}, None)
@@ -343,8 +343,8 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert sorted(seen) == ["3", "3", "5", "5"]
     release.set()
     assert len(pool.close()) == 4
-    with pytest.raises(protein.SpaceError, match="names only 3,5,7"):
-        trials.LocalPool(workers=1, gpus=4)
+    with pytest.raises(SpaceError, match="names only 3,5,7"):
+        sweep.LocalPool(workers=1, gpus=4)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -360,7 +360,7 @@ def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatc
 
     thread = threading.Thread(target=stop_it)
     thread.start()
-    results = sweep(tmp_path, 1)[0].results()
+    results = run_sweep(tmp_path, 1)[0].results()
     thread.join()
     assert results[0]["status"] == "done" and results[0]["attempts"] == 2 and results[0]["curve"][-1][0] == 1.0
     assert results[0]["cost"] == pytest.approx(results[0]["settings"]["train.total_timesteps"] / 1000)
@@ -368,8 +368,8 @@ def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatc
 
 def start_sweep(folder, count, workers=2, seconds=1.0):
     """The sweep in a process of its own."""
-    code = (f"import sys; sys.path.insert(0, {str(trials.ROOT)!r}); import trials; trials.TRAINER = {str(FAKE)!r}; "
-            "trials.main(sys.argv[1:])")  # fmt: skip
+    code = (f"import sys; sys.path.insert(0, {str(sweep.ROOT)!r}); import sweep; sweep.TRAINER = {str(FAKE)!r}; "
+            "sweep.main(sys.argv[1:])")  # fmt: skip
     space = [f"--sweep.{name}.{field}={value}" for name, what in FAKE_SPACE.items() for field, value in what.items()]
     others = [f"--sweep.{name}.distribution=none" for name in
               ("train.gamma", "train.gae_lambda", "train.ent_coef", "train.replay_ratio", "train.clip_coef",
@@ -433,7 +433,7 @@ def test_a_second_interrupt_leaves_at_once(tmp_path):
         output = process.communicate(timeout=5)[0]
         assert process.returncode == -signal.SIGINT and "Traceback" not in output
     finally:
-        if trials.is_alive(*child):
+        if sweep.is_alive(*child):
             os.kill(child[0], signal.SIGKILL)
 
 
@@ -447,17 +447,26 @@ def test_two_sweeps_share_a_folder(tmp_path):
     assert len({json.dumps(r["settings"]) for r in results.values()}) == 8
 
 
+def test_what_brings_no_torch():
+    """The tuner by itself and the page of a finished sweep start at once."""
+    heavy = "{'torch', 'numba', 'ray', 'plotly', 'configuration', 'loggers', 'pufferl', 'watch'}"
+    subprocess.run([sys.executable, "-c", f"import sys, sweep; assert not {heavy} & {{*sys.modules}}"], check=True,
+                   cwd=sweep.ROOT)
+    code = f"import sys, protein; assert not {heavy} & {{*sys.modules}} and 'sweep' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep.ROOT)
+
+
 # -- the command line -----------------------------------------------------------------------------------------------
 
 
 def test_split_options():
-    sweep, space, others = trials.split_options(
+    own, space, others = sweep.split_options(
         ["--sweep.num-trials", "5", "--sweep.train.learning-rate.max=0.1", "--train.gamma", "0.9", "--sweep.web=0",
          "--help", "--sweep.env.speed.distribution", "none"])
-    assert sweep == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"] and others == ["--train.gamma", "0.9"]
+    assert own == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"] and others == ["--train.gamma", "0.9"]
     assert space == {"train.learning_rate": {"max": "0.1"}, "env.speed": {"distribution": "none"}}
     with pytest.raises(SpaceError, match=r"SECTION\.KEY\.FIELD"):
-        trials.split_options(["--sweep.train.gamma", "0.9"])
+        sweep.split_options(["--sweep.train.gamma", "0.9"])
 
 
 def test_command_line_errors(tmp_path, capsys):
@@ -467,14 +476,14 @@ def test_command_line_errors(tmp_path, capsys):
                           (["squared", "--data-dir", str(tmp_path), "--sweep.web", "99999"], "port must be 0-65535"),
                           (["squared", "--data-dir", "/proc/nowhere"], "/proc/nowhere")):
         with pytest.raises(SystemExit) as error:
-            trials.main(argv)
+            sweep.main(argv)
         assert message in str(error.value), argv
     assert "gamma is given" not in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        trials.main(["squared", "--train.num-steps=32", "--env.num-envs", "64", "--data-dir", "/proc/nowhere"])
+        sweep.main(["squared", "--train.num-steps=32", "--env.num-envs", "64", "--data-dir", "/proc/nowhere"])
     told = capsys.readouterr().out
     assert "train.horizon is given" in told and "vec.total_agents is given" in told
-    trials.main([])
+    sweep.main([])
     assert "report PATH" in capsys.readouterr().out
 
 
@@ -487,7 +496,7 @@ LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden
 
 
 def log_all(kind, folder):
-    log = trials.make_logger(kind, folder, {"project": "pufferl", "entity": None})
+    log = sweep.make_logger(kind, folder, {"project": "pufferl", "entity": None})
     for entry in LOGGED:
         log(entry)
 
@@ -567,7 +576,7 @@ def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
 
         thread = threading.Thread(target=lose_a_node)
         thread.start()
-        ledger, _ = sweep(tmp_path, 8, ray=cluster.address, early_stop=0, workers=4)
+        ledger, _ = run_sweep(tmp_path, 8, ray=cluster.address, early_stop=0, workers=4)
         thread.join()
     finally:
         cluster.shutdown()
@@ -589,7 +598,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     minibatch, to the shipped settings' steps to a score of 0.9, or 25% more. With both cores of a small machine to
     itself it takes some five minutes."""
     shipped = tmp_path / "shipped"
-    subprocess.run([sys.executable, str(trials.ROOT / "pufferl.py"), "train", "squared", "--data-dir", str(shipped)],
+    subprocess.run([sys.executable, str(sweep.ROOT / "pufferl.py"), "train", "squared", "--data-dir", str(shipped)],
                    check=True, capture_output=True, timeout=3600)  # fmt: skip
     known = steps_to(next(shipped.glob("*")), 0.9)
     assert math.isfinite(known)
@@ -597,7 +606,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
              "train.total_timesteps.max": 4_000_000}
     kept = ("gamma", "gae_lambda", "replay_ratio", "clip_coef", "vf_coef", "max_grad_norm", "horizon")
     space |= {f"train.{key}.distribution": "none" for key in kept} | {"vec.total_agents.distribution": "none"}
-    command = [sys.executable, str(trials.ROOT / "protein.py"), "squared", "--data-dir", str(tmp_path),
+    command = [sys.executable, str(sweep.ROOT / "protein.py"), "squared", "--data-dir", str(tmp_path),
                "--sweep.num-trials", "60", "--sweep.workers", "2", "--sweep.cost", "step", "--policy.hidden-size", "64",
                *(f"--sweep.{name}={value}" for name, value in space.items())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
