@@ -722,23 +722,25 @@ def decide(train, facts):
         return value, f"for minibatches of {c['minibatch_size']:,}" + (
             f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
 
-    def gamma():
-        if facts.cut is None or facts.cut >= 100:
-            return 0.99, "looks some 100 steps ahead"
-        return round(1 - 1 / max(2, facts.cut), 3), f"every episode is cut off after {facts.cut} steps"
-
     adapts, kl = c["learning_rate"] == "auto", KL[facts.discrete]
     choose("horizon", horizon)
     choose("replay_ratio", replay_ratio)
     choose("minibatch_size", minibatch_size)
     choose("learning_rate", learning_rate)
     choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, "learning_rate is set"))
-    choose("gamma", gamma)
+    choose("gamma", lambda: discount(facts.cut))
     choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("norm_obs", lambda: wants_normalising(facts))
     choose("norm_reward", lambda: (True, "so that values are near 1 whatever an environment pays"))
     return chosen
+
+
+def discount(cut):
+    """(gamma, why); cut: as in Facts."""
+    if cut is None or cut >= 100:
+        return 0.99, "looks some 100 steps ahead"
+    return round(1 - 1 / max(2, cut), 3), f"every episode is cut off after {cut} steps"
 
 
 def wants_normalising(facts):

@@ -1154,6 +1154,9 @@ LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", 
 LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance",
              "return", "return_squared", "residual", "residual_squared", "valid")
 SUMS = len(LOSS_SUMS)
+ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF, ENT_COEF = range(len(LOSS_SETTINGS))
+(POLICY_LOSS, VALUE_LOSS, ENTROPY, OLD_APPROX_KL, APPROX_KL, CLIPFRAC, IMPORTANCE, RETURN, RETURN_SQUARED, RESIDUAL,
+ RESIDUAL_SQUARED, VALID) = range(SUMS)
 
 
 @driver
@@ -1235,26 +1238,27 @@ def value_cell(value, old_value, target, vf_clip_coef):
 
 @cell
 def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coef, target, residual):
-    sums[0] += policy
-    sums[1] += value_loss
-    sums[2] += entropy
-    sums[3] -= logratio
-    sums[4] += ratio - ONE - logratio
-    sums[5] += ONE if abs(ratio - ONE) > clip_coef else ZERO
-    sums[6] += ratio
-    sums[7] += target
-    sums[8] += target * target
-    sums[9] += residual
-    sums[10] += residual * residual
-    sums[11] += ONE
+    sums[POLICY_LOSS] += policy
+    sums[VALUE_LOSS] += value_loss
+    sums[ENTROPY] += entropy
+    sums[OLD_APPROX_KL] -= logratio
+    sums[APPROX_KL] += ratio - ONE - logratio
+    sums[CLIPFRAC] += ONE if abs(ratio - ONE) > clip_coef else ZERO
+    sums[IMPORTANCE] += ratio
+    sums[RETURN] += target
+    sums[RETURN_SQUARED] += target * target
+    sums[RESIDUAL] += residual
+    sums[RESIDUAL_SQUARED] += residual * residual
+    sums[VALID] += ONE
 
 
 @driver
 def _ppo_loss_discrete(begin, end, size, outputs, index, start, masked, masks, heads, actions, logprobs, values,
                        advantages, weights, valid, settings, grad, new_values, ratios, scratch, parts):
     _, M, width = outputs.shape
-    mean, scale, row_scale, clip_coef = settings[0], settings[1], settings[2], settings[3]
-    vf_coef, vf_clip_coef, ent_coef = settings[4], settings[5], settings[6]
+    mean, scale, row_scale = settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE], settings[ROW_SCALE]
+    clip_coef, vf_coef, vf_clip_coef = settings[CLIP_COEF], settings[VF_COEF], settings[VF_CLIP_COEF]
+    ent_coef = settings[ENT_COEF]
     for lane in range(begin, end):
         part, probabilities = parts[lane], scratch[lane]
         t, first_segment = lane * size // M, lane * size % M
@@ -1311,8 +1315,9 @@ def _ppo_loss_discrete(begin, end, size, outputs, index, start, masked, masks, h
 def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actions, logprobs, values, advantages,
                          weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
     _, M, width = outputs.shape
-    mean, scale, row_scale, clip_coef = settings[0], settings[1], settings[2], settings[3]
-    vf_coef, vf_clip_coef, ent_coef = settings[4], settings[5], settings[6]
+    mean, scale, row_scale = settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE], settings[ROW_SCALE]
+    clip_coef, vf_coef, vf_clip_coef = settings[CLIP_COEF], settings[VF_COEF], settings[VF_CLIP_COEF]
+    ent_coef = settings[ENT_COEF]
     for lane in range(begin, end):
         part = parts[lane]
         t, first_segment = lane * size // M, lane * size % M
@@ -1396,7 +1401,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
 
 def loss_statistics(sums):
     """LOSS_SUMS, added over all chunks of one or more minibatches -> the logged means, as a dict of floats."""
-    mean = {name: float(total) / max(float(sums[-1]), 1.0) for name, total in zip(LOSS_SUMS, sums, strict=True)}
+    mean = {name: float(total) / max(float(sums[VALID]), 1.0) for name, total in zip(LOSS_SUMS, sums, strict=True)}
     returns = max(mean["return_squared"] - mean["return"] ** 2, 0.0)
     residuals = max(mean["residual_squared"] - mean["residual"] ** 2, 0.0)
     names = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance")

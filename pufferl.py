@@ -212,7 +212,7 @@ class PuffeRL:
         """
         if not self._rolled_out:
             raise RuntimeError("train() learns from a rollout, once: call evaluate() before each train().")
-        begun, minibatches = self._clock(), self._minibatches()
+        begun, minibatches = self.ranks.clock(), self._minibatches()
         with self.engine.learning():
             self._schedules()
             self._scale_rewards()
@@ -220,7 +220,7 @@ class PuffeRL:
             for _ in range(minibatches):
                 self.engine.play("minibatch", self._minibatch)
             norms, sums = self.norms[:minibatches].tolist(), self.sums.sum(0).cpu().numpy()
-            self._check_norms(norms)
+            check_norms(self, norms)
             self._merge_observations()
         return self._end_epoch(begun, norms, sums)
 
@@ -248,8 +248,9 @@ class PuffeRL:
         c = self.config
         progress = min(1.0, self.global_step / c["total_timesteps"])
         self._used_lr = self.learning_rate
-        self.settings[3:] = torch.tensor([c["clip_coef"], c["vf_coef"], c["vf_clip_coef"],
-                                          c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)])
+        numbers = {**c, "ent_coef": c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)}
+        first = kernels.CLIP_COEF  # those before are the minibatch's own
+        self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         self.rate.fill_(self._used_lr)
         self.clock.copy_(torch.tensor([self.epoch, 0]))
@@ -303,13 +304,6 @@ class PuffeRL:
             seen, valid = (self.storage[name][: self.horizon].flatten(0, 1) for name in ("observations", "valid"))
             self.normalizer.merge(self.ranks.gather(self.normalizer.moments(seen, valid)))
 
-    def _check_norms(self, norms):
-        """FloatingPointError that says what was not finite first, if a gradient norm is not."""
-        if not all(map(math.isfinite, norms)):  # the gradient is everybody's, but one rank's numbers may be the cause
-            what, good = min(self.ranks.gather(explain_nan(self)))[1], self.run_folder
-            raise FloatingPointError(f"epoch {self.epoch}: {what}. The weights were left as they were"
-                                     + (f", and so was the last checkpoint, in {good}." if good else "."))
-
     def _end_epoch(self, begun, norms, sums):
         """Count the epoch, adapt the learning rate, save and log if it is time; returns the losses."""
         c, statistics = self.config, self.statistics
@@ -321,37 +315,17 @@ class PuffeRL:
             sums, log_due = self.ranks.end_epoch(self, sums, log_due)
         statistics.loss_sums += sums
         statistics.grad_norms += norms
-        statistics.seconds["learn"] += self._clock() - begun
+        statistics.seconds["learn"] += self.ranks.clock() - begun
         if norms or not self.losses:
-            self.losses = self._losses(sums, norms)
+            self.losses = loss_means(self, sums, norms)
         logs = dict(self.losses)
         if norms and c["target_kl"] is not None:
-            self._adapt_rate(logs["approx_kl"])
+            self._rate_factor = adapted(self, logs["approx_kl"])
         if self.epoch % c["checkpoint_interval"] == 0:
             self._try_checkpoint()
         if log_due:
             self.mean_and_log()
         return logs
-
-    def _losses(self, sums, norms):
-        extra = {f"{name}_loss": float(sums[-1]) / max(1, len(norms)) for name in self.engine.extra_names}
-        norm = float(np.mean(norms)) if norms else math.nan
-        return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm, "learning_rate": self._used_lr}
-
-    def _adapt_rate(self, kl):
-        """Nearer to the learning rate at which an epoch moves the policy by target_kl (Schulman et al. 2017, 4; here
-        every epoch and gently), until the schedule takes it to its end. Advantages that are small beside the return's
-        deviation are mostly noise: less is then aimed at, since Muon's steps do not shrink with the gradient."""
-        target = self.config["target_kl"]
-        if self.reward_scale is not None:
-            count, total, squares = self.moments.tolist()  # of the last minibatch, of all ranks
-            count = max(count, 1.0)  # all may have been dead
-            deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
-            target *= min(1.0, deviation / SMALL_ADVANTAGES)
-        if self._schedule() > 0.05:
-            step = math.sqrt(target / max(kl, 1e-12))
-            step = min(RATE_STEPS[1], max(RATE_STEPS[0], step))
-            self._rate_factor = min(RATE_FACTORS[1], max(RATE_FACTORS[0], self._rate_factor * step))
 
     # -- schedules and numbers -------------------------------------------------------------------------------------
 
@@ -369,23 +343,11 @@ class PuffeRL:
     def learning_rate(self):
         if self._override_lr is not None:
             return self._override_lr
-        return self.config["learning_rate"] * self._rate_factor * self._schedule()
+        return self.config["learning_rate"] * self._rate_factor * schedule(self.config, self.global_step)
 
     @learning_rate.setter
     def learning_rate(self, value):
         self._override_lr = float(value)
-
-    def _schedule(self):
-        """The share of learning_rate that the cosine leaves at this step."""
-        c = self.config
-        if not c["anneal_lr"]:
-            return 1.0
-        progress, low = min(1.0, self.global_step / c["total_timesteps"]), c["min_lr_ratio"]
-        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
-
-    def _clock(self):
-        """Seconds, without those spent waiting for other ranks."""
-        return time.perf_counter() - self.ranks.seconds
 
     @property
     def uptime(self):
@@ -421,7 +383,7 @@ class PuffeRL:
         if self.global_step == step:
             return self.statistics.entry
         seconds, self.last_sps = time.perf_counter() - since, self.sps
-        losses = self._losses(self.statistics.loss_sums, self.statistics.grad_norms)
+        losses = loss_means(self, self.statistics.loss_sums, self.statistics.grad_norms)
         metrics = self.statistics.means(self.ranks, seconds, losses)
         metrics |= {"performance/sps": self.last_sps, "performance/uptime": self.uptime,
                     "performance/epoch": self.epoch,
@@ -488,11 +450,7 @@ class PuffeRL:
         episodes, which is printed as well. Only rank 0 reads the file. Raises ConfigError, and changes nothing, for
         another network or optimizer."""
         saved = runs.restore(self, Path(path))
-        before = json.loads(saved["config"])["train"]
-        if self.config["target_kl"] is None or before.get("learning_rate") != self.config["learning_rate"]:
-            self._rate_factor = 1.0  # it was of another rate
         self._rolled_out = False
-        self._steps_before = saved["global_step"] - self.epoch * self.batch_size
         self._started = time.perf_counter() - saved["uptime"]
         self._last_log = (time.perf_counter(), self.global_step)
         self._check_engine(thoroughly=True)
@@ -671,6 +629,45 @@ def check_policy(policy, vecenv, config):
         raise ConfigError("train.precision = bfloat16: this processor has no AVX-512 BF16; use float32.")
 
 
+def loss_means(trainer, sums, norms):
+    """The logged means of the losses' sums and the gradients' norms of some minibatches."""
+    extra = {f"{name}_loss": float(sums[-1]) / max(1, len(norms)) for name in trainer.engine.extra_names}
+    norm = float(np.mean(norms)) if norms else math.nan
+    return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm, "learning_rate": trainer._used_lr}
+
+
+def schedule(config, step):
+    """The share of learning_rate that the cosine leaves at a step (Loshchilov and Hutter 2017)."""
+    if not config["anneal_lr"]:
+        return 1.0
+    progress, low = min(1.0, step / config["total_timesteps"]), config["min_lr_ratio"]
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def adapted(trainer, kl):
+    """The factor of the learning rate, nearer to where an epoch moves the policy by target_kl (Schulman et al. 2017, 4;
+    here every epoch and gently), until the schedule takes the rate to its end. Advantages that are small beside the
+    return's deviation are mostly noise: less is then aimed at, since Muon's steps do not shrink with the gradient."""
+    target, factor = trainer.config["target_kl"], trainer._rate_factor
+    if trainer.reward_scale is not None:
+        count, total, squares = trainer.moments.tolist()  # of the last minibatch, of all ranks
+        count = max(count, 1.0)  # all may have been dead
+        deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
+        target *= min(1.0, deviation / SMALL_ADVANTAGES)
+    if schedule(trainer.config, trainer.global_step) <= 0.05:
+        return factor
+    step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
+    return min(RATE_FACTORS[1], max(RATE_FACTORS[0], factor * step))
+
+
+def check_norms(trainer, norms):
+    """FloatingPointError that says what was not finite first, if a gradient norm is not."""
+    if not all(map(math.isfinite, norms)):  # the gradient is everybody's, but one rank's numbers may be the cause
+        what, good = min(trainer.ranks.gather(explain_nan(trainer)))[1], trainer.run_folder
+        raise FloatingPointError(f"epoch {trainer.epoch}: {what}. The weights were left as they were"
+                                 + (f", and so was the last checkpoint, in {good}." if good else "."))
+
+
 def explain_nan(trainer):
     """(how early, what): what was not finite first, the weights, then in the order of the rollout, then of the update.
     The earliest of all ranks is the cause."""
@@ -812,18 +809,17 @@ def settle(env_name, args, vecenv):
     return dataclasses.replace(facts, step_seconds=seconds[0], learn_seconds=seconds[1])
 
 
-def train(env_name, args):
-    """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder."""
-    group = ranks.connect()
-    if ranks.started():
-        args["train"]["gpus"] = group.local_count
-    if not args["resume"]:
-        args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
-        if args["resume"]:  # the same command goes on: what it chose by measuring stays
-            saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
-            args["train"] |= {name: value for name, value in saved["train"].items()
-                              if args["train"].get(name) == "auto"}
-    vecenv = load_env(env_name, args)
+def find_interrupted(group, args):
+    """Let a command that a launcher starts again go on with the run that it left."""
+    args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
+    if args["resume"]:  # what it chose by measuring stays
+        saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
+        args["train"] |= {name: value for name, value in saved["train"].items() if args["train"].get(name) == "auto"}
+
+
+def make_trainer(env_name, args):
+    """(the trainer that a configuration describes, the Facts that "auto" was settled by)."""
+    group, vecenv = ranks.connect(), load_env(env_name, args)
     try:
         facts = settle(env_name, args, vecenv)
         policy = load_policy(args, vecenv, env_name)
@@ -832,16 +828,42 @@ def train(env_name, args):
         if normalises != args["train"]["norm_obs"] and (loaded or "train.norm_obs" in args["auto"]):
             args["train"]["norm_obs"] = normalises
             args["auto"]["train.norm_obs"] = "as the network does that is loaded or of your own"
+        if args["resume"]:
+            folder = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name, "trainer_state.pt"))
+        trainer = PuffeRL({**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
+                           "settings": {**args, "launch": group.launchers()}}, vecenv, policy)  # fmt: skip
     except BaseException:
         vecenv.close()
         raise
-    config = {**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
-              "settings": {**args, "launch": group.launchers()}}
-    if args["resume"]:
-        folder = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name, "trainer_state.pt"))
-    trainer = PuffeRL(config, vecenv, policy)
     if args["resume"]:
         trainer.run_folder = folder.parent if folder.name == "trainer_state.pt" else folder
+    return trainer, facts
+
+
+def describe(trainer, args, facts):
+    """What a run is, in lines for people: its sizes, its network and engine, and what "auto" chose."""
+    speed = ""
+    if facts.learn_seconds is not None:
+        seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
+        speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
+    yield (f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
+           f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {trainer.vecenv.num_workers} "
+           f"workers; engine {trainer.engine.name}, rollout {trainer.engine.rollout_name}; run folder "
+           f"{trainer.run_folder}")
+    yield f"network: {models.describe(trainer.policy)}{speed}"
+    for name, reason in args["auto"].items():
+        section, _, key = name.partition(".")
+        yield f"auto: --{name.replace('_', '-')} {args[section][key]}  # {reason}"
+
+
+def train(env_name, args):
+    """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder."""
+    group = ranks.connect()
+    if ranks.started():
+        args["train"]["gpus"] = group.local_count
+    if not args["resume"]:
+        find_interrupted(group, args)
+    trainer, facts = make_trainer(env_name, args)
     say, shown = print if group.rank == 0 else lambda text: None, 0.0
 
     def open_logger():
@@ -860,18 +882,8 @@ def train(env_name, args):
                 say("nothing is left of its train.total_timesteps; give more to go on")
         group.first(open_logger)
         trainer.record()
-        say(f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
-            f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {vecenv.num_workers} workers; "
-            f"run folder {trainer.run_folder}")
-        speed = ""
-        if facts.learn_seconds is not None:
-            seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
-            speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
-        say(f"network: {models.describe(policy)}; engine {trainer.engine.name}, rollout {trainer.engine.rollout_name}"
-            f"{speed}")
-        for name, reason in args["auto"].items():
-            section, _, key = name.partition(".")
-            say(f"auto: --{name.replace('_', '-')} {args[section][key]}  # {reason}")
+        for line in describe(trainer, args, facts):
+            say(line)
         with Interrupts() as interrupts:
             while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
                 trainer.evaluate()

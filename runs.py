@@ -14,6 +14,7 @@ WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine, for `wan
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from configuration import ConfigError, difference
+from configuration import OFF, ConfigError, Train, difference
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Loggers: log(metrics, step), config, artifact, close
@@ -382,6 +383,8 @@ def restore(trainer, path):
         name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
         raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
                           f"{theirs.get(name, 'not in it')} there and {mine.get(name, 'missing')} here.")
+    unsaid = {**dataclasses.asdict(Train()), **OFF}  # what a run had before there were settings for it
+    before = {"engine": trainer.args["engine"], **before, "train": {**unsaid, **before["train"]}}
     changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
     if changes:
         say(f"changed since {path} was written: {', '.join(changes)}")
@@ -395,6 +398,10 @@ def restore(trainer, path):
         trainer.engine.forget()
     for name, value in saved["numbers"].items():
         setattr(trainer if name in NUMBERS else trainer.statistics, name, value)
+    rate = before["train"].get("learning_rate")
+    if trainer.config["target_kl"] is None or rate != trainer.config["learning_rate"]:
+        trainer._rate_factor = 1.0  # it was of another rate
+    trainer._steps_before = saved["global_step"] - trainer.epoch * trainer.batch_size
     return saved
 
 

@@ -900,7 +900,7 @@ def short(value):
 def make_logger(kind, folder, config):
     """A function that takes each finished trial's record. Raises ImportError where the package is missing. What goes
     wrong later costs log entries, not the sweep: the ledger has all."""
-    import loggers
+    import runs
 
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
         raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
@@ -911,10 +911,10 @@ def make_logger(kind, folder, config):
         if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
             return
         if kind == "wandb":
-            logger = loggers.WandbLogger(config["project"], config["entity"], name, record["settings"],
+            logger = runs.WandbLogger(config["project"], config["entity"], name, record["settings"],
                                          group=folder.name, tag=record["status"], folder=str(folder))
         else:
-            logger = loggers.TensorBoardLogger(folder / "tensorboard" / name)
+            logger = runs.TensorBoardLogger(folder / "tensorboard" / name)
             last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
             logger.writer.add_hparams(record["settings"], last, run_name=".")
         for progress, score, cost in record["curve"]:
@@ -928,7 +928,7 @@ def make_logger(kind, folder, config):
         try:
             write(record)
         except (OSError, ValueError) as error:
-            loggers.warn(f"trial {record['trial']} was not logged to {kind} ({error})")
+            runs.warn(f"trial {record['trial']} was not logged to {kind} ({error})")
 
     return log if kind != "none" else lambda record: None
 

@@ -59,7 +59,7 @@ def measure(env, agents, buffers, threads, repeats):
     settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9, "data_dir": None,
                 "total_timesteps": 10**12}  # fmt: skip
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, hidden_size=16))
-    trainer._check_norms = lambda norms: None  # they are left over
+    pufferl.check_norms = lambda trainer, norms: None  # they are left over
     trainer.evaluate()
     trainer.train()
     trainer.engine.device.idle, seconds = True, {"interpreter": [], "compiled": []}

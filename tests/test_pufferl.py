@@ -435,7 +435,7 @@ def test_settings_that_changed_count_after_a_resume(tmp_path, optimizer):
     second = make_trainer(tmp_path, optimizer=optimizer, momentum=0.5, weight_decay=0.1)
     second.load_checkpoint(tmp_path / "half.pt")
     if optimizer == "adam":
-        group = second.optimizer.param_groups[0]
+        group = second.optimizer.optimizer.param_groups[0]
         assert (group["betas"][0], group["weight_decay"]) == (0.5, 0.1)
     ours, others = run_epochs(second, 1), run_epochs(first, 1)
     assert any(not torch.equal(ours[name], others[name]) for name in ours)
@@ -783,7 +783,7 @@ BAD = {
     "gamma": {"gamma": 1.5},
     "Did you mean learning_rate": {"learning_rat": 0.1},
     "must be an int": {"horizon": 2.5},
-    "must be one of": {"optimizer": "sgd"},
+    "must be muon, adam or path": {"optimizer": "sgd"},
     "vec.total_agents": {"batch_size": 3},
     "total_timesteps": {"num_iterations": 3},
     "max_minibatch_size": {"max_minibatch_size": 9},

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import start, wait_for
-from test_loggers import OFFLINE, wandb_records
+from test_runs_loggers import OFFLINE, wandb_records
 
 import configuration
 import sweep
@@ -449,7 +449,7 @@ def test_two_sweeps_share_a_folder(tmp_path):
 
 def test_what_brings_no_torch():
     """The tuner by itself and the page of a finished sweep start at once."""
-    heavy = "{'torch', 'numba', 'ray', 'plotly', 'configuration', 'loggers', 'pufferl', 'watch'}"
+    heavy = "{'torch', 'numba', 'ray', 'plotly', 'configuration', 'runs', 'pufferl', 'watch'}"
     subprocess.run([sys.executable, "-c", f"import sys, sweep; assert not {heavy} & {{*sys.modules}}"], check=True,
                    cwd=sweep.ROOT)
     code = f"import sys, protein; assert not {heavy} & {{*sys.modules}} and 'sweep' not in sys.modules"

@@ -1,0 +1,107 @@
+"""The house: layers without circles, files and functions of a readable size, pages that name what is there."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = [  # docs/design.md; a file imports from those before its own
+    {"kernels", "emulation", "ocean", "protein", "ranks", "signs"},
+    {"models", "workers", "environments"},
+    {"vector", "configuration"},
+    {"engines", "compiled", "fused", "runs"},
+    {"ppo", "pufferl"},
+    {"sweep", "watch", "export", "speed"},
+]
+WITHIN = {"configuration": {"vector"}, "compiled": {"engines"}, "fused": {"engines", "compiled"}, "sweep": {"watch"},
+          "ocean": set()}  # what else a file may import, of its own layer
+UPWARD = {  # a room above that a function reaches: (file, room): the function
+    ("protein", "sweep"): {"__main__", "__init__", "optimize"},
+    ("engines", "compiled"): {"choose"},
+    ("engines", "fused"): {"choose", "any_network"},
+}
+LINES, CLASS, FUNCTION = 1500, 400, 60
+LONGER = {"kernels.py": 1660}  # until its CUDA kernels are CuPy's
+REASON = "longer because"  # what the docstring of a longer function says
+
+
+def layer(name):
+    return next((i for i, layer in enumerate(LAYERS) if name in layer), None)
+
+
+def files():
+    return sorted(path for path in ROOT.glob("*.py"))
+
+
+def imports(tree):
+    """[(imported room, name of the function that imports it or None)]."""
+    found = []
+
+    def look(node, inside):
+        for child in ast.iter_child_nodes(node):
+            here = inside
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                here = inside or child.name
+            if isinstance(child, ast.If) and "__main__" in ast.unparse(child.test):
+                here = "__main__"
+            if isinstance(child, ast.Import):
+                found.extend((alias.name.partition(".")[0], inside) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and not child.level:
+                found.append((child.module.partition(".")[0], inside))
+            look(child, here)
+
+    look(tree, None)
+    return found
+
+
+def test_every_file_has_a_layer():
+    rooms = {path.stem for path in files()} | {"ocean"}
+    assert rooms == set().union(*LAYERS)
+    page = (ROOT / "docs/design.md").read_text()
+    listed = re.findall(r"^\d\. (.*)", page, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)(?:\.py|/)`", line)) for line in listed] == LAYERS
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_a_file_imports_from_below(path):
+    own = path.stem
+    for room, function in imports(ast.parse(path.read_text())):
+        if layer(room) is None or room == own or layer(room) < layer(own) or room in WITHIN.get(own, ()):
+            continue
+        assert function in UPWARD.get((own, room), ()) or function == "main", (
+            f"{path.name} imports {room} from above it, in {function or 'the file itself'}")  # fmt: skip
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_nothing_is_too_long(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGER.get(path.name, LINES)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            assert node.end_lineno - node.lineno < CLASS, f"class {node.name}"
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= FUNCTION:
+            assert REASON in (ast.get_docstring(node) or ""), f"{node.name} has {node.end_lineno - node.lineno} lines"
+
+
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_links_to_what_is_there(page):
+    for link in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
+        if "://" not in link:
+            assert ((ROOT / page).parent / link).exists(), f"{page}: {link}"
+
+
+def test_the_readme_names_every_file_and_page():
+    readme = (ROOT / "README.md").read_text()
+    assert not [path.name for path in files() if f"({path.name})" not in readme]
+
+
+def test_no_processor_is_chosen_by_its_vendor():
+    """Features are asked for (docs/design.md)."""
+    for path in files():
+        found = re.search(r"znver|GenuineIntel|AuthenticAMD|vendor_id|get_host_cpu_name", path.read_text())
+        assert not found, f"{path.name}: {found}"
