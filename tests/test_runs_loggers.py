@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from loggers import JsonLines
 
 import pufferl
 import runs
+from runs import JsonLines
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "0123456789abcdef" * 2 + "feedf00d"
