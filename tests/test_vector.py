@@ -152,7 +152,7 @@ def nothing_left():
             return ""
 
     def children():
-        return {p.pid for p in psutil.Process().children(recursive=True) if "emulation.serve" in command(p)}
+        return {p.pid for p in psutil.Process().children(recursive=True) if "workers.serve" in command(p)}
 
     def others_have(name):
         """Whether another program on this machine, which came meanwhile, has that file in its memory."""
@@ -614,7 +614,7 @@ from test_vector import Walk
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background may be born without
 vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
 vecenv.reset()
-print(*[process.pid for process, *_ in vecenv._workers], flush=True)
+print(*[process.pid for process in vecenv._workers], flush=True)
 {"raise SystemExit(1)" if how == "exception" else "time.sleep(600)" if how.startswith("SIG") else ""}
 """
     parent = start(
