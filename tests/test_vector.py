@@ -1,9 +1,7 @@
 """Backends for environments in Python: the same numbers from each; nothing left running when something breaks."""
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,21 +9,20 @@ from pathlib import Path
 import cloudpickle
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 import torch
-from conftest import read_until, start
 from gymnasium import spaces
 
 import emulation
 import environments
 import ocean
 import vector
-from vector import Multiprocessing, Native, Ray, Serial, WorkerError
+from vector import Multiprocessing, Native, Serial
 
 ROOT = Path(__file__).resolve().parent.parent
 # Workers get this file's classes by value, so that they need not import what the tests import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Squared(emulation.PufferEnv):
@@ -138,37 +135,6 @@ def assert_same(a, b):
         assert value == pytest.approx(b[1][name])
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """No test leaves a process or a file in shared memory."""
-
-    def shared():
-        return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-
-    def command(process):
-        try:
-            return " ".join(process.cmdline())
-        except psutil.Error:  # it has just ended, as those of Ray do in their own time
-            return ""
-
-    def children():
-        return {p.pid for p in psutil.Process().children(recursive=True) if "workers.serve" in command(p)}
-
-    def others_have(name):
-        """Whether another program on this machine, which came meanwhile, has that file in its memory."""
-        ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
-        for maps in Path("/proc").glob("[0-9]*/maps"):
-            with contextlib.suppress(OSError):
-                if int(maps.parent.name) not in ours and f"/dev/shm/{name}" in maps.read_text():
-                    return True
-        return False
-
-    before = shared(), children()
-    yield
-    assert children() == before[1]
-    assert [name for name in shared() - before[0] if not others_have(name)] == []
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -279,97 +245,12 @@ def test_the_trainers_protocol_rotates_rows():
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-class Endless(gymnasium.Env):
-    """A picture that counts its own steps, and never an end."""
-
-    observation_space, action_space = spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-2)
-
-    def __init__(self, wrong=False, seen=observation_space, actions=action_space):
-        self.wrong, self.observation_space, self.action_space = wrong, seen, actions
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.t = np.full((2, 3), self.np_random.integers(9), np.uint8), 0
-        return self.x, {}
-
-    def step(self, action):
-        assert action in self.action_space
-        self.t += 1
-        self.x += np.uint8(action + 3)  # in place: a vectorizer must copy
-        return np.zeros(5) if self.wrong and self.t > 2 else self.x, 0.5, False, False, {}
-
-
-@pytest.mark.filterwarnings("ignore:.*share an object")
-def test_time_limits_are_those_of_the_wrappers():
-    """The wrappers that gymnasium.make adds are stepped past; episodes are the same as with them."""
-
-    def limited(first, second):
-        env = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(Endless()))
-        return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.TimeLimit(env, first), second)
-
-    limits = [(3, 9), (9, 4), (7, 7)]
-    envs = [limited(*pair) for pair in limits]
-    expected = [env.reset(seed=5 + i)[0].copy() for i, env in enumerate(envs)]
-    rng, truncated = np.random.default_rng(0), 0
-    with vector.make([lambda pair=pair: limited(*pair) for pair in limits], 3) as vecenv:
-        np.testing.assert_array_equal(vecenv.reset(seed=5)[0], expected)
-        for t in range(30):
-            if t == 15:  # in the middle of episodes
-                expected = [env.reset()[0] for env in envs]
-                np.testing.assert_array_equal(vecenv.reset()[0], expected)
-            actions = rng.integers(0, 4, 3)
-            observations, rewards, terminals, truncations, infos = vecenv.step(actions)
-            for i, env in enumerate(envs):
-                observation, reward, terminated, cut, _ = env.step(actions[i] - 2)
-                assert (rewards[i], terminals[i], truncations[i]) == (reward, terminated, cut)
-                if cut:
-                    truncated += 1
-                    np.testing.assert_array_equal(vecenv.storage.final_observations[i], observation)
-                    observation, _ = env.reset()
-                np.testing.assert_array_equal(observations[i], observation)
-            assert len(infos) == truncations.sum()
-            assert all(info["episode_length"] == 2 * info["episode_return"] for info in infos)
-    assert truncated == 20
-
-
-def test_a_wrong_shape_after_many_steps_is_named():
-    with vector.make(Endless, 2, env_kwargs=[{}, {"wrong": True}]) as vecenv:
-        vecenv.reset(seed=0)
-        with pytest.raises(ValueError, match=r"environment 1, .*Endless.*expected shape \(2, 3\), got shape \(5,\)"):
-            for _ in range(3):
-                vecenv.step(np.ones(2, int))
-
-
-@pytest.mark.parametrize("options", [{"reward": np.ones(1)}, {"info": ()}, {"reward": np.ones(1), "info": ()}])
-def test_what_the_first_step_allows_goes_on(options):
-    """A reward that is an array of one; a reset that gives the observation alone."""
-
-    class Loose(gymnasium.Env):
-        observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
-
-        def __init__(self, reward=1.0, info=({},)):
-            self.reward, self.info = reward, info
-
-        def reset(self, *, seed=None, options=None):
-            self.t = 0
-            return (np.zeros(1, np.float32), *self.info) if self.info else np.zeros(1, np.float32)
-
-        def step(self, action):
-            self.t += 1
-            return np.full(1, self.t, np.float32), self.reward, self.t == 3, False, {}
-
-    with vector.make(Loose, 2, env_kwargs=options) as vecenv:
-        vecenv.reset(seed=0)
-        steps = [vecenv.step([0, 1]) for _ in range(7)]
-        assert vecenv.log()["episode_return"] == 3 and all((step[1] == 1).all() for step in steps)
-
-
 def test_an_info_of_no_episode_is_not_counted():
     class Silent(Squared):
         def step(self, actions):
             return *super().step(actions)[:4], [{"perf": 1.0, "n": 0}]
 
-    with vector.make(Silent, 2) as vecenv:
+    with vector.make(Silent, 2, Serial) as vecenv:
         vecenv.reset(seed=0)
         vecenv.step(np.zeros(8, int))
         assert vecenv.log() == {}
@@ -383,7 +264,7 @@ def test_one_action_must_be_an_array_too():
 
 
 def test_logs_of_one_environment_and_the_rest():
-    with vector.make(Walk, 3, env_kwargs=[{"limit": 2}, {"limit": 3}, {"limit": 4}]) as vecenv:
+    with vector.make(Walk, 3, Serial, env_kwargs=[{"limit": 2}, {"limit": 3}, {"limit": 4}]) as vecenv:
         vecenv.reset(seed=0)
         for _ in range(4):
             vecenv.step(np.ones(3, int))
@@ -508,146 +389,6 @@ def test_environments_by_name():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What breaks
-
-
-@pytest.mark.parametrize(
-    "trouble, message",
-    [
-        ("raise", r"(?s)worker 1 \(environments 2 to 3 of Walk\) raised.*in step.*ArithmeticError: the walker fell"),
-        ("kill", r"worker 1 .* died by signal 9 \(SIGKILL\)"),
-        ("segfault", r"(?s)worker 1 .* died by signal 11 \(SIGSEGV\).*in step"),
-        ("hang", r"(?s)worker 1 .* has not answered for 1 s.*in step"),
-        ("shape", r"(?s)worker 1 .* raised.*could not broadcast"),
-        ("interrupt", r"(?s)worker 1 .* raised.*KeyboardInterrupt"),
-    ],
-)
-def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
-    kwargs = [{}, {}, {}, {"trouble": trouble}]
-    timeout = 1 if trouble == "hang" else 600  # a busy machine may take long for what is right
-    vecenv = vector.make(Walk, 4, Multiprocessing, num_workers=2, env_kwargs=kwargs, timeout=timeout)
-    vecenv.reset(seed=0)
-    begun = time.perf_counter()
-    with pytest.raises(WorkerError, match=message):
-        for _ in range(4):
-            vecenv.step(np.ones(4, int))
-    assert time.perf_counter() - begun < 100  # what hangs sleeps 1,000 s, and what dies is noticed at once
-
-
-def hang_beside_another(backend):
-    vecenv = vector.make(Walk, 2, backend, num_workers=2, batch_size=1, env_kwargs=[{}, {"trouble": "hang"}], timeout=1)
-    vecenv.async_reset(seed=0)
-    begun = time.perf_counter()
-    with pytest.raises(WorkerError, match=r"worker 1 .*has not answered for 1 s"):
-        while time.perf_counter() - begun < 100:
-            vecenv.recv()
-            vecenv.send([1])
-
-
-def test_a_worker_that_hangs_is_noticed_while_others_answer():
-    hang_beside_another(Multiprocessing)
-
-
-def test_an_environment_that_cannot_be_made_in_the_worker():
-    def creator(number=0):
-        if number:
-            raise OSError("no display")
-        return Walk()
-
-    with pytest.raises(WorkerError, match=r"(?s)worker 1 .*OSError: no display"):
-        vector.make(creator, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"number": 1}]).reset()
-
-
-@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 1}])
-def test_closing_ends_what_it_can(options, tmp_path):
-    """Slow environments have the time to close, one that fails does not keep the others open."""
-
-    class Closes(Walk):
-        def __init__(self, path, seconds, trouble=None):
-            super().__init__(trouble)
-            self.path, self.seconds = path, seconds
-
-        def close(self):
-            time.sleep(self.seconds)
-            with open(self.path, "a") as file:
-                file.write("closed ")
-            raise OSError("the window is gone")
-
-    seconds = [0.0, 0.0 if options["backend"] is Serial else 1.2, 0.0]
-    envs = [{"path": str(tmp_path / str(i)), "seconds": seconds[i]} for i in range(3)]
-    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
-    vecenv.reset(seed=0)
-    with pytest.raises(OSError, match="the window is gone"):
-        vecenv.close()
-    times = [(tmp_path / str(i)).read_text().split().count("closed") for i in range(3)]
-    assert times == [1 if options["backend"] is Serial else 2, 1, 1]  # processes have an environment 0 and we have one
-    envs[1].update(trouble="raise", seconds=0.0)
-    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
-    vecenv.reset(seed=0)
-    with pytest.raises((WorkerError, ArithmeticError), match="the walker fell"):
-        for _ in range(3):
-            vecenv.step(np.ones(3, int))
-
-
-@pytest.mark.parametrize(
-    "creator, kwargs",
-    [
-        (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"n": 4}]),
-        (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"start": 5}]),
-        (lambda seen=(2, 3): Endless(seen=spaces.Box(0, 255, seen, np.uint8)), [{}, {"seen": (1, 3)}]),
-        (Squared, [{}, {"num_agents": 3}]),
-    ],
-)
-@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}])
-def test_environments_of_one_vector_have_the_same_spaces(creator, kwargs, options):
-    with pytest.raises((ValueError, WorkerError), match=r"environment 1 has .* but environment 0 has .*the same"):
-        vector.make(creator, 2, env_kwargs=kwargs, **options).reset()
-
-
-@pytest.mark.parametrize("how", ["forgotten", "exception", "SIGINT", "SIGKILL"])
-def test_workers_end_with_their_parent(how):
-    script = f"""
-import os, signal, sys, time
-sys.path.insert(0, "tests")
-import numpy as np, vector
-from test_vector import Walk
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background may be born without
-vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
-vecenv.reset()
-print(*[process.pid for process in vecenv._workers], flush=True)
-{"raise SystemExit(1)" if how == "exception" else "time.sleep(600)" if how.startswith("SIG") else ""}
-"""
-    parent = start(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    pids = [int(pid) for pid in read_until(parent, "\n").split()]
-    assert len(pids) == 2
-    if how.startswith("SIG"):
-        parent.send_signal(getattr(signal, how))
-    parent.wait(60)
-    parent.stdout.close()
-    deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.monotonic() < deadline, "workers live on"
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_ray_gives_the_same():
-    ray = pytest.importorskip("ray", reason="needs ray (requirements-extras.txt)")
-    serial = rollout(vector.make(Walk, 4, Serial))
-    try:
-        # A busy machine may take minutes to start an actor.
-        assert_same(serial, rollout(vector.make(Walk, 4, Ray, num_workers=2, timeout=600)))
-        with pytest.raises(WorkerError, match="the walker fell"):
-            kwargs = [{}, {"trouble": "raise"}]
-            rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=kwargs, timeout=600))
-        hang_beside_another(Ray)
-    finally:
-        ray.shutdown()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Under the trainer
 
 
@@ -689,7 +430,7 @@ def converged_values(vecenv, tmp_path, epochs=150):
 
 
 def test_truncated_values_are_those_of_an_endless_episode(tmp_path):
-    values, _, log = converged_values(vector.make(Constant, 16), tmp_path)
+    values, _, log = converged_values(vector.make(Constant, 16, Serial), tmp_path)
     np.testing.assert_allclose(values, 10.0, atol=0.5)
     ends = {"episode_return_min": 5, "episode_return_max": 5}
     assert log == {"t": 5, "episode_return": 5, "episode_length": 5, "score": 5, "n": log["n"], **ends}
