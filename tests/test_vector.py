@@ -305,6 +305,7 @@ def test_c_environments_are_the_same_in_processes():
         ({"backend": "serial", "num_envs": 4, "num_workers": 2}, "take multiprocessing"),
         ({"backend": "threads"}, "there are native, serial"),
         ({"backend": "native"}, "serial, multiprocessing and ray"),
+        ({"backend": "package"}, "serial, multiprocessing and ray"),
         ({"num_envs": 2, "env_kwargs": [{}]}, "list of 1"),
         ({"num_envs": 0}, "must be 1 or more"),
     ],
@@ -312,6 +313,61 @@ def test_c_environments_are_the_same_in_processes():
 def test_impossible_combinations_name_the_possible_ones(options, message):
     with pytest.raises(ValueError, match=message):
         vector.make(Walk, **{"backend": "multiprocessing", **options})
+
+
+CHOICES = [  # environment, settings of the vec section, cores, the backend
+    ("cartpole", {"num_envs": 4}, 4, Native),
+    ("cartpole", {"num_envs": 2, "backend": "serial"}, 4, Serial),
+    ("gym/CartPole-v1", {"num_envs": 1}, 4, Serial),
+    ("gym/CartPole-v1", {"num_envs": 4}, 1, Serial),
+    ("gym/CartPole-v1", {"num_envs": 4}, 2, Multiprocessing),
+    ("gym/CartPole-v1", {"num_envs": 3}, 2, Serial),  # one worker is all that divides them
+    ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 1}, 2, Serial),
+    ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 2}, 1, Multiprocessing),
+    ("gym/CartPole-v1", {"num_envs": 4, "backend": "native"}, 2, vector.Package),
+    ("gym/CartPole-v1", {"num_envs": 4, "backend": "package"}, 2, vector.Package),
+    ("gym/ALE/Pong-v5", {"num_envs": 4}, 2, vector.Package),
+    ("gym/ALE/Pong-v5", {"num_envs": 1}, 2, Serial),
+    ("gym/ALE/Pong-v5", {"num_envs": 4, "num_workers": 2}, 2, Multiprocessing),
+]
+
+
+@pytest.mark.parametrize("name, vec, cores, expected", CHOICES)
+def test_scripts_and_the_command_line_get_the_same_backend(name, vec, cores, expected, monkeypatch):
+    import pufferl
+
+    if "ALE" in name:
+        pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
+    monkeypatch.setattr(vector, "physical_cores", lambda: cores)
+    asked = {"backend": "auto", **vec}  # CartPole's .ini says serial
+    args = pufferl.load_config(name, ["--env.num-envs=1", *(f"--vec.{key}={value}" for key, value in asked.items())])
+    with vector.make(name, **vec) as script, pufferl.load_env(name, args) as line:
+        assert type(script) is type(line) is expected
+        assert script.num_envs == line.num_envs == vec["num_envs"]
+
+
+def test_what_else_chooses_a_backend(monkeypatch):
+    class Mine(Serial):
+        pass
+
+    monkeypatch.setattr(vector, "physical_cores", lambda: 4)
+    assert vector.choose_backend(Walk, Mine, 4) is Mine
+    assert vector.choose_backend([Walk(), Walk()], None, 2) is Serial  # instances live here
+    assert vector.choose_backend([Walk, Walk], "auto", 2) is Multiprocessing
+    assert vector.choose_backend(Squared, "puffer") is Serial and vector.choose_backend("cartpole", "puffer") is Native
+    with pytest.raises(ValueError, match="breakout is in C: take native"):
+        vector.make("breakout", backend="package")
+    with pytest.raises(ValueError, match="one dict of env_kwargs for all"):
+        vector.make("gym/CartPole-v1", 2, "package", env_kwargs=[{}, {"max_episode_steps": 3}])
+
+
+def test_what_cannot_be_sent_to_a_process_is_named():
+    import threading
+
+    lock = threading.Lock()
+    vecenv = vector.make(lambda: lock and Walk(), 2, Multiprocessing, num_workers=2)
+    with vecenv, pytest.raises(TypeError, match=r"cannot be sent to another process .*take backend serial"):
+        vecenv.reset()
 
 
 @pytest.mark.parametrize(
@@ -349,14 +405,16 @@ def test_a_vector_environment_counts_as_its_copies():
             assert ours == [pytest.approx(log) for log in expected] and ours[0]["n"] == 1
 
 
+@pytest.mark.parametrize("backend", ["package", "native"])  # the second is what it was called
 @pytest.mark.parametrize("name", ["gym/CartPole-v1", "gym/ALE/Pong-v5"])
-def test_a_packages_own_vector_environment_is_native(name):
+def test_a_packages_own_vector_environment(name, backend):
     if "ALE" in name:
         pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
     limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}  # 4 frames a step
     kwargs = {**limit, "reward_scale": 0.5}
     serial = vector.make(name, env_kwargs=kwargs)
-    with serial, vector.make(environments.load_creator(name), 4, "native", env_kwargs=kwargs) as native:
+    with serial, vector.make(environments.load_creator(name), 4, backend, env_kwargs=kwargs) as native:
+        assert type(native) is vector.Package
         assert native.single_observation_space == serial.single_observation_space
         assert native.single_action_space == serial.single_action_space
         assert (native.num_envs, native.num_agents) == (4, 4)
