@@ -100,7 +100,7 @@ class Vector:
         single_observation_space, single_action_space: of one agent, a Box and a Discrete, MultiDiscrete or Box
         observation_shape, observation_dtype: of the first; action_heads: the sizes of discrete choices, None for a Box;
         action_dims: numbers in an action; action_dtype: int32, or float32 for a Box
-        has_action_masks; has_valid [True]: whether agents may be dead
+        has_action_masks; has_valid [True]: whether agents may be dead; if none may, `allocate` fills valid with 1
         ranges: the slice of agents of each buffer, in order, without gaps; num_buffers [their number]
         num_workers: threads that may call `wait`, each with its own number; threads_per_worker: cores that each may
             use; num_threads: cores of all
@@ -127,9 +127,10 @@ class Vector:
     Only what a caller asks for is needed: the trainer asks for neither `finished` nor `render`.
 
     To have environments in Python stepped elsewhere takes less: a subclass of Emulated with
-        _start(horizon): set storage, and begin num_processes workers, each with the Envs of creators_of(worker)
-        _send(worker, kind, number): tell one to step row `number` (workers.STEP) or to begin new episodes with a seed
-            (workers.RESET; -1: without one); where the arrays are not shared, with its part of storage.actions[number]
+        _start(horizon): set storage, and begin num_processes workers, each with a workers.Envs: envs_of(worker) has its
+            arguments, pickled by cloudpickle. Envs.bind takes vars(storage) and the worker's first agent
+        _send(worker, kind, number): have one do Envs.do(kind, number): step row `number` if kind is workers.STEP, begin
+            new episodes if it is RESET. If the arrays are not shared, send storage.actions[number] of its agents too
         _collect(): take the answers that are there, or sleep for half a second at most until there is one. The worker's
             agents, agents_of(worker), are then written as above, a reset as in `restart`. Call _finish(worker, infos)
             for each that has answered, infos being [(environment, info)], and _fail(worker, what, text) if one is lost
@@ -466,14 +467,14 @@ class Emulated(Vector):
         """One environment of this process: what policies read spaces and obs_dtype from."""
         return self._driver
 
-    def creators_of(self, worker):
-        """The first two arguments of a worker's workers.Envs, pickled. Raises TypeError if they cannot be."""
+    def envs_of(self, worker):
+        """The arguments of a worker's workers.Envs, pickled. Raises TypeError if they cannot be."""
         import cloudpickle
 
         first = worker * self._envs_each
         creators = self._creators[first : first + self._envs_each]
         try:
-            return cloudpickle.dumps((creators, emulation.signature(self._driver)))
+            return cloudpickle.dumps((creators, emulation.signature(self._driver), first, self.seed))
         except (TypeError, pickle.PicklingError) as error:
             raise TypeError(f"{self.name} cannot be sent to another process ({error}); give a creator without such "
                             "things in it, or take backend serial.") from error
@@ -723,8 +724,7 @@ class Serial(Emulated):
         self._envs.bind(vars(self.storage), 0)
 
     def _send(self, worker, kind, number):
-        envs = self._envs
-        self._finish(worker, envs.step(number) if kind == workers.STEP else envs.reset(None if number < 0 else number))
+        self._finish(worker, self._envs.do(kind, number))
 
     def step(self, actions):
         if not self._public:
@@ -770,9 +770,8 @@ class Multiprocessing(Emulated):
         layouts, self._poller = dict(zip(names, memory.layouts, strict=True)), select.poll()
         self._workers, self._numbers = [], {}
         for worker in range(self.num_processes):
-            process = workers.Process(memory, {
-                "path": sys.path, "arrays": layouts, "first_env": worker * self._envs_each, "seed": self.seed,
-                "first_agent": self.agents_of(worker).start, "creators": self.creators_of(worker)})  # fmt: skip
+            process = workers.Process(memory, {"path": sys.path, "envs": self.envs_of(worker), "arrays": layouts,
+                                               "first_agent": self.agents_of(worker).start})  # fmt: skip
             self._workers.append(process)
             self._numbers[process.fileno()] = worker
             self._poller.register(process, select.POLLIN)
@@ -838,27 +837,22 @@ class Ray(Emulated):
         actor, layout = ray.remote(workers.RemoteEnvs), workers.RemoteEnvs.layout(self.storage)
         self._actors, self._references = [], {}
         for worker in range(self.num_processes):
-            self._actors.append(actor.remote(self.creators_of(worker), worker * self._envs_each, self.seed,
-                                             self._agents_each, layout, sys.path))
+            self._actors.append(actor.remote(self.envs_of(worker), self._agents_each, layout, sys.path))
 
     def _send(self, worker, kind, number):
-        actor = self._actors[worker]
-        if kind == workers.STEP:
-            reference = actor.step.remote(self.storage.actions[number, self.agents_of(worker)])
-        else:
-            reference = actor.reset.remote(None if number < 0 else number)
-        self._references[reference] = worker, number if kind == workers.STEP else None
+        actions = self.storage.actions[number, self.agents_of(worker)] if kind == workers.STEP else None
+        self._references[self._actors[worker].do.remote(kind, number, actions)] = worker, kind, number
 
     def _collect(self):
         references = list(self._references)
         self._ray.wait(references, timeout=0.5)  # gives one at most
         for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
-            worker, t = self._references.pop(reference)
+            worker, kind, t = self._references.pop(reference)
             try:
                 infos, results = self._ray.get(reference)
             except Exception as error:  # the environment's own, or that its machine is gone
                 self._fail(worker, "failed", error, error)
-            workers.RemoteEnvs.store(results, self.storage, self.agents_of(worker), t)
+            workers.RemoteEnvs.store(results, self.storage, self.agents_of(worker), kind, t)
             self._finish(worker, infos)
 
     def _stop(self):

@@ -104,6 +104,10 @@ class Envs:
             self._fresh, self.together = False, emulation.GymnasiumTogether.of(self.envs, self.numbers, self._rows)
         return infos
 
+    def do(self, kind, number):
+        """What a message asks: STEP row `number`, or RESET with a seed, -1 being none."""
+        return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
+
     @staticmethod
     def _clear(row):
         row.rewards[:] = 0
@@ -257,20 +261,16 @@ def serve(channel_fd, memory_fd, report_fd):
         (size,) = struct.unpack("<Q", receive(channel, 8))
         setup = pickle.loads(receive(channel, size))
         sys.path[:] = setup["path"]
-        envs = Envs(*cloudpickle.loads(setup["creators"]), setup["first_env"], setup["seed"])
-        envs.bind(
-            {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}, setup["first_agent"]
-        )
+        envs = Envs(*cloudpickle.loads(setup["envs"]))
+        arrays = {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}
+        envs.bind(arrays, setup["first_agent"])
         while True:
             kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
             if kind == RENDER:
                 send_answer(channel, INFOS, pickle.dumps(envs.render(number)))
                 continue
-            infos = envs.step(number) if kind == STEP else envs.reset(None if number < 0 else number)
-            if infos:
-                send_answer(channel, INFOS, pickle.dumps(infos))
-            else:
-                send_answer(channel, DONE)
+            infos = envs.do(kind, number)
+            send_answer(channel, INFOS, pickle.dumps(infos)) if infos else send_answer(channel, DONE)
     except (EOFError, ConnectionError):
         pass
     except BaseException:
@@ -296,32 +296,28 @@ def _leave_with_parent(channel_fd):
 
 
 class RemoteEnvs:
-    """The environments of a Ray actor, with arrays of a horizon of 1. creators: with the signature, pickled, as in
-    serve; layout: as `layout` gives it; path: sys.path."""
+    """The environments of a Ray actor, with arrays of a horizon of 1. envs: the arguments of Envs, pickled; agents: of
+    them all; layout: as `layout` gives it; path: sys.path."""
 
-    def __init__(self, creators, first_env, seed, agents, layout, path):
+    def __init__(self, envs, agents, layout, path):
         import cloudpickle
 
         sys.path[:] = path
-        self.envs = Envs(*cloudpickle.loads(creators), first_env, seed)
+        self.envs = Envs(*cloudpickle.loads(envs))
         rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
         self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
                        for name, (shape, dtype) in layout.items()}  # fmt: skip
         self.envs.bind(self.arrays, 0)
 
-    def reset(self, seed):
-        return self.envs.reset(seed), self._results()
-
-    def step(self, actions):
-        self.arrays["actions"][0] = actions
-        return self.envs.step(0), self._results()
-
-    def _results(self):
-        kept = "actions", "final_observations"
+    def do(self, kind, number, actions):
+        """(infos, {name: array (agents, ...)}) of what Envs.do does, a step being one with these actions."""
+        if kind == STEP:
+            self.arrays["actions"][0], number = actions, 0
+        infos, kept = self.envs.do(kind, number), ("actions", "final_observations")
         results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
         if self.arrays["truncations"].any():
             results["final_observations"] = self.arrays["final_observations"]
-        return results
+        return infos, results
 
     @staticmethod
     def layout(storage):
@@ -330,13 +326,11 @@ class RemoteEnvs:
                 for name, array in vars(storage).items() if array is not None}  # fmt: skip
 
     @staticmethod
-    def store(results, storage, agents, t):
-        """Write an actor's results into its agents' part of the rollout: of step t, or of a reset, if t is None."""
+    def store(results, storage, agents, kind, t):
+        """Write an actor's arrays into its agents' part of the rollout: of step t, or of a reset."""
         for name, array in results.items():
             if name == "final_observations":
                 storage.final_observations[agents] = array
-            elif t is None:
-                getattr(storage, name)[-1, agents] = array
             else:
                 row = t if name in ("rewards", "terminals", "truncations") else t + 1
-                getattr(storage, name)[row, agents] = array
+                getattr(storage, name)[row if kind == STEP else -1, agents] = array

@@ -1,9 +1,11 @@
 """Backends for environments in Python: the same numbers from each; nothing left running when something breaks."""
 
 import os
+import re
 import signal
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import cloudpickle
@@ -17,6 +19,7 @@ import emulation
 import environments
 import ocean
 import vector
+import workers
 from vector import Multiprocessing, Native, Serial
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -509,6 +512,147 @@ def test_dead_steps_of_next_step_autoreset_count_for_nothing(tmp_path):
     assert 0 < (~valid).sum() < valid.sum() and storage["rewards"][~valid].sum() == 0
     assert (storage["valid"][1:][storage["truncations"] != 0] == 0).all()
     np.testing.assert_allclose(values[valid], 10.0, atol=0.5)
+
+
+class Copycats(vector.Vector):
+    """A backend from nothing but the docstring of Vector: agents in numpy are rewarded for the number that they see.
+    An agent is cut off after 4 steps; two buffers."""
+
+    def __init__(self, agents):
+        self.name, self.seed, self.num_envs, self.num_agents = "copycat", 3, agents, agents
+        self.agents_per_batch = agents // 2
+        self.single_observation_space, self.single_action_space = spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(3)
+        self.observation_shape, self.observation_dtype, self.has_action_masks = (3,), np.dtype(np.float32), False
+        self.action_heads, self.action_dims, self.action_dtype = [3], 1, np.dtype(np.int32)
+        self.ranges = [slice(0, agents // 2), slice(agents // 2, agents)]
+        self.num_workers = self.threads_per_worker = self.num_threads = 1
+
+    def allocate(self, horizon):
+        self.storage = self.new_storage(horizon, np.zeros)
+        self.restart(self.seed)
+        self.begin()
+        return self.storage
+
+    def restart(self, seed=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.age, self.returns, self.ended = np.zeros(self.num_agents), np.zeros(self.num_agents), []
+        self.storage.observations[-1] = np.eye(3)[self.rng.integers(0, 3, self.num_agents)]
+        self.storage.resets[-1] = self.storage.valid[-1] = 1
+
+    def wait(self, worker=0):
+        if not self._waiting[worker]:
+            return None
+        buffer = self._waiting[worker].pop(0)
+        if self._t[buffer] < len(self.storage.actions):
+            self._waiting[worker].append(buffer)  # in turns
+        return buffer, self._t[buffer]
+
+    def advance(self, buffer):
+        s, t, agents = self.storage, self._t[buffer], self.ranges[buffer]
+        s.rewards[t, agents] = s.actions[t, agents, 0] == s.observations[t, agents].argmax(1)
+        self.returns[agents] += s.rewards[t, agents]
+        self.age[agents] += 1
+        cut = self.age[agents] == 4
+        s.terminals[t, agents], s.truncations[t, agents], s.resets[t + 1, agents] = 0, cut, cut
+        s.valid[t + 1, agents] = 1
+        s.observations[t + 1, agents] = np.eye(3)[self.rng.integers(0, 3, len(cut))]
+        s.final_observations[agents] = s.observations[t + 1, agents]
+        self.ended += self.returns[agents][cut].tolist()
+        self.returns[agents] *= ~cut
+        self.age[agents] *= ~cut
+        self._t[buffer] = t + 1
+
+    def log(self, env=None):
+        ended, self.ended = self.ended, []
+        return {"score": float(np.mean(ended)), "n": len(ended)} if ended else {}
+
+    def save(self):
+        return np.zeros(0, np.uint8)
+
+    def close(self):
+        self.closed = True
+
+
+class Threads(vector.Emulated):
+    """A backend for environments in Python from the docstring's second part: a thread a worker."""
+
+    threads = None
+
+    def _start(self, horizon):
+        self.storage = self.new_storage(horizon, np.zeros)
+        self.threads, self.futures = ThreadPoolExecutor(self.num_processes), {}
+        self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker))) for worker in range(self.num_processes)]
+        for worker, envs in enumerate(self.envs):
+            envs.bind(vars(self.storage), self.agents_of(worker).start)
+
+    def _send(self, worker, kind, number):
+        self.futures[self.threads.submit(self.envs[worker].do, kind, number)] = worker
+
+    def _collect(self):
+        for future in wait(self.futures, 0.5, FIRST_COMPLETED).done:
+            worker = self.futures.pop(future)
+            if future.exception():
+                self._fail(worker, "raised", future.exception())
+            self._finish(worker, future.result())
+
+    def _stop(self):
+        if self.threads is not None:
+            self.threads.shutdown(wait=False)
+
+
+class OnlyDuties:
+    """A backend of which nothing can be asked but what the docstring names."""
+
+    def __init__(self, vecenv):
+        self._vecenv = vecenv
+
+    def __getattr__(self, name):
+        assert re.search(rf"\b{name}\b", vector.Vector.__doc__), f"vecenv.{name} is no duty of a backend"
+        return getattr(self._vecenv, name)
+
+
+def trained(vecenv, folder, epochs):
+    """The trainer, which has learned and saved, and what it logged last."""
+    import models
+    import pufferl
+
+    torch.manual_seed(0)
+    vecenv = OnlyDuties(vecenv)
+    config = {"env": vecenv.name, "total_timesteps": epochs * vecenv.num_agents * 16, "horizon": 16,
+              "replay_ratio": 2.0, "minibatch_size": 4 * vecenv.num_agents, "learning_rate": 0.01,
+              "data_dir": str(folder)}  # fmt: skip
+    trainer = pufferl.PuffeRL(config, vecenv, models.Policy(vecenv.driver_env, hidden_size=16))
+    for _ in range(epochs):
+        log = trainer.evaluate()
+        trainer.train()
+    trainer.save_checkpoint()
+    trainer.release()
+    return trainer, log
+
+
+def test_a_backend_of_ones_own_trains(tmp_path):
+    vecenv = Copycats(64)
+    _, log = trained(vecenv, tmp_path, 40)
+    assert vecenv.closed and log["score"] > 3.5  # of 4
+    with Copycats(64) as vecenv:  # and has the synchronous API
+        observations, _ = vecenv.reset()
+        for _ in range(8):
+            observations, rewards, terminals, truncations, infos = vecenv.step(observations.argmax(1))
+            assert rewards.all() and not terminals.any()
+        assert truncations.all() and infos == [{"score": 4.0, "n": 64}]
+        vecenv.async_reset()
+        assert vecenv.recv()[5].tolist() == list(range(64))
+
+
+def test_threads_of_ones_own_give_the_same_and_train(tmp_path):
+    make = lambda backend, **options: vector.make(Walk, 4, backend, env_kwargs={"limit": 5}, **options)  # noqa: E731
+    assert_same(rollout(make(Serial)), rollout(make(Threads, num_workers=2)))
+    trainer, log = trained(make(Threads, num_workers=4, batch_size=2), tmp_path, 3)
+    assert trainer.global_step == 3 * 16 * 4 and 3 < log["episode_length"] <= 5
+    kwargs = [{}, {"trouble": "raise"}]
+    with pytest.raises(vector.WorkerError, match=r"worker 1 \(environment 1 of Walk\) raised.\nthe walker fell"):
+        rollout(vector.make(Walk, 2, Threads, num_workers=2, env_kwargs=kwargs))
 
 
 def test_the_command_line_takes_python_environments(tmp_path):
