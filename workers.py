@@ -3,10 +3,11 @@
     envs = Envs(creators, signature, first_env=0, seed=0)   # some environments, in their part of a rollout's arrays
     envs.bind(arrays, first_agent=0); envs.reset(); envs.step(t)
 
-    process = Process(memory, setup)        # Multiprocessing's end: a new process with such Envs, run by `serve`
+    process = Process(memory, setup)                        # Multiprocessing: a process in which `serve` has Envs
     process.send(STEP, t); kind, payload = process.receive()
 
-    RemoteEnvs                              # Ray's: an actor with such Envs, and where its results go
+    actor = ray.remote(RemoteEnvs).remote(...)              # Ray: an actor that has Envs
+    infos, results = ray.get(actor.do.remote(STEP, t, actions)); RemoteEnvs.store(results, ...)
 
 A worker process imports this file before anything else of ours, so it takes neither torch nor numba.
 """
@@ -105,7 +106,9 @@ class Envs:
         return infos
 
     def do(self, kind, number):
-        """What a message asks: STEP row `number`, or RESET with a seed, -1 being none."""
+        """What a message asks: STEP row `number`, RESET with a seed (-1: without one), or RENDER an environment."""
+        if kind == RENDER:
+            return self.render(number)
         return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
 
     @staticmethod
@@ -131,9 +134,9 @@ class Envs:
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A kind and a number to the worker, a kind and bytes from it.
+# A kind and a number to the worker, a kind and bytes from it: a traceback, or what Envs.do gave, if that is anything.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
-STEP, RESET, RENDER, DONE, INFOS, ERROR = range(6)
+STEP, RESET, RENDER, DONE, ERROR = range(5)
 CLOSING = 10.0  # seconds that an idle worker's environments have to close
 
 
@@ -173,7 +176,8 @@ def receive(channel, size):
 
 
 class Process:
-    """A worker process, seen from the side that starts it. memory: a SharedMemory; setup: {name: value} for `serve`.
+    """A worker process, seen from the side that starts it. memory: a SharedMemory. setup: {"path": sys.path, "envs":
+    the arguments of its Envs, pickled, "arrays": {name: layout in the memory}, "first_agent": of the worker}.
 
     It is a new interpreter, not a fork: nothing of this process's threads or devices goes with it, and scripts need no
     `if __name__ == "__main__"`. Both sides sleep on the socket; whichever side dies, the other one hears of it at once.
@@ -240,7 +244,7 @@ class Process:
         self._report.close()
 
 
-def send_answer(channel, kind, payload=b""):
+def send_answer(channel, kind, payload):
     channel.sendall(ANSWER.pack(kind, len(payload)) + payload)
 
 
@@ -266,11 +270,8 @@ def serve(channel_fd, memory_fd, report_fd):
         envs.bind(arrays, setup["first_agent"])
         while True:
             kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
-            if kind == RENDER:
-                send_answer(channel, INFOS, pickle.dumps(envs.render(number)))
-                continue
-            infos = envs.do(kind, number)
-            send_answer(channel, INFOS, pickle.dumps(infos)) if infos else send_answer(channel, DONE)
+            answer = envs.do(kind, number)
+            send_answer(channel, DONE, pickle.dumps(answer) if kind == RENDER or answer else b"")
     except (EOFError, ConnectionError):
         pass
     except BaseException:
