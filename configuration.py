@@ -74,9 +74,10 @@ class Base:
 
 @dataclass
 class Vec:
-    backend: Literal["auto", "native", "serial", "multiprocessing", "ray"] = "auto"
-    """native: environments in C, and ALE's; for others serial (one after the other in this process), multiprocessing or
-    ray. auto is native where it can be and multiprocessing elsewhere."""
+    backend: Literal["auto", *vector.BACKENDS] = "auto"
+    """native: environments in C; for others serial (one after the other in this process), multiprocessing, ray, or
+    package: the vector environment that a Gymnasium id's own package has. auto is native in C, package for ALE's,
+    serial if one process would step all, and multiprocessing elsewhere."""
     num_envs: int | Auto = "auto"
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all. auto: 1 for those in C
     and those that hold many themselves; of others so many that there are 32 agents, 8 if actions are continuous, and
@@ -543,23 +544,37 @@ def parse_arguments(env_name, schema, values, argv):
 
 def load_env(env_name, args):
     """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
-    env_name, settings, vec = find_config(env_name)[0], dict(args["env"]), args["vec"]
-    creator = load_creator(env_name)
-    if creator is not None:
-        return load_python_env(creator, args)
-    library = load_library(env_name)
-    if vec["backend"] not in ("auto", "native"):
+    env_name, vec = find_config(env_name)[0], args["vec"]
+    env = load_creator(env_name) or load_library(env_name)
+    if isinstance(env, ocean.Library) and vec["backend"] not in ("auto", "native"):
         if vec["total_agents"] is not None:
             raise ConfigError("vec.total_agents is for vec.backend native; set vec.num_envs and env.num_envs instead.")
-        return make_vector(library, vec["num_envs"], vec["backend"], args, settings)
-    num_envs = settings.pop("num_envs") * vec["num_envs"]
+        return make_vector(env, vec["num_envs"], args, args["env"])  # each with env.num_envs in it
+    copies, settings = split_copies(env, args["env"])
+    num_envs = vec["num_envs"] * copies
     if vec["total_agents"] is not None:
-        probe = library.create(1, settings=settings)
-        num_envs = divide_agents(vec["total_agents"], probe.num_agents, library.name)
-        probe.close()
+        with one_of(env, settings) as probe:
+            num_envs = divide_agents(vec["total_agents"], emulation.slots(probe), env.name)
     if num_envs < 1:
         raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
-    return make_vector(library, num_envs, "native", args, settings)
+    return make_vector(env, num_envs, args, settings)
+
+
+def split_copies(env, section):
+    """(environments side by side, the settings of each) of the env section: num_envs is how many a vector makes, unless
+    the creator `env` takes it as a setting of its own."""
+    settings = dict(section)
+    return 1 if "num_envs" in env.settings else settings.pop("num_envs", 1), settings
+
+
+@contextlib.contextmanager
+def one_of(env, settings):
+    """One environment of a creator's or a Library's, to look at."""
+    in_c = isinstance(env, ocean.Library)
+    with making():
+        probe = env.create(1, settings=settings) if in_c else emulation.create(env, (), settings, 0)
+    with contextlib.closing(probe):
+        yield probe
 
 
 @contextlib.contextmanager
@@ -571,25 +586,18 @@ def making():
         raise ConfigError(str(error)) from None
 
 
-def choose_num_envs(library, settings, steps):
+def choose_num_envs(library, section, steps):
     """How many environments in C where nobody says."""
-    with making():
-        probe = library.create(1, settings={name: value for name, value in settings.items() if name != "num_envs"})
     agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
-    probe.close()
-    return max(1, agents // probe.num_agents)
+    with one_of(library, split_copies(library, section)[1]) as probe:
+        return max(1, agents // probe.num_agents)
 
 
-def choose_copies(creator, settings, steps):
+def choose_copies(creator, section, steps):
     """(how many environments in Python where nobody says, agents in each). Few environments give long rollouts and many
     epochs; a run of more than a thousand epochs gets more."""
-    settings = dict(settings)
-    if "num_envs" not in creator.settings:
-        settings.pop("num_envs", None)
-    with making():
-        probe = emulation.create(creator, (), settings, 0)
-    agents, continuous = emulation.slots(probe), isinstance(probe.single_action_space, gymnasium.spaces.Box)
-    probe.close()
+    with one_of(creator, split_copies(creator, section)[1]) as probe:
+        agents, continuous = emulation.slots(probe), isinstance(probe.single_action_space, gymnasium.spaces.Box)
     wanted = BATCH // LONGEST_HORIZON[not continuous]
     wanted *= power_of_two(steps / (1000 * BATCH), 1, 64 // wanted)
     return max(1, wanted // agents), agents
@@ -602,32 +610,14 @@ def divide_agents(total, agents, name):
     return total // agents
 
 
-def load_python_env(creator, args):
-    """load_env for environments in Python."""
-    settings, vec = dict(args["env"]), args["vec"]
-    copies = settings["num_envs"] if "num_envs" in creator.settings else settings.pop("num_envs")
-    num_envs = vec["num_envs"] * (1 if "num_envs" in settings else copies)
-    if vec["total_agents"] is not None:
-        probe = emulation.create(creator, (), settings, 0)
-        num_envs = divide_agents(vec["total_agents"], emulation.slots(probe), creator.name)
-        probe.close()
-    backend = vec["backend"]
-    if backend == "auto":
-        alone = min(num_envs, vec["num_workers"] or vector.physical_cores()) == 1
-        backend = "serial" if alone else "multiprocessing"
-        free = vec["num_workers"] is None and vec["batch_size"] is None
-        if num_envs > 1 and free and getattr(creator, "prefers_native", False):
-            backend = "native"
-    return make_vector(creator, num_envs, backend, args, settings)
-
-
-def make_vector(env, num_envs, backend, args, settings):
+def make_vector(env, num_envs, args, settings):
     """vector.make with the vec section's settings; ConfigError for what cannot work."""
     vec = args["vec"]
     with making():
-        return vector.make(env, num_envs, backend, num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
-                           num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
-                           seed=args["train"]["seed"], env_kwargs=settings)
+        return vector.make(env, num_envs, vec["backend"], num_buffers=vec["num_buffers"],
+                           num_threads=vec["num_threads"], num_workers=vec["num_workers"],
+                           batch_size=vec["batch_size"], timeout=vec["timeout"], seed=args["train"]["seed"],
+                           env_kwargs=settings)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,26 +12,17 @@ An observation of any nesting of Dict, Tuple, Box, Discrete, MultiDiscrete, Mult
 the bytes of one structured numpy dtype, `env.obs_dtype`. Where all its leaves have one dtype the flat array has that
 dtype too, otherwise it is uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Box.
 
-vector.py steps all of them through three methods: `views(rows, first)` takes the environment's part of one row of the
+workers.py steps all of them through three methods: `views(rows, first)` takes the environment's part of one row of the
 rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything else.
 Episodes restart by themselves; what both return is a list of dicts, one for each episode that ended.
 """
 
-import contextlib
-import faulthandler
+import functools
 import inspect
 import math
-import mmap
-import os
-import pickle
-import select
-import signal
-import socket
-import struct
 import sys
-import threading
-import time
-import traceback
+import warnings
+import zlib
 from types import SimpleNamespace
 
 import gymnasium
@@ -338,7 +329,7 @@ class FlatAction:
             target[np.repeat(np.bitwise_or.reduceat(target, self.firsts) == 0, self.heads)] = 1
 
 
-def _find_mask(observation, info):
+def find_mask(observation, info):
     """An environment's action mask, by the conventions of Gymnasium (info) and PettingZoo (info or observation)."""
     if "action_mask" in info:
         return info["action_mask"]
@@ -657,7 +648,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         """Whether the environment gives action masks; the first question costs one reset."""
         if self._mask_needed is None:
             observation, info = self._reset_env(None, None)
-            self._mask_needed = _find_mask(observation, info) is not None
+            self._mask_needed = find_mask(observation, info) is not None
         return self._mask_needed
 
     def _reset_env(self, seed, options):
@@ -683,9 +674,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._episode_length += 1
         if terminated or truncated:
             self._over = True
-            info = {**info, "episode_return": self._episode_return, "episode_length": self._episode_length}
-            if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
-                info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
+            info = _last_info(info, self._episode_return, self._episode_length)
         return observation, reward, terminated, truncated, info
 
     def _check(self, call, observation, reward, terminated, truncated):
@@ -733,7 +722,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         observation, info = self._reset_env(seed, None)
         self._write(observations, i, observation)
         if masks is not None:
-            self._action.write_mask(masks[i], _find_mask(observation, info))
+            self._action.write_mask(masks[i], find_mask(observation, info))
         return []
 
     def step_into(self, view):
@@ -748,8 +737,133 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             return [numeric_scalars(info)]
         self._write(observations, i, observation)
         if masks is not None:
-            self._action.write_mask(masks[i], _find_mask(observation, info))
+            self._action.write_mask(masks[i], find_mask(observation, info))
         return ()
+
+
+def _last_info(info, episode_return, episode_length):
+    """The info of an episode's last step, with what the episode was."""
+    info = {**info, "episode_return": episode_return, "episode_length": episode_length}
+    if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
+        info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
+    return info
+
+
+@functools.cache
+def _checksum(*functions):
+    """Of the source of functions; None if it cannot be read."""
+    try:
+        return zlib.crc32("".join(map(inspect.getsource, functions)).encode())
+    except (OSError, TypeError):
+        return None
+
+
+def _quickest_step(env):
+    """(step, steps to the time limit) of a Gymnasium environment that has been stepped: the outermost wrappers that
+    gymnasium.make adds check what is checked here, and count what is counted here."""
+    wrappers, left = gymnasium.wrappers, math.inf
+    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
+        if type(env) is wrappers.TimeLimit:
+            left = min(left, env._max_episode_steps - env._elapsed_steps)
+        env = env.env
+    return env.step, left
+
+
+class GymnasiumTogether:
+    """GymnasiumPufferEnvs of one vector, stepped together: it does to each what step_into does, without the calls and
+    attributes that are a third of the 5 us of a CartPole's step.
+
+    It states a second time what the methods in RESTATED say. So it is taken only as long as their source has the
+    checksum CHECKED, and a test holds both to the same results. After an edit of one of them each environment is
+    stepped by its own step_into. To have both again, make the same edit here, run tests/test_workers.py, and write the
+    checksum that it names.
+    """
+
+    RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
+    CHECKED = 0x338ae81e
+
+    @classmethod
+    def of(cls, envs, numbers, rows):
+        """Of environments that have been reset and stepped, or None if they must be stepped one by one: if one is no
+        plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or steps in an edited way. numbers: of
+        the environments, for infos and errors; rows: those that step takes, each with the views' arrays."""
+        if not all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern and env._pair
+                   and not vars(env).keys() & set(cls.RESTATED) for env in envs):  # fmt: skip
+            return None
+        if cls.checksum() != cls.CHECKED:
+            if numbers[0] == 0:  # one process says it for all
+                warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by its own step_into, "
+                              "which takes longer: see emulation.GymnasiumTogether.", stacklevel=2)  # fmt: skip
+            return None
+        return cls(envs, numbers, rows)
+
+    @classmethod
+    def checksum(cls):
+        """Of the source of all that `step` restates."""
+        return _checksum(*(getattr(GymnasiumPufferEnv, name) for name in cls.RESTATED), FlatAction.unflatten)
+
+    def __init__(self, envs, numbers, rows):
+        self._envs, self._numbers, first = envs, numbers, envs[0]
+        shape = first._observation.space.shape
+        self._start, self._structured, self._scalar = first._action.start, first._structured, shape == ()
+        for row in rows:
+            row.valid[:], row.flagged = 1, True
+            row.joined = row.observations[:, 0] if self._scalar or self._structured \
+                else row.observations.reshape(len(row.observations) * shape[0], *shape[1:])  # fmt: skip
+        self._steps, left = zip(*(_quickest_step(env.env) for env in envs), strict=True)
+        self._resets = [env.env.reset for env in envs]
+        self._returns = np.array([env._episode_return for env in envs], np.float64)
+        self._steps_taken, self._begun, self._next_limit = 0, [-env._episode_length for env in envs], min(left)
+        self._limits = [env._episode_length + more for env, more in zip(envs, left, strict=True)]
+
+    def step(self, row):
+        """Step all with the actions of a row, and write all else there: [(number, info)] of the episodes that ended.
+        Raises ValueError for an observation of another shape than the space's."""
+        if self._start is not None:
+            actions = row.actions[:, 0].astype(np.int64)
+            if self._start:
+                actions += self._start
+        else:
+            actions = [env._action.unflatten(action) for env, action in zip(self._envs, row.actions, strict=True)]
+        results = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
+        seen, rewards, terminated, truncated, infos = map(list, zip(*results))  # noqa: B905
+        rewards = np.array(rewards, np.float64)
+        row.rewards[:] = rewards
+        self._returns += rewards
+        self._steps_taken += 1
+        if self._steps_taken >= self._next_limit:
+            truncated = [cut or self._steps_taken >= begun + limit
+                         for cut, begun, limit in zip(truncated, self._begun, self._limits, strict=True)]  # fmt: skip
+        if row.flagged:  # from when this row was written last
+            row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
+        row.flagged, ended = any(terminated) or any(truncated), []
+        if row.flagged:
+            for i in [i for i, over in enumerate(map(any, zip(terminated, truncated, strict=True))) if over]:
+                row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated[i]), bool(truncated[i]), 1
+                if truncated[i]:
+                    self._envs[i]._write(row.final_observations, i, seen[i])
+                info = _last_info(infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
+                ended.append((self._numbers[i], numeric_scalars(info)))
+                self._returns[i], self._begun[i] = 0, self._steps_taken
+                seen[i], infos[i] = self._resets[i]()
+            self._next_limit = min(map(sum, zip(self._begun, self._limits, strict=True)))
+        if self._structured:
+            for i, (env, observation) in enumerate(zip(self._envs, seen, strict=True)):
+                env._write(row.observations, i, observation)
+        elif self._scalar:
+            row.joined[:] = seen
+        else:
+            try:
+                np.concatenate(seen, out=row.joined, casting="unsafe")
+            except ValueError:
+                for number, env, observation in zip(self._numbers, self._envs, seen, strict=True):
+                    check_value(env.env_single_observation_space, observation, f"environment {number}, {env}: the "
+                                "observation of a later step() or reset()")  # fmt: skip
+                raise
+        if row.action_masks is not None:
+            for env, target, observation, info in zip(self._envs, row.action_masks, seen, infos, strict=True):
+                env._action.write_mask(target, find_mask(observation, info))
+        return ended
 
 
 class GymnasiumVectorPufferEnv:
@@ -931,7 +1045,7 @@ class PettingZooPufferEnv:
         if self._mask_needed is None:
             observations, infos = self._reset_env(None, None)
             self._mask_needed = any(
-                _find_mask(ob, infos.get(agent, {})) is not None for agent, ob in observations.items()
+                find_mask(ob, infos.get(agent, {})) is not None for agent, ob in observations.items()
             )
         return self._mask_needed
 
@@ -1011,7 +1125,7 @@ class PettingZooPufferEnv:
             self._observation.flatten(observation, view.observations[slot])
             view.valid[slot] = 1
             if view.action_masks is not None:
-                self._action.write_mask(view.action_masks[slot], _find_mask(observation, infos.get(agent, {})))
+                self._action.write_mask(view.action_masks[slot], find_mask(observation, infos.get(agent, {})))
         for slot in np.flatnonzero(view.valid == 0):
             view.observations[slot] = 0
             if view.action_masks is not None:
@@ -1081,7 +1195,7 @@ def _quickest_parallel(env):
 
 
 def wrap(env):
-    """An environment as vector.py steps it: PufferEnvs and wrapped ones as they are, Gymnasium's (single, vector, and
+    """An environment as workers.py steps it: PufferEnvs and wrapped ones as they are, Gymnasium's (single, vector, and
     old Gym's) and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else."""
     if hasattr(env, "step_into"):
         return env
@@ -1115,10 +1229,6 @@ def signature(env):
     return own, getattr(env, "env_single_action_space", env.single_action_space), slots(env)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The environments of one process; vector.py's backends decide which process
-
-
 def create(creator, args, kwargs, seed):
     """One wrapped environment; a creator that has a parameter `seed` gets it."""
     if not callable(creator):
@@ -1130,279 +1240,3 @@ def create(creator, args, kwargs, seed):
     if takes_seed and "seed" not in kwargs:
         kwargs = {**kwargs, "seed": seed}
     return wrap(creator(*args, **kwargs))
-
-
-def _quickest_step(env):
-    """(step, steps to the time limit) of a Gymnasium environment that has been stepped: the outermost wrappers that
-    gymnasium.make adds check what is checked here, and count what is counted here."""
-    wrappers, left = gymnasium.wrappers, math.inf
-    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
-        if type(env) is wrappers.TimeLimit:
-            left = min(left, env._max_episode_steps - env._elapsed_steps)
-        env = env.env
-    return env.step, left
-
-
-class Envs:
-    """Some environments in this process, in a part of a rollout's arrays.
-
-    creators: (creator, args, kwargs) of each; expected: the signature of the whole vector's first environment, which
-    all must have, or this is a ValueError; first_env: the number of the first one here, on which seeds depend:
-    environment i gets seed + i. A vector environment of Gymnasium counts as many.
-    """
-
-    def __init__(self, creators, expected, first_env=0, seed=0):
-        self.envs = []
-        for i, (creator, args, kwargs) in enumerate(creators, first_env):
-            self.envs.append(create(creator, args, kwargs, seed + i * (copies(self.envs[0]) if self.envs else 1)))
-            got = signature(self.envs[-1])
-            if got != expected:
-                says = "has the observation space {}, the action space {} and {} agents"
-                raise ValueError(f"environment {i} {says.format(*got)}, but environment 0 {says.format(*expected)}; "
-                                 "all environments of a vector need the same.")  # fmt: skip
-        self.copies = copies(self.envs[0])
-        self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
-        self.sizes = [slots(env) for env in self.envs]
-
-    def bind(self, arrays, first_agent):
-        """Take one part of {name: array (T or T + 1, N, ...)}, the agents from first_agent on."""
-        part = slice(first_agent, first_agent + sum(self.sizes))
-        self._rows = []
-        for t in range(len(arrays["actions"])):
-            after = {name: arrays[name][t + 1, part] for name in ("observations", "resets", "valid")}
-            now = {name: arrays[name][t, part] for name in ("actions", "rewards", "terminals", "truncations")}
-            masks = arrays.get("action_masks")
-            self._rows.append(SimpleNamespace(**after, **now, final_observations=arrays["final_observations"][part],
-                                              action_masks=None if masks is None else masks[t + 1, part]))  # fmt: skip
-        firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
-        self._views = [
-            [env.views(row, first) for env, first in zip(self.envs, firsts, strict=True)] for row in self._rows
-        ]
-        self._dead = np.zeros(sum(self.sizes), bool)
-        self._quick = False
-
-    def reset(self, seed=None):
-        """Begin new episodes, observations in the last row; returns [(environment, info)]."""
-        row, infos = self._rows[-1], []
-        self._quick = False
-        self._clear(row)
-        for i, env, view in zip(self.numbers, self.envs, self._views[-1], strict=True):
-            own = seed if seed is None or getattr(env, "same_seed", False) else seed + i
-            infos += [(i, info) for info in env.reset_into(view, own)]
-        row.resets[:] = 1
-        np.equal(row.valid, 0, out=self._dead)
-        return infos
-
-    def step(self, t):
-        """Step all of them with the actions of row t; returns [(environment, info)] of what ended."""
-        row, infos = self._rows[t], []
-        if self._quick:
-            return self._step_quickly(row)
-        self._clear(row)
-        for i, env, view in zip(self.numbers, self.envs, self._views[t], strict=True):
-            ended = env.step_into(view)
-            if ended:
-                which = env.ended if self.copies > 1 else [0] * len(ended)
-                infos += [(i + copy, info) for copy, info in zip(which, ended, strict=True)]
-        self._prepare_quick()
-        np.bitwise_or(row.terminals, row.truncations, out=row.resets)
-        row.resets[self._dead & (row.valid != 0)] = 1  # alive again
-        np.equal(row.valid, 0, out=self._dead)
-        return infos
-
-    def _prepare_quick(self):
-        """Where all are checked single Gymnasium environments of one kind, what _step_quickly looks up."""
-        first = self.envs[0]
-        self._quick = all(
-            type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern and env._pair for env in self.envs
-        )
-        if self._quick:
-            shape = first._observation.space.shape
-            self._start, self._structured, self._scalar = first._action.start, first._structured, shape == ()
-            for row in self._rows:
-                row.valid[:], row.flagged = 1, True
-                row.joined = row.observations[:, 0] if self._scalar or self._structured \
-                    else row.observations.reshape(-1, *shape[1:])  # fmt: skip
-            self._steps, left = zip(*(_quickest_step(env.env) for env in self.envs), strict=True)
-            self._resets = [env.env.reset for env in self.envs]
-            self._returns = np.array([env._episode_return for env in self.envs], np.float64)
-            self._steps_taken, self._begun, self._next_limit = 0, [-env._episode_length for env in self.envs], min(left)
-            self._limits = [env._episode_length + more for env, more in zip(self.envs, left, strict=True)]
-
-    def _step_quickly(self, row):
-        """The same as step_into of each, without its calls and attributes: of a CartPole's 5 us they were a third."""
-        if self._start is not None:
-            actions = row.actions[:, 0].astype(np.int64)
-            if self._start:
-                actions += self._start
-        else:
-            actions = [env._action.unflatten(action) for env, action in zip(self.envs, row.actions, strict=True)]
-        results = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
-        seen, rewards, terminated, truncated, infos = map(list, zip(*results))  # noqa: B905
-        row.rewards[:] = rewards
-        self._returns += row.rewards
-        self._steps_taken += 1
-        if self._steps_taken >= self._next_limit:
-            truncated = [cut or self._steps_taken >= begun + limit
-                         for cut, begun, limit in zip(truncated, self._begun, self._limits, strict=True)]  # fmt: skip
-        if row.flagged:  # from when this row was written last
-            row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
-        row.flagged, ended = any(terminated) or any(truncated), []
-        if row.flagged:
-            for i in [i for i, over in enumerate(map(any, zip(terminated, truncated, strict=True))) if over]:
-                row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated[i]), bool(truncated[i]), 1
-                if truncated[i]:
-                    self.envs[i]._write(row.final_observations, i, seen[i])
-                numbers = numeric_scalars(infos[i]) if infos[i] else {}
-                numbers["episode_return"] = numbers.get("episode/r", self._returns.item(i))
-                numbers["episode_length"] = self._steps_taken - self._begun[i]
-                ended.append((self.numbers[i], numbers))
-                self._returns[i], self._begun[i] = 0, self._steps_taken
-                seen[i], infos[i] = self._resets[i]()
-            self._next_limit = min(map(sum, zip(self._begun, self._limits, strict=True)))
-        if self._structured:
-            for i, (env, observation) in enumerate(zip(self.envs, seen, strict=True)):
-                env._write(row.observations, i, observation)
-        elif self._scalar:
-            row.joined[:] = seen
-        else:
-            try:
-                np.concatenate(seen, out=row.joined, casting="unsafe")
-            except ValueError:
-                for number, env, observation in zip(self.numbers, self.envs, seen, strict=True):
-                    check_value(env.env_single_observation_space, observation, f"environment {number}, {env}: the "
-                                "observation of a later step() or reset()")  # fmt: skip
-                raise
-        if row.action_masks is not None:
-            for env, target, observation, info in zip(self.envs, row.action_masks, seen, infos, strict=True):
-                env._action.write_mask(target, _find_mask(observation, info))
-        return ended
-
-    @staticmethod
-    def _clear(row):
-        row.rewards[:] = 0
-        row.terminals[:] = 0
-        row.truncations[:] = 0
-        row.valid[:] = 1
-
-    def render(self, index=0):
-        env, copy = divmod(index, self.copies)
-        frame = self.envs[env].render()
-        return frame[copy] if self.copies > 1 else frame
-
-    def close(self, first=0):
-        """Close all of them from `first` on, whatever one of them raises, and raise it then."""
-        with contextlib.ExitStack() as stack:
-            for env in self.envs[first:]:
-                stack.callback(env.close)
-
-
-class RemoteEnvs:
-    """The environments of a Ray actor, with arrays of a horizon of 1. creators: with the signature, pickled, as in
-    serve."""
-
-    def __init__(self, creators, first_env, seed, agents, layout, path):
-        import cloudpickle
-
-        sys.path[:] = path
-        self.envs = Envs(*cloudpickle.loads(creators), first_env, seed)
-        rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
-        self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
-                       for name, (shape, dtype) in layout.items()}  # fmt: skip
-        self.envs.bind(self.arrays, 0)
-
-    def reset(self, seed):
-        return self.envs.reset(seed), self._results()
-
-    def step(self, actions):
-        self.arrays["actions"][0] = actions
-        return self.envs.step(0), self._results()
-
-    def _results(self):
-        kept = "actions", "final_observations"
-        results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
-        if self.arrays["truncations"].any():
-            results["final_observations"] = self.arrays["final_observations"]
-        return results
-
-
-# Messages between vector.py's Multiprocessing and its workers: a kind and a number to them, a kind and bytes from them.
-COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
-STEP, RESET, RENDER, DONE, INFOS, ERROR = range(6)
-CLOSING = 10.0  # seconds that an idle worker's environments have to close
-
-
-def send_answer(channel, kind, payload=b""):
-    channel.sendall(ANSWER.pack(kind, len(payload)) + payload)
-
-
-def receive(channel, size):
-    """Exactly `size` bytes. Raises EOFError where the other side is gone."""
-    data = b""
-    while len(data) < size:
-        part = channel.recv(size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
-
-
-def serve(channel_fd, memory_fd, report_fd):
-    """What a worker process does: step its environments whenever told to, until the other side is gone.
-
-    It lives here and not in vector.py so that a worker imports neither torch nor numba.
-    """
-    import cloudpickle
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
-    for fd in (channel_fd, memory_fd, report_fd):
-        os.set_inheritable(fd, False)
-    report = os.fdopen(report_fd, "w")
-    faulthandler.enable(report)  # where a crash happened
-    faulthandler.register(signal.SIGUSR1, report)  # where it hangs, when the trainer asks
-    channel = socket.socket(fileno=channel_fd)
-    threading.Thread(target=_leave_with_parent, args=(channel_fd,), daemon=True).start()
-    envs = None
-    try:
-        (size,) = struct.unpack("<Q", receive(channel, 8))
-        setup = pickle.loads(receive(channel, size))
-        sys.path[:] = setup["path"]
-        envs = Envs(*cloudpickle.loads(setup["creators"]), setup["first_env"], setup["seed"])
-        envs.bind(
-            {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}, setup["first_agent"]
-        )
-        send_answer(channel, DONE)
-        while True:
-            kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
-            if kind == RENDER:
-                send_answer(channel, INFOS, pickle.dumps(envs.render(number)))
-                continue
-            infos = envs.step(number) if kind == STEP else envs.reset(None if number < 0 else number)
-            if infos:
-                send_answer(channel, INFOS, pickle.dumps(infos))
-            else:
-                send_answer(channel, DONE)
-    except (EOFError, ConnectionError):
-        pass
-    except BaseException:
-        with contextlib.suppress(OSError):
-            send_answer(channel, ERROR, traceback.format_exc().encode())
-    finally:
-        if envs is not None:
-            with contextlib.suppress(Exception):
-                envs.close()
-
-
-def _leave_with_parent(channel_fd):
-    """End this process when the other side is gone, even in the middle of a step."""
-    poller = select.poll()
-    poller.register(channel_fd, 0)  # only hang-ups
-    poller.poll()
-    time.sleep(CLOSING)  # an idle worker has left by itself
-    os._exit(1)
-
-
-def map_array(fd, shape, dtype, offset):
-    """The array at an offset (a multiple of the page size) of the shared memory behind a file descriptor."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype, math.prod(shape)).reshape(shape)

@@ -128,16 +128,16 @@ class GymnasiumCreator:
         return settings
 
     @property
-    def has_native(self):
+    def has_vector(self):
         """Whether its package has a vector environment of its own, as ALE in C++ and CartPole in numpy."""
         return self._spec().vector_entry_point is not None
 
     @property
-    def prefers_native(self):
+    def prefers_vector(self):
         """Whether that one is the better choice where nothing else is asked for: ALE's does the preprocessing too."""
-        return self.id.startswith("ALE/") and self.has_native
+        return self.id.startswith("ALE/") and self.has_vector
 
-    def native(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
+    def vector(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
         """num_envs of them in that vector environment, with the same settings."""
         self._spec()
         if self.id.startswith("ALE/"):

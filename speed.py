@@ -85,12 +85,12 @@ def profile(env_name, args):
 FINALISTS, REPEATS, TOLERANCE = 4, 5, 0.03
 
 
-def candidates(num_envs, python, native=False, cores=None, agents_per_env=1):
+def candidates(num_envs, python, package=False, cores=None, agents_per_env=1):
     """Settings of the vec section to try, the simplest first.
 
     python: whether the environment steps in Python (serial, and multiprocessing with each sensible number of workers
-    and batch) or in C (native, with each sensible number of buffers); native: whether it has a vector environment of
-    its own.
+    and batch) or in C (native, with each sensible number of buffers); package: whether its package has a vector
+    environment of its own.
     """
     cores = cores or vector.physical_cores()
     divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
@@ -99,7 +99,7 @@ def candidates(num_envs, python, native=False, cores=None, agents_per_env=1):
         most = max(cores, num_envs * agents_per_env // 128)
         return [{"backend": "native", "num_buffers": n} for n in _spread([n for n in divisors if n <= most])]
     plain = {"num_workers": None, "batch_size": None}
-    found = [{"backend": "serial", **plain}] + ([{"backend": "native", **plain}] if native else [])
+    found = [{"backend": "serial", **plain}] + ([{"backend": "package", **plain}] if package else [])
     for workers in _spread([n for n in divisors if n <= 4 * cores]):
         each = num_envs // workers
         for parts in (1, 2, 4):
@@ -209,7 +209,7 @@ def autotune(env_name, seconds, argv):
     probe = configuration.load_env(env_name, {**args, "vec": vec})
     num_envs, agents = probe.num_envs, probe.num_agents // probe.num_envs
     probe.close()
-    tried = candidates(num_envs, creator is not None, getattr(creator, "has_native", False), agents_per_env=agents)
+    tried = candidates(num_envs, creator is not None, getattr(creator, "has_vector", False), agents_per_env=agents)
     print(f"{args['env_name']}: {num_envs} environments, {vector.physical_cores()} cores; steps of all agents a second "
           "in rollouts, the policy included")
     best, _ = search(tried, lambda vec: Rollouts(env_name, args, vec), seconds)

@@ -27,20 +27,14 @@ own t. A *worker* is a thread that serves its own share of the buffers; a backen
     observations, rewards, terminals, truncations, infos, agent_ids, masks = vecenv.recv()
     vecenv.send(actions)
 
-To add a backend to the last three give it a `_start`, `_send`, `_collect` and `_stop`; to write one from nothing, the
-attributes of `_Vector`, and `allocate`, `begin`, `wait`, `advance`, `log`, `close`.
+The docstring of `Vector` has the duties of a backend, for one of your own.
 """
 
 import contextlib
 import os
 import pickle
 import select
-import signal
-import socket
-import struct
-import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from pathlib import Path
@@ -54,6 +48,7 @@ import emulation
 import environments
 import kernels
 import ocean
+import workers
 
 
 def physical_cores():
@@ -63,97 +58,15 @@ def physical_cores():
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
-         seed=0, env_args=(), env_kwargs=None, timeout=60.0):  # fmt: skip
-    """A vector of `num_envs` environments.
-
-    env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
-    "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or function), or a list of one an
-    environment; or an instance, where num_envs is 1.
-    backend: Native, Serial, Multiprocessing or Ray, or its name in lower case (default: Native for C, otherwise
-    Multiprocessing where num_workers is above 1, otherwise Serial).
-    num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
-    the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
-    env_args: the creator's positional arguments. env_kwargs: its keyword arguments, or the C environment's settings,
-    one dict or a list of one dict an environment. seed: environment i is reset with seed + i. timeout: seconds after
-    which a worker that does not answer is an error.
-    Raises ValueError for numbers that do not divide, and names numbers that do; TypeError for what is no environment.
-    """
-    backends = {"native": Native, "puffer": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray}
-    if isinstance(backend, str):
-        if backend not in backends:
-            raise ValueError(f"there is no backend {backend!r}; there are native, serial, multiprocessing and ray.")
-        backend = backends[backend]
-    python = environments.load_creator(env) if isinstance(env, str) else None
-    if python is None and (isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")):
-        if backend in (None, Native):
-            num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
-            return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed,
-                          env_kwargs=env_kwargs)  # fmt: skip
-        header = env.header if isinstance(env, ocean.Library) else env
-        creators, name = _ocean_creators(str(header), num_envs, env_kwargs), Path(str(header)).stem
-    else:
-        python = python or env
-        if backend is Native and getattr(python, "has_native", False):
-            kwargs = {**(env_kwargs or {}), "num_threads": num_threads}
-            return Serial([(python.native, (num_envs,), kwargs)], seed=seed, num_threads=num_threads, name=python.name)
-        creators, name = _creators(python, num_envs, env_args, env_kwargs)
-        first = creators[0][0]
-        if backend is Native and not (isinstance(first, type) and issubclass(first, emulation.PufferEnv)):
-            raise ValueError(f"backend native steps environments in C, PufferEnv classes and Gymnasium ids that have a "
-                             f"vector environment of their own; for {name} there are serial, multiprocessing and ray.")
-        backend = Serial if backend is Native else backend
-    if backend is None:
-        backend = Multiprocessing if (num_workers or 1) > 1 else Serial
-    if backend is Serial and (num_workers not in (None, 1) or batch_size not in (None, num_envs)):
-        raise ValueError(f"backend serial steps all environments in this process: num_workers is 1 and batch_size "
-                         f"{num_envs}; for more workers take multiprocessing.")
-    options = {} if backend is Serial else {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
-    return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
-
-
-def _count_copies(num_envs, env_kwargs):
-    """The copies that env_kwargs asks for multiply the vector's: C environments are all in one block anyway."""
-    if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
-        return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items() if k != "num_envs"}
-    return num_envs, env_kwargs
-
-
-def _one_each(values, num_envs, what):
-    if not isinstance(values, (list, tuple)):
-        return [values] * num_envs
-    if len(values) != num_envs:
-        raise ValueError(f"{what} is a list of {len(values)}, but there are {num_envs} environments.")
-    return list(values)
-
-
-def _creators(env, num_envs, env_args, env_kwargs):
-    """([(creator, args, kwargs)] an environment, name)."""
-    if num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}; it must be 1 or more.")
-    creators = _one_each(env, num_envs, "env")
-    if not callable(creators[0]) and num_envs > 1 and not isinstance(env, (list, tuple)):
-        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); give a class or "
-                         "function that makes one.")
-    kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
-    name = getattr(creators[0], "name", None) or getattr(creators[0], "__name__", type(creators[0]).__name__)
-    return [(creator, tuple(env_args), dict(one or {})) for creator, one in zip(creators, kwargs, strict=True)], name
-
-
-def _ocean_creators(header, num_envs, env_kwargs):
-    creators, first = [], 0
-    for one in _one_each(env_kwargs, num_envs, "env_kwargs"):
-        settings = {"num_envs": 1, **(one or {})}
-        creators.append((environments.OceanPufferEnv, (header,), {**settings, "first_env": first}))
-        first += settings["num_envs"]
-    return creators
+def _most_workers(num_envs):
+    """As many as there are cores, or the most below that that divide the environments."""
+    return max([n for n in range(1, physical_cores() + 1) if num_envs % n == 0], default=1)
 
 
 def _divide(num_envs, num_workers, batch_size):
     """(workers, workers a batch), or ValueError with the numbers that divide."""
     divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
-    if num_workers is None:
-        num_workers = max(n for n in divisors if n <= physical_cores())
+    num_workers = _most_workers(num_envs) if num_workers is None else num_workers
     if num_workers not in divisors:
         raise ValueError(f"{num_envs} environments cannot be shared by {num_workers} workers; vec.num_workers can be "
                          f"{', '.join(map(str, divisors[:32]))}.")
@@ -178,12 +91,52 @@ def aligned_zeros(shape, dtype):
     return block[skip : skip + size].view(dtype).reshape(shape)
 
 
-class _Vector:
-    """What every backend has: attributes, and the synchronous API on top of allocate, begin, wait and advance.
+class Vector:
+    """The duties of a backend, and what follows from them: the synchronous API.
 
-    Attributes: num_envs, num_agents, agents_per_batch (agents of one buffer), single_observation_space,
-    single_action_space, ranges (a slice of agents a buffer), num_workers, driver_env (what policies are built from),
-    has_valid (whether agents may die before others), storage (None before allocate).
+    A backend has these attributes (the values in brackets are Vector's):
+        name: of the environment; seed: of the environments, as given
+        num_envs, num_agents; agents_per_batch: agents of one buffer
+        single_observation_space, single_action_space: of one agent, a Box and a Discrete, MultiDiscrete or Box
+        observation_shape, observation_dtype: of the first; action_heads: the sizes of discrete choices, None for a Box;
+        action_dims: numbers in an action; action_dtype: int32, or float32 for a Box
+        has_action_masks; has_valid [True]: whether agents may be dead; if none may, `allocate` fills valid with 1
+        ranges: the slice of agents of each buffer, in order, without gaps; num_buffers [their number]
+        num_workers: threads that may call `wait`, each with its own number; threads_per_worker: cores that each may
+            use; num_threads: cores of all
+        driver_env [itself]: what policies read the spaces from; it may have obs_dtype and env_single_observation_space
+        storage [None until `allocate`]: the arrays that `new_storage` makes
+        can_step_in_kernels [False]: see Native; where it is True `addresses` and `finish` are duties too
+    and these methods:
+        allocate(horizon): set `storage` to what new_storage(horizon, zeros) makes for so many steps, `restart`, `begin`
+            and return it; zeros(shape, dtype) makes an array: aligned_zeros, or one of your own
+        restart(seed=None): begin new episodes in all environments; their first observations stand in the last row of
+            storage.observations, 1 in that of resets, and valid and action_masks there speak of them
+        begin() [moves the last row to row 0, sets _t of each buffer to 0 and _waiting of each worker to its buffers]
+        wait(worker=0): (buffer, t) of the next buffer of this worker whose row t is there to act on, or None when each
+            has been given with t = horizon, once. Who acts writes storage.actions[t, agents], unless t is the horizon
+        advance(buffer): step its environments with the actions of row t. Until wait gives the buffer again, row t of
+            rewards, terminals and truncations is written, row t + 1 of observations, resets, valid and action_masks,
+            and final_observations of the agents that step t truncated
+        log(env=None): {name: mean} of the episodes that ended since the last call, n being their number, or {}
+        finished(): the environments in which an episode ended at the last step
+        save(), load(saved): the state of all environments as a uint8 array, and back. An empty array says that they
+            cannot be saved; a resumed run then calls restart
+        number_from(first_env) [adds to the seed]: before `allocate`, on the ranks that follow others with so many
+        render(index=0): environment `index` as an RGB array; close()
+    Only what a caller asks for is needed: the trainer asks for neither `finished` nor `render`.
+
+    To have environments in Python stepped elsewhere takes less: a subclass of Emulated with
+        _start(horizon): set storage, and begin num_processes workers, each with a workers.Envs: envs_of(worker) has its
+            arguments, pickled by cloudpickle. Envs.bind takes vars(storage) and the worker's first agent
+        _send(worker, kind, number): have one do Envs.do(kind, number): step row `number` if kind is workers.STEP, begin
+            new episodes if it is RESET. If the arrays are not shared, send storage.actions[number] of its agents too
+        _collect(): take the answers that are there, or sleep for half a second at most until there is one. The worker's
+            agents, agents_of(worker), are then written as above, a reset as in `restart`. Call _finish(worker, infos)
+            for each that has answered, infos being [(environment, info)], and _fail(worker, what, text) if one is lost
+        _stop(): end the workers. It may come without _start and more than once
+        render(index=0)
+    Emulated itself watches over those in _busy, {worker: (since when, seconds it may take, kind)}.
     """
 
     storage = None
@@ -219,7 +172,7 @@ class _Vector:
             self._batch_spaces[name] = gymnasium.vector.utils.batch_space(getattr(self, name), self.agents_per_batch)
         return self._batch_spaces[name]
 
-    def _new_storage(self, horizon, zeros):
+    def new_storage(self, horizon, zeros):
         """The arrays of a rollout; `zeros(shape, dtype)` makes one."""
         if horizon < 1:
             raise ValueError(f"horizon is {horizon}; it must be 1 or more.")
@@ -314,7 +267,7 @@ class _Vector:
 # Native: environments in C, stepped without the GIL
 
 
-class Native(_Vector):
+class Native(Vector):
     """Environments in C, each range stepped by its worker's thread straight into the rollout's arrays.
 
     See `make` for the arguments. With fewer buffers than threads each worker steps with several threads of its own.
@@ -366,8 +319,8 @@ class Native(_Vector):
         return min(candidates, key=lambda n: (n < self.num_threads, abs(n - wanted)))
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see _new_storage) and begin the first episodes."""
-        self.storage = storage = self._new_storage(horizon, aligned_zeros)
+        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        self.storage = storage = self.new_storage(horizon, aligned_zeros)
         masks = storage.action_masks
         self._tables = [
             ocean.rows(storage.observations[t + 1], storage.actions[t], storage.rewards[t], storage.terminals[t],
@@ -472,18 +425,21 @@ class WorkerError(RuntimeError):
     """A worker raised, died or hung; the message holds its traceback."""
 
 
-class _Emulated(_Vector):
+class Emulated(Vector):
     """Serial, Multiprocessing and Ray: workers that each step a contiguous share of the environments.
 
     A buffer is the workers of one batch. Infos are dicts of the episodes that ended, with episode_return,
-    episode_length and the numbers of the environment's last info; `log` averages them.
+    episode_length and the numbers of the environment's last info; `log` averages them. See `make` for the arguments.
     """
 
     has_valid = True
     threads_per_worker = 1
 
-    def __init__(self, creators, processes, per_batch, seed, num_threads, name):
-        self.seed, self.name, self._creators_of_envs = seed, name, creators
+    def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name=None,
+                 timeout=60.0):  # fmt: skip
+        processes, per_batch = _divide(len(creators), num_workers, batch_size)
+        self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
+        self.timeout, self._next_look, self._starting = timeout, 0.0, set()
         self.num_threads = self.num_workers = num_threads or physical_cores()  # the first one acts, all of them learn
         self._driver = driver = emulation.create(*creators[0], seed)
         self.single_observation_space = driver.single_observation_space
@@ -502,7 +458,7 @@ class _Emulated(_Vector):
         each = self._agents_each = self.num_agents // processes
         self.agents_per_batch = per_batch * each
         self.ranges = [slice(i, i + self.agents_per_batch) for i in range(0, self.num_agents, self.agents_per_batch)]
-        self._busy, self._done, self._ready = {}, deque(), deque()  # busy: worker -> when it was told to step
+        self._busy, self._done, self._ready = {}, deque(), deque()
         self._pending, self._infos = [0] * len(self.ranges), {}
         self._public, self._logs, self._batch = False, {}, None
 
@@ -511,20 +467,27 @@ class _Emulated(_Vector):
         """One environment of this process: what policies read spaces and obs_dtype from."""
         return self._driver
 
-    # How a backend reaches its workers: _start(horizon), _send(worker, kind, number), _collect(), _stop()
-
-    def _pickle_creators(self, first):
-        """A worker's first two arguments of emulation.Envs, its environments being those from `first` on."""
+    def envs_of(self, worker):
+        """The arguments of a worker's workers.Envs, pickled. Raises TypeError if they cannot be."""
         import cloudpickle
 
-        creators = self._creators_of_envs[first : first + self._envs_each]
-        return cloudpickle.dumps((creators, emulation.signature(self._driver)))
+        first = worker * self._envs_each
+        creators = self._creators[first : first + self._envs_each]
+        try:
+            return cloudpickle.dumps((creators, emulation.signature(self._driver), first, self.seed))
+        except (TypeError, pickle.PicklingError) as error:
+            raise TypeError(f"{self.name} cannot be sent to another process ({error}); give a creator without such "
+                            "things in it, or take backend serial.") from error
+
+    def agents_of(self, worker):
+        """The slice of a worker's agents."""
+        return slice(worker * self._agents_each, (worker + 1) * self._agents_each)
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see _new_storage) and begin the first episodes."""
+        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
         self._stop()
         self._busy.clear()
-        self._public = False
+        self._public, self._starting = False, set(range(self.num_processes))
         self._start(horizon)
         self.restart(self.seed)
         self.begin()
@@ -534,7 +497,7 @@ class _Emulated(_Vector):
         """Begin new episodes in all environments, observations in row T; with a seed, with its random numbers."""
         self._settle()
         for worker in range(self.num_processes):
-            self._send(worker, emulation.RESET, -1 if seed is None else seed)
+            self._tell(worker, workers.RESET, -1 if seed is None else seed)
         self._settle()
 
     def begin(self):
@@ -551,30 +514,60 @@ class _Emulated(_Vector):
         while not self._ready:
             if not self._busy:
                 return None
-            self._collect()
+            self._listen()
         buffer = self._ready.popleft()
         return buffer, self._t[buffer]
 
     def advance(self, buffer):
         """Have a buffer's environments stepped with the actions of its row t."""
-        workers = range(buffer * self.workers_per_batch, (buffer + 1) * self.workers_per_batch)
-        self._pending[buffer] = len(workers)
-        for worker in workers:
-            self._send(worker, emulation.STEP, self._t[buffer])
+        self._pending[buffer] = self.workers_per_batch
+        for worker in range(buffer * self.workers_per_batch, (buffer + 1) * self.workers_per_batch):
+            self._tell(worker, workers.STEP, self._t[buffer])
+
+    def _tell(self, worker, kind, number):
+        allowed = max(self.timeout, STARTUP) if worker in self._starting else self.timeout
+        self._busy[worker] = time.monotonic(), allowed, kind
+        self._send(worker, kind, number)
 
     def _settle(self):
         while self._busy:
-            self._collect()
+            self._listen()
 
-    def _finish(self, worker, kind, infos):
-        """A worker has answered."""
-        self._busy.pop(worker, None)
+    def _listen(self):
+        """Take answers, or wait a while for one. Raises WorkerError, also for a worker that has not answered in time;
+        a look every half second is enough for that."""
+        self._collect()
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + 0.5
+        for worker, (since, allowed, _) in self._busy.items():
+            if now - since > allowed:
+                self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)", self._where(worker))
+
+    def _where(self, worker):
+        """What is known of where a worker hangs."""
+        return ""
+
+    def _fail(self, worker, what, text="", cause=None):
+        """End all workers and raise WorkerError: a worker has done `what`, and `text` is what else is known."""
+        each = self.num_envs // self.num_processes
+        first, last = worker * each, (worker + 1) * each - 1
+        which = f"environment {first}" if first == last else f"environments {first} to {last}"
+        with contextlib.suppress(Exception):
+            self.close()
+        raise WorkerError(f"worker {worker} ({which} of {self.name}) {what}.\n{text}".rstrip()) from cause
+
+    def _finish(self, worker, infos):
+        """A worker has answered; infos: [(environment, info)]."""
+        _, _, kind = self._busy.pop(worker)
+        self._starting.discard(worker)
         for env, info in infos:
             self._add_to_log(env, info)
         if self._public:
             self._done.append(worker)
             self._infos[worker] = [info for _, info in infos]
-        elif kind == emulation.STEP:
+        elif kind == workers.STEP:
             buffer = worker // self.workers_per_batch
             self._pending[buffer] -= 1
             if self._pending[buffer] == 0:
@@ -633,7 +626,7 @@ class _Emulated(_Vector):
         self._done.clear()
         self._batch = None
         for worker in range(self.num_processes):
-            self._send(worker, emulation.RESET, (self.seed if fresh else -1) if seed is None else seed)
+            self._tell(worker, workers.RESET, (self.seed if fresh else -1) if seed is None else seed)
 
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first batch_size environments
@@ -643,15 +636,13 @@ class _Emulated(_Vector):
         if self._batch is not None or not self._public:
             raise RuntimeError("recv() comes after async_reset() or send().")
         while len(self._done) < self.workers_per_batch:
-            self._collect()
-        self._batch = workers = sorted(self._done.popleft() for _ in range(self.workers_per_batch))
-        each, first = self._agents_each, workers[0]
-        if workers[-1] - first == len(workers) - 1:
-            agents = slice(first * each, (first + len(workers)) * each)
-            agent_ids = np.arange(agents.start, agents.stop)
-        else:
-            agents = agent_ids = np.concatenate([np.arange(worker * each, (worker + 1) * each) for worker in workers])
-        infos = [info for worker in workers for info in self._infos.pop(worker)]
+            self._listen()
+        self._batch = batch = sorted(self._done.popleft() for _ in range(self.workers_per_batch))
+        agents = [self.agents_of(worker) for worker in batch]
+        agent_ids = np.concatenate([np.arange(part.start, part.stop) for part in agents])
+        contiguous = batch[-1] - batch[0] == len(batch) - 1
+        agents = slice(agents[0].start, agents[-1].stop) if contiguous else agent_ids
+        infos = [info for worker in batch for info in self._infos.pop(worker)]
         return (*(array[agents] for array in self._results), infos, agent_ids, self.storage.valid[1, agents].view(bool))
 
     def send(self, actions):
@@ -661,10 +652,10 @@ class _Emulated(_Vector):
             raise RuntimeError("send() comes after recv().")
         self._check_actions(actions, self.agents_per_batch)
         actions = np.reshape(actions, (len(self._batch), self._agents_each, self.action_dims))
-        each, workers, self._batch = self._agents_each, self._batch, None
-        for worker, part in zip(workers, actions, strict=True):
-            self.storage.actions[0, worker * each : (worker + 1) * each] = part
-            self._send(worker, emulation.STEP, 0)
+        batch, self._batch = self._batch, None
+        for worker, part in zip(batch, actions, strict=True):
+            self.storage.actions[0, self.agents_of(worker)] = part
+            self._tell(worker, workers.STEP, 0)
 
     def reset(self, seed=None):
         """Begin new episodes: (observations (N, *obs), infos). The first one has the vector's own seed, and later ones
@@ -673,14 +664,14 @@ class _Emulated(_Vector):
         return self.storage.observations[1], self._everything()
 
     def step(self, actions):
-        """As _Vector.step; infos are those of the episodes that ended."""
+        """As Vector.step; infos are those of the episodes that ended."""
         if not self._public:
             raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's longer horizon.")
         self._check_actions(actions, self.num_agents)
         s = self.storage
         s.actions[0] = np.reshape(actions, s.actions[0].shape)
         for worker in range(self.num_processes):
-            self._send(worker, emulation.STEP, 0)
+            self._tell(worker, workers.STEP, 0)
         infos = self._everything()
         return (*self._results, infos)
 
@@ -717,25 +708,23 @@ class _Emulated(_Vector):
                 pass
 
 
-class Serial(_Emulated):
+class Serial(Emulated):
     """Environments in Python, one after the other in this process; see `make`."""
 
     _envs = None
 
-    def __init__(self, creators, *, seed=0, num_threads=None, name="serial"):
-        super().__init__(creators, 1, 1, seed, num_threads, name)
+    def __init__(self, creators, **options):
+        super().__init__(creators, num_workers=1, **options)
 
     def _start(self, horizon):
-        self.storage = self._new_storage(horizon, aligned_zeros)
+        self.storage = self.new_storage(horizon, aligned_zeros)
         if self._envs is None:
-            creators = [(self._driver, (), {}), *self._creators_of_envs[1:]]
-            self._envs = emulation.Envs(creators, emulation.signature(self._driver), seed=self.seed)
+            creators = [(self._driver, (), {}), *self._creators[1:]]
+            self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
         self._envs.bind(vars(self.storage), 0)
 
     def _send(self, worker, kind, number):
-        envs = self._envs
-        infos = envs.step(number) if kind == emulation.STEP else envs.reset(None if number < 0 else number)
-        self._finish(worker, kind, infos)
+        self._finish(worker, self._envs.do(kind, number))
 
     def step(self, actions):
         if not self._public:
@@ -756,153 +745,85 @@ class Serial(_Emulated):
         return self._envs.render(index)
 
 
-class _SharedMemory:
-    """Arrays that other processes map. The memory has no name, so nothing is left of it when the processes end."""
+class Package(Serial):
+    """The vector environment that an environment's own package has, as ALE in C++ and CartPole in numpy, in this
+    process; see `make`. creators: all the same one, which has a `vector` (environments.GymnasiumCreator)."""
 
-    def __init__(self):
-        if hasattr(os, "memfd_create"):
-            self.file = os.fdopen(os.memfd_create("rollout"), "w+b")
-        else:
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115
-        self.layouts = []
-
-    def zeros(self, shape, dtype):
-        offset, page = self.file.seek(0, os.SEEK_END), 1 << 16  # of any system
-        size = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
-        self.file.truncate(offset + -(-size // page) * page)
-        self.layouts.append((tuple(shape), np.dtype(dtype), offset))
-        return emulation.map_array(self.file.fileno(), *self.layouts[-1])
+    def __init__(self, creators, *, num_threads=None, **options):
+        creator, _, kwargs = creators[0]
+        if any(other != creators[0] for other in creators):
+            raise ValueError("a package's own vector environment has one creator and one dict of env_kwargs for all.")
+        several = creator.vector, (len(creators),), {**kwargs, "num_threads": num_threads}
+        super().__init__([several], num_threads=num_threads, **options)
 
 
-class Multiprocessing(_Emulated):
-    """Environments in Python in processes of their own, which write into the arrays that the policy reads; see `make`.
+class Multiprocessing(Emulated):
+    """Environments in Python in processes of their own (workers.Process), which write into the arrays that the policy
+    reads; see `make`."""
 
-    A worker is a new interpreter, not a fork: nothing of this process's threads or devices goes with it, and scripts
-    need no `if __name__ == "__main__"`. Each talks through a socket on which both sides sleep; whichever side dies,
-    the other one hears of it at once.
-    """
-
-    def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name="multiprocessing",
-                 timeout=60.0):  # fmt: skip
-        processes, per_batch = _divide(len(creators), num_workers, batch_size)
-        self.timeout, self._workers, self._next_look = timeout, [], 0.0
-        super().__init__(creators, processes, per_batch, seed, num_threads, name)
+    _workers = ()
 
     def _start(self, horizon):
-        memory = _SharedMemory()
-        self.storage = self._new_storage(horizon, memory.zeros)
+        memory = workers.SharedMemory()
+        self.storage = self.new_storage(horizon, memory.zeros)
         names = [name for name, array in vars(self.storage).items() if array is not None]
         layouts, self._poller = dict(zip(names, memory.layouts, strict=True)), select.poll()
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import emulation; emulation.serve(*map(int, sys.argv[2:]))"
-        # A worker's own threads would only take the cores from the other workers.
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+        self._workers, self._numbers = [], {}
         for worker in range(self.num_processes):
-            first = worker * self._envs_each
-            ours, theirs = socket.socketpair()
-            report = tempfile.TemporaryFile()  # noqa: SIM115
-            fds = theirs.fileno(), memory.file.fileno(), report.fileno()
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, str(Path(emulation.__file__).parent), *map(str, fds)], pass_fds=fds,
-                stdin=subprocess.DEVNULL, start_new_session=True, env=environment)  # fmt: skip
-            theirs.close()
-            self._workers.append((process, ours, report))
-            self._poller.register(ours, select.POLLIN)
-            setup = pickle.dumps({
-                "path": sys.path, "arrays": layouts, "first_env": first, "first_agent": worker * self._agents_each,
-                "seed": self.seed, "creators": self._pickle_creators(first)})  # fmt: skip
-            self._busy[worker] = (time.monotonic(), None)
-            with contextlib.suppress(OSError):  # one that has died is found by _collect
-                ours.sendall(struct.pack("<Q", len(setup)) + setup)
-        self._numbers = {ours.fileno(): worker for worker, (_, ours, _) in enumerate(self._workers)}
-        self._settle()
+            process = workers.Process(memory, {"path": sys.path, "envs": self.envs_of(worker), "arrays": layouts,
+                                               "first_agent": self.agents_of(worker).start})  # fmt: skip
+            self._workers.append(process)
+            self._numbers[process.fileno()] = worker
+            self._poller.register(process, select.POLLIN)
 
     def _send(self, worker, kind, number):
-        self._busy[worker] = (time.monotonic(), kind)
-        with contextlib.suppress(OSError):
-            self._workers[worker][1].sendall(emulation.COMMAND.pack(kind, number))
+        self._workers[worker].send(kind, number)
 
     def _collect(self):
-        """Take the answers that are there, or sleep until there is one. Raises WorkerError."""
         for fd, _ in self._poller.poll(500):
             self._take(self._numbers[fd])
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + 0.5
-        for worker, (since, command) in list(self._busy.items()):
-            allowed = self.timeout if command is not None else max(self.timeout, STARTUP)
-            if now - since > allowed:
-                self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)", ask=True)
 
     def _take(self, worker):
-        channel = self._workers[worker][1]
+        process = self._workers[worker]
         try:
-            kind, size = emulation.ANSWER.unpack(emulation.receive(channel, emulation.ANSWER.size))
-            payload = emulation.receive(channel, size)
+            kind, payload = process.receive()
         except (EOFError, OSError):
-            self._fail(worker, "died")
-        if kind == emulation.ERROR:
+            self._fail(worker, "died" + process.how_it_died(), process.report())
+        if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
-        command = self._busy.get(worker, (0, None))[1]
-        if command == emulation.RENDER:
-            self._busy.pop(worker)
-            self._picture = pickle.loads(payload)
+        answer = pickle.loads(payload) if payload else ()
+        if self._busy[worker][2] == workers.RENDER:
+            del self._busy[worker]
+            self._picture = answer
         else:
-            self._finish(worker, command, pickle.loads(payload) if payload else ())
+            self._finish(worker, answer)
 
-    def _fail(self, worker, what, text="", ask=False):
-        """End all workers and raise WorkerError with what is known of one."""
-        process, _, report = self._workers[worker]
-        if ask:  # faulthandler writes where each of its threads stands
-            with contextlib.suppress(OSError):
-                process.send_signal(signal.SIGUSR1)
-            time.sleep(0.3)
-        elif not text:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(2)
-                what += f" by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
-        report.seek(0)
-        text = text or report.read().decode(errors="replace")
-        each = self.num_envs // self.num_processes
-        first, last = worker * each, (worker + 1) * each - 1
-        which = f"environment {first}" if first == last else f"environments {first} to {last}"
-        with contextlib.suppress(Exception):
-            self.close()
-        raise WorkerError(f"worker {worker} ({which} of {self.name}) {what}.\n{text}".rstrip())
+    def _where(self, worker):
+        return self._workers[worker].report(ask=True)
 
     def _stop(self):
-        workers, self._workers = self._workers, []
+        stopped, self._workers = self._workers, ()
         # An idle worker ends with its channel; its environments may have to finish a video first.
-        deadline = time.monotonic() + (1.0 if self._busy else emulation.CLOSING)
+        deadline = time.monotonic() + (1.0 if self._busy else workers.CLOSING)
         self._busy.clear()
-        for _, channel, _ in workers:
-            channel.close()
-        for process, _, report in workers:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            report.close()
+        for process in stopped:
+            process.leave()
+        for process in stopped:
+            process.end(deadline - time.monotonic())
 
     def render(self, index=0):
         """Environment `index` as its own render gives it."""
         self._settle()
         worker, number = divmod(index, self.num_envs // self.num_processes)
-        self._send(worker, emulation.RENDER, number)
-        while worker in self._busy:
-            self._collect()
+        self._tell(worker, workers.RENDER, number)
+        self._settle()
         return self._picture
 
 
-class Ray(_Emulated):
+class Ray(Emulated):
     """Environments in Python in Ray actors, on this machine or others; see `make`. Their results are copied here."""
 
-    def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name="ray",
-                 timeout=60.0):  # fmt: skip
-        processes, per_batch = _divide(len(creators), num_workers, batch_size)
-        self.timeout, self._actors, self._references, self._next_look = timeout, [], {}, 0.0
-        super().__init__(creators, processes, per_batch, seed, num_threads, name)
+    _actors = ()
 
     def _start(self, horizon):
         try:
@@ -912,61 +833,153 @@ class Ray(_Emulated):
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        self.storage = self._new_storage(horizon, aligned_zeros)
-        actor = ray.remote(emulation.RemoteEnvs)
-        layout = {name: (array.shape[2 if name != "final_observations" else 1 :], array.dtype)
-                  for name, array in vars(self.storage).items() if array is not None}  # fmt: skip
+        self.storage = self.new_storage(horizon, aligned_zeros)
+        actor, layout = ray.remote(workers.RemoteEnvs), workers.RemoteEnvs.layout(self.storage)
+        self._actors, self._references = [], {}
         for worker in range(self.num_processes):
-            first = worker * self._envs_each
-            self._actors.append(actor.remote(self._pickle_creators(first), first, self.seed, self._agents_each, layout,
-                                             sys.path))
-        self._starting = set(range(self.num_processes))
+            self._actors.append(actor.remote(self.envs_of(worker), self._agents_each, layout, sys.path))
 
     def _send(self, worker, kind, number):
-        actor = self._actors[worker]
-        if kind == emulation.STEP:
-            part = slice(worker * self._agents_each, (worker + 1) * self._agents_each)
-            reference = actor.step.remote(self.storage.actions[number, part])
-        else:
-            reference = actor.reset.remote(None if number < 0 else number)
-        self._busy[worker] = (time.monotonic(), kind)
-        self._references[reference] = worker, kind, number
+        actions = self.storage.actions[number, self.agents_of(worker)] if kind == workers.STEP else None
+        self._references[self._actors[worker].do.remote(kind, number, actions)] = worker, kind, number
 
     def _collect(self):
-        ray = self._ray
-        ready, _ = ray.wait(list(self._references), timeout=0.5)
-        for reference in ready:
+        references = list(self._references)
+        self._ray.wait(references, timeout=0.5)  # gives one at most
+        for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
             worker, kind, t = self._references.pop(reference)
             try:
-                infos, arrays = ray.get(reference)
+                infos, results = self._ray.get(reference)
             except Exception as error:  # the environment's own, or that its machine is gone
-                with contextlib.suppress(Exception):
-                    self.close()
-                raise WorkerError(f"worker {worker} of {self.name} failed.\n{error}") from error
-            s, part = self.storage, slice(worker * self._agents_each, (worker + 1) * self._agents_each)
-            after, now = (t + 1, t) if kind == emulation.STEP else (-1, -1)
-            for name, array in arrays.items():
-                if name == "final_observations":
-                    s.final_observations[part] = array
-                else:
-                    row = now if name in ("rewards", "terminals", "truncations") else after
-                    getattr(s, name)[row, part] = array
-            self._starting.discard(worker)
-            self._finish(worker, kind, infos)
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + 0.5
-        for reference, (worker, _, _) in self._references.items():
-            allowed = max(self.timeout, STARTUP) if worker in self._starting else self.timeout
-            if now - self._busy[worker][0] > allowed and not ray.wait([reference], timeout=0)[0]:  # it gives one a call
-                with contextlib.suppress(Exception):
-                    self.close()
-                raise WorkerError(f"worker {worker} of {self.name} has not answered for {allowed:.0f} s (vec.timeout).")
+                self._fail(worker, "failed", error, error)
+            workers.RemoteEnvs.store(results, self.storage, self.agents_of(worker), kind, t)
+            self._finish(worker, infos)
 
     def _stop(self):
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
-        self._actors, self._references = [], {}
+        self._actors, self._references = (), {}
         self._busy.clear()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which backend steps what
+
+
+BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray, "package": Package}
+
+
+def _in_c(env):
+    return isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")
+
+
+def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
+    """The class that steps `num_envs` of `env`: an environment in C, as `make` takes it, a creator, or an instance.
+
+    backend: a class, which it is then; a name in BACKENDS; "auto" or None: Native for environments in C. For others
+    Package if their creator prefers it and neither workers nor a batch are asked for, Serial if one worker would step
+    all of them or they are instances, else Multiprocessing.
+    Raises ValueError if there is no backend of that name, or if it cannot step this environment.
+    """
+    if isinstance(backend, str) and backend != "auto":
+        name = {"puffer": "native"}.get(backend, backend)  # as PufferLib has it
+        if name not in BACKENDS:
+            *most, last = BACKENDS
+            raise ValueError(f"there is no backend {backend!r}; there are {', '.join(most)} and {last}.")
+        backend = BACKENDS[name]
+    if _in_c(env):
+        if backend is Package:
+            raise ValueError(f"backend package is for environments of packages; {env} is in C: take native.")
+        return Native if backend in (None, "auto") else backend
+    one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
+    if backend in (None, "auto"):
+        alone = (num_workers or (_most_workers(num_envs) if callable(one) else 1)) == 1
+        free = num_workers is None and batch_size is None
+        packed = num_envs > 1 and free and getattr(one, "prefers_vector", False)
+        return Package if packed else Serial if alone else Multiprocessing
+    if backend not in (Native, Package):
+        return backend
+    if getattr(one, "has_vector", False):  # "native" is what Package was called
+        return Package
+    if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
+        return Serial  # PufferLib's word for a class that steps its agents itself
+    steps = "environments in C" if backend is Native else "a vector environment that a Gymnasium id's own package has"
+    raise ValueError(f"backend {'native' if backend is Native else 'package'} steps {steps}; for {_name(one)} there "
+                     "are serial, multiprocessing and ray.")
+
+
+def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
+         seed=0, env_args=(), env_kwargs=None, timeout=60.0):  # fmt: skip
+    """A vector of `num_envs` environments.
+
+    env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
+    "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or function), or a list of one an
+    environment; or an instance, where num_envs is 1.
+    backend: Native, Serial, Multiprocessing, Ray, Package, or its name in lower case, or a class of your own that is
+    called as Multiprocessing is; by default the one that `choose_backend` names.
+    num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
+    the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
+    env_args: the creator's positional arguments. env_kwargs: its keyword arguments, or the C environment's settings,
+    one dict or a list of one dict an environment. seed: environment i is reset with seed + i. timeout: seconds after
+    which a worker that does not answer is an error.
+    Raises ValueError for numbers that do not divide, and names numbers that do; TypeError for what is no environment.
+    """
+    if isinstance(env, str):
+        env = environments.load_creator(env) or env
+    backend = choose_backend(env, backend, num_envs, num_workers, batch_size)
+    if backend is Native:
+        num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
+        return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
+    if _in_c(env):
+        header = str(env.header if isinstance(env, ocean.Library) else env)
+        creators, name = _ocean_creators(header, num_envs, env_kwargs), Path(header).stem
+    else:
+        creators, name = _creators(env, num_envs, env_args, env_kwargs)
+    if backend is Serial and (num_workers not in (None, 1) or batch_size not in (None, num_envs)):
+        raise ValueError(f"backend serial steps all environments in this process: num_workers is 1 and batch_size "
+                         f"{num_envs}; for more workers take multiprocessing.")
+    options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
+    options = {} if issubclass(backend, Serial) else options
+    return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
+
+
+def _count_copies(num_envs, env_kwargs):
+    """The copies that env_kwargs asks for multiply the vector's: C environments are all in one block anyway."""
+    if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
+        return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items() if k != "num_envs"}
+    return num_envs, env_kwargs
+
+
+def _one_each(values, num_envs, what):
+    if not isinstance(values, (list, tuple)):
+        return [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(f"{what} is a list of {len(values)}, but there are {num_envs} environments.")
+    return list(values)
+
+
+def _creators(env, num_envs, env_args, env_kwargs):
+    """([(creator, args, kwargs)] an environment, name)."""
+    if num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}; it must be 1 or more.")
+    creators = _one_each(env, num_envs, "env")
+    if not callable(creators[0]) and num_envs > 1 and not isinstance(env, (list, tuple)):
+        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); give a class or "
+                         "function that makes one.")
+    kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
+    return [(creator, tuple(env_args), dict(one or {})) for creator, one in zip(creators, kwargs, strict=True)], \
+        _name(creators[0])  # fmt: skip
+
+
+def _name(creator):
+    return getattr(creator, "name", None) or getattr(creator, "__name__", type(creator).__name__)
+
+
+def _ocean_creators(header, num_envs, env_kwargs):
+    creators, first = [], 0
+    for one in _one_each(env_kwargs, num_envs, "env_kwargs"):
+        settings = {"num_envs": 1, **(one or {})}
+        creators.append((environments.OceanPufferEnv, (header,), {**settings, "first_env": first}))
+        first += settings["num_envs"]
+    return creators

@@ -202,8 +202,8 @@ def main():
     }, args.repeats, max(args.seconds, 1.0))  # fmt: skip
     if args.atari:
         own = environments.load_creator("gym/ALE/Pong-v5")
-        contestants = games(pong, 8) | {"ALE's own vector environment (native)": (
-            lambda: Ours(own, 8, compared=False, backend="native"), "gymnasium AsyncVectorEnv")}  # fmt: skip
+        contestants = games(pong, 8) | {"ALE's own vector environment (package)": (
+            lambda: Ours(own, 8, compared=False, backend="package"), "gymnasium AsyncVectorEnv")}  # fmt: skip
         figures["pong 8"] = compare("ALE/Pong-v5, 8 environments", contestants, args.repeats, args.seconds)
     if args.nethack:  # its heroes differ under one seed, so there is nothing to compare with
         figures["nethack 8"] = compare(

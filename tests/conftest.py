@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -97,3 +98,34 @@ def find_chromium():
     if program is None:
         pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
     return program
+
+
+@pytest.fixture
+def nothing_left():
+    """The test leaves no worker process and no file in shared memory."""
+
+    def shared():
+        return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+    def command(process):
+        try:
+            return " ".join(process.cmdline())
+        except psutil.Error:  # it has just ended, as those of Ray do in their own time
+            return ""
+
+    def children():
+        return {p.pid for p in psutil.Process().children(recursive=True) if "workers.serve" in command(p)}
+
+    def others_have(name):
+        """Whether another program on this machine, which came meanwhile, has that file in its memory."""
+        ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                if int(maps.parent.name) not in ours and f"/dev/shm/{name}" in maps.read_text():
+                    return True
+        return False
+
+    before = shared(), children()
+    yield
+    assert children() == before[1]
+    assert [name for name in shared() - before[0] if not others_have(name)] == []

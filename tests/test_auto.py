@@ -336,7 +336,7 @@ class Boarded(gymnasium.Env):
 
 
 def test_a_dict_gets_one_encoder_a_key_and_a_memory():
-    with vector.make(lambda **_: Boarded(), num_envs=8) as vecenv:
+    with vector.make(lambda **_: Boarded(), num_envs=8, backend="serial") as vecenv:
         args = pufferl.load_config("squared", ["--policy.name", "auto", "--policy.hidden-size", "16"])
         args["train"]["norm_obs"] = "auto"
         policy = pufferl.load_policy(args, vecenv)
@@ -433,7 +433,8 @@ def test_settings_that_cannot_work(config, message):
 
 
 def test_normalisation_of_a_dict_for_a_network_of_ones_own_says_what_to_do():
-    with vector.make(lambda **_: Boarded(), num_envs=2) as vecenv, pytest.raises(TypeError, match="one array"):
+    vecenv = vector.make(lambda **_: Boarded(), num_envs=2, backend="serial")
+    with vecenv, pytest.raises(TypeError, match="one array"):
         models.Normalized(vecenv.driver_env, Plain(vecenv.driver_env))
 
 

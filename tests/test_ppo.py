@@ -75,8 +75,8 @@ SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
     called, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED)}.get(
         name, (name, SETTINGS))
-    envs = [vector.make(called, num_envs=8 if name == "dying" else 32, seed=3, num_buffers=1, env_kwargs=CASES[name])
-            for _ in range(2)]
+    options = {"num_envs": 8, "backend": "serial"} if name == "dying" else {"num_envs": 32, "num_buffers": 1}
+    envs = [vector.make(called, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
     theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2, normalize=settings["norm_obs"])
     trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
     args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32, **settings)

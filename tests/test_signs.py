@@ -45,7 +45,7 @@ class World(gymnasium.Env):
 
 def said(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, meddle=None, **settings):
     """The names of the signs that a run of the trainer gave."""
-    vecenv = vector.make(lambda **_: World(**(world or {})), num_envs=agents)
+    vecenv = vector.make(lambda **_: World(**(world or {})), num_envs=agents, backend="serial")
     config = {**SETTINGS, **settings, "data_dir": None}
     config["total_timesteps"] = epochs * agents * config["horizon"]
     with pytest.MonkeyPatch.context() as patch:

@@ -59,8 +59,8 @@ class Slow(gymnasium.Env):
 @pytest.mark.parametrize("num_envs", [1, 6, 7, 64, 96])
 @pytest.mark.parametrize("cores", [1, 2, 6, 64])
 def test_candidates_divide(num_envs, cores):
-    tried = speed.candidates(num_envs, python=True, native=True, cores=cores)
-    assert [vec["backend"] for vec in tried[:2]] == ["serial", "native"] and len(tried) == len({str(v) for v in tried})
+    tried = speed.candidates(num_envs, python=True, package=True, cores=cores)
+    assert [vec["backend"] for vec in tried[:2]] == ["serial", "package"] and len(tried) == len({str(v) for v in tried})
     for vec in tried[2:]:
         assert vector._divide(num_envs, vec["num_workers"], vec["batch_size"])[0] == vec["num_workers"]
     if num_envs == 64:

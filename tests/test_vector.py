@@ -1,31 +1,31 @@
 """Backends for environments in Python: the same numbers from each; nothing left running when something breaks."""
 
-import contextlib
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import cloudpickle
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 import torch
-from conftest import read_until, start
 from gymnasium import spaces
 
 import emulation
 import environments
 import ocean
 import vector
-from vector import Multiprocessing, Native, Ray, Serial, WorkerError
+import workers
+from vector import Multiprocessing, Native, Serial
 
 ROOT = Path(__file__).resolve().parent.parent
 # Workers get this file's classes by value, so that they need not import what the tests import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Squared(emulation.PufferEnv):
@@ -138,37 +138,6 @@ def assert_same(a, b):
         assert value == pytest.approx(b[1][name])
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """No test leaves a process or a file in shared memory."""
-
-    def shared():
-        return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-
-    def command(process):
-        try:
-            return " ".join(process.cmdline())
-        except psutil.Error:  # it has just ended, as those of Ray do in their own time
-            return ""
-
-    def children():
-        return {p.pid for p in psutil.Process().children(recursive=True) if "emulation.serve" in command(p)}
-
-    def others_have(name):
-        """Whether another program on this machine, which came meanwhile, has that file in its memory."""
-        ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
-        for maps in Path("/proc").glob("[0-9]*/maps"):
-            with contextlib.suppress(OSError):
-                if int(maps.parent.name) not in ours and f"/dev/shm/{name}" in maps.read_text():
-                    return True
-        return False
-
-    before = shared(), children()
-    yield
-    assert children() == before[1]
-    assert [name for name in shared() - before[0] if not others_have(name)] == []
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -279,97 +248,12 @@ def test_the_trainers_protocol_rotates_rows():
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-class Endless(gymnasium.Env):
-    """A picture that counts its own steps, and never an end."""
-
-    observation_space, action_space = spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-2)
-
-    def __init__(self, wrong=False, seen=observation_space, actions=action_space):
-        self.wrong, self.observation_space, self.action_space = wrong, seen, actions
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.t = np.full((2, 3), self.np_random.integers(9), np.uint8), 0
-        return self.x, {}
-
-    def step(self, action):
-        assert action in self.action_space
-        self.t += 1
-        self.x += np.uint8(action + 3)  # in place: a vectorizer must copy
-        return np.zeros(5) if self.wrong and self.t > 2 else self.x, 0.5, False, False, {}
-
-
-@pytest.mark.filterwarnings("ignore:.*share an object")
-def test_time_limits_are_those_of_the_wrappers():
-    """The wrappers that gymnasium.make adds are stepped past; episodes are the same as with them."""
-
-    def limited(first, second):
-        env = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(Endless()))
-        return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.TimeLimit(env, first), second)
-
-    limits = [(3, 9), (9, 4), (7, 7)]
-    envs = [limited(*pair) for pair in limits]
-    expected = [env.reset(seed=5 + i)[0].copy() for i, env in enumerate(envs)]
-    rng, truncated = np.random.default_rng(0), 0
-    with vector.make([lambda pair=pair: limited(*pair) for pair in limits], 3) as vecenv:
-        np.testing.assert_array_equal(vecenv.reset(seed=5)[0], expected)
-        for t in range(30):
-            if t == 15:  # in the middle of episodes
-                expected = [env.reset()[0] for env in envs]
-                np.testing.assert_array_equal(vecenv.reset()[0], expected)
-            actions = rng.integers(0, 4, 3)
-            observations, rewards, terminals, truncations, infos = vecenv.step(actions)
-            for i, env in enumerate(envs):
-                observation, reward, terminated, cut, _ = env.step(actions[i] - 2)
-                assert (rewards[i], terminals[i], truncations[i]) == (reward, terminated, cut)
-                if cut:
-                    truncated += 1
-                    np.testing.assert_array_equal(vecenv.storage.final_observations[i], observation)
-                    observation, _ = env.reset()
-                np.testing.assert_array_equal(observations[i], observation)
-            assert len(infos) == truncations.sum()
-            assert all(info["episode_length"] == 2 * info["episode_return"] for info in infos)
-    assert truncated == 20
-
-
-def test_a_wrong_shape_after_many_steps_is_named():
-    with vector.make(Endless, 2, env_kwargs=[{}, {"wrong": True}]) as vecenv:
-        vecenv.reset(seed=0)
-        with pytest.raises(ValueError, match=r"environment 1, .*Endless.*expected shape \(2, 3\), got shape \(5,\)"):
-            for _ in range(3):
-                vecenv.step(np.ones(2, int))
-
-
-@pytest.mark.parametrize("options", [{"reward": np.ones(1)}, {"info": ()}, {"reward": np.ones(1), "info": ()}])
-def test_what_the_first_step_allows_goes_on(options):
-    """A reward that is an array of one; a reset that gives the observation alone."""
-
-    class Loose(gymnasium.Env):
-        observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
-
-        def __init__(self, reward=1.0, info=({},)):
-            self.reward, self.info = reward, info
-
-        def reset(self, *, seed=None, options=None):
-            self.t = 0
-            return (np.zeros(1, np.float32), *self.info) if self.info else np.zeros(1, np.float32)
-
-        def step(self, action):
-            self.t += 1
-            return np.full(1, self.t, np.float32), self.reward, self.t == 3, False, {}
-
-    with vector.make(Loose, 2, env_kwargs=options) as vecenv:
-        vecenv.reset(seed=0)
-        steps = [vecenv.step([0, 1]) for _ in range(7)]
-        assert vecenv.log()["episode_return"] == 3 and all((step[1] == 1).all() for step in steps)
-
-
 def test_an_info_of_no_episode_is_not_counted():
     class Silent(Squared):
         def step(self, actions):
             return *super().step(actions)[:4], [{"perf": 1.0, "n": 0}]
 
-    with vector.make(Silent, 2) as vecenv:
+    with vector.make(Silent, 2, Serial) as vecenv:
         vecenv.reset(seed=0)
         vecenv.step(np.zeros(8, int))
         assert vecenv.log() == {}
@@ -383,7 +267,7 @@ def test_one_action_must_be_an_array_too():
 
 
 def test_logs_of_one_environment_and_the_rest():
-    with vector.make(Walk, 3, env_kwargs=[{"limit": 2}, {"limit": 3}, {"limit": 4}]) as vecenv:
+    with vector.make(Walk, 3, Serial, env_kwargs=[{"limit": 2}, {"limit": 3}, {"limit": 4}]) as vecenv:
         vecenv.reset(seed=0)
         for _ in range(4):
             vecenv.step(np.ones(3, int))
@@ -424,6 +308,7 @@ def test_c_environments_are_the_same_in_processes():
         ({"backend": "serial", "num_envs": 4, "num_workers": 2}, "take multiprocessing"),
         ({"backend": "threads"}, "there are native, serial"),
         ({"backend": "native"}, "serial, multiprocessing and ray"),
+        ({"backend": "package"}, "serial, multiprocessing and ray"),
         ({"num_envs": 2, "env_kwargs": [{}]}, "list of 1"),
         ({"num_envs": 0}, "must be 1 or more"),
     ],
@@ -431,6 +316,61 @@ def test_c_environments_are_the_same_in_processes():
 def test_impossible_combinations_name_the_possible_ones(options, message):
     with pytest.raises(ValueError, match=message):
         vector.make(Walk, **{"backend": "multiprocessing", **options})
+
+
+CHOICES = [  # environment, settings of the vec section, cores, the backend
+    ("cartpole", {"num_envs": 4}, 4, Native),
+    ("cartpole", {"num_envs": 2, "backend": "serial"}, 4, Serial),
+    ("gym/CartPole-v1", {"num_envs": 1}, 4, Serial),
+    ("gym/CartPole-v1", {"num_envs": 4}, 1, Serial),
+    ("gym/CartPole-v1", {"num_envs": 4}, 2, Multiprocessing),
+    ("gym/CartPole-v1", {"num_envs": 3}, 2, Serial),  # one worker is all that divides them
+    ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 1}, 2, Serial),
+    ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 2}, 1, Multiprocessing),
+    ("gym/CartPole-v1", {"num_envs": 4, "backend": "native"}, 2, vector.Package),
+    ("gym/CartPole-v1", {"num_envs": 4, "backend": "package"}, 2, vector.Package),
+    ("gym/ALE/Pong-v5", {"num_envs": 4}, 2, vector.Package),
+    ("gym/ALE/Pong-v5", {"num_envs": 1}, 2, Serial),
+    ("gym/ALE/Pong-v5", {"num_envs": 4, "num_workers": 2}, 2, Multiprocessing),
+]
+
+
+@pytest.mark.parametrize("name, vec, cores, expected", CHOICES)
+def test_scripts_and_the_command_line_get_the_same_backend(name, vec, cores, expected, monkeypatch):
+    import pufferl
+
+    if "ALE" in name:
+        pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
+    monkeypatch.setattr(vector, "physical_cores", lambda: cores)
+    asked = {"backend": "auto", **vec}  # CartPole's .ini says serial
+    args = pufferl.load_config(name, ["--env.num-envs=1", *(f"--vec.{key}={value}" for key, value in asked.items())])
+    with vector.make(name, **vec) as script, pufferl.load_env(name, args) as line:
+        assert type(script) is type(line) is expected
+        assert script.num_envs == line.num_envs == vec["num_envs"]
+
+
+def test_what_else_chooses_a_backend(monkeypatch):
+    class Mine(Serial):
+        pass
+
+    monkeypatch.setattr(vector, "physical_cores", lambda: 4)
+    assert vector.choose_backend(Walk, Mine, 4) is Mine
+    assert vector.choose_backend([Walk(), Walk()], None, 2) is Serial  # instances live here
+    assert vector.choose_backend([Walk, Walk], "auto", 2) is Multiprocessing
+    assert vector.choose_backend(Squared, "puffer") is Serial and vector.choose_backend("cartpole", "puffer") is Native
+    with pytest.raises(ValueError, match="breakout is in C: take native"):
+        vector.make("breakout", backend="package")
+    with pytest.raises(ValueError, match="one dict of env_kwargs for all"):
+        vector.make("gym/CartPole-v1", 2, "package", env_kwargs=[{}, {"max_episode_steps": 3}])
+
+
+def test_what_cannot_be_sent_to_a_process_is_named():
+    import threading
+
+    lock = threading.Lock()
+    vecenv = vector.make(lambda: lock and Walk(), 2, Multiprocessing, num_workers=2)
+    with vecenv, pytest.raises(TypeError, match=r"cannot be sent to another process .*take backend serial"):
+        vecenv.reset()
 
 
 @pytest.mark.parametrize(
@@ -468,14 +408,16 @@ def test_a_vector_environment_counts_as_its_copies():
             assert ours == [pytest.approx(log) for log in expected] and ours[0]["n"] == 1
 
 
+@pytest.mark.parametrize("backend", ["package", "native"])  # the second is what it was called
 @pytest.mark.parametrize("name", ["gym/CartPole-v1", "gym/ALE/Pong-v5"])
-def test_a_packages_own_vector_environment_is_native(name):
+def test_a_packages_own_vector_environment(name, backend):
     if "ALE" in name:
         pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
     limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}  # 4 frames a step
     kwargs = {**limit, "reward_scale": 0.5}
     serial = vector.make(name, env_kwargs=kwargs)
-    with serial, vector.make(environments.load_creator(name), 4, "native", env_kwargs=kwargs) as native:
+    with serial, vector.make(environments.load_creator(name), 4, backend, env_kwargs=kwargs) as native:
+        assert type(native) is vector.Package
         assert native.single_observation_space == serial.single_observation_space
         assert native.single_action_space == serial.single_action_space
         assert (native.num_envs, native.num_agents) == (4, 4)
@@ -505,146 +447,6 @@ def test_environments_by_name():
         vecenv.reset(seed=0)
         assert vecenv.step([1, 1])[0].view(vecenv.driver_env.obs_dtype)["t"].tolist() == [[1], [1]]
         assert vecenv.step([1, 1])[3].all()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What breaks
-
-
-@pytest.mark.parametrize(
-    "trouble, message",
-    [
-        ("raise", r"(?s)worker 1 \(environments 2 to 3 of Walk\) raised.*in step.*ArithmeticError: the walker fell"),
-        ("kill", r"worker 1 .* died by signal 9 \(SIGKILL\)"),
-        ("segfault", r"(?s)worker 1 .* died by signal 11 \(SIGSEGV\).*in step"),
-        ("hang", r"(?s)worker 1 .* has not answered for 1 s.*in step"),
-        ("shape", r"(?s)worker 1 .* raised.*could not broadcast"),
-        ("interrupt", r"(?s)worker 1 .* raised.*KeyboardInterrupt"),
-    ],
-)
-def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
-    kwargs = [{}, {}, {}, {"trouble": trouble}]
-    timeout = 1 if trouble == "hang" else 600  # a busy machine may take long for what is right
-    vecenv = vector.make(Walk, 4, Multiprocessing, num_workers=2, env_kwargs=kwargs, timeout=timeout)
-    vecenv.reset(seed=0)
-    begun = time.perf_counter()
-    with pytest.raises(WorkerError, match=message):
-        for _ in range(4):
-            vecenv.step(np.ones(4, int))
-    assert time.perf_counter() - begun < 100  # what hangs sleeps 1,000 s, and what dies is noticed at once
-
-
-def hang_beside_another(backend):
-    vecenv = vector.make(Walk, 2, backend, num_workers=2, batch_size=1, env_kwargs=[{}, {"trouble": "hang"}], timeout=1)
-    vecenv.async_reset(seed=0)
-    begun = time.perf_counter()
-    with pytest.raises(WorkerError, match=r"worker 1 .*has not answered for 1 s"):
-        while time.perf_counter() - begun < 100:
-            vecenv.recv()
-            vecenv.send([1])
-
-
-def test_a_worker_that_hangs_is_noticed_while_others_answer():
-    hang_beside_another(Multiprocessing)
-
-
-def test_an_environment_that_cannot_be_made_in_the_worker():
-    def creator(number=0):
-        if number:
-            raise OSError("no display")
-        return Walk()
-
-    with pytest.raises(WorkerError, match=r"(?s)worker 1 .*OSError: no display"):
-        vector.make(creator, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"number": 1}]).reset()
-
-
-@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 1}])
-def test_closing_ends_what_it_can(options, tmp_path):
-    """Slow environments have the time to close, one that fails does not keep the others open."""
-
-    class Closes(Walk):
-        def __init__(self, path, seconds, trouble=None):
-            super().__init__(trouble)
-            self.path, self.seconds = path, seconds
-
-        def close(self):
-            time.sleep(self.seconds)
-            with open(self.path, "a") as file:
-                file.write("closed ")
-            raise OSError("the window is gone")
-
-    seconds = [0.0, 0.0 if options["backend"] is Serial else 1.2, 0.0]
-    envs = [{"path": str(tmp_path / str(i)), "seconds": seconds[i]} for i in range(3)]
-    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
-    vecenv.reset(seed=0)
-    with pytest.raises(OSError, match="the window is gone"):
-        vecenv.close()
-    times = [(tmp_path / str(i)).read_text().split().count("closed") for i in range(3)]
-    assert times == [1 if options["backend"] is Serial else 2, 1, 1]  # processes have an environment 0 and we have one
-    envs[1].update(trouble="raise", seconds=0.0)
-    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
-    vecenv.reset(seed=0)
-    with pytest.raises((WorkerError, ArithmeticError), match="the walker fell"):
-        for _ in range(3):
-            vecenv.step(np.ones(3, int))
-
-
-@pytest.mark.parametrize(
-    "creator, kwargs",
-    [
-        (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"n": 4}]),
-        (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"start": 5}]),
-        (lambda seen=(2, 3): Endless(seen=spaces.Box(0, 255, seen, np.uint8)), [{}, {"seen": (1, 3)}]),
-        (Squared, [{}, {"num_agents": 3}]),
-    ],
-)
-@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}])
-def test_environments_of_one_vector_have_the_same_spaces(creator, kwargs, options):
-    with pytest.raises((ValueError, WorkerError), match=r"environment 1 has .* but environment 0 has .*the same"):
-        vector.make(creator, 2, env_kwargs=kwargs, **options).reset()
-
-
-@pytest.mark.parametrize("how", ["forgotten", "exception", "SIGINT", "SIGKILL"])
-def test_workers_end_with_their_parent(how):
-    script = f"""
-import os, signal, sys, time
-sys.path.insert(0, "tests")
-import numpy as np, vector
-from test_vector import Walk
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background may be born without
-vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
-vecenv.reset()
-print(*[process.pid for process, *_ in vecenv._workers], flush=True)
-{"raise SystemExit(1)" if how == "exception" else "time.sleep(600)" if how.startswith("SIG") else ""}
-"""
-    parent = start(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    pids = [int(pid) for pid in read_until(parent, "\n").split()]
-    assert len(pids) == 2
-    if how.startswith("SIG"):
-        parent.send_signal(getattr(signal, how))
-    parent.wait(60)
-    parent.stdout.close()
-    deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.monotonic() < deadline, "workers live on"
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_ray_gives_the_same():
-    ray = pytest.importorskip("ray", reason="needs ray (requirements-extras.txt)")
-    serial = rollout(vector.make(Walk, 4, Serial))
-    try:
-        # A busy machine may take minutes to start an actor.
-        assert_same(serial, rollout(vector.make(Walk, 4, Ray, num_workers=2, timeout=600)))
-        with pytest.raises(WorkerError, match="the walker fell"):
-            kwargs = [{}, {"trouble": "raise"}]
-            rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=kwargs, timeout=600))
-        hang_beside_another(Ray)
-    finally:
-        ray.shutdown()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -689,7 +491,7 @@ def converged_values(vecenv, tmp_path, epochs=150):
 
 
 def test_truncated_values_are_those_of_an_endless_episode(tmp_path):
-    values, _, log = converged_values(vector.make(Constant, 16), tmp_path)
+    values, _, log = converged_values(vector.make(Constant, 16, Serial), tmp_path)
     np.testing.assert_allclose(values, 10.0, atol=0.5)
     ends = {"episode_return_min": 5, "episode_return_max": 5}
     assert log == {"t": 5, "episode_return": 5, "episode_length": 5, "score": 5, "n": log["n"], **ends}
@@ -710,6 +512,147 @@ def test_dead_steps_of_next_step_autoreset_count_for_nothing(tmp_path):
     assert 0 < (~valid).sum() < valid.sum() and storage["rewards"][~valid].sum() == 0
     assert (storage["valid"][1:][storage["truncations"] != 0] == 0).all()
     np.testing.assert_allclose(values[valid], 10.0, atol=0.5)
+
+
+class Copycats(vector.Vector):
+    """A backend from nothing but the docstring of Vector: agents in numpy are rewarded for the number that they see.
+    An agent is cut off after 4 steps; two buffers."""
+
+    def __init__(self, agents):
+        self.name, self.seed, self.num_envs, self.num_agents = "copycat", 3, agents, agents
+        self.agents_per_batch = agents // 2
+        self.single_observation_space, self.single_action_space = spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(3)
+        self.observation_shape, self.observation_dtype, self.has_action_masks = (3,), np.dtype(np.float32), False
+        self.action_heads, self.action_dims, self.action_dtype = [3], 1, np.dtype(np.int32)
+        self.ranges = [slice(0, agents // 2), slice(agents // 2, agents)]
+        self.num_workers = self.threads_per_worker = self.num_threads = 1
+
+    def allocate(self, horizon):
+        self.storage = self.new_storage(horizon, np.zeros)
+        self.restart(self.seed)
+        self.begin()
+        return self.storage
+
+    def restart(self, seed=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.age, self.returns, self.ended = np.zeros(self.num_agents), np.zeros(self.num_agents), []
+        self.storage.observations[-1] = np.eye(3)[self.rng.integers(0, 3, self.num_agents)]
+        self.storage.resets[-1] = self.storage.valid[-1] = 1
+
+    def wait(self, worker=0):
+        if not self._waiting[worker]:
+            return None
+        buffer = self._waiting[worker].pop(0)
+        if self._t[buffer] < len(self.storage.actions):
+            self._waiting[worker].append(buffer)  # in turns
+        return buffer, self._t[buffer]
+
+    def advance(self, buffer):
+        s, t, agents = self.storage, self._t[buffer], self.ranges[buffer]
+        s.rewards[t, agents] = s.actions[t, agents, 0] == s.observations[t, agents].argmax(1)
+        self.returns[agents] += s.rewards[t, agents]
+        self.age[agents] += 1
+        cut = self.age[agents] == 4
+        s.terminals[t, agents], s.truncations[t, agents], s.resets[t + 1, agents] = 0, cut, cut
+        s.valid[t + 1, agents] = 1
+        s.observations[t + 1, agents] = np.eye(3)[self.rng.integers(0, 3, len(cut))]
+        s.final_observations[agents] = s.observations[t + 1, agents]
+        self.ended += self.returns[agents][cut].tolist()
+        self.returns[agents] *= ~cut
+        self.age[agents] *= ~cut
+        self._t[buffer] = t + 1
+
+    def log(self, env=None):
+        ended, self.ended = self.ended, []
+        return {"score": float(np.mean(ended)), "n": len(ended)} if ended else {}
+
+    def save(self):
+        return np.zeros(0, np.uint8)
+
+    def close(self):
+        self.closed = True
+
+
+class Threads(vector.Emulated):
+    """A backend for environments in Python from the docstring's second part: a thread a worker."""
+
+    threads = None
+
+    def _start(self, horizon):
+        self.storage = self.new_storage(horizon, np.zeros)
+        self.threads, self.futures = ThreadPoolExecutor(self.num_processes), {}
+        self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker))) for worker in range(self.num_processes)]
+        for worker, envs in enumerate(self.envs):
+            envs.bind(vars(self.storage), self.agents_of(worker).start)
+
+    def _send(self, worker, kind, number):
+        self.futures[self.threads.submit(self.envs[worker].do, kind, number)] = worker
+
+    def _collect(self):
+        for future in wait(self.futures, 0.5, FIRST_COMPLETED).done:
+            worker = self.futures.pop(future)
+            if future.exception():
+                self._fail(worker, "raised", future.exception())
+            self._finish(worker, future.result())
+
+    def _stop(self):
+        if self.threads is not None:
+            self.threads.shutdown(wait=False)
+
+
+class OnlyDuties:
+    """A backend of which nothing can be asked but what the docstring names."""
+
+    def __init__(self, vecenv):
+        self._vecenv = vecenv
+
+    def __getattr__(self, name):
+        assert re.search(rf"\b{name}\b", vector.Vector.__doc__), f"vecenv.{name} is no duty of a backend"
+        return getattr(self._vecenv, name)
+
+
+def trained(vecenv, folder, epochs):
+    """The trainer, which has learned and saved, and what it logged last."""
+    import models
+    import pufferl
+
+    torch.manual_seed(0)
+    vecenv = OnlyDuties(vecenv)
+    config = {"env": vecenv.name, "total_timesteps": epochs * vecenv.num_agents * 16, "horizon": 16,
+              "replay_ratio": 2.0, "minibatch_size": 4 * vecenv.num_agents, "learning_rate": 0.01,
+              "data_dir": str(folder)}  # fmt: skip
+    trainer = pufferl.PuffeRL(config, vecenv, models.Policy(vecenv.driver_env, hidden_size=16))
+    for _ in range(epochs):
+        log = trainer.evaluate()
+        trainer.train()
+    trainer.save_checkpoint()
+    trainer.release()
+    return trainer, log
+
+
+def test_a_backend_of_ones_own_trains(tmp_path):
+    vecenv = Copycats(64)
+    _, log = trained(vecenv, tmp_path, 40)
+    assert vecenv.closed and log["score"] > 3.5  # of 4
+    with Copycats(64) as vecenv:  # and has the synchronous API
+        observations, _ = vecenv.reset()
+        for _ in range(8):
+            observations, rewards, terminals, truncations, infos = vecenv.step(observations.argmax(1))
+            assert rewards.all() and not terminals.any()
+        assert truncations.all() and infos == [{"score": 4.0, "n": 64}]
+        vecenv.async_reset()
+        assert vecenv.recv()[5].tolist() == list(range(64))
+
+
+def test_threads_of_ones_own_give_the_same_and_train(tmp_path):
+    make = lambda backend, **options: vector.make(Walk, 4, backend, env_kwargs={"limit": 5}, **options)  # noqa: E731
+    assert_same(rollout(make(Serial)), rollout(make(Threads, num_workers=2)))
+    trainer, log = trained(make(Threads, num_workers=4, batch_size=2), tmp_path, 3)
+    assert trainer.global_step == 3 * 16 * 4 and 3 < log["episode_length"] <= 5
+    kwargs = [{}, {"trouble": "raise"}]
+    with pytest.raises(vector.WorkerError, match=r"worker 1 \(environment 1 of Walk\) raised.\nthe walker fell"):
+        rollout(vector.make(Walk, 2, Threads, num_workers=2, env_kwargs=kwargs))
 
 
 def test_the_command_line_takes_python_environments(tmp_path):

@@ -1,0 +1,337 @@
+"""Environments that step in another process or on another machine, and what both sides say to each other.
+
+    envs = Envs(creators, signature, first_env=0, seed=0)   # some environments, in their part of a rollout's arrays
+    envs.bind(arrays, first_agent=0); envs.reset(); envs.step(t)
+
+    process = Process(memory, setup)                        # Multiprocessing: a process in which `serve` has Envs
+    process.send(STEP, t); kind, payload = process.receive()
+
+    actor = ray.remote(RemoteEnvs).remote(...)              # Ray: an actor that has Envs
+    infos, results = ray.get(actor.do.remote(STEP, t, actions)); RemoteEnvs.store(results, ...)
+
+A worker process imports this file before anything else of ours, so it takes neither torch nor numba.
+"""
+
+import contextlib
+import faulthandler
+import math
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+import emulation
+
+
+class Envs:
+    """Some environments in this process, in a part of a rollout's arrays.
+
+    creators: (creator, args, kwargs) of each; expected: the signature of the whole vector's first environment, which
+    all must have, or this is a ValueError; first_env: the number of the first one here, on which seeds depend:
+    environment i gets seed + i. A vector environment of Gymnasium counts as many.
+    """
+
+    def __init__(self, creators, expected, first_env=0, seed=0):
+        self.envs = []
+        for i, (creator, args, kwargs) in enumerate(creators, first_env):
+            copies = emulation.copies(self.envs[0]) if self.envs else 1
+            self.envs.append(emulation.create(creator, args, kwargs, seed + i * copies))
+            got = emulation.signature(self.envs[-1])
+            if got != expected:
+                says = "has the observation space {}, the action space {} and {} agents"
+                raise ValueError(f"environment {i} {says.format(*got)}, but environment 0 {says.format(*expected)}; "
+                                 "all environments of a vector need the same.")  # fmt: skip
+        self.copies = emulation.copies(self.envs[0])
+        self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
+        self.sizes = [emulation.slots(env) for env in self.envs]
+
+    def bind(self, arrays, first_agent):
+        """Take one part of {name: array (T or T + 1, N, ...)}, the agents from first_agent on."""
+        part = slice(first_agent, first_agent + sum(self.sizes))
+        self._rows = []
+        for t in range(len(arrays["actions"])):
+            after = {name: arrays[name][t + 1, part] for name in ("observations", "resets", "valid")}
+            now = {name: arrays[name][t, part] for name in ("actions", "rewards", "terminals", "truncations")}
+            masks = arrays.get("action_masks")
+            self._rows.append(SimpleNamespace(**after, **now, final_observations=arrays["final_observations"][part],
+                                              action_masks=None if masks is None else masks[t + 1, part]))  # fmt: skip
+        firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
+        self._views = [
+            [env.views(row, first) for env, first in zip(self.envs, firsts, strict=True)] for row in self._rows
+        ]
+        self._dead = np.zeros(sum(self.sizes), bool)
+        self._fresh, self.together = True, None
+
+    def reset(self, seed=None):
+        """Begin new episodes, observations in the last row; returns [(environment, info)]."""
+        row, infos = self._rows[-1], []
+        self._fresh, self.together = True, None
+        self._clear(row)
+        for i, env, view in zip(self.numbers, self.envs, self._views[-1], strict=True):
+            own = seed if seed is None or getattr(env, "same_seed", False) else seed + i
+            infos += [(i, info) for info in env.reset_into(view, own)]
+        row.resets[:] = 1
+        np.equal(row.valid, 0, out=self._dead)
+        return infos
+
+    def step(self, t):
+        """Step all of them with the actions of row t; returns [(environment, info)] of what ended."""
+        row, infos = self._rows[t], []
+        if self.together is not None:
+            return self.together.step(row)
+        self._clear(row)
+        for i, env, view in zip(self.numbers, self.envs, self._views[t], strict=True):
+            ended = env.step_into(view)
+            if ended:
+                which = env.ended if self.copies > 1 else [0] * len(ended)
+                infos += [(i + copy, info) for copy, info in zip(which, ended, strict=True)]
+        np.bitwise_or(row.terminals, row.truncations, out=row.resets)
+        row.resets[self._dead & (row.valid != 0)] = 1  # alive again
+        np.equal(row.valid, 0, out=self._dead)
+        if self._fresh:  # the first step after a reset: now they have been checked
+            self._fresh, self.together = False, emulation.GymnasiumTogether.of(self.envs, self.numbers, self._rows)
+        return infos
+
+    def do(self, kind, number):
+        """What a message asks: STEP row `number`, RESET with a seed (-1: without one), or RENDER an environment."""
+        if kind == RENDER:
+            return self.render(number)
+        return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
+
+    @staticmethod
+    def _clear(row):
+        row.rewards[:] = 0
+        row.terminals[:] = 0
+        row.truncations[:] = 0
+        row.valid[:] = 1
+
+    def render(self, index=0):
+        env, copy = divmod(index, self.copies)
+        frame = self.envs[env].render()
+        return frame[copy] if self.copies > 1 else frame
+
+    def close(self, first=0):
+        """Close all of them from `first` on, whatever one of them raises, and raise it then."""
+        with contextlib.ExitStack() as stack:
+            for env in self.envs[first:]:
+                stack.callback(env.close)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes: shared memory for the arrays, and messages through a socket
+
+
+# A kind and a number to the worker, a kind and bytes from it: a traceback, or what Envs.do gave, if that is anything.
+COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
+STEP, RESET, RENDER, DONE, ERROR = range(5)
+CLOSING = 10.0  # seconds that an idle worker's environments have to close
+
+
+class SharedMemory:
+    """Arrays that other processes map. The memory has no name, so nothing is left of it when the processes end."""
+
+    def __init__(self):
+        if hasattr(os, "memfd_create"):
+            self.file = os.fdopen(os.memfd_create("rollout"), "w+b")
+        else:
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.layouts = []
+
+    def zeros(self, shape, dtype):
+        offset, page = self.file.seek(0, os.SEEK_END), 1 << 16  # of any system
+        size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
+        self.file.truncate(offset + -(-size // page) * page)
+        self.layouts.append((tuple(shape), np.dtype(dtype), offset))
+        return map_array(self.file.fileno(), *self.layouts[-1])
+
+
+def map_array(fd, shape, dtype, offset):
+    """The array at an offset (a multiple of the page size) of the shared memory behind a file descriptor."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype, math.prod(shape)).reshape(shape)
+
+
+def receive(channel, size):
+    """Exactly `size` bytes. Raises EOFError where the other side is gone."""
+    data = b""
+    while len(data) < size:
+        part = channel.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+class Process:
+    """A worker process, seen from the side that starts it. memory: a SharedMemory. setup: {"path": sys.path, "envs":
+    the arguments of its Envs, pickled, "arrays": {name: layout in the memory}, "first_agent": of the worker}.
+
+    It is a new interpreter, not a fork: nothing of this process's threads or devices goes with it, and scripts need no
+    `if __name__ == "__main__"`. Both sides sleep on the socket; whichever side dies, the other one hears of it at once.
+    """
+
+    CODE = "import sys; sys.path.insert(0, sys.argv[1]); import workers; workers.serve(*map(int, sys.argv[2:]))"
+
+    def __init__(self, memory, setup):
+        self._channel, theirs = socket.socketpair()
+        self._report = tempfile.TemporaryFile()  # noqa: SIM115
+        fds = theirs.fileno(), memory.file.fileno(), self._report.fileno()
+        # A worker's own threads would only take the cores from the other workers.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.CODE, str(Path(__file__).parent), *map(str, fds)], pass_fds=fds,
+            stdin=subprocess.DEVNULL, start_new_session=True, env=environment)  # fmt: skip
+        theirs.close()
+        self.pid, setup = self._process.pid, pickle.dumps(setup)
+        self._say(struct.pack("<Q", len(setup)) + setup)
+
+    def fileno(self):
+        """Of what becomes readable when there is an answer; so a process can be polled."""
+        return self._channel.fileno()
+
+    def send(self, kind, number):
+        self._say(COMMAND.pack(kind, number))
+
+    def _say(self, data):
+        with contextlib.suppress(OSError):  # of one that has died, which receive finds
+            self._channel.sendall(data)
+
+    def receive(self):
+        """(kind, payload) of the next answer. Raises EOFError or OSError if the process is gone."""
+        kind, size = ANSWER.unpack(receive(self._channel, ANSWER.size))
+        return kind, receive(self._channel, size)
+
+    def how_it_died(self):
+        """In words, if it has ended within two seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(2)
+            return f" by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
+        return ""
+
+    def report(self, ask=False):
+        """What faulthandler wrote of it: where it crashed, or, if asked, where each of its threads stands."""
+        if ask:
+            with contextlib.suppress(OSError):
+                self._process.send_signal(signal.SIGUSR1)
+            time.sleep(0.3)
+        self._report.seek(0)
+        return self._report.read().decode(errors="replace")
+
+    def leave(self):
+        """Close the socket, with which an idle process ends by itself."""
+        self._channel.close()
+
+    def end(self, seconds):
+        """Wait so long for the end, and then kill it."""
+        try:
+            self._process.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._report.close()
+
+
+def send_answer(channel, kind, payload):
+    channel.sendall(ANSWER.pack(kind, len(payload)) + payload)
+
+
+def serve(channel_fd, memory_fd, report_fd):
+    """What a worker process does: step its environments whenever told to, until the other side is gone."""
+    import cloudpickle
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    for fd in (channel_fd, memory_fd, report_fd):
+        os.set_inheritable(fd, False)
+    report = os.fdopen(report_fd, "w")
+    faulthandler.enable(report)  # where a crash happened
+    faulthandler.register(signal.SIGUSR1, report)  # where it hangs, when the trainer asks
+    channel = socket.socket(fileno=channel_fd)
+    threading.Thread(target=_leave_with_parent, args=(channel_fd,), daemon=True).start()
+    envs = None
+    try:
+        (size,) = struct.unpack("<Q", receive(channel, 8))
+        setup = pickle.loads(receive(channel, size))
+        sys.path[:] = setup["path"]
+        envs = Envs(*cloudpickle.loads(setup["envs"]))
+        arrays = {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}
+        envs.bind(arrays, setup["first_agent"])
+        while True:
+            kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
+            answer = envs.do(kind, number)
+            send_answer(channel, DONE, pickle.dumps(answer) if kind == RENDER or answer else b"")
+    except (EOFError, ConnectionError):
+        pass
+    except BaseException:
+        with contextlib.suppress(OSError):
+            send_answer(channel, ERROR, traceback.format_exc().encode())
+    finally:
+        if envs is not None:
+            with contextlib.suppress(Exception):
+                envs.close()
+
+
+def _leave_with_parent(channel_fd):
+    """End this process when the other side is gone, even in the middle of a step."""
+    poller = select.poll()
+    poller.register(channel_fd, 0)  # only hang-ups
+    poller.poll()
+    time.sleep(CLOSING)  # an idle worker has left by itself
+    os._exit(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ray: actors, whose results are sent back
+
+
+class RemoteEnvs:
+    """The environments of a Ray actor, with arrays of a horizon of 1. envs: the arguments of Envs, pickled; agents: of
+    them all; layout: as `layout` gives it; path: sys.path."""
+
+    def __init__(self, envs, agents, layout, path):
+        import cloudpickle
+
+        sys.path[:] = path
+        self.envs = Envs(*cloudpickle.loads(envs))
+        rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
+        self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
+                       for name, (shape, dtype) in layout.items()}  # fmt: skip
+        self.envs.bind(self.arrays, 0)
+
+    def do(self, kind, number, actions):
+        """(infos, {name: array (agents, ...)}) of what Envs.do does, a step being one with these actions."""
+        if kind == STEP:
+            self.arrays["actions"][0], number = actions, 0
+        infos, kept = self.envs.do(kind, number), ("actions", "final_observations")
+        results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
+        if self.arrays["truncations"].any():
+            results["final_observations"] = self.arrays["final_observations"]
+        return infos, results
+
+    @staticmethod
+    def layout(storage):
+        """{name: (shape of one agent's part, dtype)} of a rollout's arrays."""
+        return {name: (array.shape[2 if name != "final_observations" else 1 :], array.dtype)
+                for name, array in vars(storage).items() if array is not None}  # fmt: skip
+
+    @staticmethod
+    def store(results, storage, agents, kind, t):
+        """Write an actor's arrays into its agents' part of the rollout: of step t, or of a reset."""
+        for name, array in results.items():
+            if name == "final_observations":
+                storage.final_observations[agents] = array
+            else:
+                row = t if name in ("rewards", "terminals", "truncations") else t + 1
+                getattr(storage, name)[row if kind == STEP else -1, agents] = array
