@@ -849,19 +849,7 @@ def load_policy(args, vecenv, env_name=""):
                               "it.")
         if name == "board" and kind != "none":
             raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
-        try:
-            if encoded:
-                policy = models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
-            else:
-                ours = models.Board if name == "board" else models.Default
-                cls = load_attribute("policy.name", name, POLICIES) if own else ours
-                takes = inspect.signature(cls).parameters
-                sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-                policy = cls(env, hidden_size=hidden) if sized else cls(env)
-        except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
-            if own:
-                raise
-            raise ConfigError(str(error)) from None
+        policy = make_network(name, env, hidden, encoded, normalize)
         if kind != "none":
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
@@ -878,6 +866,23 @@ def load_policy(args, vecenv, env_name=""):
             raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
                               f"size, must be those that it was trained with. ({error})") from None
     return policy
+
+
+def make_network(name, env, hidden, encoded, normalize):
+    """What policy.name stands for, without a recurrent layer of ours."""
+    own = name not in POLICIES
+    try:
+        if encoded:
+            return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
+        ours = models.Board if name == "board" else models.Default
+        cls = load_attribute("policy.name", name, POLICIES) if own else ours
+        takes = inspect.signature(cls).parameters
+        sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+        return cls(env, hidden_size=hidden) if sized else cls(env)
+    except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
+        if own:
+            raise
+        raise ConfigError(str(error)) from None
 
 
 def load_attribute(setting, name, others=()):

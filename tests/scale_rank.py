@@ -51,10 +51,9 @@ def learn_from_given_segments(trainer, members):
         out_weights.copy_(torch.from_numpy(np.concatenate(weights)))
         found["first"] = options["first"]
 
-    def update(learning_rate):
+    def update():
         found["gradient"] = trainer.arena.flat("gradients").clone()
         found["settings"] = trainer.settings.clone()
-        return 0.0
 
     before = kernels.draw, trainer._update
     kernels.draw, trainer._update = draw, update

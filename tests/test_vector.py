@@ -621,8 +621,8 @@ def trained(vecenv, folder, epochs):
     vecenv = OnlyDuties(vecenv)
     config = {"env": vecenv.name, "total_timesteps": epochs * vecenv.num_agents * 16, "horizon": 16,
               "replay_ratio": 2.0, "minibatch_size": 4 * vecenv.num_agents, "learning_rate": 0.01,
-              "data_dir": str(folder)}  # fmt: skip
-    trainer = pufferl.PuffeRL(config, vecenv, models.Policy(vecenv.driver_env, hidden_size=16))
+              "data_dir": str(folder), "log_interval": 0.0}  # fmt: skip
+    trainer = pufferl.PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
     for _ in range(epochs):
         log = trainer.evaluate()
         trainer.train()
