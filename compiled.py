@@ -19,9 +19,7 @@ Without AVX-512 the products are torch's.
 import functools
 import itertools
 import math
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import llvmlite.binding as llvm
@@ -809,44 +807,36 @@ class Layers:
 
 AT = 1.0, 30.0  # times its weights: a clamp or a squash that is far away shows at the second
 NUDGE = 1e-6  # of the weights: what it does to the outputs is what rounding may do
+STEPS, AGENTS = 16, 5  # that are compared
 
 
 def difference(policy, vecenv, device="cpu"):
-    """What `Layers` compute otherwise than the policy's own forward and autograd, in words; None if nothing. Some
-    agents' steps with resets and dead rows, and a gradient, in float32; the weights are as they were afterwards."""
-    T, n = 4, 5
-    parameters, arena = dict(policy.named_parameters()), kernels.Arena()
+    """What `Layers` compute otherwise than the policy's own forward, forward_eval and autograd, in words; None if
+    nothing was found. Some agents' steps with resets and dead rows, and a gradient, in float32; the weights are as they
+    were afterwards."""
+    parameters = dict(policy.named_parameters())
     kept = {name: (parameter.detach().clone(), parameter.grad) for name, parameter in parameters.items()}
-    layers = Layers(policy, arena, "one", steps=T, rows=n)
-    actor = Layers(policy, arena, "each", steps=0, rows=n)
-    for name, parameter in parameters.items():
-        arena.register(f"gradients/policy.{name}", parameter.shape, group="gradients")
-    arena.allocate(device)
-    layers.bind()
-    actor.bind()
-    random = np.random.default_rng(0)
-    shape, dtype = (T, n, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
-    seen = random.normal(size=shape) if dtype.kind == "f" else random.integers(0, 2, shape)
-    flags = [(random.random((T, n)) < p).astype(np.uint8) for p in (0.3, 0.8)]  # resets, valid
-    seen, *flags = (torch.from_numpy(array).to(device) for array in (seen.astype(dtype), *flags))
 
     def weigh(scale, nudge=0.0):
         for name, parameter in parameters.items():
-            parameter.data.copy_(kept[name][0] * (scale if parameter.dim() > 1 else 1.0))
             waves = torch.arange(parameter.numel(), device=parameter.device).view(parameter.shape).cos()
+            matrix = parameter.dim() > 1
+            parameter.data.copy_(kept[name][0] * scale if matrix else kept[name][0] + waves * (scale - 1) / 10)
             parameter.data.mul_(1 + nudge * waves)
             parameter.grad = None
 
     try:
+        pair = _Pair(policy, device)
         for scale in AT:
+            given = _given(vecenv, device, scale)
             weigh(scale, NUDGE)
-            nudged = _forward(policy, seen, *flags)[0].detach()
+            nudged = _forward(policy, *given)[0].detach()
             weigh(scale)
-            found = _compare(policy, layers, actor, arena, seen, *flags, nudged, scale == 1.0)
+            found = pair.compare(*given, nudged, gradients=scale == 1.0)
             if found is not None:
                 return found if scale == 1 else f"{found} (at {scale:g} times its weights)"
     except Exception as error:  # forward takes or gives something else now
-        return f"its forward does not run as the default one does: {type(error).__name__}: {error}"
+        return f"it does not run as the default network does: {type(error).__name__}: {error}"
     finally:
         for name, parameter in parameters.items():
             parameter.data.copy_(kept[name][0])
@@ -854,52 +844,95 @@ def difference(policy, vecenv, device="cpu"):
     return None
 
 
-def _first_state(policy, n, device):
+def _given(vecenv, device, scale):
+    """Observations, resets and valid (STEPS, AGENTS, ...): observations near 1, or far away at the larger scale."""
+    random = np.random.default_rng(0)
+    shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
+    if dtype.kind == "f":
+        seen = random.normal(size=shape) * (1 if scale == 1 else 100)
+    else:
+        space = vecenv.single_observation_space
+        low, high = (1, 2) if scale == 1 else (max(-1000, int(space.low.min())), min(1000, int(space.high.max())))
+        seen = random.integers(min(0, low), high, shape, endpoint=scale != 1)
+    flags = [(random.random((STEPS, AGENTS)) < p).astype(np.uint8) for p in (0.2, 0.8)]
+    return [torch.from_numpy(array).to(device) for array in (seen.astype(dtype), *flags)]
+
+
+def _first_state(policy, device):
     """Not all zero, the same each time."""
     return {name: torch.linspace(-1, 1, tensor.numel(), device=device).view(tensor.shape)
-            for name, tensor in policy.initial_state(n).items()}  # fmt: skip
+            for name, tensor in policy.initial_state(AGENTS).items()}  # fmt: skip
 
 
 def _forward(policy, seen, resets, valid):
-    """outputs (T, n, A + 1) and log_std of the policy's own forward."""
-    state = {**_first_state(policy, seen.shape[1], seen.device), "resets": resets, "valid": valid}
+    """outputs (STEPS, AGENTS, A + 1) and log_std of the policy's own forward."""
+    state = {**_first_state(policy, seen.device), "resets": resets, "valid": valid}
     return models.join_outputs(*policy(seen, state))
 
 
-def _compare(policy, layers, actor, arena, seen, resets, valid, nudged, gradients):
-    """`difference` at the weights as they are. nudged: the outputs at weights that are next to these."""
-    (T, n), index = seen.shape[:2], torch.arange(seen.shape[1], device=seen.device)
-    first = _first_state(policy, n, seen.device)["mingru"]
-    layers.refresh()
-    actor.refresh()
-    chunk, stepped = layers.chunk(n), [layer.clone() for layer in first]
-    layers.gather(chunk, seen.view(T, n, -1), index, 0)
-    for states, state in zip(chunk.states, first, strict=True):
-        states[0].copy_(state)
-    layers.forward(chunk, resets, valid, index, 0)
-    each = torch.stack([actor.step(seen[t], stepped, resets[t], valid[t]).clone() for t in range(T)])
-    with torch.enable_grad():
-        outputs, log_std = _forward(policy, seen, resets, valid)
-    theirs = outputs.detach()
-    rounding = _error(nudged, theirs, (0, 1))  # an output each: a clamp may be of few
-    allowed = 1e-3 if rounding < 1e-5 else 0.3  # chaos, as in many layers with large weights
-    for what, ours in (("its outputs", chunk.outputs), ("a step's outputs", each)):
-        if not (error := _error(ours, theirs, (0, 1))) < allowed:
-            return f"{what} would differ by {100 * error:.2g}%"
-    if not gradients:
+@torch.no_grad()
+def _step_by_step(policy, seen, resets, valid):
+    """The same in the rollout's form, and the state after it."""
+    state, outputs = _first_state(policy, seen.device), []
+    for t in range(STEPS):
+        state |= {"resets": resets[t], "valid": valid[t]}
+        outputs.append(models.join_outputs(*models.one_step(policy, seen[t], state))[0])
+    return torch.stack(outputs), state["mingru"]
+
+
+class _Pair:
+    """The network's own forward beside `Layers`, in both of their forms."""
+
+    def __init__(self, policy, device):
+        self.policy, self.arena = policy, kernels.Arena()
+        self.layers = Layers(policy, self.arena, "all", steps=STEPS, rows=AGENTS)
+        self.actor = Layers(policy, self.arena, "each", steps=0, rows=AGENTS)
+        for name, parameter in policy.named_parameters():
+            self.arena.register(f"gradients/policy.{name}", parameter.shape, group="gradients")
+        self.arena.allocate(device)
+        self.layers.bind()
+        self.actor.bind()
+
+    def compare(self, seen, resets, valid, nudged, *, gradients):
+        """`difference` at the weights as they are. nudged: the outputs at weights that are next to these."""
+        policy, layers, chunk = self.policy, self.layers, self.layers.chunk(AGENTS)
+        index, first = torch.arange(AGENTS, device=seen.device), _first_state(policy, seen.device)["mingru"]
+        layers.refresh()
+        self.actor.refresh()
+        layers.gather(chunk, seen.view(STEPS, AGENTS, -1), index, 0)
+        for states, state in zip(chunk.states, first, strict=True):
+            states[0].copy_(state)
+        layers.forward(chunk, resets, valid, index, 0)
+        each = torch.stack([self.actor.step(seen[t], first, resets[t], valid[t]).clone() for t in range(STEPS)])
+        with torch.enable_grad():
+            outputs, log_std = _forward(policy, seen, resets, valid)
+        theirs, (stepped, state) = outputs.detach(), _step_by_step(policy, seen, resets, valid)
+        rounding = _error(nudged, theirs, (0, 1))  # an output each: a clamp may be of few
+        allowed = max(1e-3, min(0.5, 300 * rounding))  # chaos, as in many layers with large weights
+        pairs = [("its outputs", chunk.outputs, theirs), ("a step's outputs", each, stepped)]
+        if log_std is not None:
+            pairs.append(("log_std", policy.decoder.log_std.detach().expand_as(log_std), log_std.detach()))
+        for what, ours, own in pairs:
+            if not (error := _error(ours, own, (0, 1))) < allowed:
+                return f"{what} would differ by {100 * error:.2g}%"
+        if not (error := _error(first, state)) < allowed:
+            return f"the state after some steps would differ by {100 * error:.2g}%"
+        return self._compare_gradients(outputs, log_std, resets, valid) if gradients else None
+
+    def _compare_gradients(self, outputs, log_std, resets, valid):
+        index, chunk = torch.arange(AGENTS, device=resets.device), self.layers.chunk(AGENTS)
+        slope = torch.cos(torch.arange(outputs.numel(), device=outputs.device)).view(outputs.shape)
+        with torch.enable_grad():
+            ((outputs * slope).sum() + (0.0 if log_std is None else log_std.sum())).backward()
+        self.arena.flat("gradients").zero_()
+        chunk.grad_outputs.copy_(slope)
+        chunk.grad_log_std.fill_(1.0)
+        self.layers.backward(chunk, resets, valid, index, 0)
+        for name, parameter in self.policy.named_parameters():
+            theirs = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if not (error := _error(self.arena[f"gradients/policy.{name}"], theirs)) < 0.05:
+                return f"the gradient of {name} would differ by {100 * error:.2g}%"
         return None
-    slope = torch.cos(torch.arange(theirs.numel(), device=theirs.device)).view(theirs.shape)
-    with torch.enable_grad():
-        ((outputs * slope).sum() + (0.0 if log_std is None else log_std.sum())).backward()
-    arena.flat("gradients").zero_()
-    chunk.grad_outputs.copy_(slope)
-    chunk.grad_log_std.fill_(1.0)
-    layers.backward(chunk, resets, valid, index, 0)
-    for name, parameter in policy.named_parameters():
-        theirs = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if not (error := _error(arena[f"gradients/policy.{name}"], theirs)) < 0.1:
-            return f"the gradient of {name} would differ by {100 * error:.2g}%"
-    return None
 
 
 def _error(ours, theirs, dims=None):
@@ -922,9 +955,7 @@ class Compiled(engines.Autograd):
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.learners = vecenv.num_workers
-        # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
-        sys.setswitchinterval(2e-4)
-        self.pool = ThreadPoolExecutor(vecenv.num_workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
+        self._start_pool()
 
     difference = staticmethod(difference)
 
@@ -1024,5 +1055,5 @@ class Compiled(engines.Autograd):
             layers.backward(chunk, *flags)
 
     def outdated(self, thoroughly=False):
-        why = engines.edited(self.policy)
+        why = engines.edited(self.policy, self.arena)
         return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why

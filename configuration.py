@@ -161,10 +161,11 @@ class Train:
     """Global gradient norm above which gradients are scaled down."""
     optimizer: str = "muon"
     """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's AdamW; path/to/file.py:Class is
-    a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate)."""
+    a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate); the schedule sets its rate."""
     loss: str | None = None
-    """path/to/file.py:function of your own, whose result, a tensor (), is added to the loss and logged: it gets the
-    minibatch (engines.Autograd._extra says what is in it), and autograd differentiates it."""
+    """path/to/file.py:function of your own, whose result, a tensor (), is added to the loss and logged as
+    losses/own_function_loss: it gets the minibatch (engines.Autograd._extra says what is in it), and autograd
+    differentiates it."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999
@@ -200,7 +201,7 @@ class Train:
     does, which is compared when a run begins."""
     rollout: Literal["auto", "plain"] = "auto"
     """plain steps environments one row after the other in Python's sight; auto does a buffer's whole rollout in one
-    call if the engine can, and if nobody has changed `wait` or `advance`."""
+    call if the engine can, and if the vectorized environment is vector.Native itself."""
     cudagraphs: int = 2
     """On a GPU: epochs after which the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1
@@ -799,12 +800,23 @@ def check_train(config, vecenv, policy, agents, group):
     for key in ("reward_clip", "target_kl"):
         need(c[key] is None or c[key] > 0, key, "must be above 0, or none")
     need(c["cudagraphs"] == -1 or c["cudagraphs"] >= 1, "cudagraphs", "must be 1 or more, or -1 for none")
-    need(c["optimizer"] in ("muon", "adam") or ".py:" in c["optimizer"], "optimizer",
-         "must be muon, adam or path/to/file.py:Class")
-    need(c["loss"] is None or ".py:" in c["loss"], "loss", "must be path/to/file.py:function")
+    check_own(c, need)
     for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval", "seed"):
         need(c[key] >= 0, key, "must be 0 or more")
     return c
+
+
+def check_own(c, need):
+    """ConfigError for an optimizer or a loss of one's own that is not there or cannot be used."""
+    need(c["optimizer"] in ("muon", "adam") or ".py:" in c["optimizer"], "optimizer",
+         "must be muon, adam or path/to/file.py:Class")
+    need(c["loss"] is None or ".py:" in c["loss"], "loss", "must be path/to/file.py:function")
+    if c["loss"]:
+        load_attribute("train.loss", c["loss"])
+    if c["optimizer"] not in ("muon", "adam"):
+        closure = inspect.signature(load_attribute("train.optimizer", c["optimizer"]).step).parameters.get("closure")
+        need(closure is None or closure.default is not closure.empty, "optimizer",
+             "its step must do without a closure: the gradients are there when it is called")
 
 
 POLICIES = ("auto", "default", "feed-forward", "board")  # the names of policy.name that need no file
@@ -892,9 +904,16 @@ def load_attribute(setting, name, others=()):
     if not attribute or not path.exists():
         known = "".join(f"{other}, " for other in others[:-1]) + f"{others[-1]} or " if others else ""
         raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    key = f"{path.resolve()} {path.stat().st_mtime_ns}"  # a file is run once, for all settings that name it
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, path)
+        sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look for theirs there
+        try:
+            spec.loader.exec_module(sys.modules[key])
+        except BaseException:
+            del sys.modules[key]
+            raise
+    module = sys.modules[key]
     if not hasattr(module, attribute):
         raise ConfigError(f"{setting} = {name}: {path} has no {attribute}.")
     return getattr(module, attribute)

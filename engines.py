@@ -8,14 +8,15 @@
 
 `Autograd`, below, is the engine of any nn.Module: its own forward, torch's autograd, and one plain loop over
 `vecenv.wait` and `advance`. compiled.py has the engine of the default network on a CPU, fused.py those of a GPU: they
-compute the same in fewer calls, and can be deleted. Neither ever runs in the place of a network that somebody has
-changed: `choose` compares them with the network's own forward and gradients before a run begins, and again after a
-checkpoint is loaded.
+compute the same in fewer calls, and can be deleted. They must not run in the place of a network that somebody has
+changed: `choose` compares them with the network's own forward and gradients on sample inputs before a run begins, and
+again after a checkpoint is loaded. That finds nearly every edit. In doubt: `--train.engine autograd`.
 """
 
 import contextlib
+import sys
 import time
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
 import numpy as np
@@ -62,7 +63,7 @@ class Autograd:
         self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
         self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
-        self.extra_names = [] if self.extra_loss is None else [config["loss"].rpartition(":")[2]]
+        self.extra_names = [] if self.extra_loss is None else ["own_" + config["loss"].rpartition(":")[2]]
         self.pool, self.learners = None, 1
 
     # -- memory ----------------------------------------------------------------------------------------------------
@@ -267,15 +268,23 @@ class Autograd:
             torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
 
     def _extra(self, index, observations, logits, value):
-        """train.loss of these segments, in proportion to the minibatch that they are a part of."""
+        """train.loss of these segments, in proportion to the minibatch that they are a part of. It gets a namespace:
+        observations (T, M, ...), logits as the network gave them, values, old_values, logprobs (of the rollout),
+        advantages, returns, resets, valid (T, M), actions, and action_masks if the environment has them."""
         T, s = self.horizon, self.storage
-        value = value.reshape(T, len(index))
         taken = {name: tensor[:T].index_select(1, index) for name, tensor in (
             ("actions", s["actions"]), ("logprobs", self.logprobs), ("advantages", self.advantages),
-            ("old_values", self.values), ("resets", s["resets"]), ("valid", s["valid"]))}  # fmt: skip
-        minibatch = SimpleNamespace(observations=observations, logits=logits, values=value, **taken,
-                                    returns=taken["advantages"] + taken["old_values"])  # fmt: skip
-        extra = self.extra_loss(minibatch) * (len(index) * T / self.config["minibatch_size"])
+            ("old_values", self.values), ("resets", s["resets"]), ("valid", s["valid"]),
+            ("action_masks", s["action_masks"])) if tensor is not None}  # fmt: skip
+        logits = [head.float() for head in logits] if isinstance(logits, list | tuple) else (
+            logits.float() if isinstance(logits, torch.Tensor) else logits)  # fmt: skip
+        minibatch = SimpleNamespace(observations=observations, logits=logits, values=value.reshape(T, -1).float(),
+                                    **taken, returns=taken["advantages"] + taken["old_values"])  # fmt: skip
+        extra = self.extra_loss(minibatch)
+        if not isinstance(extra, torch.Tensor) or extra.numel() != 1:
+            raise ConfigError(f"train.loss = {self.config['loss']}: returned {type(extra).__name__} "
+                              f"{tuple(getattr(extra, 'shape', ()))}; a tensor () is expected.")
+        extra = extra.reshape(()) * (len(index) * T / self.config["minibatch_size"])
         self.sums[0, kernels.SUMS].add_(extra.detach())
         return extra
 
@@ -303,10 +312,19 @@ class Autograd:
         """{"GPU": "87%", ...} for a dashboard."""
         return {}
 
+    def _start_pool(self):
+        """Threads for the rollout's workers."""
+        self.pool = ThreadPoolExecutor(self.vecenv.num_workers, "worker", kernels.set_threads,
+                                       (self.vecenv.threads_per_worker,))  # fmt: skip
+        # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
+        self.interval = sys.getswitchinterval()
+        sys.setswitchinterval(2e-4)
+
     def release(self):
         """Stop the workers."""
         if self.pool is not None:
             self.pool.shutdown()
+            sys.setswitchinterval(self.interval)
 
     def forget(self):
         """What was captured is no longer so; see fused.py."""
@@ -316,21 +334,29 @@ class Autograd:
 # Which engine runs
 
 DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.Decoder, models.Normalizer, nn.Linear, nn.ModuleList)
-FORWARDS = {kind: kind.forward for kind in DEFAULT if hasattr(kind, "forward")}
+METHODS = ("forward", "forward_eval", "split", "flags")
+OWN = {kind: {name: getattr(kind, name) for name in METHODS if hasattr(kind, name)} for kind in DEFAULT}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def edited(policy):
+def edited(policy, arena=None):
     """What shows at once that a policy is not, or no longer, the default network as models.py has it, in words; else
-    None."""
+    None. arena: where its weights must lie."""
     if type(policy) is not models.MinGRUPolicy:
         return f"{type(policy).__name__} is not models.MinGRUPolicy"
+    for name, parameter in policy.named_parameters():
+        if not parameter.requires_grad:
+            return f"{name} is frozen"
+        if parameter._backward_hooks or (arena and parameter.data_ptr() != arena[f"weights/policy.{name}"].data_ptr()):
+            return f"{name} has hooks" if parameter._backward_hooks else f"{name} is another tensor"
     for path, module in policy.named_modules():
         name = path or "the network"
         if type(module) not in DEFAULT:
             return f"{name} is a {type(module).__name__} now"
-        if "forward" in vars(module) or type(module).forward is not FORWARDS[type(module)]:
-            return f"forward of {name} is another one"
+        replaced = [key for key, value in vars(module).items() if callable(value) and value is not models.flattened]
+        replaced += [key for key, value in OWN[type(module)].items() if getattr(type(module), key) is not value]
+        if replaced:
+            return f"{replaced[0]} of {name} is another one"
         if any(getattr(module, hooks) for hooks in HOOKS):
             return f"{name} has hooks"
     if any(getattr(torch.nn.modules.module, "_global" + hooks) for hooks in HOOKS):
@@ -363,7 +389,7 @@ def choose(policy, vecenv, config):
         return plain, None
     why = edited(policy)
     if why is None and config["loss"]:
-        why = "train.loss is differentiated by it"
+        why = "train.loss needs its derivative"
     if why is None and np.dtype(vecenv.observation_dtype) == np.float16:
         why = "observations are float16"
     if why is None:
@@ -384,5 +410,5 @@ def choose(policy, vecenv, config):
                               "train.engine autograd.")
         return engine, None
     if wanted != "auto":
-        raise ConfigError(f"train.engine = {wanted} is for the default network alone: {why}. Take auto or autograd.")
+        raise ConfigError(f"train.engine = {wanted} cannot run this: {why}. Take auto or autograd.")
     return plain, why if isinstance(policy, models.MinGRUPolicy) else None

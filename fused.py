@@ -23,7 +23,6 @@ import ctypes
 import sys
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -31,7 +30,6 @@ from numba import types
 from numba.extending import intrinsic
 
 import engines
-import kernels
 import ranks
 from compiled import _LONG, _WORD, Compiled, _call_address, _cycles, _step_environments, difference
 from configuration import ConfigError
@@ -181,9 +179,7 @@ class Graphs(engines.Autograd):
         self.device = find_gpu(vecenv.num_workers)
         self.torch_device = self.device.torch_device
         policy.to(self.torch_device)
-        # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
-        sys.setswitchinterval(2e-4)
-        self.pool = ThreadPoolExecutor(vecenv.num_workers, "worker", kernels.set_threads, (vecenv.threads_per_worker,))
+        self._start_pool()
         self.worker_of = {}  # buffer -> the worker that serves it
         self.parts = {}  # of an epoch's learning, by name: (name, function, arguments)
         self.learned, self.learning_now, self.captured = 0, False, False
@@ -298,8 +294,9 @@ class Graphs(engines.Autograd):
 
     def _learning_calls(self):
         """[(key, function, arguments)] of an epoch's learning, in the order in which they run: a minibatch in its
-        parts, between which ranks add up."""
-        return [self.parts[key] for key in self.parts if key != "minibatch"]
+        parts, between which ranks add up. An optimizer of one's own may wait for the GPU, which a graph cannot."""
+        left_out = ("minibatch", "update") if self.config["optimizer"] not in ("muon", "adam") else ("minibatch",)
+        return [self.parts[key] for key in self.parts if key not in left_out]
 
     def _calls(self, worker, buffer):
         """[(key, function, arguments)] of a buffer's rollout: its steps, and its final values."""
@@ -459,7 +456,7 @@ class Fused(Graphs):
         self.learn_segments(0)
 
     def _learning_calls(self):
-        if ranks.connect().count > 1:
+        if ranks.connect().count > 1 or self.config["optimizer"] not in ("muon", "adam"):
             return super()._learning_calls()
         return [self.parts["renew"], self.parts["minibatch"]]  # nobody to add up with: a minibatch is one graph
 

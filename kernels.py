@@ -110,6 +110,9 @@ class Arena:
                   if isinstance(child, torch.nn.RNNBase) for weight in child._flat_weights_names}
         self._modules.append((module, prefix, packed))
 
+    def __contains__(self, name):
+        return name in self._specs
+
     def allocate(self, device="cpu"):
         """Make the one allocation and all views; zero it; move adopted modules in."""
         packed = set().union(*(p for _, _, p in self._modules)) if self._modules else set()

@@ -13,7 +13,8 @@ and edit it. All the trainer asks of an nn.Module is
     forward(observations) -> logits, value                  over a batch (B, ...), without memory; or, with one,
     forward(observations, state) -> logits, value           over (T, N, ...): T steps of N agents
     forward_eval(observations, state) -> logits, value      over (N, ...), optional: the rollout's form
-    initial_state(num_agents) -> dict                       optional: recurrent tensors, each (layers, N, size)
+    initial_state(num_agents) -> dict                       optional: recurrent tensors, each (layers, N, size); the
+                                                            trainer reads the shapes, and begins with zeros
 
 where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value` is (..., 1) or (...).
 `state` is a dict: the recurrent tensors (write the new ones into it), "resets" (1 where an observation begins an
@@ -104,7 +105,7 @@ def merge_moments(count, mean, squares, others):
             count.copy_(total)
 
 
-def _flattened(observations):
+def flattened(observations):
     return observations.flatten(1)
 
 
@@ -116,7 +117,7 @@ class Normalizer(nn.Module):
     of observations (B, *observation) to the numbers (B, size) that are normalised.
     """
 
-    def __init__(self, size, read=_flattened):
+    def __init__(self, size, read=flattened):
         super().__init__()
         self.read = read
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -187,7 +188,8 @@ class RewardScale:
 
 def mingru_layer(x, hgp, state, resets, valid):
     """One MinGRU layer with highway gate in plain torch: x (T, N, H), hgp (T, N, 3H), state (N, H) ->
-    (out (T, N, H), final state). The form for export, torch.compile and gradient checks; see kernels.mingru_cell."""
+    (out (T, N, H), final state). The form for export, torch.compile, bfloat16 and gradient checks. In float32 `MinGRU`
+    runs the kernels in its place: to change the layer, call yours in `MinGRU.forward`. See kernels.mingru_cell."""
     h, g, p = hgp.chunk(3, dim=-1)
     z, candidate = torch.sigmoid(g), torch.where(h >= 0, h + 0.5, torch.sigmoid(h))
     keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0

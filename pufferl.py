@@ -101,7 +101,7 @@ class PuffeRL:
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
                      "versions": VERSIONS}
         self.vecenv, self.policy = vecenv, policy
-        self.logger = logger if logger and self.ranks.rank == 0 else NoLogger()
+        self.logger = logger if logger is not None and self.ranks.rank == 0 else NoLogger()
         self.env_name = Path(c["env"]).stem
         self.horizon, self.num_agents = c["horizon"], vecenv.num_agents
         self.batch_size = self.horizon * sum(agents)
@@ -167,7 +167,7 @@ class PuffeRL:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
         self.running_returns = torch.zeros(N)
         if c["optimizer"] != "muon":
-            self.optimizer = ClippedOptimizer(c, self.policy, arena)
+            self.optimizer = TorchOptimizer(c, self.policy, arena)
 
     def _say_engine(self, why):
         """Keep the engine's name and why it is not the fast one; say the latter."""
@@ -177,6 +177,7 @@ class PuffeRL:
 
     def _check_engine(self, thoroughly=False):
         """Go on with `Autograd` if the network has become another than the engine restates."""
+        check_parameters(self.policy, self.arena)
         why = self.engine.outdated(thoroughly)
         if why:
             self.engine = engines.any_network(self.engine)
@@ -412,11 +413,9 @@ class PuffeRL:
 
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, one line a call elsewhere."""
-        if self.ranks.rank > 0:
-            return
-        if self._dashboard is None:
-            self._dashboard = runs.Dashboard()
-        self._dashboard.show(self)
+        if self.ranks.rank == 0:
+            self._dashboard = self._dashboard or runs.Dashboard()
+            self._dashboard.show(self)
 
     def save_checkpoint(self, path=None, metadata=None):
         """Write the model and the trainer's state to the run's folder, or one complete file to `path`; returns the
@@ -431,7 +430,8 @@ class PuffeRL:
             if path is not None:
                 runs.save(state, Path(path))
             else:
-                self.run.save(state, model, self.statistics.take_best())
+                self.run.save(state, model, self.statistics.unsaved_best())
+                self.statistics.best_unsaved = False
                 self.logger.artifact(str(model))
         return str(model)
 
@@ -467,11 +467,11 @@ class PuffeRL:
 
     def release(self):
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
-        if self._dashboard is not None:
-            self._dashboard.close()
-        self.logger.close()
-        self.engine.release()
-        self.vecenv.close()
+        with contextlib.ExitStack() as stack:  # the rest ends if one of them raises
+            for end in (self.vecenv.close, self.engine.release, self.logger.close):
+                stack.callback(end)
+            if self._dashboard is not None:
+                self._dashboard.close()
 
 
 RATE_STEPS = 0.5, 1.2  # in an epoch: too large a rate does harm at once, too small a one only takes longer
@@ -492,7 +492,7 @@ class Statistics:
     def __init__(self, ranks):
         stages = ("environment", "policy", "learn", *(("ranks",) if ranks > 1 else ()), "other")
         self.seconds = self.stages = dict.fromkeys(stages, 0.0)  # since the last entry, and of it
-        self.best_score, self.best, self._recent, self._best_unsaved = -math.inf, {}, (0.0, 0), False
+        self.best_score, self.best, self._recent, self.best_unsaved = -math.inf, {}, (0.0, 0), False
         self.environment, self.entry = {}, {}  # means of the episodes, and the last entry
         self._clear()
 
@@ -522,15 +522,14 @@ class Statistics:
         self._recent = total, episodes
         if episodes >= BEST_EPISODES:
             if total / episodes > self.best_score:
-                self.best_score, self._best_unsaved = total / episodes, True
+                self.best_score, self.best_unsaved = total / episodes, True
                 for name, tensor in policy.state_dict().items():
                     self.best[name].copy_(tensor)
             self._recent = 0.0, 0
 
-    def take_best(self):
+    def unsaved_best(self):
         """The best weights if they are not saved yet, else None."""
-        unsaved, self._best_unsaved = self._best_unsaved, False
-        return self.best if unsaved else None
+        return self.best if self.best_unsaved else None
 
     def means(self, group, seconds, losses):
         """{"environment/score": ..., "losses/...": ..., "performance/seconds_...": ...} since the last entry, which is
@@ -555,13 +554,16 @@ class Statistics:
         self._clear()
 
 
-class ClippedOptimizer:
+class TorchOptimizer:
     """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind kernels.Muon's `step`: the
-    gradients' global norm is clipped first, and once it is not finite nothing changes."""
+    gradients' global norm is clipped first, and once it is not finite nothing changes. The learning rate is the
+    trainer's; your own weights and gradients may be written in any way, they are put back into the arena."""
 
     def __init__(self, config, policy, arena):
         self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], config["optimizer"] != "adam"
         if self.own:
+            self.parameters = [(parameter, arena[f"weights/policy.{name}"], arena[f"gradients/policy.{name}"])
+                               for name, parameter in policy.named_parameters()]  # fmt: skip
             make = load_attribute("train.optimizer", config["optimizer"])
             takes = inspect.signature(make).parameters
             decay = {"weight_decay": config["weight_decay"]} if "weight_decay" in takes else {}
@@ -586,6 +588,11 @@ class ClippedOptimizer:
             for group in self.optimizer.param_groups:
                 group["lr"] = float(rate)
             self.optimizer.step()
+            for parameter, weights, gradients in self.parameters:
+                if parameter.data_ptr() != weights.data_ptr():
+                    weights.copy_(parameter.data)
+                    parameter.data = weights
+                parameter.grad = gradients
         return norm
 
     def state(self):
@@ -596,8 +603,9 @@ class ClippedOptimizer:
         return state
 
     def load(self, state):
-        """Go on from what `state` gave; the settings are this run's."""
-        groups, rates = self.state()["param_groups"], [group["lr"] for group in self.optimizer.param_groups]
+        """Go on from what `state` gave; Adam's settings are this run's."""
+        groups = state["param_groups"] if self.own else self.state()["param_groups"]
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict({**state, "param_groups": groups})
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -617,9 +625,9 @@ def horizon_of(settings, agents):
 
 def check_policy(policy, vecenv, config):
     """ConfigError for a network that cannot see these observations, or not as the settings want it."""
-    default = isinstance(policy, models.MinGRUPolicy)
-    if default and policy.encoder.in_features != (size := math.prod(vecenv.observation_shape)):
-        raise ConfigError(f"the policy was made for observations of {policy.encoder.in_features} numbers, these "
+    inputs, size = getattr(getattr(policy, "encoder", None), "in_features", None), math.prod(vecenv.observation_shape)
+    if isinstance(policy, models.MinGRUPolicy) and inputs not in (None, size):
+        raise ConfigError(f"the policy was made for observations of {inputs} numbers, these "
                           f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
     if config["norm_obs"] and models.find_normalizer(policy) is None:
         raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one "
@@ -666,6 +674,18 @@ def check_norms(trainer, norms):
         what, good = min(trainer.ranks.gather(explain_nan(trainer)))[1], trainer.run_folder
         raise FloatingPointError(f"epoch {trainer.epoch}: {what}. The weights were left as they were"
                                  + (f", and so was the last checkpoint, in {good}." if good else "."))
+
+
+def check_parameters(policy, arena):
+    """RuntimeError for weights that were put into the network after the trainer was made: nothing would train them.
+    Those that are frozen get no momentum."""
+    for name, parameter in policy.named_parameters():
+        place = f"weights/policy.{name}"
+        if place not in arena or parameter.data_ptr() != arena[place].data_ptr():
+            raise RuntimeError(f"{name} has come into the network after the trainer was made, and would not be "
+                               "trained: change the network first, then make a PuffeRL.")
+        if not parameter.requires_grad and f"momentum/policy.{name}" in arena:
+            arena[f"momentum/policy.{name}"].zero_()
 
 
 def explain_nan(trainer):

@@ -326,7 +326,7 @@ def _saved_tensors(trainer):
         tensors["momentum"] = trainer.arena.flat("momentum")
     if trainer.reward_scale is not None:
         tensors |= {"discounted_returns": trainer.reward_scale.returns, "return_moments": trainer.reward_scale.moments}
-    return {**tensors, "running_returns": trainer.running_returns}
+    return {**tensors, "running_returns": trainer.running_returns, "torch_random": torch.get_rng_state()}
 
 
 def state_of(trainer, metadata=None):
@@ -411,12 +411,15 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
     try:
         if count != trainer.ranks.count:
             raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
-        scale = {"discounted_returns", "return_moments"}  # a run may begin or cease to scale rewards
-        if {**_shapes(tensors), **dict.fromkeys(scale)} != {**_shapes(ours), **dict.fromkeys(scale)}:
+        # A run may begin or cease to scale rewards, and older ones have no random state.
+        optional = dict.fromkeys(("discounted_returns", "return_moments", "torch_random"))
+        if {**_shapes(tensors), **optional} != {**_shapes(ours), **optional}:
             raise ValueError("there were other agents or spaces")
         if not len(environments):
             raise ValueError("those in Python cannot be saved")
         trainer.vecenv.load(environments.numpy())
+        if "torch_random" in tensors:  # of a dropout, say
+            torch.set_rng_state(tensors["torch_random"])
     except ValueError as problem:
         say(f"all environments begin new episodes ({problem}); weights and optimizer are as they were, but the run "
             "does not go on bit for bit.")

@@ -120,9 +120,93 @@ def test_an_edit_of_the_class_is_seen(monkeypatch, capsys):
         return logits.clamp(-30, 30), value
 
     monkeypatch.setattr(models.MinGRUPolicy, "forward", edited)
-    monkeypatch.setitem(engines.FORWARDS, models.MinGRUPolicy, edited)
+    monkeypatch.setitem(engines.OWN[models.MinGRUPolicy], "forward", edited)
     learn(make_trainer())
     assert "at 30 times its weights" in capsys.readouterr().err
+
+
+def smaller_spread(self, outputs):
+    logits, value = outputs[..., :-1], outputs[..., -1:]
+    return torch.distributions.Normal(logits, self.log_std.clamp(-1, 0.5).exp().expand_as(logits)), value
+
+
+def near(self, x):
+    return ((x.float() - self.shift) * self.scale).clamp(-5.0, 5.0)
+
+
+def half_as_far(self, observations, state):
+    logits, value = models._Recurrent.forward_eval(self, observations, state)
+    return logits / 2, value
+
+
+def forgets(forward):
+    def edited(self, observations, state):
+        result = forward(self, observations, state)
+        state["mingru"] = state["mingru"] / 2
+        return result
+    return edited
+
+
+EDITS = {  # of the classes, as an edit of models.py is: (class, method, what it becomes, settings)
+    "log_std": (models.Decoder, "split", smaller_spread, {"env": "pendulum"}),
+    "the normaliser": (models.Normalizer, "forward", near, {"normalize": True, "norm_obs": True}),
+    "the rollout's form": (models.MinGRUPolicy, "forward_eval", half_as_far, {}),
+    "the state": (models.MinGRUPolicy, "forward", forgets(models.MinGRUPolicy.forward), {}),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edit_of_models_py_is_seen(what, monkeypatch, capsys):
+    kind, name, method, settings = EDITS[what]
+    monkeypatch.setattr(kind, name, method)
+    monkeypatch.setitem(engines.OWN[kind], name, method)
+    trainer = make_trainer(**settings)
+    assert trainer.engine.name == "autograd" and "would differ" in capsys.readouterr().err
+    learn(trainer)
+
+
+def test_another_network_in_its_place_is_no_crash(capsys):
+    """Two heads for one, the commonest edit."""
+
+    def two_heads(policy):
+        actor, critic = nn.Linear(16, 2), nn.Linear(16, 1)
+        del policy.decoder
+        policy.actor, policy.critic = actor, critic
+
+        def forward(observations, state):
+            T, N = observations.shape[:2]
+            x, state["mingru"] = policy.rnn(policy.encoder(observations.float()), state["mingru"],
+                                            *policy.flags(state, T, N, observations.device))
+            return actor(x), critic(x)
+
+        policy.forward = forward
+        policy.initial_state = lambda n: {"mingru": torch.zeros(2, n, 16)}
+
+    learn(make_trainer(two_heads))
+    assert "engine: autograd" in capsys.readouterr().err
+
+
+def test_what_is_frozen_stays(capsys):
+    trainer = make_trainer(lambda policy: policy.encoder.requires_grad_(False))
+    before = trainer.policy.encoder.weight.clone()
+    learn(trainer)
+    assert torch.equal(before, trainer.policy.encoder.weight) and "encoder.weight is frozen" in capsys.readouterr().err
+    trainer = make_trainer()
+    trainer.evaluate()
+    trainer.train()
+    trainer.policy.encoder.requires_grad_(False)
+    before = trainer.policy.encoder.weight.clone()
+    learn(trainer)
+    assert torch.equal(before, trainer.policy.encoder.weight)
+
+
+def test_weights_that_come_later_are_refused():
+    trainer = make_trainer()
+    trainer.evaluate()
+    trainer.policy.decoder = models.Decoder(16, trainer.vecenv.single_action_space)
+    with pytest.raises(RuntimeError, match=r"decoder.* would not be trained"):
+        trainer.evaluate()
+    trainer.release()
 
 
 def test_an_edit_while_it_trains_is_seen(capsys):
@@ -137,14 +221,21 @@ def test_an_edit_while_it_trains_is_seen(capsys):
 
 def test_a_checkpoint_is_compared_anew(tmp_path, capsys, monkeypatch):
     """A clamp beyond 30 times the weights of a new network shows at those of a trained one."""
+    split = models.Decoder.split
+
+    def far(self, outputs):
+        return split(self, outputs.clamp(-20, 20))
+
     monkeypatch.setattr(compiled, "AT", (1.0,))
-    trainer = make_trainer(clamped)
+    monkeypatch.setattr(models.Decoder, "split", far)
+    monkeypatch.setitem(engines.OWN[models.Decoder], "split", far)
+    trainer = make_trainer()
     assert trainer.engine.name == "compiled"
     with torch.no_grad():
         trainer.arena.flat("weights").mul_(100)
     trainer.save_checkpoint(tmp_path / "large.pt")
     trainer.release()
-    trainer = make_trainer(clamped)
+    trainer = make_trainer()
     trainer.load_checkpoint(tmp_path / "large.pt")
     assert trainer.engine.name == "autograd" and "would differ" in capsys.readouterr().err
     learn(trainer)
@@ -172,13 +263,13 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
     (tmp_path / "my_file.py").write_text(LOSS)
     trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra", minibatch_size=128, max_minibatch_size=32,
                            replay_ratio=1.0)
-    assert "train.loss is differentiated by it" in capsys.readouterr().err
+    assert "train.loss needs its derivative" in capsys.readouterr().err
     values = []
     for _ in range(30):
         trainer.evaluate()
         logs = trainer.train()
         values.append(trainer.values.mean().item())
-        assert logs["extra_loss"] == pytest.approx(100 * trainer.new_values.mean().item(), rel=1e-3, abs=1e-3)
+        assert logs["own_extra_loss"] == pytest.approx(100 * trainer.new_values.mean().item(), rel=1e-3, abs=1e-3)
     assert values[-1] < values[0] - 0.5, "values go where the term takes them"
     trainer.release()
 
@@ -195,6 +286,39 @@ class MyOptimizer(torch.optim.SGD):
     def __init__(self, parameters, lr):
         super().__init__(parameters, lr=lr, momentum=0.9)
 """
+
+
+ODD = """
+import torch
+class Base(torch.optim.SGD):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+class Zeroes(Base):
+    def step(self):
+        super().step()
+        self.zero_grad()
+class Centres(Base):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.grad = p.grad - 0.0
+        super().step()
+class Replaces(Base):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.data = p.data - self.param_groups[0]["lr"] * p.grad
+class LBFGS(torch.optim.LBFGS): ...
+"""
+
+
+def test_an_optimizer_may_write_weights_and_gradients_as_it_likes(tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    weights = {kind: learn(make_trainer(optimizer=f"{tmp_path}/odd.py:{kind}", learning_rate=0.1))
+               for kind in ("Base", "Zeroes", "Centres", "Replaces")}  # fmt: skip
+    assert not torch.equal(weights["Base"], learn(make_trainer(), 0))
+    for kind, trained in weights.items():
+        torch.testing.assert_close(trained, weights["Base"], msg=kind)
+    with pytest.raises(configuration.ConfigError, match="without a closure"):
+        make_trainer(optimizer=f"{tmp_path}/odd.py:LBFGS")
 
 
 def test_an_optimizer_of_ones_own_and_its_state_resumes(tmp_path):

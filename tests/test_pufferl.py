@@ -484,7 +484,7 @@ def test_the_best_weights_survive_epochs_without_an_episode(tmp_path):
     trainer = make_trainer(tmp_path)
     for log in ({"score": 1.0, "n": 60}, {}, {"score": 3.0, "n": 60}):
         trainer.statistics.add_episodes(log, trainer.policy)
-    assert trainer.statistics.best_score == 2.0 and trainer.statistics._best_unsaved
+    assert trainer.statistics.best_score == 2.0 and trainer.statistics.best_unsaved
     trainer.release()
 
 
