@@ -301,8 +301,7 @@ class Autograd:
         """What makes this engine the wrong one from now on, in words; None here: it runs what the network is."""
 
     def take_over(self, engine):
-        """Go on with what another engine has registered, in its place."""
-        engine.release()
+        """Go on with what another engine, which is released, has registered."""
         self.arena, self.host, self.largest = engine.arena, engine.host, engine.largest
         self.state = dict.fromkeys(engine.state)
         self.bind()
@@ -369,6 +368,7 @@ def any_network(engine):
     plain = Autograd
     if engine.config["device"] == "cuda":
         from fused import Graphs as plain
+    engine.release()
     made = plain(engine.policy, engine.vecenv, engine.config, engine.segments, engine.first_agent)
     return made.take_over(engine)
 
