@@ -159,7 +159,7 @@ class Train:
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
     """Global gradient norm above which gradients are scaled down."""
-    optimizer: str = "muon"
+    optimizer: Literal["muon", "adam"] | str = "muon"
     """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's AdamW; path/to/file.py:Class is
     a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate); the schedule sets its rate."""
     loss: str | None = None
@@ -373,6 +373,11 @@ def coerce(value, kind, where):
         return None
     if Auto in options and value == "auto":
         return value
+    names = [name for option in options if option is not Auto for name in getattr(option, "__args__", ())]
+    if str in options and names:  # or a file of one's own
+        if value not in names and ".py:" not in str(value):
+            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(names)}, or path/to/file.py:name.")
+        return str(value)
     if {type(None), Auto} & set(options):
         kind = next(option for option in options if option not in (type(None), Auto))
         options = getattr(kind, "__args__", ())
@@ -808,8 +813,6 @@ def check_train(config, vecenv, policy, agents, group):
 
 def check_own(c, need):
     """ConfigError for an optimizer or a loss of one's own that is not there or cannot be used."""
-    need(c["optimizer"] in ("muon", "adam") or ".py:" in c["optimizer"], "optimizer",
-         "must be muon, adam or path/to/file.py:Class")
     need(c["loss"] is None or ".py:" in c["loss"], "loss", "must be path/to/file.py:function")
     if c["loss"]:
         load_attribute("train.loss", c["loss"])

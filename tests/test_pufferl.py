@@ -783,7 +783,7 @@ BAD = {
     "gamma": {"gamma": 1.5},
     "Did you mean learning_rate": {"learning_rat": 0.1},
     "must be an int": {"horizon": 2.5},
-    "must be muon, adam or path": {"optimizer": "sgd"},
+    "must be one of muon, adam": {"optimizer": "sgd"},
     "vec.total_agents": {"batch_size": 3},
     "total_timesteps": {"num_iterations": 3},
     "max_minibatch_size": {"max_minibatch_size": 9},

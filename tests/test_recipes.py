@@ -78,8 +78,8 @@ def test_notebook(recipe):
     stop = """
 good = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
 before, calls = trainer._update, []
-def interrupt(learning_rate):
-    calls.append(before(learning_rate))
+def interrupt():
+    calls.append(before())
     raise KeyboardInterrupt
 trainer._update = interrupt
 train_until_stopped(5)
