@@ -1055,5 +1055,5 @@ class Compiled(engines.Autograd):
             layers.backward(chunk, *flags)
 
     def outdated(self, thoroughly=False):
-        why = engines.edited(self.policy, self.arena)
+        why = engines.edited(self.policy)
         return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why

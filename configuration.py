@@ -811,12 +811,17 @@ def check_train(config, vecenv, policy, agents, group):
     return c
 
 
+def own_optimizer(train):
+    """Whether train.optimizer names a file."""
+    return train["optimizer"] not in ("muon", "adam")
+
+
 def check_own(c, need):
     """ConfigError for an optimizer or a loss of one's own that is not there or cannot be used."""
     need(c["loss"] is None or ".py:" in c["loss"], "loss", "must be path/to/file.py:function")
     if c["loss"]:
         load_attribute("train.loss", c["loss"])
-    if c["optimizer"] not in ("muon", "adam"):
+    if own_optimizer(c):
         closure = inspect.signature(load_attribute("train.optimizer", c["optimizer"]).step).parameters.get("closure")
         need(closure is None or closure.default is not closure.empty, "optimizer",
              "its step must do without a closure: the gradients are there when it is called")

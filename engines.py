@@ -64,6 +64,7 @@ class Autograd:
         self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         self.extra_names = [] if self.extra_loss is None else ["own_" + config["loss"].rpartition(":")[2]]
+        self.at_once = min(config["minibatch_size"], config["max_minibatch_size"] or config["minibatch_size"])  # steps
         self.pool, self.learners = None, 1
 
     # -- memory ----------------------------------------------------------------------------------------------------
@@ -230,8 +231,7 @@ class Autograd:
     @contextlib.contextmanager
     def learning(self):
         """Within it, the threads are those of learning."""
-        rows = min(self.config["minibatch_size"], self.config["max_minibatch_size"] or self.config["minibatch_size"])
-        with kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(rows)):
+        with kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(self.at_once)):
             yield
 
     @staticmethod
@@ -245,7 +245,7 @@ class Autograd:
         new_ratios."""
         s, T = self.storage, self.horizon
         self.arena.flat("gradients").zero_()
-        step = (self.config["max_minibatch_size"] or self.config["minibatch_size"]) // T
+        step = self.at_once // T
         for start in range(0, self.segments, step):
             part = index[start : start + step]
             state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
@@ -338,16 +338,16 @@ OWN = {kind: {name: getattr(kind, name) for name in METHODS if hasattr(kind, nam
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def edited(policy, arena=None):
+def edited(policy):
     """What shows at once that a policy is not, or no longer, the default network as models.py has it, in words; else
-    None. arena: where its weights must lie."""
+    None."""
     if type(policy) is not models.MinGRUPolicy:
         return f"{type(policy).__name__} is not models.MinGRUPolicy"
     for name, parameter in policy.named_parameters():
         if not parameter.requires_grad:
             return f"{name} is frozen"
-        if parameter._backward_hooks or (arena and parameter.data_ptr() != arena[f"weights/policy.{name}"].data_ptr()):
-            return f"{name} has hooks" if parameter._backward_hooks else f"{name} is another tensor"
+        if parameter._backward_hooks:
+            return f"{name} has hooks"
     for path, module in policy.named_modules():
         name = path or "the network"
         if type(module) not in DEFAULT:
@@ -363,13 +363,19 @@ def edited(policy, arena=None):
     return None
 
 
+def plain_engine(config):
+    """The class of the engine for any network on train.device."""
+    if config["device"] == "cuda":
+        from fused import Graphs
+
+        return Graphs
+    return Autograd
+
+
 def any_network(engine):
     """The engine of any network, in the place of the fast one `engine`."""
-    plain = Autograd
-    if engine.config["device"] == "cuda":
-        from fused import Graphs as plain
     engine.release()
-    made = plain(engine.policy, engine.vecenv, engine.config, engine.segments, engine.first_agent)
+    made = plain_engine(engine.config)(engine.policy, engine.vecenv, engine.config, engine.segments, engine.first_agent)
     return made.take_over(engine)
 
 
@@ -382,9 +388,7 @@ def choose(policy, vecenv, config):
     if wanted not in ("auto", "autograd", fast):
         raise ConfigError(f"train.engine = {wanted}: with train.device {config['device']} there are {fast} and "
                           "autograd.")
-    plain = Autograd
-    if gpu:
-        from fused import Graphs as plain
+    plain = plain_engine(config)
     if wanted == "autograd":
         return plain, None
     why = edited(policy)

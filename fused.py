@@ -32,7 +32,7 @@ from numba.extending import intrinsic
 import engines
 import ranks
 from compiled import _LONG, _WORD, Compiled, _call_address, _cycles, _step_environments, difference
-from configuration import ConfigError
+from configuration import ConfigError, own_optimizer
 from kernels import driver, host
 from vector import aligned_zeros
 
@@ -295,7 +295,7 @@ class Graphs(engines.Autograd):
     def _learning_calls(self):
         """[(key, function, arguments)] of an epoch's learning, in the order in which they run: a minibatch in its
         parts, between which ranks add up. An optimizer of one's own may wait for the GPU, which a graph cannot."""
-        left_out = ("minibatch", "update") if self.config["optimizer"] not in ("muon", "adam") else ("minibatch",)
+        left_out = ("minibatch", "update") if own_optimizer(self.config) else ("minibatch",)
         return [self.parts[key] for key in self.parts if key not in left_out]
 
     def _calls(self, worker, buffer):
@@ -423,8 +423,7 @@ class Fused(Graphs):
 
     def register(self, arena):
         super().register(arena)
-        c = self.config
-        self._register_layers(min(c["minibatch_size"], c["max_minibatch_size"] or c["minibatch_size"]) // self.horizon)
+        self._register_layers(self.at_once // self.horizon)
 
     def bind(self):
         super().bind()
@@ -456,7 +455,7 @@ class Fused(Graphs):
         self.learn_segments(0)
 
     def _learning_calls(self):
-        if ranks.connect().count > 1 or self.config["optimizer"] not in ("muon", "adam"):
+        if ranks.connect().count > 1 or own_optimizer(self.config):
             return super()._learning_calls()
         return [self.parts["renew"], self.parts["minibatch"]]  # nobody to add up with: a minibatch is one graph
 

@@ -64,6 +64,7 @@ from configuration import (  # load_* for scripts
     load_env,
     load_policy,
     out_of_memory,
+    own_optimizer,
 )  # fmt: skip
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import make  # noqa: F401 for scripts: make("breakout", num_envs=256)
@@ -560,7 +561,7 @@ class TorchOptimizer:
     trainer's; your own weights and gradients may be written in any way, they are put back into the arena."""
 
     def __init__(self, config, policy, arena):
-        self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], config["optimizer"] != "adam"
+        self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], own_optimizer(config)
         if self.own:
             self.parameters = [(parameter, arena[f"weights/policy.{name}"], arena[f"gradients/policy.{name}"])
                                for name, parameter in policy.named_parameters()]  # fmt: skip
@@ -588,11 +589,11 @@ class TorchOptimizer:
             for group in self.optimizer.param_groups:
                 group["lr"] = float(rate)
             self.optimizer.step()
-            for parameter, weights, gradients in self.parameters:
-                if parameter.data_ptr() != weights.data_ptr():
-                    weights.copy_(parameter.data)
-                    parameter.data = weights
-                parameter.grad = gradients
+            for parameter, weight, gradient in self.parameters:
+                if parameter.data_ptr() != weight.data_ptr():
+                    weight.copy_(parameter.data)
+                    parameter.data = weight
+                parameter.grad = gradient
         return norm
 
     def state(self):

@@ -20,7 +20,7 @@ WITHIN = {"configuration": {"vector"}, "compiled": {"engines"}, "fused": {"engin
 UPWARD = {  # a room above that a function reaches: (file, room): the function
     ("protein", "sweep"): {"__main__", "__init__", "optimize"},
     ("engines", "compiled"): {"choose"},
-    ("engines", "fused"): {"choose", "any_network"},
+    ("engines", "fused"): {"choose", "plain_engine"},
 }
 LINES, CLASS, FUNCTION = 1500, 400, 60
 LONGER = {"kernels.py": 1660}  # until its CUDA kernels are CuPy's
