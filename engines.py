@@ -65,7 +65,7 @@ class Autograd:
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         self.extra_names = [] if self.extra_loss is None else ["own_" + config["loss"].rpartition(":")[2]]
         self.at_once = min(config["minibatch_size"], config["max_minibatch_size"] or config["minibatch_size"])  # steps
-        self.pool, self.learners = None, 1
+        self.pool, self.num_learners = None, 1
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class Autograd:
                             ("new_values", (T, M)), ("new_ratios", (T, M))):  # fmt: skip
             arena.register(name, shape)
         arena.register("steps", (T,), torch.int64)  # in memory, because a captured graph reads it there
-        arena.register("sums", (self.learners, kernels.SUMS + 1), torch.float64)  # and of train.loss
+        arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)  # and of train.loss
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         self.state = dict.fromkeys(state)
         self.largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
@@ -327,6 +327,134 @@ class Autograd:
 
     def forget(self):
         """What was captured is no longer so; see fused.py."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Is it still the same network?
+
+AT = 1.0, 30.0  # times its weights: a clamp or a squash that is far away shows at the second
+NUDGE = 1e-6  # of the weights: what it does to the outputs is what rounding may do
+STEPS, AGENTS = 16, 5  # that are compared
+
+
+def difference(policy, vecenv, sample, device="cpu"):
+    """What a fast engine computes otherwise than the policy's own forward, forward_eval and autograd, in words; None if
+    nothing was found. Some agents' steps with resets and dead rows, and a gradient, in float32; the weights are as they
+    were afterwards. sample(policy, arena, steps, rows): the engine's network (compiled.Sample, fused.Sample)."""
+    parameters = dict(policy.named_parameters())
+    kept = {name: (parameter.detach().clone(), parameter.grad) for name, parameter in parameters.items()}
+
+    def weigh(scale, nudge=0.0):
+        for name, parameter in parameters.items():
+            waves = torch.arange(parameter.numel(), device=parameter.device).view(parameter.shape).cos()
+            matrix = parameter.dim() > 1
+            parameter.data.copy_(kept[name][0] * scale if matrix else kept[name][0] + waves * (scale - 1) / 10)
+            parameter.data.mul_(1 + nudge * waves)
+            parameter.grad = None
+
+    try:
+        pair = _Pair(policy, sample, device)
+        for scale in AT:
+            given = _given(vecenv, device, scale)
+            weigh(scale, NUDGE)
+            nudged = _forward(policy, *given)[0].detach()
+            weigh(scale)
+            found = pair.compare(*given, nudged, gradients=scale == 1.0)
+            if found is not None:
+                return found if scale == 1 else f"{found} (at {scale:g} times its weights)"
+    except Exception as error:  # forward takes or gives something else now
+        return f"it does not run as the default network does: {type(error).__name__}: {error}"
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data.copy_(kept[name][0])
+            parameter.grad = kept[name][1]
+    return None
+
+
+def _given(vecenv, device, scale):
+    """Observations, resets and valid (STEPS, AGENTS, ...): observations near 1, or far away at the larger scale."""
+    random = np.random.default_rng(0)
+    shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
+    if dtype.kind == "f":
+        seen = random.normal(size=shape) * (1 if scale == 1 else 100)
+    else:
+        space = vecenv.single_observation_space
+        low, high = (1, 2) if scale == 1 else (max(-1000, int(space.low.min())), min(1000, int(space.high.max())))
+        seen = random.integers(min(0, low), high, shape, endpoint=scale != 1)
+    flags = [(random.random((STEPS, AGENTS)) < p).astype(np.uint8) for p in (0.2, 0.8)]
+    return [torch.from_numpy(array).to(device) for array in (seen.astype(dtype), *flags)]
+
+
+def _first_state(policy, device):
+    """Not all zero, the same each time."""
+    return {name: torch.linspace(-1, 1, tensor.numel(), device=device).view(tensor.shape)
+            for name, tensor in policy.initial_state(AGENTS).items()}  # fmt: skip
+
+
+def _forward(policy, seen, resets, valid):
+    """outputs (STEPS, AGENTS, A + 1) and log_std of the policy's own forward."""
+    state = {**_first_state(policy, seen.device), "resets": resets, "valid": valid}
+    return models.join_outputs(*policy(seen, state))
+
+
+@torch.no_grad()
+def _step_by_step(policy, seen, resets, valid):
+    """The same in the rollout's form, and the state after it."""
+    state, outputs = _first_state(policy, seen.device), []
+    for t in range(STEPS):
+        state |= {"resets": resets[t], "valid": valid[t]}
+        outputs.append(models.join_outputs(*models.one_step(policy, seen[t], state))[0])
+    return torch.stack(outputs), state["mingru"]
+
+
+class _Pair:
+    """The network's own forward beside that of a fast engine, in both of their forms."""
+
+    def __init__(self, policy, sample, device):
+        self.policy, self.arena = policy, kernels.Arena()
+        for name, parameter in policy.named_parameters():
+            self.arena.register(f"gradients/policy.{name}", parameter.shape, group="gradients")
+        self.fast = sample(policy, self.arena, STEPS, AGENTS)
+        self.arena.allocate(device)
+        self.fast.bind()
+
+    def compare(self, seen, resets, valid, nudged, *, gradients):
+        """`difference` at the weights as they are. nudged: the outputs at weights that are next to these."""
+        policy, first = self.policy, _first_state(self.policy, seen.device)["mingru"]
+        self.fast.refresh()
+        whole = self.fast.forward(seen.view(STEPS, AGENTS, -1), first, resets, valid)
+        each = torch.stack([self.fast.step(seen[t], first, resets[t], valid[t]).clone() for t in range(STEPS)])
+        with torch.enable_grad():
+            outputs, log_std = _forward(policy, seen, resets, valid)
+        theirs, (stepped, state) = outputs.detach(), _step_by_step(policy, seen, resets, valid)
+        rounding = _error(nudged, theirs, (0, 1))  # an output each: a clamp may be of few
+        allowed = max(1e-3, min(0.5, 300 * rounding))  # chaos, as in many layers with large weights
+        pairs = [("its outputs", whole, theirs), ("a step's outputs", each, stepped)]
+        if log_std is not None:
+            pairs.append(("log_std", policy.decoder.log_std.detach().expand_as(log_std), log_std.detach()))
+        for what, ours, own in pairs:
+            if not (error := _error(ours, own, (0, 1))) < allowed:
+                return f"{what} would differ by {100 * error:.2g}%"
+        if not (error := _error(first, state)) < allowed:
+            return f"the state after some steps would differ by {100 * error:.2g}%"
+        return self._compare_gradients(outputs, log_std) if gradients else None
+
+    def _compare_gradients(self, outputs, log_std):
+        slope = torch.cos(torch.arange(outputs.numel(), device=outputs.device)).view(outputs.shape)
+        with torch.enable_grad():
+            ((outputs * slope).sum() + (0.0 if log_std is None else log_std.sum())).backward()
+        self.arena.flat("gradients").zero_()
+        self.fast.backward(slope, None if log_std is None else torch.ones_like(log_std))
+        for name, parameter in self.policy.named_parameters():
+            theirs = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if not (error := _error(self.arena[f"gradients/policy.{name}"], theirs)) < 0.05:
+                return f"the gradient of {name} would differ by {100 * error:.2g}%"
+        return None
+
+
+def _error(ours, theirs, dims=None):
+    """The largest relative error of the norms over `dims`, or over all of them."""
+    return float(((ours - theirs).norm(dim=dims) / (theirs.norm(dim=dims) + 1e-6)).max())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

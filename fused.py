@@ -20,9 +20,11 @@ wait for the GPU. `Gpu` holds what CUDA wants for that:
 
 import contextlib
 import ctypes
+import math
 import sys
 import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -30,8 +32,9 @@ from numba import types
 from numba.extending import intrinsic
 
 import engines
+import kernels
 import ranks
-from compiled import _LONG, _WORD, Compiled, _call_address, _cycles, _step_environments, difference
+from compiled import _LONG, _WORD, _call_address, _cycles, _step_environments
 from configuration import ConfigError, own_optimizer
 from kernels import driver, host
 from vector import aligned_zeros
@@ -358,7 +361,219 @@ class Graphs(engines.Autograd):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The default network
+# The default network without autograd: matrix products and fused kernels in preallocated buffers
+
+
+class TorchProducts:
+    """torch's. In bfloat16 it rounds the weights of encoder and layers, and the decoder's for its input's
+    gradient; weights' gradients are rounded before they are added in float32."""
+
+    def __init__(self, policy, arena, name, *, rows, learns, precision):
+        self.arena, self.name, self.learns = arena, name, learns
+        half = precision != torch.float32
+        self.rounded = [key for key, _ in policy.named_parameters()
+                        if half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
+        for key in self.rounded:
+            shape = policy.get_parameter(key).shape
+            arena.register(f"{name}/weights/{key}", shape, precision)
+            arena.register(f"{name}/products/{key}", shape, precision)
+        if learns:
+            arena.register(f"{name}/ones", (rows,))
+            arena.register(f"{name}/rounded grad", (rows if half else 0, policy.decoder.out_features), precision)
+
+    def bind(self, masters, gradients):
+        """The weights by name and the gradients that are added to, once the arena is allocated."""
+        self.masters, self.gradients = masters, gradients
+        self.weights = masters | {key: self.arena[f"{self.name}/weights/{key}"] for key in self.rounded}
+        self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.rounded}
+        if self.learns:
+            self.ones = self.arena[f"{self.name}/ones"].fill_(1.0)
+
+    def refresh(self):
+        """Round the weights; due after every change of them."""
+        for key in self.rounded:
+            self.weights[key].copy_(self.masters[key])
+
+    def linear(self, name, x, out):
+        """out = x · W^T + b, all (rows, width); the decoder's in float32."""
+        weights = self.masters if x.dtype == torch.float32 else self.weights
+        torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"].t(), out=out)
+
+    def input_gradient(self, name, grad, out, *, add):
+        """out (+)= grad · W."""
+        if grad.dtype != out.dtype:
+            grad = self.arena[f"{self.name}/rounded grad"][: len(grad)].copy_(grad)
+        weight = self.weights[f"{name}.weight"]
+        torch.addmm(out, grad, weight, out=out) if add else torch.mm(grad, weight, out=out)
+
+    def weight_gradient(self, name, grad, x):
+        """Add grad^T · x to the weight's gradient."""
+        gradient = self.gradients[f"{name}.weight"]
+        if grad.dtype == gradient.dtype:
+            torch.addmm(gradient, grad.t(), x, out=gradient)
+        else:
+            gradient.add_(torch.mm(grad.t(), x, out=self.products[f"{name}.weight"]))
+
+    def add_rows(self, name, rows):
+        """Add the sum over rows (n, columns) to a gradient."""
+        gradient = self.gradients[name]
+        if rows.dtype == gradient.dtype:
+            torch.addmv(gradient, rows.t(), self.ones[: len(rows)], out=gradient)
+        else:
+            gradient.add_(rows.sum(0, dtype=gradient.dtype))
+
+
+class Layers:
+    """The default network without autograd for up to `rows` agents, `steps` at a time, in buffers that live in the
+    arena; each worker has its own.
+
+        layers = Layers(policy, arena, "worker 0", steps=64, rows=16)     # before arena.allocate
+        layers.bind("gradients")                                         # after
+        chunk = layers.chunk(n)                                          # the buffers, cut to n <= rows segments
+        layers.gather(chunk, observations, index, start)                 # and chunk.states[i][0], the initial states
+        layers.forward(chunk, resets, valid, index, start)               # -> chunk.outputs
+        layers.backward(chunk, resets, valid, index, start)              # from chunk.grad_outputs, into the gradients
+
+    With steps=0 it holds what `step`, the rollout's form, needs.
+
+    precision: torch.bfloat16 for the products of encoder and layers and what flows between them, forward and backward;
+    weights, states, the decoder's product and the sums of gradients stay float32. `refresh` is due after every change
+    of the weights: the products have them in a form of their own.
+    """
+
+    def __init__(self, policy, arena, name, *, steps, rows, precision=torch.float32):
+        self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
+        inputs, width = policy.encoder.in_features, policy.decoder.out_features
+        H, L, T = policy.hidden_size, policy.num_layers, max(steps, 1)
+        # name -> the shape of its buffer for n segments
+        rounded = {"observations": lambda n: (T, n, inputs)}
+        rounded |= {f"hgp{i}": lambda n: (T, n, 3 * H) for i in range(L if steps else 1)}
+        rounded |= {f"x{i}": lambda n: (T, n, H) for i in range(L if steps else 2)}
+        exact = {"last": lambda n: (T, n, H), "outputs": lambda n: (T, n, width)}
+        if steps:
+            rounded |= {"grad_x": lambda n: (T, n, H)}
+            exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)} | {"sums": lambda n: (n, 3 * H)}
+            exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1)}
+        for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
+            for key, shape in shapes.items():
+                arena.register(f"{name}/{key}", shape(rows), dtype)
+        self._shapes, self._chunks = rounded | exact, {}
+        self.products = TorchProducts(policy, arena, name, rows=T * rows, learns=steps > 0, precision=precision)
+
+    def bind(self, gradients="gradients"):
+        """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
+        weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
+        self.products.bind(weights, {key: self.arena[f"{gradients}/policy.{key}"] for key in weights})
+        self.refresh = self.products.refresh
+        self.refresh()
+
+    def chunk(self, n):
+        """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""
+        if n not in self._chunks:
+            views = {key: self.arena[f"{self.name}/{key}"].view(-1)[: math.prod(shape(n))].view(shape(n))
+                     for key, shape in self._shapes.items()}
+            # The same memory as (steps · n, width) matrices, for the products.
+            flat = {f"flat_{key}": view.flatten(0, 1) for key, view in views.items() if view.dim() == 3}
+            for stack in ("hgp", "x", "states"):
+                names = [f"{stack}{i}" for i in range(self.policy.num_layers + 1) if f"{stack}{i}" in views]
+                views[stack] = [views[name] for name in names]
+                flat[f"flat_{stack}"] = [flat[f"flat_{name}"] for name in names]
+            self._chunks[n] = SimpleNamespace(**views, **flat)
+        return self._chunks[n]
+
+    def step(self, observations, state, resets, valid):
+        """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
+        valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
+        chunk, observations = self.chunk(len(observations)), observations.view(len(observations), -1)
+        norm = self.policy.normalizer
+        layers, linear = self.policy.num_layers, self.products.linear
+        x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
+        if norm is not None:
+            kernels.gather(observations.unsqueeze(0), None, chunk.observations, shift=norm.shift, scale=norm.scale)
+            observations = chunk.flat_observations
+        elif observations.dtype != chunk.observations.dtype:
+            observations = chunk.flat_observations.copy_(observations)
+        linear("encoder", observations, x)
+        for i in range(layers):
+            linear(f"rnn.layers.{i}", x, hgp)
+            kernels.mingru_step(hgp, x, state[i], resets, valid, y if i + 1 < layers else chunk.flat_last)
+            x, y = y, x
+        linear("decoder", chunk.flat_last, chunk.flat_outputs)
+        return chunk.flat_outputs
+
+    def gather(self, chunk, observations, index, start):
+        """Put the segments index[start : start + n] of observations (>= steps, N, D) into the chunk, normalised if the
+        policy has it so."""
+        norm = self.policy.normalizer
+        shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
+        kernels.gather(observations, index, chunk.observations, start=start, shift=shift, scale=scale)
+
+    def forward(self, chunk, resets, valid, index, start):
+        """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
+        chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
+        linear = self.products.linear
+        linear("encoder", chunk.flat_observations, chunk.flat_x[0])
+        for i, out in enumerate([*chunk.x[1:], chunk.last]):
+            linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
+            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start)
+        linear("decoder", chunk.flat_last, chunk.flat_outputs)
+
+    def backward(self, chunk, resets, valid, index, start):
+        """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
+        products, grad_x = self.products, chunk.flat_grad_x
+        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last)
+        products.add_rows("decoder.bias", chunk.flat_grad_outputs)
+        if self.policy.decoder.log_std is not None:
+            products.add_rows("decoder.log_std", chunk.flat_grad_log_std)
+        products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
+        for i in reversed(range(self.policy.num_layers)):
+            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
+                                     index=index, start=start)  # fmt: skip
+            products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i])
+            products.add_rows(f"rnn.layers.{i}.bias", chunk.sums)
+            products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
+        products.weight_gradient("encoder", grad_x, chunk.flat_observations)
+        products.add_rows("encoder.bias", grad_x)
+
+
+class Sample:
+    """The network in both of its forms, for `engines.difference`: forward, backward and step."""
+
+    def __init__(self, policy, arena, steps, rows, precision=torch.float32):
+        self.layers = Layers(policy, arena, "sample", steps=steps, rows=rows, precision=precision)
+        self.actor = Layers(policy, arena, "sample actor", steps=0, rows=rows, precision=precision)
+        self.rows, self.step = rows, self.actor.step
+
+    def bind(self):
+        self.layers.bind()
+        self.actor.bind()
+
+    def refresh(self):
+        self.layers.refresh()
+        self.actor.refresh()
+
+    def forward(self, observations, initial, resets, valid):
+        """All steps of the segments of observations (T, rows, D): outputs (T, rows, A + 1); initial (rows, H) a
+        layer."""
+        chunk, index = self.layers.chunk(self.rows), torch.arange(self.rows, device=observations.device)
+        self.flags = resets, valid, index, 0
+        self.layers.gather(chunk, observations, index, 0)
+        for states, state in zip(chunk.states, initial, strict=True):
+            states[0].copy_(state)
+        self.layers.forward(chunk, *self.flags)
+        return chunk.outputs
+
+    def backward(self, grad_outputs, grad_log_std=None):
+        """Add the gradients of all weights, after `forward`."""
+        chunk = self.layers.chunk(self.rows)
+        chunk.grad_outputs.copy_(grad_outputs)
+        if grad_log_std is not None:
+            chunk.grad_log_std.copy_(grad_log_std)
+        self.layers.backward(chunk, *self.flags)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The engine of the default network
 
 
 @intrinsic
@@ -414,23 +629,34 @@ class Fused(Graphs):
     """The default network on a GPU: the kernels' forward and backward, all segments of a minibatch at once."""
 
     name = "fused"
-    difference = staticmethod(difference)
-    learn_segments = Compiled._learn
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
 
+    @staticmethod
+    def difference(policy, vecenv, device="cpu"):
+        return engines.difference(policy, vecenv, Sample, device)
+
     def register(self, arena):
         super().register(arena)
-        self._register_layers(self.at_once // self.horizon)
+        rows = self.at_once // self.horizon
+        self.chunks = [(start, min(rows, self.segments - start)) for start in range(0, self.segments, rows)]
+        self.actors = [Layers(self.policy, arena, f"actor {w}", steps=0, rows=self.largest, precision=self.precision)
+                       for w in range(self.vecenv.num_workers)]  # fmt: skip
+        self.layers = Layers(self.policy, arena, "learner", steps=self.horizon, rows=min(rows, self.segments),
+                             precision=self.precision)
 
     def bind(self):
         super().bind()
-        self._bind_layers()
+        for layers in (*self.actors, self.layers):
+            layers.bind()
+        self.flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
 
-    _register_layers, _bind_layers, _act = Compiled._register_layers, Compiled._bind_layers, Compiled._act
-    outdated = Compiled.outdated
+    def _act(self, worker, observations, state, resets, valid):
+        log_std = self.policy.decoder.log_std
+        outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
+        return outputs, None if log_std is None else log_std.data
 
     def _rollout(self, worker):
         with torch.no_grad(), self.device.worker(worker):
@@ -452,7 +678,24 @@ class Fused(Graphs):
         return share * (time.perf_counter() - begun)
 
     def learn(self, index):
-        self.learn_segments(0)
+        s, layers, log_std = self.storage, self.layers, self.policy.decoder.log_std
+        self.arena.flat("gradients").zero_()
+        layers.refresh()
+        for start, count in self.chunks:
+            chunk = layers.chunk(count)
+            layers.gather(chunk, self.flat_observations, self.index, start)
+            for layer, states in enumerate(chunk.states):
+                torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count],
+                                   out=states[0])  # fmt: skip
+            flags = s["resets"], s["valid"], self.index, start
+            layers.forward(chunk, *flags)
+            self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
+                       None if log_std is None else log_std.data, chunk.grad_log_std)  # fmt: skip
+            layers.backward(chunk, *flags)
+
+    def outdated(self, thoroughly=False):
+        why = engines.edited(self.policy)
+        return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why
 
     def _learning_calls(self):
         if ranks.connect().count > 1 or own_optimizer(self.config):

@@ -410,9 +410,11 @@ def power_of_two(shifted):
 
 @cell
 def exp_cell(x):
-    """e^x within 1e-7 relative: 2^k · p(r), p of degree 6 (constants of Cephes' expf, Moshier 1992). NaN stays NaN."""
+    """e^x within 1e-7 relative: 2^k · p(r), p of degree 6 (constants of Cephes' expf, Moshier 1992), and 0 below -87.
+    NaN stays NaN."""
     x = f32(88.0) if x > f32(88.0) else x
-    x = f32(-87.0) if x < f32(-87.0) else x
+    under = x < f32(-87.0)
+    x = f32(-87.0) if under else x
     shifted = x * f32(1.44269504) + f32(12582912.0)  # adding 1.5·2^23 rounds to an integer k, left in the low bits
     k = shifted - f32(12582912.0)
     r = x - k * f32(0.693359375)
@@ -424,7 +426,7 @@ def exp_cell(x):
     p = p * r + f32(1.6666665459e-1)
     p = p * r + f32(5.0000001201e-1)
     p = p * (r * r) + r + ONE
-    return p * power_of_two(shifted)
+    return ZERO if under else p * power_of_two(shifted)
 
 
 # bfloat16, the upper half of a float32: numba has no such type, so drivers see its bits as uint16.
@@ -968,22 +970,26 @@ def observation_moments(observations, valid, around):
 
 
 @cell
-def mingru_cell(x, h, g, p, state, live):
-    """(new state, output) of one channel; MinGRU (Feng et al. 2024, section 3.1) in linear space with a highway gate
-    (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x, z = sigmoid(g), q = sigmoid(p).
-    A dead agent's state stays. (A choice of results, not of ways: a branch costs the loop twice its time.)"""
-    candidate = h + HALF if h >= ZERO else sigmoid_cell(h)
-    new_state = state + sigmoid_cell(g) * (candidate - state)
-    state = new_state if live else state
-    return state, x + sigmoid_cell(p) * (state - x)
+def mingru_gates_cell(h, g, p):
+    """(h~, z, q) of mingru_cell from the linear map's output. (A choice of results, not of ways: a branch costs the
+    loop twice its time.)"""
+    return h + HALF if h >= ZERO else sigmoid_cell(h), sigmoid_cell(g), sigmoid_cell(p)
 
 
 @cell
-def mingru_cell_grad(x, h, g, p, state, live, grad_out, grad_state):
-    """(dh, dg, dp, dx, dstate) of mingru_cell; the gates are computed again, which is cheaper than storing them."""
-    candidate = h + HALF if h >= ZERO else sigmoid_cell(h)
-    slope = ONE if h >= ZERO else candidate * (ONE - candidate)
-    z, q = sigmoid_cell(g), sigmoid_cell(p)
+def mingru_cell(x, candidate, z, q, state, live):
+    """(new state, output) of one channel; MinGRU (Feng et al. 2024, section 3.1) in linear space with a highway gate
+    (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x, z = sigmoid(g), q = sigmoid(p).
+    A dead agent's state stays."""
+    new_state = state + z * (candidate - state)
+    state = new_state if live else state
+    return state, x + q * (state - x)
+
+
+@cell
+def mingru_cell_grad(x, candidate, z, q, state, live, grad_out, grad_state):
+    """(dh, dg, dp, dx, dstate) of the two cells above; h~ is ½ or more where h is not negative."""
+    slope = ONE if candidate >= HALF else candidate * (ONE - candidate)
     new_state = state + z * (candidate - state) if live else state
     ds = grad_state + grad_out * q
     dz, dx = ds * z, grad_out * (ONE - q)
@@ -999,7 +1005,8 @@ def _mingru_step_cpu(begin, end, hgp, x, state, resets, valid, out):
         h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
         keep, live = ZERO if resets[m] else ONE, valid[m] != 0
         for j in range(H):
-            new, y = mingru_cell(widen(xs[j]), widen(h[j]), widen(g[j]), widen(p[j]), s[j] * keep, live)
+            candidate, z, q = mingru_gates_cell(widen(h[j]), widen(g[j]), widen(p[j]))
+            new, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep, live)
             s[j] = new
             o[j] = narrow(y, o)
 
@@ -1011,7 +1018,8 @@ def _mingru_step_cuda(begin, end, hgp, x, state, resets, valid, out):
         m, j = lane // H, lane % H
         h, g, p = widen(hgp[m, j]), widen(hgp[m, H + j]), widen(hgp[m, 2 * H + j])
         s = state[m, j] * (ZERO if resets[m] else ONE)
-        state[m, j], y = mingru_cell(widen(x[m, j]), h, g, p, s, valid[m] != 0)
+        candidate, z, q = mingru_gates_cell(h, g, p)
+        state[m, j], y = mingru_cell(widen(x[m, j]), candidate, z, q, s, valid[m] != 0)
         out[m, j] = narrow(y, out)
 
 
@@ -1026,6 +1034,28 @@ def mingru_step(hgp, x, state, resets, valid, out):
         _array("mingru_step", "valid", valid, (M,), np.uint8), _array("mingru_step", "out", out, (M, H), FLOATS))
 
 
+def kept_gate(gate, before):
+    """What the scan leaves in the place of hgp on a CPU: its gates, unless they would be rounded to bfloat16."""
+    return before if isinstance(before, u16) else gate
+
+
+def gates_again(h, g, p):
+    """The gates from what the scan left."""
+    return mingru_gates_cell(widen(h), widen(g), widen(p)) if isinstance(h, u16) else (h, g, p)
+
+
+@overload(kept_gate)
+def _kept_gate(gate, before):
+    return (lambda gate, before: before) if before == types.uint16 else (lambda gate, before: gate)
+
+
+@overload(gates_again)
+def _gates_again(h, g, p):
+    if h == types.uint16:
+        return lambda h, g, p: mingru_gates_cell(widen(h), widen(g), widen(p))
+    return lambda h, g, p: (h, g, p)
+
+
 @distinct_driver
 def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, out):
     T, _, H = x.shape
@@ -1037,7 +1067,9 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
             keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):
-                state, y = mingru_cell(widen(xs[j]), widen(h[j]), widen(g[j]), widen(p[j]), s[j] * keep, live)
+                candidate, z, q = mingru_gates_cell(widen(h[j]), widen(g[j]), widen(p[j]))
+                state, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep, live)
+                h[j], g[j], p[j] = kept_gate(candidate, h[j]), kept_gate(z, g[j]), kept_gate(q, p[j])
                 s[j] = state
                 new[j] = state
                 o[j] = narrow(y, o)
@@ -1058,7 +1090,8 @@ def _mingru_scan_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, ind
                 gate, flag = gate + M * u64(3) * H, flag + N
                 h, g, p, x_t = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[following]
                 reset, live = resets[flag], valid[flag]
-            s, y = mingru_cell(x_now, h_now, g_now, p_now, s, live_now)
+            candidate, z, q = mingru_gates_cell(h_now, g_now, p_now)
+            s, y = mingru_cell(x_now, candidate, z, q, s, live_now)
             out[at] = narrow(y, out)
             states[following] = s
             at = following
@@ -1067,7 +1100,8 @@ def _mingru_scan_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, ind
 def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
     written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
-    where there is no index) are meant."""
+    where there is no index) are meant. On a CPU the gates (h~, z, q) take the place of a float32 hgp, for the gradient;
+    a GPU would wait longer for the memory than it takes to compute them again."""
     T, M, H = _sizes("mingru_scan", "x", x, 3)
     N = _sizes("mingru_scan", "resets", resets, 2)[1]
     index = _index("mingru_scan", index, start, M, N, x)
@@ -1095,8 +1129,9 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
             keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):
-                dh, dg, dp, dx, ds = mingru_cell_grad(
-                    widen(xs[j]), widen(h[j]), widen(g[j]), widen(p[j]), s[j] * keep, live, widen(dy[j]), carry[j])
+                candidate, z, q = gates_again(h[j], g[j], p[j])
+                dh, dg, dp, dx, ds = mingru_cell_grad(widen(xs[j]), candidate, z, q, s[j] * keep, live, widen(dy[j]),
+                                                      carry[j])
                 h[j], g[j], p[j], dy[j] = narrow(dh, h), narrow(dg, g), narrow(dp, p), narrow(dx, dy)
                 sum_h[j] += dh
                 sum_g[j] += dg
@@ -1120,7 +1155,8 @@ def _mingru_scan_grad_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid
                 at, gate, flag = at - M * H, gate - M * u64(3) * H, flag - N
                 h, g, p, x_t, s, dy = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], states[at], grad_out[at]
                 reset, live = resets[flag], valid[flag]
-            dh, dg, dp, dx, ds = mingru_cell_grad(x_now, h_now, g_now, p_now, s_now * keep, live_now, dy_now, carry)
+            candidate, z, q = mingru_gates_cell(h_now, g_now, p_now)
+            dh, dg, dp, dx, ds = mingru_cell_grad(x_now, candidate, z, q, s_now * keep, live_now, dy_now, carry)
             hgp[gate_here], hgp[gate_here + H] = narrow(dh, hgp), narrow(dg, hgp)
             hgp[gate_here + H + H], grad_out[here] = narrow(dp, hgp), narrow(dx, grad_out)
             sum_h, sum_g, sum_p = sum_h + dh, sum_g + dg, sum_p + dp
@@ -1129,9 +1165,10 @@ def _mingru_scan_grad_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid
 
 
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
-    """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H) becomes d loss/d hgp, grad_out (T, M, H) becomes the
-    highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not propagated.
-    sums (M, 3H) is written with each segment's sum of d hgp over t, which add up to the bias's gradient."""
+    """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H), as mingru_scan left it, becomes d loss/d hgp,
+    grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0]
+    is not propagated. sums (M, 3H) is written with each segment's sum of d hgp over t, which add up to the bias's
+    gradient."""
     T, M, H = _sizes("mingru_scan_grad", "x", x, 3)
     N = _sizes("mingru_scan_grad", "resets", resets, 2)[1]
     index = _index("mingru_scan_grad", index, start, M, N, x)
@@ -1255,9 +1292,127 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
     sums[VALID] += ONE
 
 
+@cell
+def entropy_cell(p, log_p):
+    """-p log p, a choice's share of its head's entropy: 0 for a choice without a chance, whoever ruled it out."""
+    return ZERO if p == ZERO else -p * log_p
+
+
+@cell
+def entropy_grad_cell(p, log_p, entropy):
+    """- d entropy/d logit of a choice."""
+    return ZERO if p == ZERO else p * (log_p + entropy)
+
+
+@cell
+def logit_grad_cell(entropy_grad, p, chosen, dlogprob, ent_coef):
+    """d loss/d logit of a choice; d logprob/d logit = [chosen] - p."""
+    return ent_coef * entropy_grad + dlogprob * ((ONE if chosen else ZERO) - p)
+
+
+@distinct_driver
+def _head_rows(log_p, p, top, total, entropy):
+    """Logits (choices, T), -inf where they are forbidden, to log-probabilities, in place, and probabilities; entropy
+    (T,). top and total (T,) are scratch. Neighbours are steps, so that all of it vectorises."""
+    steps, choices = len(top), len(log_p)
+    for t in range(steps):
+        top[t], total[t], entropy[t] = log_p[0, t], ZERO, ZERO
+    for j in range(1, choices):
+        row = log_p[j]
+        for t in range(steps):
+            top[t] = top[t] if row[t] <= top[t] else row[t]
+    for j in range(choices):
+        row, share = log_p[j], p[j]
+        for t in range(steps):
+            x = row[t] - top[t]
+            e = exp_cell(x)
+            row[t], share[t] = x, e
+            total[t] += e
+    for t in range(steps):
+        top[t] = log_cell(total[t]) + (total[t] - total[t])  # NaN stays NaN
+        total[t] = ONE / total[t]
+    for j in range(choices):
+        row, share = log_p[j], p[j]
+        for t in range(steps):
+            share[t] *= total[t]
+            row[t] -= top[t]
+            entropy[t] += entropy_cell(share[t], row[t])
+
+
+@distinct_driver
+def _logit_grad_rows(log_p, p, entropy, chosen, dlogprob, ent_coef):
+    """The log-probabilities (choices, T) of one head become d loss/d logit."""
+    for j in range(len(log_p)):
+        row, share = log_p[j], p[j]
+        for t in range(len(chosen)):
+            slope = entropy_grad_cell(share[t], row[t], entropy[t])
+            row[t] = logit_grad_cell(slope, share[t], chosen[t] == j, dlogprob[t], ent_coef)
+
+
+@distinct_driver
+def _objective_rows(logprob, old_logprob, value, old_value, advantage, weight, settings, policy, value_loss, ratio,
+                    logratio, dlogprob, dvalue):
+    """What ppo_cell and value_cell give for the T steps of a segment; the derivatives are scaled."""
+    mean, scale, row_scale = settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE], settings[ROW_SCALE]
+    clip_coef, vf_coef, vf_clip_coef = settings[CLIP_COEF], settings[VF_COEF], settings[VF_CLIP_COEF]
+    for t in range(len(logprob)):
+        a = weight * (advantage[t] - mean) * scale
+        policy[t], slope, ratio[t], logratio[t] = ppo_cell(logprob[t], old_logprob[t], a, clip_coef)
+        value_loss[t], dv = value_cell(value[t], old_value[t], advantage[t] + old_value[t], vf_clip_coef)
+        dlogprob[t], dvalue[t] = row_scale * slope, row_scale * vf_coef * dv
+
+
 @driver
-def _ppo_loss_discrete(begin, end, size, outputs, index, start, masked, masks, heads, actions, logprobs, values,
-                       advantages, weights, valid, settings, grad, new_values, ratios, scratch, parts):
+def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, heads, actions, logprobs, values,
+                           advantages, weights, valid, settings, grad, new_values, ratios, parts):
+    T, _, width = outputs.shape
+    choices, clip_coef, ent_coef = width - 1, settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
+    log_p, p = np.empty((choices, T), np.float32), np.empty((choices, T), np.float32)
+    rows, entropies = np.empty((13, T), np.float32), np.empty((len(heads), T), np.float32)
+    chosen = np.empty(T, np.int32)
+    logprob, old_logprob, value, old_value, advantage, policy, value_loss = rows[:7]
+    ratio, logratio, dlogprob, dvalue, top, total = rows[7:]
+    for m in range(begin, end):
+        n, column = index[start + m], start + m
+        for t in range(T):  # side by side what in memory is a row of agents apart
+            value[t], old_value[t], advantage[t] = outputs[t, m, choices], values[t, n], advantages[t, n]
+            old_logprob[t], logprob[t] = logprobs[t, n], ZERO
+            for j in range(choices):
+                log_p[j, t] = -np.inf if masked and masks[t, n, j] == 0 else outputs[t, m, j]
+        first = 0
+        for head in range(len(heads)):
+            last = first + heads[head]
+            _head_rows(log_p[first:last], p[first:last], top, total, entropies[head])
+            for t in range(T):
+                logprob[t] += log_p[first + actions[t, n, head], t]
+            first = last
+        _objective_rows(logprob, old_logprob, value, old_value, advantage, weights[column], settings, policy,
+                        value_loss, ratio, logratio, dlogprob, dvalue)
+        first = 0
+        for head in range(len(heads)):
+            last = first + heads[head]
+            for t in range(T):
+                chosen[t] = actions[t, n, head]
+            _logit_grad_rows(log_p[first:last], p[first:last], entropies[head], chosen, dlogprob, ent_coef)
+            first = last
+        for t in range(T):
+            live = valid[t, n] != 0
+            for j in range(choices):
+                grad[t, m, j] = log_p[j, t] if live else ZERO
+            grad[t, m, choices] = dvalue[t] if live else ZERO
+            new_values[t, column] = value[t] if live else old_value[t]
+            ratios[t, column] = ratio[t] if live else ONE
+            if live:
+                entropy, target = ZERO, advantage[t] + old_value[t]
+                for head in range(len(heads)):
+                    entropy += entropies[head, t]
+                statistics_cell(parts[m], policy[t], value_loss[t], entropy, ratio[t], logratio[t], clip_coef, target,
+                                target - value[t])
+
+
+@driver
+def _ppo_loss_discrete_cuda(begin, end, size, outputs, index, start, masked, masks, heads, actions, logprobs, values,
+                            advantages, weights, valid, settings, grad, new_values, ratios, scratch, parts):
     _, M, width = outputs.shape
     mean, scale, row_scale = settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE], settings[ROW_SCALE]
     clip_coef, vf_coef, vf_clip_coef = settings[CLIP_COEF], settings[VF_COEF], settings[VF_CLIP_COEF]
@@ -1289,12 +1444,9 @@ def _ppo_loss_discrete(begin, end, size, outputs, index, start, masked, masks, h
                 head_entropy = ZERO
                 for j in range(first, last):
                     probabilities[j] /= total
-                    if not (masked and mask[j] == 0):
-                        head_entropy -= probabilities[j] * (row[j] - top - log_total)
-                # d entropy/d logit_j = -p_j (log p_j + H)
+                    head_entropy += entropy_cell(probabilities[j], row[j] - top - log_total)
                 for j in range(first, last):
-                    allowed = not (masked and mask[j] == 0)
-                    drow[j] = probabilities[j] * (row[j] - top - log_total + head_entropy) if allowed else ZERO
+                    drow[j] = entropy_grad_cell(probabilities[j], row[j] - top - log_total, head_entropy)
                 logprob += row[first + actions[t, n, head]] - top - log_total
                 entropy += head_entropy
                 first = last
@@ -1306,8 +1458,8 @@ def _ppo_loss_discrete(begin, end, size, outputs, index, start, masked, masks, h
             for head in range(len(heads)):
                 last = first + heads[head]
                 for j in range(first, last):
-                    drow[j] = row_scale * (ent_coef * drow[j] - dlogprob * probabilities[j])
-                drow[first + actions[t, n, head]] += row_scale * dlogprob
+                    chosen = j == first + actions[t, n, head]
+                    drow[j] = row_scale * logit_grad_cell(drow[j], probabilities[j], chosen, dlogprob, ent_coef)
                 first = last
             drow[width - 1] = row_scale * vf_coef * dvalue
             ratios[t, column] = ratio
@@ -1378,7 +1530,8 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     if start + M > B:
         raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
     (lanes, size), like = _lanes(outputs, T, M), outputs
-    parts, part_array = _workspace((lanes, SUMS), torch.float32 if on_gpu(like) else torch.float64, like)
+    parts, part_array = _workspace((lanes if heads is None or on_gpu(like) else M, SUMS),
+                                   torch.float32 if on_gpu(like) else torch.float64, like)
     outputs, grad = _array(name, "outputs", outputs, (T, M, width)), _array(name, "grad", grad, (T, M, width))
     rollout = (_array(name, "logprobs", logprobs, (T, N)), _rows(name, "values", values, T, (N,)),
                _array(name, "advantages", advantages, (T, N)), _array(name, "weights", weights, (B,)),
@@ -1390,9 +1543,12 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         heads = _heads(name, heads, _sizes(name, "actions", actions, 3)[2], width - 1, like)
         masks = None if masks is None else _rows(name, "masks", masks, T, (N, width - 1), np.uint8)
         actions = _array(name, "actions", actions, (T, N, len(heads)), np.int32)
-        _, scratch = _workspace((lanes, width), torch.float32, like, torch.empty)
-        run(_ppo_loss_discrete, lanes, 4, size, outputs, index, start, *_masks(masks, like, 3), heads, actions,
-            *rollout, grad, *written, scratch, part_array)
+        given = (outputs, index, start, *_masks(masks, like, 3), heads, actions, *rollout, grad, *written)
+        if on_gpu(like):
+            _, scratch = _workspace((lanes, width), torch.float32, like, torch.empty)
+            run(_ppo_loss_discrete_cuda, lanes, 4, size, *given, scratch, part_array)
+        else:
+            run(_ppo_loss_discrete_cpu, M, 4, *given, part_array)
     else:
         log_std = _log_std(name, log_std, (T, M, width - 1))
         grad_log_std = _array(name, "grad_log_std", grad_log_std, (T, M, width - 1))

@@ -209,7 +209,7 @@ class _FusedScan(torch.autograd.Function):
         states = torch.empty(len(x) + 1, *state.shape, device=x.device)
         states[0] = state
         out = torch.empty_like(x)
-        hgp, x = hgp.detach().contiguous(), x.detach().contiguous()
+        hgp, x = hgp.detach().clone(memory_format=torch.contiguous_format), x.detach().contiguous()
         kernels.mingru_scan(hgp, x, states, resets, valid, out)
         ctx.save_for_backward(x, hgp, states, resets, valid)
         return out, states[-1]

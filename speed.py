@@ -7,8 +7,9 @@
     python speed.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
 
 profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or chrome://tracing:
-one row a thread, with torch's operations, and the kernels of kernels.py and of the engine's file by their names. A
-rollout that is one call otherwise goes step by step here, so that its parts can be seen.
+one row a thread, with torch's operations, the kernels of kernels.py by their names, and what the engine does: `act`, a
+step of the network, and `learn`, a worker's share of a minibatch. A rollout that is one call otherwise goes step by
+step here, so that its parts can be seen.
 
 autotune times the trainer's own rollout, the policy included, because what pays is to step some environments while the
 policy acts on others. The number of environments stays as it is: it belongs to the learning, not to the machine. All
@@ -53,15 +54,15 @@ def profile(env_name, args):
     epochs(WARM_UP + (max(0, trainer.config["cudagraphs"]) if trainer.config["device"] == "cuda" else 0))  # capturing
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
-        # torch marks its own operations; the kernels and the environments are marked here
-        own = {module: [name for name, function in vars(module).items() if inspect.isfunction(function)
-                        and function.__module__ == module.__name__ and name[0] != "_" and name not in ("host", "run")]
-               for module in (kernels, sys.modules[type(trainer.engine).__module__])}  # fmt: skip
-        for owner, names in (*own.items(), (vecenv, ("wait", "advance"))):
+        # torch marks its own operations; the kernels, the engine and the environments are marked here
+        own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
+               and function.__module__ == "kernels" and name[0] != "_" and name not in ("host", "run")]  # fmt: skip
+        engine = [name for name in ("_act", "_learn") if hasattr(trainer.engine, name)]
+        for owner, names in ((kernels, own), (trainer.engine, engine), (vecenv, ("wait", "advance"))):
             for name in names:
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
-                setattr(owner, name, torch.profiler.record_function(name)(function))
+                setattr(owner, name, torch.profiler.record_function(name.strip("_"))(function))
         trace = stack.enter_context(torch.profiler.profile(activities=activities, experimental_config=everywhere))
         trainer.mean_and_log()  # begins the stages' clocks anew
         epochs(settings["epochs"])

@@ -315,22 +315,27 @@ def build(header, debug=False, extra_flags=()):
     machine's processor. It is written under another name and then moved into place, so that processes which start
     at once never see half of one. RuntimeError where there is no compiler, or with the compiler's own message.
     """
-    compiler = find_compiler()
-    target_flags = DEBUG_FLAGS if debug else FLAGS
-    flags = [*target_flags, *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
+    flags = [*SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
     sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c", *sorted(header.parent.glob("*.[ch]"))]
+    name = f"{header.stem}-{'debug-' if debug else ''}"
+    return compile_library(FOLDER / "binding.c", name, DEBUG_FLAGS if debug else FLAGS, flags, sources, header)
+
+
+def compile_library(source, name, target_flags, flags, sources, what=None):
+    """The path of the shared library that `source` compiles to, named `name` and a hash of `sources`, the flags and the
+    compiler. RuntimeError with the compiler's message, which says that `what` does not compile."""
+    compiler, flags = find_compiler(), [*target_flags, *flags]
     contents = b"\0".join([compiler.encode(), repr(flags).encode(), _macros(compiler, *target_flags),
                            *(f.read_bytes() for f in sources)])  # fmt: skip
-    name = f"{header.stem}-{'debug-' if debug else ''}{hashlib.sha256(contents).hexdigest()[:16]}.so"
-    folder = _cache_folder()
+    name, folder = f"{name}{hashlib.sha256(contents).hexdigest()[:16]}.so", _cache_folder()
     if not (folder / name).exists():
-        handle, temporary = tempfile.mkstemp(".so", f"{header.stem}-", folder)
+        handle, temporary = tempfile.mkstemp(".so", "building-", folder)
         os.close(handle)
-        command = [compiler, *flags, str(FOLDER / "binding.c"), "-o", temporary, "-lm", "-ldl"]
+        command = [compiler, *flags, str(source), "-o", temporary, "-lm", "-ldl"]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             os.remove(temporary)
-            raise RuntimeError(f"{header} does not compile:\n{' '.join(command)}\n{result.stderr}")
+            raise RuntimeError(f"{what or source} does not compile:\n{' '.join(command)}\n{result.stderr}")
         os.chmod(temporary, 0o755)  # mkstemp's are for nobody else
         os.replace(temporary, folder / name)
     return folder / name

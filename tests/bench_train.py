@@ -73,13 +73,14 @@ def products(trainer):
     steps = vecenv.num_buffers * (T + 1)  # row T is evaluated too
     shapes += [(rows, D, H, half, steps), (rows, H, 3 * H, half, steps * L), (rows, H, A, full, steps)]
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
-    for chunks in trainer.engine.chunks:
-        for _, segments in chunks:
-            rows = segments * T
-            for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L), (rows, H, A, full, 1),
-                                           (A, rows, H, full, 1), (rows, A, H, half, 1), (3 * H, rows, H, half, L),
-                                           (rows, 3 * H, H, half, L), (H, rows, D, half, 1)):  # fmt: skip
-                shapes.append((m, k, n, dtype, minibatches * layers))
+    engine = trainer.engine  # torch is quickest with some thousand steps at once on a CPU: what fits its caches
+    rows = engine.at_once if engine.torch_device.type == "cuda" else T * max(1, 4096 // half.itemsize // T)
+    rows = min(rows, engine.segments * T // engine.num_learners)
+    passes = minibatches * engine.segments * T / rows
+    for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L), (rows, H, A, full, 1),
+                                   (A, rows, H, full, 1), (rows, A, H, full, 1), (3 * H, rows, H, half, L),
+                                   (rows, 3 * H, H, half, L), (H, rows, D, half, 1)):  # fmt: skip
+        shapes.append((m, k, n, dtype, passes * layers))
     merged = {}
     for *shape, count in shapes:
         merged[tuple(shape)] = merged.get(tuple(shape), 0) + count

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-import compiled
 import configuration
 import engines
 import models
@@ -45,7 +44,7 @@ def learn(trainer, epochs=2):
 def test_the_default_network_is_compiled(env, normalize, capsys):
     trainer = make_trainer(env=env, normalize=normalize, norm_obs=normalize)
     assert trainer.engine.name == "compiled" and trainer.engine.outdated(True) is None
-    assert trainer.engine.rollout_name == ("compiled" if compiled.fast() else "plain")
+    assert trainer.engine.rollout_name == "compiled"
     weights = trainer.arena.flat("weights").clone()
     assert trainer.engine.difference(trainer.policy, trainer.vecenv) is None
     assert torch.equal(weights, trainer.arena.flat("weights")), "comparing changes nothing"
@@ -226,7 +225,7 @@ def test_a_checkpoint_is_compared_anew(tmp_path, capsys, monkeypatch):
     def far(self, outputs):
         return split(self, outputs.clamp(-20, 20))
 
-    monkeypatch.setattr(compiled, "AT", (1.0,))
+    monkeypatch.setattr(engines, "AT", (1.0,))
     monkeypatch.setattr(models.Decoder, "split", far)
     monkeypatch.setitem(engines.OWN[models.Decoder], "split", far)
     trainer = make_trainer()

@@ -10,17 +10,11 @@ import reference
 import torch
 
 import compiled
+import fused
 import kernels
 import models
 
-
-@pytest.fixture(params=["tiles", "torch"])
-def multiplied(request, monkeypatch):
-    """With either kind of products."""
-    monkeypatch.setattr(compiled, "fast", lambda: request.param == "tiles")
-
-
-both = pytest.mark.usefixtures("multiplied")
+both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])  # here fused is on a CPU
 
 DISCRETE = gymnasium.spaces.Discrete(3)
 MULTI = gymnasium.spaces.MultiDiscrete([2, 3])
@@ -40,38 +34,33 @@ def segment(T=11, N=6, inputs=5):
     return torch.randn(T, N, inputs, generator=generator), *flags
 
 
-def fused_for(policy, steps, rows, precision=torch.float32):
+def sample(engine, policy, steps, rows, precision=torch.float32):
+    """The engine's network over an arena that has adopted the policy."""
     arena = kernels.Arena()
     arena.adopt(policy)
-    fused = compiled.Layers(policy, arena, "test", steps=steps, rows=rows, precision=precision)
+    network = engine.Sample(policy, arena, steps, rows, precision)
     arena.allocate()
-    fused.bind("gradients")
-    return fused
+    network.bind()
+    return network
 
 
+@both
 @pytest.mark.parametrize("layers", [1, 3])
-def test_fused_in_bfloat16_is_near_float32(layers):
+def test_bfloat16_is_near_float32(engine, layers):
     """Outputs within the rounding of 8 bits, gradients of the same direction and length, the rollout's step alike."""
     torch.manual_seed(0)
     policy = models.MinGRUPolicy(environment(MULTI), hidden_size=64, num_layers=layers)
     with torch.no_grad():
         policy.decoder.weight.mul_(30)
     observations, resets, valid = segment(T=16, N=8)
-    index, initial = torch.arange(8), torch.randn(layers, 8, 64)
+    initial = torch.randn(layers, 8, 64)
     grad, outputs, gradients, steps = torch.randn(16, 8, policy.decoder.out_features), [], [], []
     for precision in (torch.float32, torch.bfloat16):
-        fused = fused_for(policy, 16, rows=8, precision=precision)
-        chunk = fused.chunk(8)
-        kernels.gather(observations, index, chunk.observations)
-        for layer, states in enumerate(chunk.states):
-            states[0] = initial[layer]
-        fused.forward(chunk, resets, valid, index, 0)
-        outputs.append(chunk.outputs.clone())
-        chunk.grad_outputs.copy_(grad)
-        fused.backward(chunk, resets, valid, index, 0)
+        network = sample(engine, policy, 16, 8, precision)
+        outputs.append(network.forward(observations, initial, resets, valid).clone())
+        network.backward(grad)
         gradients.append({name: parameter.grad.flatten().clone() for name, parameter in policy.named_parameters()})
-        actor = fused_for(policy, 0, rows=8, precision=precision)
-        steps.append(actor.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
+        steps.append(network.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
     scale = outputs[0].abs().max()
     assert (outputs[1] - outputs[0]).abs().max() < 0.02 * scale and not torch.equal(*outputs)
     assert (steps[1] - outputs[1][0]).abs().max() < 0.01 * scale
@@ -83,63 +72,52 @@ def test_fused_in_bfloat16_is_near_float32(layers):
 
 @both
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
-@pytest.mark.parametrize("layers", [1, 3])
-def test_fused_forward_and_backward_equal_autograd(space, layers):
+@pytest.mark.parametrize("layers, hidden", [(1, 24), (3, 24), (2, 70)])
+def test_forward_and_backward_equal_autograd(engine, space, layers, hidden):
     torch.manual_seed(0)
-    policy = models.MinGRUPolicy(environment(space), hidden_size=24, num_layers=layers)
-    observations, resets, valid = segment()
-    T, N = resets.shape
-    index, start, count = torch.tensor([4, 0, 0, 5, 2]), 1, 3
-    chosen = index[start : start + count]
-    fused = fused_for(policy, T, rows=4)
-    chunk = fused.chunk(count)
-    initial = torch.randn(layers, N, 24)
-    kernels.gather(observations, index, chunk.observations, start=start)
-    for layer, states in enumerate(chunk.states):
-        states[0] = initial[layer][chosen]
-    fused.forward(chunk, resets, valid, index, start)
+    policy = models.MinGRUPolicy(environment(space), hidden_size=hidden, num_layers=layers)
+    observations, resets, valid = segment(N=4)
+    network = sample(engine, policy, len(resets), 4)
+    initial = torch.randn(layers, 4, hidden)
+    found = network.forward(observations, initial, resets, valid)
 
-    state = {"mingru": initial[:, chosen], "resets": resets[:, chosen], "valid": valid[:, chosen]}
-    outputs, log_std = models.join_outputs(*policy(observations[:, chosen], state))
-    torch.testing.assert_close(chunk.outputs, outputs, atol=1e-6, rtol=1e-5)
+    outputs, log_std = models.join_outputs(*policy(observations, {"mingru": initial, "resets": resets, "valid": valid}))
+    torch.testing.assert_close(found, outputs, atol=1e-6, rtol=1e-5)
 
-    grad = torch.randn_like(outputs)
-    leaves, grads = [outputs], [grad]
-    chunk.grad_outputs.copy_(grad)
+    leaves, grads = [outputs], [torch.randn_like(outputs)]
     if log_std is not None:
-        chunk.grad_log_std.normal_()
         leaves.append(log_std)
-        grads.append(chunk.grad_log_std.clone())
+        grads.append(torch.randn_like(log_std))
     expected = torch.autograd.grad(leaves, list(policy.parameters()), grads)
-    fused.backward(chunk, resets, valid, index, start)
+    network.backward(*grads)
     for (name, parameter), gradient in zip(policy.named_parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @both
-def test_fused_step_equals_the_scan_and_commits_the_state():
+def test_step_equals_the_scan_and_commits_the_state(engine):
     torch.manual_seed(0)
     policy = models.MinGRUPolicy(environment(), hidden_size=24, num_layers=2)
     observations, resets, valid = segment()
-    fused = fused_for(policy, 0, rows=8)
+    network = sample(engine, policy, len(resets), 8)
     initial = torch.randn(2, 6, 24)
     state = {"mingru": initial.clone(), "resets": resets, "valid": valid}
     expected, _ = models.join_outputs(*policy(observations, state))
     running = initial.clone()
     for t in range(len(observations)):
-        outputs = fused.step(observations[t], running, resets[t], valid[t])
+        outputs = network.step(observations[t], running, resets[t], valid[t])
         torch.testing.assert_close(outputs, expected[t], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(running, state["mingru"], atol=1e-6, rtol=1e-5)
 
 
 @both
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.float64])
-def test_fused_step_casts_other_observation_types(kind):
+def test_step_casts_other_observation_types(engine, kind):
     policy = models.MinGRUPolicy(environment(), hidden_size=8)
-    fused = fused_for(policy, 0, rows=4)
+    network = sample(engine, policy, 1, 4)
     observations = torch.randint(0, 3, (4, 5)).to(kind)
     flags = torch.zeros(4, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8)
-    outputs = fused.step(observations, torch.zeros(1, 4, 8), *flags)
+    outputs = network.step(observations, torch.zeros(1, 4, 8), *flags)
     expected, _ = models.join_outputs(*policy.forward_eval(observations, policy.initial_state(4)))
     torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
 
@@ -213,10 +191,10 @@ def test_mingru_wrapper_gradients_go_through_the_fused_scan():
     torch.testing.assert_close(out, plain, atol=1e-6, rtol=1e-5)
     weights = [x, *policy.rnn.parameters()]
     grad = torch.randn_like(out)
-    for fused, expected in zip(
+    for ours, expected in zip(
         torch.autograd.grad(out, weights, grad), torch.autograd.grad(plain, weights, grad), strict=True
     ):
-        torch.testing.assert_close(fused, expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_default_forward_equals_forward_eval():

@@ -18,7 +18,6 @@ import reference
 import torch
 from conftest import start, wait_for
 
-import compiled
 import configuration
 import kernels
 import models
@@ -618,12 +617,10 @@ def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
 @pytest.mark.parametrize(("env", "settings", "precision"), [
     ("cartpole", {"max_steps": 5}, "float32"), ("pendulum", {"max_steps": 7}, "float32"), ("masked", {}, "float32"),
     ("target", {"num_agents": 4, "patience": 6}, "float32"), ("spaces", {}, "float32"), ("squared", {}, "float32"),
-    pytest.param("cartpole", {"max_steps": 5}, "bfloat16",
-                 marks=pytest.mark.skipif(not compiled.fast(), reason="no AVX-512 BF16")),
+    ("cartpole", {"max_steps": 5}, "bfloat16"),
 ])  # fmt: skip
 def test_a_rollout_in_one_call_is_the_one_step_by_step(tmp_path, monkeypatch, env, settings, precision):
     """Bit for bit: truncations, masks, several heads, several agents, continuous actions, bytes."""
-    monkeypatch.setattr(compiled, "fast", lambda: True)
     rollouts, calls = [], []
     for one_call in (True, False):
         monkeypatch.setattr(vector.Native, "can_step_in_kernels", one_call)
