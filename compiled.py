@@ -386,31 +386,40 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
     add_rows(grad, encoder[1])
 
 
+def _loss(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+    """kernels.ppo_loss of the segments index[start : start + n], outputs (T, n, A + 1), by the kind of the actions."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(_loss)
+def _typed_loss(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+    def discrete(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+        kernels._ppo_loss_discrete_cpu(0, outputs.shape[1], outputs, index, start, masked, masks, heads, *rollout, grad,
+                                       *written, parts)
+
+    def continuous(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+        spread = np.broadcast_to(log_std, grad_log_std.shape)
+        kernels._ppo_loss_continuous(0, len(outputs), outputs.shape[1], outputs, index, start, spread, *rollout, grad,
+                                     grad_log_std, *written, parts)
+
+    return discrete if isinstance(rollout[0].dtype, types.Integer) else continuous
+
+
 @driver
-def _learn_cpu(first, last, together, observations, initial, flags, index, network, back, scratch, gradients, log_std,
+def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch, gradients, log_std,
                masked, masks, heads, rollout, written, parts):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a minibatch, `together` at
-    a time. flags: resets, valid; rollout: actions, logprobs, values, advantages, weights, valid and settings as
-    `kernels.ppo_loss` takes them; written: new_values, new_ratios; parts (at least T and `together`, SUMS) float64 is
-    added to."""
-    actions, logprobs, values, advantages, weights, valid, settings = rollout
-    T, (resets, live) = len(actions), flags
+    a time. rollout: actions, logprobs, values, advantages, weights, valid and settings as `kernels.ppo_loss` takes
+    them; written: new_values, new_ratios; parts (at least T and `together`, SUMS) float64 is added to."""
+    T, valid, width = len(rollout[0]), rollout[5], scratch[4].shape[1]
     outputs, grad_outputs, grad_log_std = scratch[4:7]
-    width = outputs.shape[1]
     for start in range(first, last, together):
         n = min(together, last - start)
         rows = T * n
-        _forward_cpu(n, T, observations, initial, resets, live, index, start, network, scratch)
-        out, grad = outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width)
-        if log_std is None:
-            kernels._ppo_loss_discrete_cpu(0, n, out, index, start, masked, masks, heads, actions, logprobs, values,
-                                           advantages, weights, valid, settings, grad, written[0], written[1], parts)
-        else:
-            spread = np.broadcast_to(log_std, (T, n, width - 1))
-            kernels._ppo_loss_continuous(0, T, n, out, index, start, spread, actions, logprobs, values, advantages,
-                                         weights, valid, settings, grad,
-                                         grad_log_std[:rows].reshape(T, n, width - 1), written[0], written[1], parts)
-        _backward_cpu(n, T, resets, live, index, start, network, back, scratch, gradients)
+        _forward_cpu(n, T, observations, initial, resets, valid, index, start, network, scratch)
+        _loss(outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width), log_std,
+              grad_log_std[:rows].reshape(T, n, width - 1), index, start, masked, masks, heads, rollout, written, parts)
+        _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -611,11 +620,11 @@ class Compiled(engines.Autograd):
     def _log_std(self, shape):
         """log_std (A,), as the kernels take it for outputs of that shape; None for discrete actions."""
         log_std = self.policy.decoder.log_std
-        return None if log_std is None else kernels._log_std("sample", log_std.data, shape)
+        return None if log_std is None else kernels.check_log_std("sample", log_std.data, shape)
 
     def _masks(self):
         masks = self.storage["action_masks"]
-        return kernels._masks(None if masks is None else host(masks), self.values, 3)
+        return kernels.optional_masks(None if masks is None else host(masks), self.values, 3)
 
     def _rollout_in_one_call(self, worker, buffer):
         """All steps of one buffer without the interpreter: a step of few agents costs half as much."""
@@ -659,9 +668,9 @@ class Compiled(engines.Autograd):
                    self.loss_settings)  # fmt: skip
         _learn_cpu(
             M * worker // self.num_learners, M * (worker + 1) // self.num_learners, learner.together,
-            host(self.flat_observations), tuple(map(host, self.initial_state["mingru"])),
-            (host(s["resets"]), host(s["valid"])), host(self.index), self.products.arrays, self.products.back,
-            learner.scratch, learner.added, None if log_std is None else host(log_std), *self._masks(),
+            host(self.flat_observations), tuple(map(host, self.initial_state["mingru"])), host(s["resets"]),
+            host(self.index), self.products.arrays, self.products.back, learner.scratch, learner.added,
+            np.zeros(0, f32) if log_std is None else host(log_std), *self._masks(),
             np.empty(0, np.int64) if self.heads is None else host(self.heads), tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.parts)
         self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))

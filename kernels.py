@@ -4,7 +4,7 @@
     python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
     python tests/bench_kernels.py                 # nanoseconds an element, beside a plain copy
 
-Read from top to bottom: the arena, scalar mathematics, then the kernels in the order in which an epoch meets them
+Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets them
 (sample, advantage, priorities, gather, MinGRU, loss, Muon). Each kernel stands in three parts:
 
     *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
@@ -23,380 +23,47 @@ uint8. Where it says floats, bfloat16 will do as well; computed is in float32 al
 a np.float32: one bare literal would turn a whole loop to double.
 """
 
-import itertools
 import math
-import os
-import threading
-import warnings
-import weakref
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numba import njit, types
-from numba.core.compiler import Compiler
 from numba.extending import overload
 
-# Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
-FASTMATH = {"contract", "nsz", "arcp"}
-REDUCTION = FASTMATH | {"reassoc"}
-cell = njit(inline="always", error_model="numpy")
-driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH)
-
-
-class _Distinct(Compiler):
-    """Compiles for arrays that do not overlap, so that loops need not look first: a quarter of a MinGRU scan's time."""
-
-    def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
-        flags.noalias = True
-        super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
-
-
-distinct_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=_Distinct)
-reduction_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCTION)
-
-f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
-ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The arena: one allocation for every long-lived tensor
-
-
-class Arena:
-    """One flat allocation for all long-lived tensors.
-
-    Register every tensor first, then `allocate` once; `arena[name]` is a view, 256-byte aligned, zero at first.
-    Tensors registered under one `group` lie side by side in the order of registration, and `arena.flat(group)` is
-    that whole range (alignment gaps included; they stay zero), so that zeroing, norms, momentum, an all-reduce or a
-    checkpoint of, say, all gradients is one operation.
-
-        arena = Arena()
-        arena.register("advantages", (64, 4096))
-        arena.adopt(policy)                      # groups "weights", "gradients"
-        arena.allocate("cpu")
-    """
-
-    ALIGNMENT = 256
-
-    def __init__(self):
-        self._specs = {}  # name -> (shape, dtype, group)
-        self._views, self._flats, self._modules = {}, {}, []
-        self.memory = None
-
-    def register(self, name, shape, dtype=torch.float32, group="data"):
-        """Ask for a tensor. Raises ValueError for a name that is taken or after `allocate`."""
-        if self.memory is not None:
-            raise ValueError(f"arena.register({name!r}) after arena.allocate(): register everything first.")
-        if name in self._specs:
-            raise ValueError(f"arena.register({name!r}): that name is taken.")
-        if any(int(n) < 0 for n in shape):
-            raise ValueError(f"arena.register({name!r}): shape {tuple(shape)} has a negative size.")
-        self._specs[name] = (tuple(int(n) for n in shape), dtype, group)
-
-    def adopt(self, module, prefix="policy"):
-        """Move a module's parameters and their gradients in: groups "weights" and "gradients", the same order.
-
-        At `allocate` the values are copied, and each parameter's `.data` and `.grad` become views. A recurrent torch
-        module's weights stay one unpadded block, as its fused kernels want them.
-        """
-        for name, parameter in module.named_parameters():
-            if parameter.dtype != torch.float32:
-                raise TypeError(f"arena.adopt: {name} is {parameter.dtype}; master weights are float32.")
-            self.register(f"weights/{prefix}.{name}", parameter.shape, group="weights")
-            self.register(f"gradients/{prefix}.{name}", parameter.shape, group="gradients")
-        packed = {f"{prefix}.{name}.{weight}".replace("..", ".") for name, child in module.named_modules()
-                  if isinstance(child, torch.nn.RNNBase) for weight in child._flat_weights_names}
-        self._modules.append((module, prefix, packed))
-
-    def __contains__(self, name):
-        return name in self._specs
-
-    def allocate(self, device="cpu"):
-        """Make the one allocation and all views; zero it; move adopted modules in."""
-        packed = set().union(*(p for _, _, p in self._modules)) if self._modules else set()
-        offset, places, ranges = 0, {}, {}
-        for group in dict.fromkeys(spec[2] for spec in self._specs.values()):
-            offset = start = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
-            block = None  # where a packed block began, of which only the first tensor is aligned
-            for name, (shape, dtype, owner) in self._specs.items():
-                if owner != group:
-                    continue
-                inside = name.partition("/")[2] in packed
-                if block is None or not inside:
-                    offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
-                    block = offset if inside else None
-                places[name] = offset, block
-                offset += math.prod(shape) * dtype.itemsize
-            offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
-            ranges[group] = (start, offset)
-        if torch.device(device).type == "cpu":  # numpy asks Linux for huge pages; torch does not, and learns 2% slower
-            block = torch.from_numpy(np.zeros(offset + self.ALIGNMENT, np.uint8))
-        else:
-            block = torch.zeros(offset + self.ALIGNMENT, dtype=torch.uint8, device=device)
-        skip = -block.data_ptr() % self.ALIGNMENT
-        self.memory = block[skip : skip + offset]
-        for name, (shape, dtype, _) in self._specs.items():
-            size = math.prod(shape) * dtype.itemsize
-            (offset, block), memory = places[name], self.memory
-            if block is not None:  # cuDNN looks for a recurrent module's weights where their storage begins
-                offset, memory = offset - block, torch.from_dlpack(memory[block:])
-            self._views[name] = memory[offset : offset + size].view(dtype).view(shape)
-        for group, (start, end) in ranges.items():
-            dtypes = {dtype for _, dtype, owner in self._specs.values() if owner == group}
-            if len(dtypes) == 1:
-                self._flats[group] = self.memory[start:end].view(dtypes.pop())
-        for module, prefix, _ in self._modules:
-            for name, parameter in module.named_parameters():
-                weight = self._views[f"weights/{prefix}.{name}"]
-                weight.copy_(parameter.data)
-                parameter.data = weight
-                parameter.grad = self._views[f"gradients/{prefix}.{name}"]
-
-    def flat(self, group):
-        """The whole range of a group as one 1-D tensor. Raises KeyError where its tensors differ in dtype."""
-        return self._flats[group]
-
-    def __getitem__(self, name):
-        return self._views[name]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Threads: plain ones, each with a range of lanes. Not numba's prange: see docs/LOG.md.
-
-_local = threading.local()
-_pools = {}  # number of threads -> pool
-
-
-def set_threads(count):
-    """From now on kernels called from this thread split their lanes over `count` threads."""
-    _local.count = count
-
-
-@contextmanager
-def threads(count):
-    """set_threads, undone at the end."""
-    before = getattr(_local, "count", 1)
-    set_threads(count)
-    try:
-        yield
-    finally:
-        set_threads(before)
-
-
-def run(function, lanes, size, *arguments):
-    """function(first, last, *arguments) over all lanes, in ranges of `size` or more; `function` releases the GIL.
-    Where the last argument is an array of a GPU's, each of the GPU's threads takes one lane."""
-    if SIMULATOR or hasattr(arguments[-1], "__cuda_array_interface__"):
-        _launch(function, lanes, arguments)
-        return
-    pieces = min(getattr(_local, "count", 1), lanes // size)
-    if pieces <= 1:
-        function(0, lanes, *arguments)
-        return
-    if pieces not in _pools:
-        _pools[pieces] = ThreadPoolExecutor(pieces, thread_name_prefix="kernels")
-    bounds = [lanes * i // pieces for i in range(pieces + 1)]
-    futures = [
-        _pools[pieces].submit(function, first, last, *arguments)
-        for first, last in itertools.pairwise(bounds)
-    ]
-    for future in futures:
-        future.result()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# CUDA: numba compiles the drivers for the GPU at their first launch; nothing of CUDA is imported before
-
-SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # CPU tensors, but the CUDA drivers in numba's simulator
-THREADS = 128  # a block
-
-_kernels, _streams = {}, {}  # driver -> its kernel; torch's stream -> numba's
-cuda = None  # numba.cuda, once it is used
-
-
-def cuda_kernel(function):
-    """The kernel in which thread `lane` calls function(lane, lane + 1, *arguments)."""
-    global cuda
-    from numba import cuda
-
-    def kernel(lanes, arguments):
-        lane = cuda.grid(1)
-        if lane < lanes:
-            function(lane, lane + 1, *arguments)
-
-    kernel.__name__ = kernel.__qualname__ = getattr(function, "__name__", "kernel")
-    return kernel
-
-
-def _launch(function, lanes, arguments):
-    if lanes == 0:
-        return
-    if not SIMULATOR and any(isinstance(argument, np.ndarray) for argument in arguments):
-        raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all on one device.")
-    if function not in _kernels:
-        kernel = cuda_kernel(function)  # imports cuda
-        warnings.filterwarnings("ignore", "Grid size")  # ours are what the batch is
-        # The code that tests/ptx.py has run, and not what nvJitLink would make of it once more.
-        _kernels[function] = cuda.jit(kernel) if SIMULATOR else cuda.jit(kernel, lto=False)
-    stream = 0
-    if not SIMULATOR:
-        handle = torch.cuda.current_stream().cuda_stream
-        if handle not in _streams:
-            _streams[handle] = cuda.external_stream(handle)
-        stream = _streams[handle]
-    _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
-
-
-def _flat_run(function, lanes, sizes, *arguments):
-    """run(function, lanes, 1, *sizes, *arguments) with every array flat and every number unsigned: on a GPU indices of
-    several dimensions, signed ones above all, cost more than the mathematics does."""
-    arguments = [argument if isinstance(argument, int) else argument.reshape(-1) for argument in arguments]
-    numbers = (u64(argument) if isinstance(argument, int) else argument for argument in (*sizes, *arguments))
-    run(function, lanes, 1, *numbers)
-
-
-def on_gpu(tensor):
-    """Whether the CUDA drivers are the ones for this tensor."""
-    return tensor.is_cuda or SIMULATOR
-
-
-def device(tensor):
-    """numba's view of a CUDA tensor, made once while the tensor lives and stays in its place."""
-    global cuda
-    from numba import cuda
-
-    return _view(tensor, lambda tensor: cuda.as_cuda_array(_bits(tensor), sync=False))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Checks: what each public function says when it is handed the wrong thing
-
-FLOATS = (np.float32, np.uint16)  # what a float may be: float32, or bfloat16's bits
-
-
-def numpy_dtype(tensor):
-    return np.dtype(str(_bits(tensor).dtype).removeprefix("torch."))
-
-
-def _bits(tensor):
-    """The tensor as numpy and numba can see it."""
-    tensor = tensor.detach()
-    return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-
-
-_views = {}  # id of a tensor -> [weak reference to it, its address, its view, (shape, dtype) it was found to have]
-
-
-def host(tensor):
-    """The numpy view of a CPU tensor, made once while the tensor lives and stays in its place (0.3 µs, not 1.5)."""
-    return _view(tensor, lambda tensor: _bits(tensor).numpy())
-
-
-def _view(tensor, make):
-    key = id(tensor)
-    kept = _views.get(key)
-    if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
-        return kept[2]
-    view = make(tensor)
-    _views[key] = [weakref.ref(tensor, lambda _: _views.pop(key, None)), tensor.data_ptr(), view, None]
-    return view
-
-
-def _sizes(kernel, name, tensor, dimensions):
-    """The shape of the tensor that gives a kernel its sizes, or a ValueError for another number of dimensions."""
-    if tensor.dim() != dimensions:
-        raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected {dimensions} dimensions.")
-    return tensor.shape
-
-
-def _array(kernel, name, tensor, shape, dtype=np.float32):
-    """`tensor` as numpy's or numba's array, or a ValueError/TypeError that says what was expected and what came."""
-    kept = _views.get(id(tensor))
-    if kept and kept[3] == (shape, dtype) and kept[0]() is tensor and kept[1] == tensor.data_ptr():
-        return kept[2]
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or a CUDA tensor.")
-    array = device(tensor) if tensor.is_cuda else host(tensor)
-    if array.shape != shape:
-        raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
-    if array.dtype != dtype and not (dtype is FLOATS and array.dtype in FLOATS):
-        expected = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
-        raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {expected}.")
-    if not tensor.is_contiguous():
-        raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass {name}.contiguous().")
-    _views[id(tensor)][3] = shape, dtype
-    return array
-
-
-_constants = {}  # what some kernel needs on each device: columns in order, the sizes of the heads, an absent mask
-
-
-def _constant(key, like, make):
-    """The array of the CPU tensor make() on the device of `like`, kept under `key`."""
-    key = (*key, like.device)
-    if key not in _constants:
-        _constants[key] = make().to(like.device)
-    return (device if like.is_cuda else host)(_constants[key])
-
-
-def _numbers(kernel, name, values, count, dtype, like):
-    """Numbers, or a tensor of them, as an array (count,) on the device of `like`: what a graph may not bake in."""
-    if isinstance(values, torch.Tensor):
-        return _array(kernel, name, values, (count,), dtype)
-    array = np.array(values, dtype).reshape(count)
-    return device(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
-
-
-def _workspace(shape, dtype, like, make=torch.zeros):
-    """Zeroed memory on the device of `like` for as long as a call takes: (a tensor or array to sum, the array). With
-    make=torch.empty it may hold anything."""
-    if on_gpu(like):
-        tensor = make(shape, dtype=dtype, device=like.device)
-        return tensor, (device if like.is_cuda else host)(tensor)
-    array = np.zeros(shape, str(dtype).removeprefix("torch."))
-    return array, array
-
-
-def _index(kernel, index, start, count, columns, like):
-    """The segments' columns as an array, all in order where `index` is None; the chunk must lie within it."""
-    if index is None:
-        index = _constant(("columns", columns), like, lambda: torch.arange(columns))
-    else:
-        index = _array(kernel, "index", index, (_sizes(kernel, "index", index, 1)[0],), np.int64)
-    if start < 0 or start + count > len(index):
-        raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} of an index of {len(index)}.")
-    return index
-
-
-def _masks(array, like, dimensions):
-    """(is there a mask?, the mask): a driver reads row 0 of the absent one, but nothing in it."""
-    if array is not None:
-        return True, array
-    return False, _constant(("mask", dimensions), like, lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
-
-
-def _rows(kernel, name, tensor, least, shape, dtype=np.float32):
-    """`tensor` as an array of `least` rows or more, each of `shape`."""
-    if len(tensor) < least:
-        raise ValueError(f"kernels.{kernel}: {name} has {len(tensor)} rows, expected {least} or more.")
-    return _array(kernel, name, tensor, (len(tensor), *shape), dtype)
-
-
-def _heads(kernel, heads, count, width, like):
-    """The sizes of the action heads, a CPU tensor, on the device of `like`; they must fill the logits."""
-    sizes = tuple(_array(kernel, "heads", heads, (count,), np.int64).tolist())
-    if sum(sizes) != width or min(sizes) < 1:
-        raise ValueError(f"kernels.{kernel}: heads {list(sizes)} do not add up to {width} logits.")
-    return _constant(("heads", sizes), like, lambda: torch.tensor(sizes))
-
-
-def _log_std(kernel, log_std, shape):
-    """log_std (A,), or one a row, as an array of `shape`, without a copy."""
-    array = _array(kernel, "log_std", log_std, shape if log_std.dim() > 1 else shape[-1:])
-    return device(log_std.expand(shape)) if log_std.is_cuda else np.broadcast_to(array, shape)
-
+from arena import (  # noqa: F401  (for those who import kernels)
+    FLOATS,
+    HALF,
+    ONE,
+    ZERO,
+    Arena,
+    cell,
+    check_heads,
+    check_index,
+    check_log_std,
+    check_numbers,
+    check_rows,
+    check_sizes,
+    checked,
+    constant,
+    device,
+    distinct_driver,
+    driver,
+    f32,
+    flat_run,
+    host,
+    i32,
+    numpy_dtype,
+    on_gpu,
+    optional_masks,
+    reduction_driver,
+    run,
+    set_threads,
+    threads,
+    u16,
+    u32,
+    u64,
+    workspace,
+)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Scalar mathematics
@@ -639,19 +306,19 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     anew. `deterministic` takes the most likely action instead. `heads` stays on the CPU.
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    n, width = _sizes("sample", "outputs", outputs, 2)
-    outputs, like = _array("sample", "outputs", outputs, (n, width)), logprobs
-    logprobs, values = _array("sample", "logprobs", logprobs, (n,)), _array("sample", "values", values, (n,))
-    random = (u64(seed), u64(first_agent), _numbers("sample", "step", step, 1, np.int64, like), deterministic)
+    n, width = check_sizes("sample", "outputs", outputs, 2)
+    outputs, like = checked("sample", "outputs", outputs, (n, width)), logprobs
+    logprobs, values = checked("sample", "logprobs", logprobs, (n,)), checked("sample", "values", values, (n,))
+    random = (u64(seed), u64(first_agent), check_numbers("sample", "step", step, 1, np.int64, like), deterministic)
     if heads is not None:
-        heads = _heads("sample", heads, _sizes("sample", "actions", actions, 2)[1], width - 1, like)
-        masks = None if masks is None else _array("sample", "masks", masks, (n, width - 1), np.uint8)
-        actions = _array("sample", "actions", actions, (n, len(heads)), np.int32)
-        run(_sample_discrete_cpu, n, 256, outputs, *_masks(masks, like, 2), heads, *random, actions,
+        heads = check_heads("sample", heads, check_sizes("sample", "actions", actions, 2)[1], width - 1, like)
+        masks = None if masks is None else checked("sample", "masks", masks, (n, width - 1), np.uint8)
+        actions = checked("sample", "actions", actions, (n, len(heads)), np.int32)
+        run(_sample_discrete_cpu, n, 256, outputs, *optional_masks(masks, like, 2), heads, *random, actions,
             logprobs, values)
     else:
-        log_std = _log_std("sample", log_std, (n, width - 1))
-        actions = _array("sample", "actions", actions, (n, width - 1))
+        log_std = check_log_std("sample", log_std, (n, width - 1))
+        actions = checked("sample", "actions", actions, (n, width - 1))
         run(_sample_continuous_cpu, n, 256, outputs, log_std, *random, actions, logprobs, values)
 
 
@@ -728,22 +395,22 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip` clamps r alone.
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    T, N = _sizes("advantage", "rewards", rewards, 2)
+    T, N = check_sizes("advantage", "rewards", rewards, 2)
     arrays = (
-        _array("advantage", "values", values, (T + 1, N)),
-        _array("advantage", "rewards", rewards, (T, N)),
-        _array("advantage", "terminals", terminals, (T, N), np.uint8),
-        _array("advantage", "truncations", truncations, (T, N), np.uint8),
-        _array("advantage", "bootstraps", bootstraps, (T, N)),
-        _array("advantage", "ratios", ratios, (T, N)),
-        _array("advantage", "valid", valid, (T + 1, N), np.uint8),
+        checked("advantage", "values", values, (T + 1, N)),
+        checked("advantage", "rewards", rewards, (T, N)),
+        checked("advantage", "terminals", terminals, (T, N), np.uint8),
+        checked("advantage", "truncations", truncations, (T, N), np.uint8),
+        checked("advantage", "bootstraps", bootstraps, (T, N)),
+        checked("advantage", "ratios", ratios, (T, N)),
+        checked("advantage", "valid", valid, (T + 1, N), np.uint8),
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
-        _array("advantage", "advantages", advantages, (T, N)),
+        checked("advantage", "advantages", advantages, (T, N)),
     )
     if index is None and not on_gpu(values):
         run(_advantage_cpu, N, 256, *arrays)
     else:
-        index = _index("advantage", index, 0, 0, N, values)
+        index = check_index("advantage", index, 0, 0, N, values)
         run(_advantage_columns_cpu, len(index), 256, index, *arrays)
 
 
@@ -803,11 +470,11 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     advantages (T, N), valid (T+1, N) uint8; written: masses (N,) float64, 0 for a segment with no valid step.
     Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
     """
-    T, N = _sizes("priorities", "advantages", advantages, 2)
-    index = _index("priorities", index, 0, 0, N, masses)
-    run(_priorities_cpu, len(index), 256, _array("priorities", "advantages", advantages, (T, N)),
-        _array("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
-        _array("priorities", "masses", masses, (N,), np.float64))
+    T, N = check_sizes("priorities", "advantages", advantages, 2)
+    index = check_index("priorities", index, 0, 0, N, masses)
+    run(_priorities_cpu, len(index), 256, checked("priorities", "advantages", advantages, (T, N)),
+        checked("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
+        checked("priorities", "masses", masses, (N,), np.float64))
 
 
 @cell
@@ -850,19 +517,19 @@ def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
     counter=(first + m, epoch, minibatch, draw)); `first` is the draws of other ranks before these. The index is always
     within bounds, whatever the masses hold.
     """
-    N, M = _sizes("draw", "masses", masses, 1)[0], _sizes("draw", "index", index, 1)[0]
-    arrays = (_array("draw", "masses", masses, (N,), np.float64),
-              _array("draw", "cumulative", cumulative, (N,), np.float64),
-              _array("draw", "index", index, (M,), np.int64))
-    weights = _array("draw", "weights", weights, (M,))
-    clock = _numbers("draw", "clock", clock, 2, np.int64, masses)
+    N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
+    arrays = (checked("draw", "masses", masses, (N,), np.float64),
+              checked("draw", "cumulative", cumulative, (N,), np.float64),
+              checked("draw", "index", index, (M,), np.int64))
+    weights = checked("draw", "weights", weights, (M,))
+    clock = check_numbers("draw", "clock", clock, 2, np.int64, masses)
     torch.cumsum(masses, 0, out=cumulative)
     run(_draw_cpu, M, 4096, arrays[1], u64(seed), clock, first, arrays[2])
     if on_gpu(masses):
         index.copy_(index.sort().values)
     else:
         arrays[2].sort()
-    run(_draw_weights_cpu, M, 4096, *arrays, _numbers("draw", "beta", beta, 1, np.float32, masses), weights)
+    run(_draw_weights_cpu, M, 4096, *arrays, check_numbers("draw", "beta", beta, 1, np.float32, masses), weights)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -921,16 +588,16 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
         raise TypeError(f"kernels.gather: source is {source.dtype}; expected integers, bool, float32 or float64.")
     if len(source) < T or source.shape[2:] != out.shape[2:]:
         raise ValueError(f"kernels.gather: source {tuple(source.shape)} cannot fill out {tuple(out.shape)}.")
-    columns = _index("gather", index, start, M, source.shape[1], source)
+    columns = check_index("gather", index, start, M, source.shape[1], source)
     width = math.prod(out.shape[2:])
-    arrays = [_array("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
+    arrays = [checked("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
               .reshape(*tensor.shape[:2], width) for name, tensor in (("source", source), ("out", out))]
-    norm = [_constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
+    norm = [constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
     if shift is not None:
-        norm = [_array("gather", name, tensor, tuple(out.shape[2:])).reshape(-1)
+        norm = [checked("gather", name, tensor, tuple(out.shape[2:])).reshape(-1)
                 for name, tensor in (("shift", shift), ("scale", scale))]
     if on_gpu(out):
-        _flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
+        flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
                   *norm, arrays[1])
     else:
         run(_gather_cpu, M, 8, arrays[0], columns, start, M, *norm, arrays[1])
@@ -949,7 +616,7 @@ def _observation_moments(begin, end, observations, valid, around, sums):
 def observation_moments(observations, valid, around):
     """(2, D) float64: the sums over the valid rows of observations - around and of its square. observations (rows, D)
     of any dtype but 16-bit floats, valid (rows,) uint8, around (D,) float64, near the mean so that nothing cancels."""
-    rows, width = _sizes("observation_moments", "observations", observations, 2)
+    rows, width = check_sizes("observation_moments", "observations", observations, 2)
     if observations.is_cuda:  # as many threads as there are numbers, not as columns
         live, sums = valid.bool().unsqueeze(1), torch.zeros(2, width, dtype=torch.float64, device=observations.device)
         for part, there in zip(observations.split(1 << 16), live.split(1 << 16), strict=True):
@@ -957,11 +624,11 @@ def observation_moments(observations, valid, around):
             sums[0] += deviation.sum(0)
             sums[1] += deviation.square().sum(0)
         return sums
-    sums, array = _workspace((2, width), torch.float64, observations)
+    sums, array = workspace((2, width), torch.float64, observations)
     run(_observation_moments, width, 16,
-        _array("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
-        _array("observation_moments", "valid", valid, (rows,), np.uint8),
-        _array("observation_moments", "around", around, (width,), np.float64), array)
+        checked("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
+        checked("observation_moments", "valid", valid, (rows,), np.uint8),
+        checked("observation_moments", "around", around, (width,), np.float64), array)
     return torch.as_tensor(sums)
 
 
@@ -1026,12 +693,12 @@ def _mingru_step_cuda(begin, end, hgp, x, state, resets, valid, out):
 def mingru_step(hgp, x, state, resets, valid, out):
     """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H), floats;
     resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
-    M, H = _sizes("mingru_step", "x", x, 2)
+    M, H = check_sizes("mingru_step", "x", x, 2)
     driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_cpu, M)
     run(driver, lanes, 64,
-        _array("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), _array("mingru_step", "x", x, (M, H), FLOATS),
-        _array("mingru_step", "state", state, (M, H)), _array("mingru_step", "resets", resets, (M,), np.uint8),
-        _array("mingru_step", "valid", valid, (M,), np.uint8), _array("mingru_step", "out", out, (M, H), FLOATS))
+        checked("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), checked("mingru_step", "x", x, (M, H), FLOATS),
+        checked("mingru_step", "state", state, (M, H)), checked("mingru_step", "resets", resets, (M,), np.uint8),
+        checked("mingru_step", "valid", valid, (M,), np.uint8), checked("mingru_step", "out", out, (M, H), FLOATS))
 
 
 def kept_gate(gate, before):
@@ -1102,17 +769,17 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
     written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
     where there is no index) are meant. On a CPU the gates (h~, z, q) take the place of a float32 hgp, for the gradient;
     a GPU would wait longer for the memory than it takes to compute them again."""
-    T, M, H = _sizes("mingru_scan", "x", x, 3)
-    N = _sizes("mingru_scan", "resets", resets, 2)[1]
-    index = _index("mingru_scan", index, start, M, N, x)
+    T, M, H = check_sizes("mingru_scan", "x", x, 3)
+    N = check_sizes("mingru_scan", "resets", resets, 2)[1]
+    index = check_index("mingru_scan", index, start, M, N, x)
     arrays = (
-        _array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS), _array("mingru_scan", "x", x, (T, M, H), FLOATS),
-        _array("mingru_scan", "states", states, (T + 1, M, H)),
-        _rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
-        _rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
-        _array("mingru_scan", "out", out, (T, M, H), FLOATS))
+        checked("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS), checked("mingru_scan", "x", x, (T, M, H), FLOATS),
+        checked("mingru_scan", "states", states, (T + 1, M, H)),
+        check_rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
+        check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
+        checked("mingru_scan", "out", out, (T, M, H), FLOATS))
     if on_gpu(x):
-        _flat_run(_mingru_scan_cuda, M * H, (T, M, N, H), *arrays)
+        flat_run(_mingru_scan_cuda, M * H, (T, M, N, H), *arrays)
     else:
         run(_mingru_scan_cpu, M, 1, *arrays)
 
@@ -1169,19 +836,19 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
     grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0]
     is not propagated. sums (M, 3H) is written with each segment's sum of d hgp over t, which add up to the bias's
     gradient."""
-    T, M, H = _sizes("mingru_scan_grad", "x", x, 3)
-    N = _sizes("mingru_scan_grad", "resets", resets, 2)[1]
-    index = _index("mingru_scan_grad", index, start, M, N, x)
+    T, M, H = check_sizes("mingru_scan_grad", "x", x, 3)
+    N = check_sizes("mingru_scan_grad", "resets", resets, 2)[1]
+    index = check_index("mingru_scan_grad", index, start, M, N, x)
     arrays = (
-        _array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
-        _array("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
-        _array("mingru_scan_grad", "states", states, (T + 1, M, H)),
-        _rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
-        _rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
-        _array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
-        _array("mingru_scan_grad", "sums", sums, (M, 3 * H)))
+        checked("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
+        checked("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
+        checked("mingru_scan_grad", "states", states, (T + 1, M, H)),
+        check_rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
+        check_rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
+        checked("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
+        checked("mingru_scan_grad", "sums", sums, (M, 3 * H)))
     if on_gpu(x):
-        _flat_run(_mingru_scan_grad_cuda, M * H, (T, M, N, H), *arrays)
+        flat_run(_mingru_scan_grad_cuda, M * H, (T, M, N, H), *arrays)
     else:
         run(_mingru_scan_grad_cpu, M, 1, *arrays)
 
@@ -1221,12 +888,12 @@ def _lanes(like, T, M):
 def advantage_moments(advantages, valid, index):
     """(count, sum, sum of squares), a float64 tensor (3,), of the advantages of the drawn segments' valid steps: what
     the loss needs to normalise them, and what the ranks of a parallel run add up first."""
-    T, N = _sizes("advantage_moments", "advantages", advantages, 2)
+    T, N = check_sizes("advantage_moments", "advantages", advantages, 2)
     lanes, size = _lanes(advantages, T, len(index))
-    parts, array = _workspace((lanes, 3), torch.float64, advantages)
-    run(_advantage_moments, lanes, 8, size, _array("advantage_moments", "advantages", advantages, (T, N)),
-        _array("advantage_moments", "valid", valid, (T + 1, N), np.uint8),
-        _index("advantage_moments", index, 0, 0, N, advantages), array)
+    parts, array = workspace((lanes, 3), torch.float64, advantages)
+    run(_advantage_moments, lanes, 8, size, checked("advantage_moments", "advantages", advantages, (T, N)),
+        checked("advantage_moments", "valid", valid, (T + 1, N), np.uint8),
+        check_index("advantage_moments", index, 0, 0, N, advantages), array)
     return torch.as_tensor(parts.sum(0))
 
 
@@ -1243,8 +910,8 @@ def _normalisation(begin, end, moments, settings):
 def normalisation(moments, settings):
     """advantage_moments' (count, sum, squares) -> the first three of settings (LOSS_SETTINGS,): the mean,
     1/(std + 1e-8) and 1/count."""
-    run(_normalisation, 1, 1, _array("normalisation", "moments", moments, (3,), np.float64),
-        _array("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
+    run(_normalisation, 1, 1, checked("normalisation", "moments", moments, (3,), np.float64),
+        checked("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
 
 
 @cell
@@ -1274,6 +941,17 @@ def value_cell(value, old_value, target, vf_clip_coef):
     if other * other > plain * plain:
         return HALF * other * other, (other if clipped == change else ZERO)
     return HALF * plain * plain, plain
+
+
+@cell
+def objective_cell(logprob, old_logprob, value, old_value, advantage, weight, settings):
+    """(policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value) of one step, as the drivers take
+    them; the derivatives are shares of the minibatch's mean."""
+    a = weight * (advantage - settings[ADVANTAGE_MEAN]) * settings[ADVANTAGE_SCALE]
+    policy, dlogprob, ratio, logratio = ppo_cell(logprob, old_logprob, a, settings[CLIP_COEF])
+    value_loss, dvalue = value_cell(value, old_value, advantage + old_value, settings[VF_CLIP_COEF])
+    scale = settings[ROW_SCALE]
+    return policy, value_loss, ratio, logratio, scale * dlogprob, scale * settings[VF_COEF] * dvalue
 
 
 @cell
@@ -1352,14 +1030,10 @@ def _logit_grad_rows(log_p, p, entropy, chosen, dlogprob, ent_coef):
 @distinct_driver
 def _objective_rows(logprob, old_logprob, value, old_value, advantage, weight, settings, policy, value_loss, ratio,
                     logratio, dlogprob, dvalue):
-    """What ppo_cell and value_cell give for the T steps of a segment; the derivatives are scaled."""
-    mean, scale, row_scale = settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE], settings[ROW_SCALE]
-    clip_coef, vf_coef, vf_clip_coef = settings[CLIP_COEF], settings[VF_COEF], settings[VF_CLIP_COEF]
+    """objective_cell for the steps of a segment."""
     for t in range(len(logprob)):
-        a = weight * (advantage[t] - mean) * scale
-        policy[t], slope, ratio[t], logratio[t] = ppo_cell(logprob[t], old_logprob[t], a, clip_coef)
-        value_loss[t], dv = value_cell(value[t], old_value[t], advantage[t] + old_value[t], vf_clip_coef)
-        dlogprob[t], dvalue[t] = row_scale * slope, row_scale * vf_coef * dv
+        policy[t], value_loss[t], ratio[t], logratio[t], dlogprob[t], dvalue[t] = objective_cell(
+            logprob[t], old_logprob[t], value[t], old_value[t], advantage[t], weight, settings)
 
 
 @driver
@@ -1414,9 +1088,7 @@ def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, hea
 def _ppo_loss_discrete_cuda(begin, end, size, outputs, index, start, masked, masks, heads, actions, logprobs, values,
                             advantages, weights, valid, settings, grad, new_values, ratios, scratch, parts):
     _, M, width = outputs.shape
-    mean, scale, row_scale = settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE], settings[ROW_SCALE]
-    clip_coef, vf_coef, vf_clip_coef = settings[CLIP_COEF], settings[VF_COEF], settings[VF_CLIP_COEF]
-    ent_coef = settings[ENT_COEF]
+    clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
     for lane in range(begin, end):
         part, probabilities = parts[lane], scratch[lane]
         t, first_segment = lane * size // M, lane * size % M
@@ -1450,18 +1122,17 @@ def _ppo_loss_discrete_cuda(begin, end, size, outputs, index, start, masked, mas
                 logprob += row[first + actions[t, n, head]] - top - log_total
                 entropy += head_entropy
                 first = last
-            a = weights[column] * (advantages[t, n] - mean) * scale
-            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, n], a, clip_coef)
             target = advantages[t, n] + values[t, n]
-            value_loss, dvalue = value_cell(value, values[t, n], target, vf_clip_coef)
+            policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
+                logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
             first = 0
             for head in range(len(heads)):
                 last = first + heads[head]
                 for j in range(first, last):
                     chosen = j == first + actions[t, n, head]
-                    drow[j] = row_scale * logit_grad_cell(drow[j], probabilities[j], chosen, dlogprob, ent_coef)
+                    drow[j] = logit_grad_cell(drow[j], probabilities[j], chosen, dlogprob, ent_coef)
                 first = last
-            drow[width - 1] = row_scale * vf_coef * dvalue
+            drow[width - 1] = dvalue
             ratios[t, column] = ratio
             statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
 
@@ -1470,9 +1141,7 @@ def _ppo_loss_discrete_cuda(begin, end, size, outputs, index, start, masked, mas
 def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actions, logprobs, values, advantages,
                          weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
     _, M, width = outputs.shape
-    mean, scale, row_scale = settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE], settings[ROW_SCALE]
-    clip_coef, vf_coef, vf_clip_coef = settings[CLIP_COEF], settings[VF_COEF], settings[VF_CLIP_COEF]
-    ent_coef = settings[ENT_COEF]
+    clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
     for lane in range(begin, end):
         part = parts[lane]
         t, first_segment = lane * size // M, lane * size % M
@@ -1492,16 +1161,15 @@ def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actio
                 z = (actions[t, n, j] - row[j]) * exp_cell(-spread[j])
                 logprob -= HALF * z * z + spread[j] + LOG_SQRT_2PI
                 entropy += spread[j] + HALF + LOG_SQRT_2PI
-            a = weights[column] * (advantages[t, n] - mean) * scale
-            policy, dlogprob, ratio, logratio = ppo_cell(logprob, logprobs[t, n], a, clip_coef)
             target = advantages[t, n] + values[t, n]
-            value_loss, dvalue = value_cell(value, values[t, n], target, vf_clip_coef)
+            policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
+                logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
             for j in range(width - 1):
                 inverse = exp_cell(-spread[j])
                 z = (actions[t, n, j] - row[j]) * inverse
-                drow[j] = row_scale * dlogprob * z * inverse
-                dspread[j] = row_scale * (dlogprob * (z * z - ONE) - ent_coef)
-            drow[width - 1] = row_scale * vf_coef * dvalue
+                drow[j] = dlogprob * z * inverse
+                dspread[j] = dlogprob * (z * z - ONE) - ent_coef
+            drow[width - 1] = dvalue
             ratios[t, column] = ratio
             statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
 
@@ -1524,35 +1192,35 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
     name = "ppo_loss"
-    T, M, width = _sizes(name, "outputs", outputs, 3)
-    N, B = _sizes(name, "logprobs", logprobs, 2)[1], _sizes(name, "weights", weights, 1)[0]
-    index = _index(name, index, start, M, N, outputs)
+    T, M, width = check_sizes(name, "outputs", outputs, 3)
+    N, B = check_sizes(name, "logprobs", logprobs, 2)[1], check_sizes(name, "weights", weights, 1)[0]
+    index = check_index(name, index, start, M, N, outputs)
     if start + M > B:
         raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
     (lanes, size), like = _lanes(outputs, T, M), outputs
-    parts, part_array = _workspace((lanes if heads is None or on_gpu(like) else M, SUMS),
+    parts, part_array = workspace((lanes if heads is None or on_gpu(like) else M, SUMS),
                                    torch.float32 if on_gpu(like) else torch.float64, like)
-    outputs, grad = _array(name, "outputs", outputs, (T, M, width)), _array(name, "grad", grad, (T, M, width))
-    rollout = (_array(name, "logprobs", logprobs, (T, N)), _rows(name, "values", values, T, (N,)),
-               _array(name, "advantages", advantages, (T, N)), _array(name, "weights", weights, (B,)),
-               _rows(name, "valid", valid, T, (N,), np.uint8),
-               _array(name, "settings", settings, (len(LOSS_SETTINGS),)))
-    written = (_array(name, "new_values", new_values, (T, B)), _array(name, "ratios", ratios, (T, B)))
-    _array(name, "sums", sums, (SUMS,), np.float64)
+    outputs, grad = checked(name, "outputs", outputs, (T, M, width)), checked(name, "grad", grad, (T, M, width))
+    rollout = (checked(name, "logprobs", logprobs, (T, N)), check_rows(name, "values", values, T, (N,)),
+               checked(name, "advantages", advantages, (T, N)), checked(name, "weights", weights, (B,)),
+               check_rows(name, "valid", valid, T, (N,), np.uint8),
+               checked(name, "settings", settings, (len(LOSS_SETTINGS),)))
+    written = (checked(name, "new_values", new_values, (T, B)), checked(name, "ratios", ratios, (T, B)))
+    checked(name, "sums", sums, (SUMS,), np.float64)
     if heads is not None:
-        heads = _heads(name, heads, _sizes(name, "actions", actions, 3)[2], width - 1, like)
-        masks = None if masks is None else _rows(name, "masks", masks, T, (N, width - 1), np.uint8)
-        actions = _array(name, "actions", actions, (T, N, len(heads)), np.int32)
-        given = (outputs, index, start, *_masks(masks, like, 3), heads, actions, *rollout, grad, *written)
+        heads = check_heads(name, heads, check_sizes(name, "actions", actions, 3)[2], width - 1, like)
+        masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1), np.uint8)
+        actions = checked(name, "actions", actions, (T, N, len(heads)), np.int32)
+        given = (outputs, index, start, *optional_masks(masks, like, 3), heads, actions, *rollout, grad, *written)
         if on_gpu(like):
-            _, scratch = _workspace((lanes, width), torch.float32, like, torch.empty)
+            _, scratch = workspace((lanes, width), torch.float32, like, torch.empty)
             run(_ppo_loss_discrete_cuda, lanes, 4, size, *given, scratch, part_array)
         else:
             run(_ppo_loss_discrete_cpu, M, 4, *given, part_array)
     else:
-        log_std = _log_std(name, log_std, (T, M, width - 1))
-        grad_log_std = _array(name, "grad_log_std", grad_log_std, (T, M, width - 1))
-        actions = _array(name, "actions", actions, (T, N, width - 1))
+        log_std = check_log_std(name, log_std, (T, M, width - 1))
+        grad_log_std = checked(name, "grad_log_std", grad_log_std, (T, M, width - 1))
+        actions = checked(name, "actions", actions, (T, N, width - 1))
         run(_ppo_loss_continuous, lanes, 4, size, outputs, index, start, log_std, actions, *rollout, grad,
             grad_log_std, *written, part_array)
     sums += torch.as_tensor(parts.sum(0))
@@ -1581,13 +1249,13 @@ def _write_back(begin, end, size, index, new_values, new_ratios, values, ratios)
 def write_back(index, new_values, new_ratios, values, ratios):
     """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
     values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns."""
-    T, N = _sizes("write_back", "ratios", ratios, 2)
-    columns = _index("write_back", index, 0, 0, N, ratios)
+    T, N = check_sizes("write_back", "ratios", ratios, 2)
+    columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
     lanes, size = _lanes(ratios, T, M)
-    run(_write_back, lanes, 8, size, columns,
-        _array("write_back", "new_values", new_values, (T, M)), _array("write_back", "new_ratios", new_ratios, (T, M)),
-        _array("write_back", "values", values, (T + 1, N)), _array("write_back", "ratios", ratios, (T, N)))
+    run(_write_back, lanes, 8, size, columns, checked("write_back", "new_values", new_values, (T, M)),
+        checked("write_back", "new_ratios", new_ratios, (T, M)),
+        checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1668,7 +1336,7 @@ def _apply_cpu(begin, end, weights, updates, scalars):
 def gradient_norm(flat):
     """Euclidean norm of a flat float32 range: on a CPU a float, summed in float64 by fixed blocks in block order; on a
     GPU a float64 tensor."""
-    array = _array("gradient_norm", "flat", flat, tuple(flat.shape))
+    array = checked("gradient_norm", "flat", flat, tuple(flat.shape))
     if on_gpu(flat):
         return torch.linalg.vector_norm(flat, dtype=torch.float64)
     parts = np.zeros(-(-len(array) // BLOCK))
@@ -1766,15 +1434,15 @@ class Muon:
         if self._groups is None:
             self._bind()
         flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
-        gradients, momentum, updates, weights = (_array("Muon", "flat", flat, tuple(flat.shape)) for flat in flats)
+        gradients, momentum, updates, weights = (checked("Muon", "flat", flat, tuple(flat.shape)) for flat in flats)
         scalars, norm = self.arena["muon/scalars"], gradient_norm(flats[0])
         if isinstance(norm, torch.Tensor):
             rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
-            rate = _numbers("Muon", "learning_rate", rate, 1, np.float32, norm)
+            rate = check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm)
             found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
-            run(_clip_cuda, 1, 1, _array("Muon", "norm", norm.view(1), (1,), np.float64), float(self.max_grad_norm),
-                f32(self.momentum), f32(self.weight_decay), rate, _array("Muon", "found_inf", found_inf.view(1), (1,)),
-                _array("Muon", "scalars", scalars, (4,)))
+            run(_clip_cuda, 1, 1, checked("Muon", "norm", norm.view(1), (1,), np.float64), float(self.max_grad_norm),
+                f32(self.momentum), f32(self.weight_decay), rate, checked("Muon", "found_inf", found_inf.view(1), (1,)),
+                checked("Muon", "scalars", scalars, (4,)))
         else:
             if found_inf is not None:
                 found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
@@ -1783,12 +1451,12 @@ class Muon:
             learning_rate = float(learning_rate)
             decay = 1.0 - learning_rate * self.weight_decay
             host(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
-        scalars = _array("Muon", "scalars", scalars, (4,))
+        scalars = checked("Muon", "scalars", scalars, (4,))
         if self._together:
             flat = self.arena.flat("muon")
-            work = _array("Muon", "flat", flat, tuple(flat.shape))
-            places = _array("Muon", "places", self._tables[0], updates.shape, np.int32)
-            scales = _array("Muon", "scales", self._tables[1], updates.shape)
+            work = checked("Muon", "flat", flat, tuple(flat.shape))
+            places = checked("Muon", "places", self._tables[0], updates.shape, np.int32)
+            scales = checked("Muon", "scales", self._tables[1], updates.shape)
             run(_nesterov_cuda, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
             for (x, y, gram, polynomial), _ in self._groups:
                 torch.div(y, torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-7, out=x)

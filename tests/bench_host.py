@@ -20,8 +20,8 @@ import torch
 from numba import cfunc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import arena
 import fused
-import kernels
 import models
 import pufferl
 
@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="at least; each buffer has one of its own")
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
-    kernels.SIMULATOR, kernels._launch = True, lambda function, lanes, arguments: function(0, lanes, *arguments)
+    arena.SIMULATOR, arena._launch = True, lambda function, lanes, arguments: function(0, lanes, *arguments)
     fused.find_gpu = lambda workers: Idle()
     results = {}
     for buffers in args.buffers:

@@ -1,7 +1,7 @@
 """What a GPU would run, run on a CPU: a driver that numba-cuda has compiled to PTX, translated to C, one thread after
 another.
 
-    launch = Launcher()                                 # in the place of kernels._launch
+    launch = Launcher()                                 # in the place of arena._launch
     launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU
     launch.counts                                       # driver -> instructions executed a thread, of its last launch
 
@@ -25,7 +25,7 @@ import numba
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-import kernels
+import arena
 
 PRELUDE = r"""
 #include <math.h>
@@ -288,7 +288,7 @@ class Range(ctypes.Structure):
 
 
 class Launcher:
-    """kernels._launch, by the PTX for one generation of GPUs."""
+    """arena._launch, by the PTX for one generation of GPUs."""
 
     def __init__(self, capability=(9, 0)):
         self.capability, self.counts, self._compiled = capability, {}, {}
@@ -302,7 +302,7 @@ class Launcher:
         before = dispatcher.get_current_device  # a function that is not inlined asks the GPU what to compile for
         dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=self.capability)
         try:
-            return cuda.compile(kernels.cuda_kernel(driver), (numba.int64, numba.typeof(arguments)),
+            return cuda.compile(arena.cuda_kernel(driver), (numba.int64, numba.typeof(arguments)),
                                 cc=self.capability, output="ptx", device=False, abi="numba")[0]  # fmt: skip
         finally:
             dispatcher.get_current_device = before
@@ -322,14 +322,14 @@ class Launcher:
         with self._lock:
             if key not in self._compiled:
                 self._compiled[key] = self._load(driver, arguments)
-        blocks, result = -(-lanes // kernels.THREADS), np.zeros(2, np.uint64)
+        blocks, result = -(-lanes // arena.THREADS), np.zeros(2, np.uint64)
         bounds = {byte_bounds(argument) for argument in arguments if isinstance(argument, np.ndarray)}
         marks = [np.zeros((2, end - begin), np.int32) for begin, end in bounds]
         ranges = (Range * len(bounds))(*(Range(*bound, *(each.ctypes.data for each in mark))
                                          for bound, mark in zip(bounds, marks, strict=True)))  # fmt: skip
         values = parameters([lanes, *arguments])
         self._compiled[key](
-            ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks), ctypes.c_int64(kernels.THREADS), ranges,
+            ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks), ctypes.c_int64(arena.THREADS), ranges,
             ctypes.c_int(len(bounds)), ctypes.c_void_p(result.ctypes.data))  # fmt: skip
         assert result[0] == 0, f"{driver.__name__} with {lanes} lanes: {PROBLEMS[int(result[0])]}"
         self.counts[driver.__name__] = int(result[1]) / lanes

@@ -17,9 +17,10 @@ import test_kernel_promises
 import test_kernels
 import torch
 
+import arena
 import kernels
 
-WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if kernels.SIMULATOR else
+WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])  # fmt: skip
 
 KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan", "mingru_scan_grad",
@@ -47,8 +48,8 @@ def on_the_gpu(function):
 @pytest.fixture
 def through_the_gpu(request, monkeypatch):
     if request.param == "ptx":
-        monkeypatch.setattr(kernels, "SIMULATOR", True)
-        monkeypatch.setattr(kernels, "_launch", request.getfixturevalue("launcher"))
+        monkeypatch.setattr(arena, "SIMULATOR", True)
+        monkeypatch.setattr(arena, "_launch", request.getfixturevalue("launcher"))
     elif request.param == "gpu":
         if not torch.cuda.is_available():
             pytest.skip("there is no CUDA device")
@@ -85,7 +86,7 @@ for name in (
 
 # Too large for the simulator; on a GPU these are for tests/bench_kernels.py and the tests of the trainer.
 for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", "nan_moments_norm_and_muon"):
-    if not kernels.SIMULATOR:
+    if not arena.SIMULATOR:
         globals()[f"test_{name}"] = borrowed(name, ["ptx"])
 
 
@@ -102,20 +103,20 @@ def launches():
     """name -> (driver, arguments) of every launch that the kernels make on a GPU."""
     seen = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "SIMULATOR", True)
-        patch.setattr(kernels, "_launch", lambda driver, lanes, arguments: seen.setdefault(
+        patch.setattr(arena, "SIMULATOR", True)
+        patch.setattr(arena, "_launch", lambda driver, lanes, arguments: seen.setdefault(
             driver.__name__, (driver, arguments)))  # fmt: skip
         for function, tensors, options in test_kernel_promises.good_calls().values():
             function(**tensors, **options)
-        arena = kernels.Arena()
-        arena.adopt(torch.nn.Linear(3, 2))
-        optimizer = kernels.Muon(arena, together=True)
-        arena.allocate()
+        memory = kernels.Arena()
+        memory.adopt(torch.nn.Linear(3, 2))
+        optimizer = kernels.Muon(memory, together=True)
+        memory.allocate()
         optimizer.step(0.1)
     return seen
 
 
-@pytest.mark.skipif(kernels.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(arena.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 def test_every_driver_compiles_to_ptx(launches, capability):
     pytest.importorskip("numba_cuda", reason="pip install -r requirements-test.txt")

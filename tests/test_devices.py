@@ -21,8 +21,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+import arena
 import fused
-import kernels
 import models
 import pufferl
 from vector import make
@@ -137,7 +137,7 @@ def on_a_cpu(function, lanes, arguments):
 
 
 def recorded(execute):
-    """kernels._launch by the recorder, for which `execute` runs the drivers."""
+    """arena._launch by the recorder, for which `execute` runs the drivers."""
 
     def launch(*call):
         if Recorder.capturing is not None:
@@ -154,8 +154,8 @@ def device(request, monkeypatch):
         if not torch.cuda.is_available():
             pytest.skip("there is no CUDA device")
         return
-    monkeypatch.setattr(kernels, "SIMULATOR", True)
-    monkeypatch.setattr(kernels, "_launch", recorded(on_a_cpu))
+    monkeypatch.setattr(arena, "SIMULATOR", True)
+    monkeypatch.setattr(arena, "_launch", recorded(on_a_cpu))
     monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
 
 
@@ -268,7 +268,7 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case):
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
     """Through graphs, every kernel by its PTX."""
     here, losses, _ = run(4, **CASES[case], cudagraphs=2)
-    monkeypatch.setattr(kernels, "_launch", recorded(  # environments step on the CPU there, too
+    monkeypatch.setattr(arena, "_launch", recorded(  # environments step on the CPU there, too
         lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))  # fmt: skip
     launcher.counts.clear()
     there, other, _ = run(4, **CASES[case], cudagraphs=2)

@@ -37,6 +37,7 @@ from test_kernels import (
     sigmoid_probe,
 )  # fmt: skip
 
+import arena
 import kernels
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -429,7 +430,8 @@ def mingru_loop(x, hgp, state, out):
     n = len(x)
     h, g, p = hgp[:n], hgp[n : 2 * n], hgp[2 * n :]
     for i in range(n):
-        s, y = kernels.mingru_cell(x[i], h[i], g[i], p[i], state[i], True)
+        candidate, z, q = kernels.mingru_gates_cell(h[i], g[i], p[i])
+        s, y = kernels.mingru_cell(x[i], candidate, z, q, state[i], True)
         state[i] = s
         out[i] = y
 
@@ -481,14 +483,14 @@ LOOPS = {exp_loop: (F, F), sigmoid_loop: (F, F), mingru_loop: (F,) * 4, mingru_g
 @needs_avx
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
 def test_cell_is_vectorised_in_single_precision(loop):
-    compiled = numba.njit(LOOPS[loop], error_model="numpy", fastmath=kernels.FASTMATH)(loop)
+    compiled = numba.njit(LOOPS[loop], error_model="numpy", fastmath=arena.FASTMATH)(loop)
     assembly = assembly_of(compiled)
     assert PACKED.search(assembly), f"{loop.__name__} is scalar"
     assert not CONVERSIONS.search(assembly), CONVERSIONS.search(assembly)[0]
 
 
 def test_the_conversion_check_sees_a_bare_literal():
-    @numba.njit((F, F), error_model="numpy", fastmath=kernels.FASTMATH)
+    @numba.njit((F, F), error_model="numpy", fastmath=arena.FASTMATH)
     def careless(x, out):
         for i in range(len(x)):
             out[i] = x[i] * 0.1
@@ -517,7 +519,7 @@ def test_cpu_driver_is_vectorised(name):
     else:
         _, optimizer = adopted(Weights([(3, 4)]), lambda a: kernels.Muon(a))
         optimizer.step(0.1)
-    again = numba.njit(nogil=True, error_model="numpy", fastmath=kernels.FASTMATH)(driver.py_func)
+    again = numba.njit(nogil=True, error_model="numpy", fastmath=arena.FASTMATH)(driver.py_func)
     again.compile(driver.signatures[0])
     assembly = assembly_of(again)
     wide = re.compile(r"\tv(?:div|rcp14)ps\t.*%[yz]mm" if DRIVERS[name] == "div"

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import arena
 import kernels
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -233,7 +234,7 @@ def test_tensors_that_kernels_have_seen_can_be_saved():
 def probe(cell):
     """loop(x, out): out = cell(x), compiled as a driver compiles it."""
 
-    @numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+    @numba.njit(error_model="numpy", fastmath=arena.FASTMATH)
     def loop(x, out):
         for i in range(len(x)):
             out[i] = cell(x[i])
@@ -258,7 +259,7 @@ def test_log_and_cosine():
     assert np.abs(out - np.cos(2 * np.pi * x.astype(np.float64))).max() < 1e-6
 
 
-@numba.njit(error_model="numpy", fastmath=kernels.FASTMATH)
+@numba.njit(error_model="numpy", fastmath=arena.FASTMATH)
 def bfloat_probe(x, bits, back):
     for i in range(len(x)):
         bits[i] = kernels.bfloat_of_float(x[i])

@@ -1,0 +1,380 @@
+"""Memory and calls: the one allocation of a trainer, and how a kernel gets at its tensors and its threads.
+
+    arena = Arena()                     # register every tensor, allocate once
+    run(driver, lanes, size, *arrays)   # driver(first, last, *arrays) over threads, or as a kernel of a GPU
+
+kernels.py is written with these. Nothing here knows of reinforcement learning.
+"""
+
+import itertools
+import math
+import os
+import threading
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numba import njit
+from numba.core.compiler import Compiler
+
+# Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
+FASTMATH = {"contract", "nsz", "arcp"}
+REDUCTION = FASTMATH | {"reassoc"}
+cell = njit(inline="always", error_model="numpy")
+driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH)
+
+
+class _Distinct(Compiler):
+    """Compiles for arrays that do not overlap, so that loops need not look first: a quarter of a MinGRU scan's time."""
+
+    def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
+        flags.noalias = True
+        super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
+
+
+distinct_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=_Distinct)
+reduction_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCTION)
+
+f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
+ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The arena: one allocation for every long-lived tensor
+
+
+class Arena:
+    """One flat allocation for all long-lived tensors.
+
+    Register every tensor first, then `allocate` once; `arena[name]` is a view, 256-byte aligned, zero at first.
+    Tensors registered under one `group` lie side by side in the order of registration, and `arena.flat(group)` is
+    that whole range (alignment gaps included; they stay zero), so that zeroing, norms, momentum, an all-reduce or a
+    checkpoint of, say, all gradients is one operation.
+
+        arena = Arena()
+        arena.register("advantages", (64, 4096))
+        arena.adopt(policy)                      # groups "weights", "gradients"
+        arena.allocate("cpu")
+    """
+
+    ALIGNMENT = 256
+
+    def __init__(self):
+        self._specs = {}  # name -> (shape, dtype, group)
+        self._views, self._flats, self._modules = {}, {}, []
+        self.memory = None
+
+    def register(self, name, shape, dtype=torch.float32, group="data"):
+        """Ask for a tensor. Raises ValueError for a name that is taken or after `allocate`."""
+        if self.memory is not None:
+            raise ValueError(f"arena.register({name!r}) after arena.allocate(): register everything first.")
+        if name in self._specs:
+            raise ValueError(f"arena.register({name!r}): that name is taken.")
+        if any(int(n) < 0 for n in shape):
+            raise ValueError(f"arena.register({name!r}): shape {tuple(shape)} has a negative size.")
+        self._specs[name] = (tuple(int(n) for n in shape), dtype, group)
+
+    def adopt(self, module, prefix="policy"):
+        """Move a module's parameters and their gradients in: groups "weights" and "gradients", the same order.
+
+        At `allocate` the values are copied, and each parameter's `.data` and `.grad` become views. A recurrent torch
+        module's weights stay one unpadded block, as its fused kernels want them.
+        """
+        for name, parameter in module.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise TypeError(f"arena.adopt: {name} is {parameter.dtype}; master weights are float32.")
+            self.register(f"weights/{prefix}.{name}", parameter.shape, group="weights")
+            self.register(f"gradients/{prefix}.{name}", parameter.shape, group="gradients")
+        packed = {f"{prefix}.{name}.{weight}".replace("..", ".") for name, child in module.named_modules()
+                  if isinstance(child, torch.nn.RNNBase) for weight in child._flat_weights_names}
+        self._modules.append((module, prefix, packed))
+
+    def __contains__(self, name):
+        return name in self._specs
+
+    def allocate(self, device="cpu"):
+        """Make the one allocation and all views; zero it; move adopted modules in."""
+        packed = set().union(*(p for _, _, p in self._modules)) if self._modules else set()
+        offset, places, ranges = 0, {}, {}
+        for group in dict.fromkeys(spec[2] for spec in self._specs.values()):
+            offset = start = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+            block = None  # where a packed block began, of which only the first tensor is aligned
+            for name, (shape, dtype, owner) in self._specs.items():
+                if owner != group:
+                    continue
+                inside = name.partition("/")[2] in packed
+                if block is None or not inside:
+                    offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+                    block = offset if inside else None
+                places[name] = offset, block
+                offset += math.prod(shape) * dtype.itemsize
+            offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+            ranges[group] = (start, offset)
+        if torch.device(device).type == "cpu":  # numpy asks Linux for huge pages; torch does not, and learns 2% slower
+            block = torch.from_numpy(np.zeros(offset + self.ALIGNMENT, np.uint8))
+        else:
+            block = torch.zeros(offset + self.ALIGNMENT, dtype=torch.uint8, device=device)
+        skip = -block.data_ptr() % self.ALIGNMENT
+        self.memory = block[skip : skip + offset]
+        for name, (shape, dtype, _) in self._specs.items():
+            size = math.prod(shape) * dtype.itemsize
+            (offset, block), memory = places[name], self.memory
+            if block is not None:  # cuDNN looks for a recurrent module's weights where their storage begins
+                offset, memory = offset - block, torch.from_dlpack(memory[block:])
+            self._views[name] = memory[offset : offset + size].view(dtype).view(shape)
+        for group, (start, end) in ranges.items():
+            dtypes = {dtype for _, dtype, owner in self._specs.values() if owner == group}
+            if len(dtypes) == 1:
+                self._flats[group] = self.memory[start:end].view(dtypes.pop())
+        for module, prefix, _ in self._modules:
+            for name, parameter in module.named_parameters():
+                weight = self._views[f"weights/{prefix}.{name}"]
+                weight.copy_(parameter.data)
+                parameter.data = weight
+                parameter.grad = self._views[f"gradients/{prefix}.{name}"]
+
+    def flat(self, group):
+        """The whole range of a group as one 1-D tensor. Raises KeyError where its tensors differ in dtype."""
+        return self._flats[group]
+
+    def __getitem__(self, name):
+        return self._views[name]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Threads: plain ones, each with a range of lanes. Not numba's prange: see docs/LOG.md.
+
+_local = threading.local()
+_pools = {}  # number of threads -> pool
+
+
+def set_threads(count):
+    """From now on kernels called from this thread split their lanes over `count` threads."""
+    _local.count = count
+
+
+@contextmanager
+def threads(count):
+    """set_threads, undone at the end."""
+    before = getattr(_local, "count", 1)
+    set_threads(count)
+    try:
+        yield
+    finally:
+        set_threads(before)
+
+
+def run(function, lanes, size, *arguments):
+    """function(first, last, *arguments) over all lanes, in ranges of `size` or more; `function` releases the GIL.
+    Where the last argument is an array of a GPU's, each of the GPU's threads takes one lane."""
+    if SIMULATOR or hasattr(arguments[-1], "__cuda_array_interface__"):
+        _launch(function, lanes, arguments)
+        return
+    pieces = min(getattr(_local, "count", 1), lanes // size)
+    if pieces <= 1:
+        function(0, lanes, *arguments)
+        return
+    if pieces not in _pools:
+        _pools[pieces] = ThreadPoolExecutor(pieces, thread_name_prefix="kernels")
+    bounds = [lanes * i // pieces for i in range(pieces + 1)]
+    futures = [
+        _pools[pieces].submit(function, first, last, *arguments)
+        for first, last in itertools.pairwise(bounds)
+    ]
+    for future in futures:
+        future.result()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# CUDA: numba compiles the drivers for the GPU at their first launch; nothing of CUDA is imported before
+
+SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # CPU tensors, but the CUDA drivers in numba's simulator
+THREADS = 128  # a block
+
+_kernels, _streams = {}, {}  # driver -> its kernel; torch's stream -> numba's
+cuda = None  # numba.cuda, once it is used
+
+
+def cuda_kernel(function):
+    """The kernel in which thread `lane` calls function(lane, lane + 1, *arguments)."""
+    global cuda
+    from numba import cuda
+
+    def kernel(lanes, arguments):
+        lane = cuda.grid(1)
+        if lane < lanes:
+            function(lane, lane + 1, *arguments)
+
+    kernel.__name__ = kernel.__qualname__ = getattr(function, "__name__", "kernel")
+    return kernel
+
+
+def _launch(function, lanes, arguments):
+    if lanes == 0:
+        return
+    if not SIMULATOR and any(isinstance(argument, np.ndarray) for argument in arguments):
+        raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all on one device.")
+    if function not in _kernels:
+        kernel = cuda_kernel(function)  # imports cuda
+        warnings.filterwarnings("ignore", "Grid size")  # ours are what the batch is
+        # The code that tests/ptx.py has run, and not what nvJitLink would make of it once more.
+        _kernels[function] = cuda.jit(kernel) if SIMULATOR else cuda.jit(kernel, lto=False)
+    stream = 0
+    if not SIMULATOR:
+        handle = torch.cuda.current_stream().cuda_stream
+        if handle not in _streams:
+            _streams[handle] = cuda.external_stream(handle)
+        stream = _streams[handle]
+    _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
+
+
+def flat_run(function, lanes, sizes, *arguments):
+    """run(function, lanes, 1, *sizes, *arguments) with every array flat and every number unsigned: on a GPU indices of
+    several dimensions, signed ones above all, cost more than the mathematics does."""
+    arguments = [argument if isinstance(argument, int) else argument.reshape(-1) for argument in arguments]
+    numbers = (u64(argument) if isinstance(argument, int) else argument for argument in (*sizes, *arguments))
+    run(function, lanes, 1, *numbers)
+
+
+def on_gpu(tensor):
+    """Whether the CUDA drivers are the ones for this tensor."""
+    return tensor.is_cuda or SIMULATOR
+
+
+def device(tensor):
+    """numba's view of a CUDA tensor, made once while the tensor lives and stays in its place."""
+    global cuda
+    from numba import cuda
+
+    return _view(tensor, lambda tensor: cuda.as_cuda_array(_bits(tensor), sync=False))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checks: what each public function says when it is handed the wrong thing
+
+FLOATS = (np.float32, np.uint16)  # what a float may be: float32, or bfloat16's bits
+
+
+def numpy_dtype(tensor):
+    return np.dtype(str(_bits(tensor).dtype).removeprefix("torch."))
+
+
+def _bits(tensor):
+    """The tensor as numpy and numba can see it."""
+    tensor = tensor.detach()
+    return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+
+
+_views = {}  # id of a tensor -> [weak reference to it, its address, its view, (shape, dtype) it was found to have]
+
+
+def host(tensor):
+    """The numpy view of a CPU tensor, made once while the tensor lives and stays in its place (0.3 µs, not 1.5)."""
+    return _view(tensor, lambda tensor: _bits(tensor).numpy())
+
+
+def _view(tensor, make):
+    key = id(tensor)
+    kept = _views.get(key)
+    if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
+        return kept[2]
+    view = make(tensor)
+    _views[key] = [weakref.ref(tensor, lambda _: _views.pop(key, None)), tensor.data_ptr(), view, None]
+    return view
+
+
+def check_sizes(kernel, name, tensor, dimensions):
+    """The shape of the tensor that gives a kernel its sizes, or a ValueError for another number of dimensions."""
+    if tensor.dim() != dimensions:
+        raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected {dimensions} dimensions.")
+    return tensor.shape
+
+
+def checked(kernel, name, tensor, shape, dtype=np.float32):
+    """`tensor` as numpy's or numba's array, or a ValueError/TypeError that says what was expected and what came."""
+    kept = _views.get(id(tensor))
+    if kept and kept[3] == (shape, dtype) and kept[0]() is tensor and kept[1] == tensor.data_ptr():
+        return kept[2]
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or a CUDA tensor.")
+    array = device(tensor) if tensor.is_cuda else host(tensor)
+    if array.shape != shape:
+        raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
+    if array.dtype != dtype and not (dtype is FLOATS and array.dtype in FLOATS):
+        expected = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
+        raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {expected}.")
+    if not tensor.is_contiguous():
+        raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass {name}.contiguous().")
+    _views[id(tensor)][3] = shape, dtype
+    return array
+
+
+_constants = {}  # what some kernel needs on each device: columns in order, the sizes of the heads, an absent mask
+
+
+def constant(key, like, make):
+    """The array of the CPU tensor make() on the device of `like`, kept under `key`."""
+    key = (*key, like.device)
+    if key not in _constants:
+        _constants[key] = make().to(like.device)
+    return (device if like.is_cuda else host)(_constants[key])
+
+
+def check_numbers(kernel, name, values, count, dtype, like):
+    """Numbers, or a tensor of them, as an array (count,) on the device of `like`: what a graph may not bake in."""
+    if isinstance(values, torch.Tensor):
+        return checked(kernel, name, values, (count,), dtype)
+    array = np.array(values, dtype).reshape(count)
+    return device(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
+
+
+def workspace(shape, dtype, like, make=torch.zeros):
+    """Zeroed memory on the device of `like` for as long as a call takes: (a tensor or array to sum, the array). With
+    make=torch.empty it may hold anything."""
+    if on_gpu(like):
+        tensor = make(shape, dtype=dtype, device=like.device)
+        return tensor, (device if like.is_cuda else host)(tensor)
+    array = np.zeros(shape, str(dtype).removeprefix("torch."))
+    return array, array
+
+
+def check_index(kernel, index, start, count, columns, like):
+    """The segments' columns as an array, all in order where `index` is None; the chunk must lie within it."""
+    if index is None:
+        index = constant(("columns", columns), like, lambda: torch.arange(columns))
+    else:
+        index = checked(kernel, "index", index, (check_sizes(kernel, "index", index, 1)[0],), np.int64)
+    if start < 0 or start + count > len(index):
+        raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} of an index of {len(index)}.")
+    return index
+
+
+def optional_masks(array, like, dimensions):
+    """(is there a mask?, the mask): a driver reads row 0 of the absent one, but nothing in it."""
+    if array is not None:
+        return True, array
+    return False, constant(("mask", dimensions), like, lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
+
+
+def check_rows(kernel, name, tensor, least, shape, dtype=np.float32):
+    """`tensor` as an array of `least` rows or more, each of `shape`."""
+    if len(tensor) < least:
+        raise ValueError(f"kernels.{kernel}: {name} has {len(tensor)} rows, expected {least} or more.")
+    return checked(kernel, name, tensor, (len(tensor), *shape), dtype)
+
+
+def check_heads(kernel, heads, count, width, like):
+    """The sizes of the action heads, a CPU tensor, on the device of `like`; they must fill the logits."""
+    sizes = tuple(checked(kernel, "heads", heads, (count,), np.int64).tolist())
+    if sum(sizes) != width or min(sizes) < 1:
+        raise ValueError(f"kernels.{kernel}: heads {list(sizes)} do not add up to {width} logits.")
+    return constant(("heads", sizes), like, lambda: torch.tensor(sizes))
+
+
+def check_log_std(kernel, log_std, shape):
+    """log_std (A,), or one a row, as an array of `shape`, without a copy."""
+    array = checked(kernel, "log_std", log_std, shape if log_std.dim() > 1 else shape[-1:])
+    return device(log_std.expand(shape)) if log_std.is_cuda else np.broadcast_to(array, shape)
