@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import threading
+import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numba import njit
+from numba.core import event
 from numba.core.compiler import Compiler
 
 # Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
@@ -33,6 +35,35 @@ class _Distinct(Compiler):
     def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
         flags.noalias = True
         super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
+
+
+class Compiling(event.Listener):
+    """How long numba has compiled in this process. It does so once: what it made lies in __pycache__ afterwards."""
+
+    def __init__(self):
+        self.seconds, self.announce = 0.0, lambda: None  # called when it first begins
+        self._depth, self._begun = 0, 0.0
+
+    def on_start(self, _):
+        if self._depth == 0:
+            announce, self.announce = self.announce, lambda: None
+            announce()
+            self._begun = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, _):
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.perf_counter() - self._begun
+
+
+compiling = Compiling()
+event.register("numba:compile", compiling)
+
+
+def clock():
+    """Seconds, without those in which kernels were compiled."""
+    return time.perf_counter() - compiling.seconds
 
 
 distinct_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=_Distinct)

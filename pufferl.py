@@ -49,6 +49,7 @@ import ocean
 import ranks
 import runs
 import signs
+from arena import clock, compiling
 from configuration import (  # load_* for scripts
     RENAMED,
     Base,
@@ -111,7 +112,7 @@ class PuffeRL:
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
         self._minibatches_owed, self._rate_factor, self._rolled_out = 0.0, 1.0, False
-        self._started, self.losses = time.perf_counter(), {}
+        self._started, self.losses = clock(), {}
         self.statistics = Statistics(self.ranks.count)
         self.signs = signs.Signs(c, sum(agents))
         self._dashboard = self._last_log = None
@@ -192,10 +193,10 @@ class PuffeRL:
         that finished since the last log. train learns from the last one; others count as no steps."""
         self.record()
         self._check_engine()
-        self._rolled_out, begun = False, time.perf_counter()
+        self._rolled_out, begun = False, clock()
         stepping = self.engine.rollout(self._rollouts)
         self.statistics.seconds["environment"] += stepping
-        self.statistics.seconds["policy"] += time.perf_counter() - begun - stepping
+        self.statistics.seconds["policy"] += clock() - begun - stepping
         log, s = self.ranks.merge_log(self.vecenv.log()), self.host
         self.statistics.add_returns(s["rewards"], s["valid"], s["resets"], self.running_returns)
         self.statistics.add_episodes(log, self.policy)
@@ -214,7 +215,7 @@ class PuffeRL:
         """
         if not self._rolled_out:
             raise RuntimeError("train() learns from a rollout, once: call evaluate() before each train().")
-        begun, minibatches = self.ranks.clock(), self._minibatches()
+        begun, minibatches = clock() - self.ranks.seconds, self._minibatches()
         with self.engine.learning():
             self._schedules()
             self._scale_rewards()
@@ -311,13 +312,13 @@ class PuffeRL:
         c, statistics = self.config, self.statistics
         self.epoch += 1
         self._rolled_out = False
-        log_due = self._last_log is None or time.perf_counter() - self._last_log[0] >= c["log_interval"]
+        log_due = self._last_log is None or clock() - self._last_log[0] >= c["log_interval"]
         log_due = log_due or self.epoch == self.total_epochs
         if self.ranks.count > 1:
             sums, log_due = self.ranks.end_epoch(self, sums, log_due)
         statistics.loss_sums += sums
         statistics.grad_norms += norms
-        statistics.seconds["learn"] += self.ranks.clock() - begun
+        statistics.seconds["learn"] += clock() - self.ranks.seconds - begun
         if norms or not self.losses:
             self.losses = loss_means(self, sums, norms)
         logs = dict(self.losses)
@@ -353,14 +354,14 @@ class PuffeRL:
 
     @property
     def uptime(self):
-        """Seconds since the trainer was made."""
-        return time.perf_counter() - self._started
+        """Seconds since the trainer was made, without those in which kernels were compiled."""
+        return clock() - self._started
 
     @property
     def sps(self):
         """Environment steps a second since the last log entry."""
         since, step = self._last_log or (self._started, 0)
-        return (self.global_step - step) / max(time.perf_counter() - since, 1e-9)
+        return (self.global_step - step) / max(clock() - since, 1e-9)
 
     @property
     def environment(self):
@@ -384,7 +385,7 @@ class PuffeRL:
         since, step = self._last_log or (self._started, 0)
         if self.global_step == step:
             return self.statistics.entry
-        seconds, self.last_sps = time.perf_counter() - since, self.sps
+        seconds, self.last_sps = clock() - since, self.sps
         losses = loss_means(self, self.statistics.loss_sums, self.statistics.grad_norms)
         metrics = self.statistics.means(self.ranks, seconds, losses)
         metrics |= {"performance/sps": self.last_sps, "performance/uptime": self.uptime,
@@ -397,7 +398,7 @@ class PuffeRL:
         if self.ranks.rank == 0:
             self.run.log(metrics, sentences, self.global_step)
         self.statistics.begin(metrics)
-        self._last_log = (time.perf_counter(), self.global_step)
+        self._last_log = (clock(), self.global_step)
         return metrics
 
     def record(self):
@@ -452,8 +453,8 @@ class PuffeRL:
         another network or optimizer."""
         saved = runs.restore(self, Path(path))
         self._rolled_out = False
-        self._started = time.perf_counter() - saved["uptime"]
-        self._last_log = (time.perf_counter(), self.global_step)
+        self._started = clock() - saved["uptime"]
+        self._last_log = (clock(), self.global_step)
         self._check_engine(thoroughly=True)
         return saved["metadata"]
 
@@ -882,10 +883,11 @@ def train(env_name, args):
     group = ranks.connect()
     if ranks.started():
         args["train"]["gpus"] = group.local_count
+    say, shown = print if group.rank == 0 else lambda *text, **options: None, 0.0
+    compiling.announce = lambda: say("compiling kernels, once: some 30 seconds", flush=True)
     if not args["resume"]:
         find_interrupted(group, args)
     trainer, facts = make_trainer(env_name, args)
-    say, shown = print if group.rank == 0 else lambda text: None, 0.0
 
     def open_logger():
         try:

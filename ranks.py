@@ -68,10 +68,6 @@ class Ranks:
         finally:
             self.seconds += time.perf_counter() - begun
 
-    def clock(self):
-        """Seconds, without those spent waiting for other ranks."""
-        return time.perf_counter() - self.seconds
-
     def take_seconds(self):
         seconds, self.seconds = self.seconds, 0.0
         return seconds

@@ -1,17 +1,23 @@
-"""The matrix products of the default policy against float64, whatever the shapes, on any number of threads.
+"""The matrix products of the default policy against float64, whatever the shapes, and how few calls a minibatch is.
 
     python -m pytest tests/test_compiled.py -k accumulate
 """
 
 import concurrent.futures
 import math
+import sys
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import arena
 import compiled
+import models
+import pufferl
+import vector
 
 PRECISIONS = pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 SIZES = st.integers(1, 150)
@@ -130,3 +136,46 @@ def test_what_is_not_finite_stays_in_its_row(half, poison):
     gradient = np.zeros((20, 5), np.float32)
     compiled.accumulate_rows(0, 20, half, numbers(2, 7, 20), x, gradient)
     assert not np.isfinite(gradient[:, 4]).any() and np.isfinite(gradient[:, :4]).all()
+
+
+def python_calls(segments, minibatch):
+    """How many Python functions are called for each minibatch."""
+    vecenv = vector.make("squared", num_envs=segments, seed=1, num_threads=1)
+    settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9, "replay_ratio": 4,
+                "learning_rate": 0.01, "total_timesteps": 10**7}  # fmt: skip
+    trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 16))
+    trainer.engine.in_parallel = lambda function, workers: [function(worker) for worker in workers]  # to be counted
+    for _ in range(2):
+        trainer.evaluate()
+        trainer.train()
+    trainer.evaluate()
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        trainer.train()
+    finally:
+        sys.setprofile(None)
+    trainer.release()
+    places = [i for i, name in enumerate(calls) if name == "learn"]
+    assert len(places) == segments * 16 * 4 // minibatch
+    return (places[-1] - places[0]) / (len(places) - 1)
+
+
+def test_a_minibatch_is_few_calls():
+    """However large it is: no Python goes between its segments. Most of them check the arguments of kernels."""
+    small, large = python_calls(64, 128), python_calls(256, 2048)
+    assert small == large < 180
+
+
+def test_the_clock_leaves_out_compiling(monkeypatch):
+    said = []
+    monkeypatch.setattr(arena.compiling, "announce", lambda: said.append(1))
+    before, wall = arena.compiling.seconds, arena.clock()
+    function = numba.njit(lambda x: x + 1)
+    function(1)
+    function(1.0)
+    spent = arena.compiling.seconds - before
+    assert said == [1] and spent > 0
+    function(2)
+    assert arena.compiling.seconds - before == spent, "nothing is compiled twice"
+    assert arena.clock() - wall < spent
