@@ -76,8 +76,8 @@ class Base:
 class Vec:
     backend: Literal["auto", *vector.BACKENDS] = "auto"
     """native: environments in C; for others serial (one after the other in this process), multiprocessing, ray, or
-    package: the vector environment that a Gymnasium id's own package has. auto is native in C, package for ALE's,
-    serial if one process would step all, and multiprocessing elsewhere."""
+    package: the vector environment that a Gymnasium id's own package has. auto is native in C, package for ALE's
+    and where it gives the same episodes (CartPole), serial if one process would step all, else multiprocessing."""
     num_envs: int | Auto = "auto"
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all. auto: 1 for those in C
     and those that hold many themselves; of others so many that there are 32 agents, 8 if actions are continuous, and

@@ -14,6 +14,7 @@ the install line of each.
 
 import contextlib
 import difflib
+import functools
 import importlib.util
 import inspect
 import io
@@ -63,6 +64,36 @@ def _picture_settings(function):
     parameters = inspect.signature(function).parameters.values()
     takes = any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
     return {"render_mode": "rgb_array"} if takes else {}
+
+
+@functools.cache
+def same_episodes(name, steps=200):
+    """Whether the vector environment that the package of a Gymnasium id has, with one environment in it, gives step for
+    step what the id itself gives from the same seed and actions, over several episodes."""
+    try:
+        one, many = gymnasium.make(name), gymnasium.make_vec(name, 1, gymnasium.VectorizeMode.VECTOR_ENTRY_POINT)
+        with contextlib.closing(one), contextlib.closing(many):
+            if many.metadata.get("autoreset_mode") is not gymnasium.vector.AutoresetMode.NEXT_STEP:
+                return False
+            one.action_space.seed(0)
+            ended, limits = 0, {env.spec.max_episode_steps for env in (one, many)}
+            expected, done, (seen, _) = one.reset(seed=0)[0], False, many.reset(seed=0)
+            for _ in range(steps):
+                if not np.allclose(seen[0], expected, 1e-5, 1e-6):
+                    return False
+                action = one.action_space.sample()
+                seen, *result = many.step(np.array([action]))[:4]
+                if done:  # this step of the vector is the reset
+                    expected, done = one.reset()[0], False
+                    continue
+                expected, *own = one.step(action)[:4]
+                if not np.allclose([array[0] for array in result], own):
+                    return False
+                done = own[1] or own[2]
+                ended += done
+            return ended > 1 and len(limits) == 1
+    except Exception:  # whatever is wrong with it, nobody has asked for it
+        return False
 
 
 class GymnasiumCreator:
@@ -134,8 +165,9 @@ class GymnasiumCreator:
 
     @property
     def prefers_vector(self):
-        """Whether that one is the better choice where nothing else is asked for: ALE's does the preprocessing too."""
-        return self.id.startswith("ALE/") and self.has_vector
+        """Whether that one is taken if nothing else is asked for: ALE's, which does the preprocessing too, and those
+        that give the same episodes."""
+        return self.has_vector and (self.id.startswith("ALE/") or same_episodes(self.id))
 
     def vector(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
         """num_envs of them in that vector environment, with the same settings."""

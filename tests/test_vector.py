@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import emulation
 import environments
@@ -321,12 +322,15 @@ def test_impossible_combinations_name_the_possible_ones(options, message):
 CHOICES = [  # environment, settings of the vec section, cores, the backend
     ("cartpole", {"num_envs": 4}, 4, Native),
     ("cartpole", {"num_envs": 2, "backend": "serial"}, 4, Serial),
-    ("gym/CartPole-v1", {"num_envs": 1}, 4, Serial),
-    ("gym/CartPole-v1", {"num_envs": 4}, 1, Serial),
-    ("gym/CartPole-v1", {"num_envs": 4}, 2, Multiprocessing),
-    ("gym/CartPole-v1", {"num_envs": 3}, 2, Serial),  # one worker is all that divides them
-    ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 1}, 2, Serial),
-    ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 2}, 1, Multiprocessing),
+    ("gym/Acrobot-v1", {"num_envs": 1}, 4, Serial),
+    ("gym/Acrobot-v1", {"num_envs": 4}, 1, Serial),
+    ("gym/Acrobot-v1", {"num_envs": 4}, 2, Multiprocessing),
+    ("gym/Acrobot-v1", {"num_envs": 3}, 2, Serial),  # one worker is all that divides them
+    ("gym/Acrobot-v1", {"num_envs": 4, "num_workers": 1}, 2, Serial),
+    ("gym/Acrobot-v1", {"num_envs": 4, "num_workers": 2}, 1, Multiprocessing),
+    ("gym/CartPole-v1", {"num_envs": 4}, 2, vector.Package),  # it gives the same episodes
+    ("gym/CartPole-v1", {"num_envs": 1}, 2, Serial),
+    ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 2}, 2, Multiprocessing),
     ("gym/CartPole-v1", {"num_envs": 4, "backend": "native"}, 2, vector.Package),
     ("gym/CartPole-v1", {"num_envs": 4, "backend": "package"}, 2, vector.Package),
     ("gym/ALE/Pong-v5", {"num_envs": 4}, 2, vector.Package),
@@ -430,6 +434,26 @@ def test_a_packages_own_vector_environment(name, backend):
         np.testing.assert_array_equal(native.reset(seed=3)[0], history[0])
         for expected in history[1:]:
             np.testing.assert_array_equal(native.step(np.ones(4, int))[0], expected)
+
+
+class Generous(CartPoleEnv):
+    """Its package's vector environment pays less."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, 2 * reward, *rest
+
+
+def test_a_vector_environment_that_is_another_is_found_out():
+    plain, many = (f"gymnasium.envs.classic_control.cartpole:{name}" for name in ("CartPoleEnv", "CartPoleVectorEnv"))
+    gymnasium.register("Plain-v0", plain, vector_entry_point=many, max_episode_steps=500)
+    gymnasium.register("Generous-v0", Generous, vector_entry_point=many, max_episode_steps=500)
+    try:
+        assert environments.same_episodes("Plain-v0")
+        assert not environments.same_episodes("Generous-v0") and not environments.same_episodes("Acrobot-v1")
+    finally:
+        for name in ("Plain-v0", "Generous-v0"):
+            del gymnasium.registry[name]
 
 
 def test_environments_by_name():
