@@ -45,7 +45,7 @@ def _load_tile():
     source = Path(__file__).resolve().parent / "tile.c"
     flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
     library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
-    for name in ("tile_floats", "tile_pairs"):
+    for name in ("tile_floats", "tile_pairs", "tile_ahead"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     return library
 
@@ -53,6 +53,7 @@ def _load_tile():
 _TILE = _load_tile()  # kept: the functions live as long as it does
 _tile_floats, _tile_pairs = (types.ExternalFunction(name, types.void(*[types.int64] * 12))
                              for name in ("tile_floats", "tile_pairs"))  # fmt: skip
+_tile_ahead = types.ExternalFunction("tile_ahead", types.void(*[types.int64] * 4))
 
 
 def halved(array):
@@ -406,6 +407,15 @@ def _typed_loss(outputs, grad, log_std, grad_log_std, index, start, masked, mask
 
 
 @driver
+def _ask_ahead(observations, index, first, last, T, part):
+    """Ask the memory for a third of the steps of the segments index[first:last], as many as it takes at once."""
+    rows, (step, agent, _) = T // 3 + 1, observations.strides
+    for m in range(first, last):
+        _tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step, min(rows, T - part * rows), step,
+                    agent)
+
+
+@driver
 def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch, gradients, log_std,
                masked, masks, heads, rollout, written, parts):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a minibatch, `together` at
@@ -415,11 +425,14 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
     outputs, grad_outputs, grad_log_std = scratch[4:7]
     for start in range(first, last, together):
         n = min(together, last - start)
-        rows = T * n
+        rows, following = T * n, (start + n, min(last, start + n + together))
+        _ask_ahead(observations, index, *following, T, 0)
         _forward_cpu(n, T, observations, initial, resets, valid, index, start, network, scratch)
+        _ask_ahead(observations, index, *following, T, 1)
         _loss(outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width), log_std,
               grad_log_std[:rows].reshape(T, n, width - 1), index, start, masked, masks, heads, rollout, written, parts)
         _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients)
+        _ask_ahead(observations, index, *following, T, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

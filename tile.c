@@ -141,6 +141,12 @@ INLINE void multiply(Product p, int64_t rows, int64_t columns, int pairs) {
     }
 }
 
+/* Ask for `rows` pieces of `bytes` bytes, `stride` bytes apart, before they are needed. */
+void tile_ahead(const char *p, int64_t rows, int64_t stride, int64_t bytes) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + r * stride + i, 0, 2);
+}
+
 void tile_floats(const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *w, int64_t w_step,
                  int64_t steps, const float *init, int64_t init_row, float *out, int64_t out_row, int64_t columns) {
     multiply((Product){a, w, init, out, a_row, a_step, w_step, steps, init_row, out_row}, rows, columns, 0);
