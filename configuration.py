@@ -208,9 +208,9 @@ class Train:
     """Processes that train together on this machine: one a GPU with train.device cuda, else sharing the cores; for
     several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the matrix products and of what flows between them; weights, recurrent states, losses and statistics are
-    float32; on a GPU float32 products are TF32. bfloat16 wants a processor that has it; Breakout then trains about
-    1.4 times as fast (docs/LOG.md)."""
+    """Of the matrix products; weights, sums, states, losses and statistics are float32, and on a GPU float32 products
+    are TF32. bfloat16 pays on a processor that has it (AVX-512 BF16): Breakout then trains about 1.5 times as fast
+    (docs/LOG.md); on others it computes the same, not faster."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"

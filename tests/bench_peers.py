@@ -5,7 +5,8 @@ layers that policy and value share), the same batch, minibatch and number of pas
     python tests/bench_peers.py --peer-python .venv-bench/bin/python --env CartPole-v1 --num-envs 64
 
 Each side runs in a process of its own with all cores; they take turns and the medians count. What is timed is rollouts
-and updates after a warm-up, without imports and compilation. The last line of the output is one JSON object.
+and updates after a warm-up, without imports and compilation. `package` is the vector environment that the id's own package
+has, if it has one; the peer steps its environments one by one. The last line of the output is one JSON object.
 """
 
 import json
@@ -102,16 +103,17 @@ def stable_baselines3(a):
 
 
 SIDES = {"serial": lambda a: ours(a, "serial"), "multiprocessing": lambda a: ours(a, "multiprocessing"),
-         "Stable-Baselines3": stable_baselines3}  # fmt: skip
+         "package": lambda a: ours(a, "package"), "Stable-Baselines3": stable_baselines3}  # fmt: skip
 
 
 def main():
+    import gymnasium
     import tyro
 
     a = tyro.cli(Arguments, description=__doc__)
     if not Path(a.peer_python).exists():
         sys.exit(f"{a.peer_python}: there is no such interpreter; `make .venv-bench/ready` installs the peer.")
-    speeds = {side: [] for side in SIDES}
+    speeds = {side: [] for side in SIDES if side != "package" or gymnasium.spec(a.env).vector_entry_point}
     for _ in range(a.repeats):
         for side, measured in speeds.items():
             python = a.peer_python if side == "Stable-Baselines3" else sys.executable
