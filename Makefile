@@ -2,18 +2,29 @@
 # Python 3.11 to 3.13 with its venv module, and a C compiler.
 PYTHON ?= python3
 RUN := .venv/bin/python
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 # uv, where it is installed, does in seconds what pip does in minutes.
 UV := $(shell command -v uv 2>/dev/null)
 ifeq ($(UV),)
 venv = $(PYTHON) -m venv $(1)
-install = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+# What pip says, in one line that changes, if somebody watches.
+WATCHED := $(shell test -t 2 && echo yes)
+SHOW := awk '{ printf "\r\033[K%.100s", $$0; fflush() } END { printf "\r\033[K" }'
+LINE := $(if $(WATCHED),| $(SHOW),--quiet)
+install = $(1)/bin/python -m pip install --disable-pip-version-check $(2) $(LINE)
+QUICKLY := --timeout 5 --retries 0
 else
 venv = $(UV) venv --quiet --seed --python $(PYTHON) $(1)
-install = $(UV) pip install --quiet --python $(1)/bin/python
+install = $(UV) pip install --python $(1)/bin/python $(2)
+QUICKLY :=
 endif
 
-# Where there is an NVIDIA GPU, what it needs is installed as well.
+# Where there is an NVIDIA GPU, what it needs is installed as well; without one, torch's build for a CPU, which is
+# gigabytes smaller, if its index can be reached.
 CUDA := $(if $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null),-r requirements-cuda.txt)
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
+CPU_BUILD := --index-url https://download.pytorch.org/whl/cpu $(QUICKLY)
 
 .PHONY: train test test-slow test-gpu bench lint clean
 
@@ -46,16 +57,18 @@ lint: .venv/ready-test
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
 	$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
-	$(call install,.venv) -r requirements.txt $(CUDA)
+	@echo "installing what requirements.txt names into .venv: one to three minutes"
+	@$(if $(CUDA),true,$(RUN) -c 'import torch' 2>/dev/null || $(call install,.venv,$(CPU_BUILD) $(TORCH)) 2>/dev/null || true)
+	@$(call install,.venv,-r requirements.txt $(CUDA))
 	touch $@
 
 .venv/ready-test: .venv/ready requirements-test.txt
-	$(call install,.venv) -r requirements-test.txt
+	@$(call install,.venv,-r requirements-test.txt)
 	touch $@
 
 .venv-bench/ready: requirements.txt requirements-bench.txt
 	$(call venv,.venv-bench)
-	$(call install,.venv-bench) -r requirements-bench.txt
+	@$(call install,.venv-bench,-r requirements-bench.txt)
 	touch $@
 
 clean:

@@ -5,8 +5,8 @@ layers that policy and value share), the same batch, minibatch and number of pas
     python tests/bench_peers.py --peer-python .venv-bench/bin/python --env CartPole-v1 --num-envs 64
 
 Each side runs in a process of its own with all cores; they take turns and the medians count. What is timed is rollouts
-and updates after a warm-up, without imports and compilation. `package` is the vector environment that the id's own package
-has, if it has one; the peer steps its environments one by one. The last line of the output is one JSON object.
+and updates after a warm-up, without imports and compilation. `package` is the vector environment that the id's own
+package has, if it has one; the peer steps its environments one by one. The last line of the output is one JSON object.
 """
 
 import json
