@@ -312,8 +312,8 @@ class Autograd:
         return {}
 
     def _start_pool(self):
-        """Threads for the rollout's workers."""
-        self.pool = ThreadPoolExecutor(self.vecenv.num_workers, "worker", kernels.set_threads,
+        """Threads for the rollout's workers and the learners."""
+        self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker", kernels.set_threads,
                                        (self.vecenv.threads_per_worker,))  # fmt: skip
         # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
         self.interval = sys.getswitchinterval()

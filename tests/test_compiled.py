@@ -6,6 +6,7 @@
 import concurrent.futures
 import math
 import sys
+import threading
 
 import numba
 import numpy as np
@@ -165,6 +166,24 @@ def test_a_minibatch_is_few_calls():
     """However large it is: no Python goes between its segments. Most of them check the arguments of kernels."""
     small, large = python_calls(64, 128), python_calls(256, 2048)
     assert small == large < 180
+
+
+@pytest.mark.parametrize("backend", ["native", "serial"])
+def test_learners_learn_side_by_side(backend, monkeypatch):
+    """As many as there are threads, also if one worker steps all environments."""
+    vecenv = vector.make("squared", 8, backend, num_threads=2)
+    settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01}
+    trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 8))
+    learn, both = compiled._learn_cpu, threading.Barrier(2, timeout=60)
+
+    def wait_and_learn(*arguments):
+        both.wait()
+        learn(*arguments)
+
+    monkeypatch.setattr(compiled, "_learn_cpu", wait_and_learn)
+    trainer.evaluate()
+    trainer.train()
+    trainer.release()
 
 
 def test_the_clock_leaves_out_compiling(monkeypatch):
