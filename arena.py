@@ -3,9 +3,10 @@
     arena = Arena()                     # register every tensor, allocate once
     run(driver, lanes, size, *arrays)   # driver(first, last, *arrays) over threads, or as a kernel of a GPU
 
-kernels.py is written with these. Nothing here knows of reinforcement learning.
+kernels.py is written with these.
 """
 
+import hashlib
 import itertools
 import math
 import os
@@ -15,6 +16,7 @@ import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,20 +27,41 @@ from numba.core.compiler import Compiler
 # Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
 FASTMATH = {"contract", "nsz", "arcp"}
 REDUCTION = FASTMATH | {"reassoc"}
+FOLDER = Path(__file__).resolve().parent
+# numba compiles a kept function anew if its own file was edited. These files inline each other's functions.
+FILES = [FOLDER / f"{name}.py" for name in ("arena", "kernels", "vector", "compiled", "fused")]
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES if path.exists())).hexdigest()
 cell = njit(inline="always", error_model="numpy")
-driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH)
+
+
+def kept(**options):
+    """njit without the GIL, whose result is kept in __pycache__ until one of SOURCES is edited."""
+    def decorate(function):
+        compiled = njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+        index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)  # None: nothing is kept
+        if index is not None:
+            index._source_stamp = index._source_stamp, SOURCES
+        return compiled
+
+    return decorate
 
 
 class _Distinct(Compiler):
-    """Compiles for arrays that do not overlap, so that loops need not look first: a quarter of a MinGRU scan's time."""
+    """Compiles on the promise that arrays do not overlap: loops then need no check, which is a quarter of a MinGRU
+    scan's time."""
 
     def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
         flags.noalias = True
         super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
 
 
+driver = kept(fastmath=FASTMATH)
+distinct_driver = kept(fastmath=FASTMATH, pipeline_class=_Distinct)
+reduction_driver = kept(fastmath=REDUCTION)
+
+
 class Compiling(event.Listener):
-    """How long numba has compiled in this process. It does so once: what it made lies in __pycache__ afterwards."""
+    """Seconds that numba has compiled for a CPU in this process."""
 
     def __init__(self):
         self.seconds, self.announce = 0.0, lambda: None  # called when it first begins
@@ -62,12 +85,9 @@ event.register("numba:compile", compiling)
 
 
 def clock():
-    """Seconds, without those in which kernels were compiled."""
+    """Seconds, without those in which kernels were compiled for a CPU."""
     return time.perf_counter() - compiling.seconds
 
-
-distinct_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=_Distinct)
-reduction_driver = njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCTION)
 
 f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
 ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)

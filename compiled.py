@@ -15,21 +15,20 @@ what lies between the products stays in the second-level cache.
 """
 
 import ctypes
-import time
 from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 import engines
 import kernels
 import ocean
+from arena import clock
 from kernels import bfloat_of_float, distinct_driver, driver, f32, host, run, u16, u32, u64
+from vector import cycles, step_environments
 
 WIDTH = 64  # columns of a panel of packed weights
 BLOCK = 64  # rows (of weights' gradients: steps) that a panel stays in the first-level cache for
@@ -187,7 +186,7 @@ def add_rows(rows, total):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The whole network's step, a block of agents after the other, so that what lies between the layers stays in cache
+# The whole network's step, block by block of agents, so that what lies between the layers stays in cache
 
 
 @distinct_driver
@@ -225,50 +224,8 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The rollout of a range of environments in one call: while a thread waits for the interpreter it sleeps, and to wake it
-# takes as long as a step of 256 agents
-
-
-_LONG, _WORD = ir.IntType(64), ir.IntType(32)
-
-
-def _call_address(builder, result, function, *numbers):
-    """LLVM's call of a C function by its address; a pointer is passed as its address would be."""
-    kind = ir.FunctionType(result, [_LONG] * len(numbers))
-    return builder.call(builder.inttoptr(function, kind.as_pointer()), numbers)
-
-
-@intrinsic
-def _call_step(typing, function, environments, first, last, rows):
-    """ocean_step(environments, first, last, rows), all of them integers, function and pointers by their addresses."""
-
-    def codegen(context, builder, signature, arguments):
-        _call_address(builder, ir.VoidType(), *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
-
-
-@intrinsic
-def _cycles(typing):
-    """The processor's clock."""
-
-    def codegen(context, builder, signature, arguments):
-        kind = ir.FunctionType(_LONG, [])
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
-
-    return types.int64(), codegen
-
-
-@driver
-def _step_environments(environments, t, begin, end, terminals, truncations, resets):
-    """Step t of the environments, whose agents are [begin, end), and row t + 1 of the resets; the cycles it took."""
-    function, address, first, last, rows = environments
-    entered = _cycles()
-    _call_step(function, address, first, last, rows[t])
-    for i in range(begin, end):
-        resets[t + 1, i] = terminals[t, i] | truncations[t, i]
-    return _cycles() - entered
+# The rollout of a range of environments in one call. A thread that waits for the interpreter sleeps, and waking it
+# takes as long as a step of 256 agents.
 
 
 @driver
@@ -311,7 +268,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     """
     observations, resets, valid, actions, terminals, truncations, final_observations = storage
     outputs = scratch[4]
-    n, horizon, inside, begun = end - begin, len(actions), 0, _cycles()
+    n, horizon, inside, begun = end - begin, len(actions), 0, cycles()
     for t in range(horizon + 1):
         now, flags = observations[t, begin:end], (resets[t, begin:end], valid[t, begin:end])
         if t > 0:
@@ -327,7 +284,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
             kernels._sample_discrete_cpu(0, n, outputs, masked, mask, heads, *random, *drawn)
         else:
             kernels._sample_continuous_cpu(0, n, outputs, log_std, *random, *drawn)
-        inside += _step_environments(environments, t, begin, end, terminals, truncations, resets)
+        inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
     for layer in range(len(state)):  # the last row is for V alone, and nothing of it is committed
         for i in range(n):
             for j in range(kept[layer].shape[1]):
@@ -335,7 +292,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     _policy_step_cpu(0, n, now, network, kept, flags[0], flags[1], scratch)
     for i in range(n):
         values[horizon, begin + i] = outputs[i, outputs.shape[1] - 1]
-    return inside / (_cycles() - begun)
+    return inside / (cycles() - begun)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -348,7 +305,7 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     encoder, layers, decoder = network
     seen, xs, hgps, states, outputs = scratch[:5]
     D, H, rows = seen.shape[1], xs[0].shape[1], T * n
-    kernels._gather_cpu(0, n, observations, index, start, n, encoder[2], encoder[3], seen[:rows].reshape(T, n, D))
+    kernels._gather_cpu(0, n, observations, index, start, encoder[2], encoder[3], seen[:rows].reshape(T, n, D))
     multiply_rows(0, rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
     for i in range(len(layers)):
         memory = states[i][: rows + n].reshape(T + 1, n, H)
@@ -408,7 +365,8 @@ def _typed_loss(outputs, grad, log_std, grad_log_std, index, start, masked, mask
 
 @driver
 def _ask_ahead(observations, index, first, last, T, part):
-    """Ask the memory for a third of the steps of the segments index[first:last], as many as it takes at once."""
+    """Prefetch a third of the steps (part 0, 1 or 2) of the segments index[first:last]; the memory takes no more
+    requests at once."""
     rows, (step, agent, _) = T // 3 + 1, observations.strides
     for m in range(first, last):
         _tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step, min(rows, T - part * rows), step,
@@ -420,7 +378,7 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
                masked, masks, heads, rollout, written, parts):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a minibatch, `together` at
     a time. rollout: actions, logprobs, values, advantages, weights, valid and settings as `kernels.ppo_loss` takes
-    them; written: new_values, new_ratios; parts (at least T and `together`, SUMS) float64 is added to."""
+    them; written: new_values, new_ratios; parts, float64, at least max(T, `together`) rows of SUMS, is added to."""
     T, valid, width = len(rollout[0]), rollout[5], scratch[4].shape[1]
     outputs, grad_outputs, grad_log_std = scratch[4:7]
     for start in range(first, last, together):
@@ -439,8 +397,8 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
 # What these calls read and write, in the arena
 
 
-def _bits(tensor):
-    """A tensor as numpy has it; int32 are pairs."""
+def _words(tensor):
+    """A packed tensor as numpy has it; int32 are pairs."""
     array = host(tensor)
     return array.view(u32) if tensor.dtype == torch.int32 else array
 
@@ -468,14 +426,15 @@ class Weights:
         for key in ("encoder", *self.layers, "decoder"):
             half = precision != torch.float32 and key != "decoder"
             columns, inner = policy.get_parameter(f"{key}.weight").shape
-            for place, size in ((key, packed_size(inner, columns, half)),
-                                (f"{key}/back", packed_size(columns, inner, half))):  # fmt: skip
-                arena.register(f"{name}/packed/{place}", (size,), torch.int32 if half else torch.float32)
+            places = {key: (inner, columns), **({f"{key}/back": (columns, inner)} if key != "encoder" else {})}
+            for place, shape in places.items():
+                arena.register(f"{name}/packed/{place}", (packed_size(*shape, half),),
+                               torch.int32 if half else torch.float32)
 
     def bind(self):
         """Take the views out of the allocated arena."""
         weights = {name: host(parameter.data) for name, parameter in self.policy.named_parameters()}
-        packed = lambda key: _bits(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
+        packed = lambda key: _words(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
         norm = self.policy.normalizer
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
         pairs = [(packed(key), weights[f"{key}.bias"]) for key in ("encoder", *self.layers, "decoder")]
@@ -529,7 +488,7 @@ class Learner:
             for i, shape in enumerate(shapes):
                 arena.register(f"{name}/{key}{i}", shape)
         arena.register(f"{name}/parts", (max(steps, together), kernels.SUMS), torch.float64)
-        if gradients not in {spec[2] for spec in arena._specs.values()}:
+        if gradients != "gradients":  # which the trainer registers
             for key, parameter in policy.named_parameters():
                 arena.register(f"{gradients}/policy.{key}", parameter.shape, group=gradients)
 
@@ -641,7 +600,7 @@ class Compiled(engines.Autograd):
 
     def _rollout_in_one_call(self, worker, buffer):
         """All steps of one buffer without the interpreter: a step of few agents costs half as much."""
-        begun, s, agents = time.perf_counter(), self.storage, self.vecenv.ranges[buffer]
+        begun, s, agents = clock(), self.storage, self.vecenv.ranges[buffer]
         final_observations = s["final_observations"].view(self.num_agents, -1)
         names = ("resets", "valid", "actions", "terminals", "truncations")
         storage = (self.flat_observations, *(s[name] for name in names), final_observations)
@@ -654,7 +613,7 @@ class Compiled(engines.Autograd):
             u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]), host(self.logprobs),
             host(self.values), host(self.bootstraps))
         self.vecenv.finish(buffer)
-        return share * (time.perf_counter() - begun)
+        return share * (clock() - begun)
 
     def _act(self, worker, observations, state, resets, valid):
         log_std = self.policy.decoder.log_std

@@ -14,8 +14,8 @@ again after a checkpoint is loaded. That finds nearly every edit. In doubt: `--t
 """
 
 import contextlib
+import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
@@ -25,6 +25,7 @@ from torch import nn
 
 import kernels
 import models
+from arena import clock
 from configuration import ConfigError, load_attribute
 
 WORTH_THREADS = 1e8  # operations in one pass of a network from which on several threads share each product
@@ -157,14 +158,14 @@ class Autograd:
     @torch.no_grad()
     def _rollout(self, worker):
         """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
-        vecenv, seconds, begun = self.vecenv, 0.0, time.perf_counter()
+        vecenv, seconds, begun = self.vecenv, 0.0, clock()
         while (ready := vecenv.wait(worker)) is not None:
             buffer, t = ready
-            seconds += time.perf_counter() - begun
+            seconds += clock() - begun
             if t > 0 and self.rows[buffer][t - 1]["truncations"].any():
                 self._bootstrap(worker, buffer, t - 1)
             self.step(worker, buffer, t)
-            begun = time.perf_counter()
+            begun = clock()
             if t < self.horizon:
                 vecenv.advance(buffer)
         return seconds
@@ -534,6 +535,8 @@ def choose(policy, vecenv, config):
             if error.name not in ("compiled", "fused"):
                 raise
             why = f"there is no {fast}.py"
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:  # tile.c, or a compiler, is missing
+            why = str(error).splitlines()[0]
         else:
             why = engine.difference(policy, vecenv)
     if why is None:

@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import math
 import sys
-import time
 import weakref
 from types import SimpleNamespace
 
@@ -34,10 +33,10 @@ from numba.extending import intrinsic
 import engines
 import kernels
 import ranks
-from compiled import _LONG, _WORD, _call_address, _cycles, _step_environments
+from arena import clock
 from configuration import ConfigError, own_optimizer
 from kernels import driver, host
-from vector import aligned_zeros
+from vector import LONG, WORD, aligned_zeros, call_address, cycles, step_environments
 
 
 class Gpu:
@@ -365,8 +364,8 @@ class Graphs(engines.Autograd):
 
 
 class TorchProducts:
-    """torch's. In bfloat16 it rounds the weights of encoder and layers, and the decoder's for its input's
-    gradient; weights' gradients are rounded before they are added in float32."""
+    """The matrix products of `Layers`, by torch. In bfloat16 it rounds the weights of encoder and layers, and the
+    decoder's for its input's gradient; weights' gradients are rounded before they are added in float32."""
 
     def __init__(self, policy, arena, name, *, rows, learns, precision):
         self.arena, self.name, self.learns = arena, name, learns
@@ -582,7 +581,7 @@ def _call_driver(typing, function, arguments):
 
     def codegen(context, builder, signature, values):
         numbers = [builder.extract_value(values[1], i) for i in range(signature.args[1].count)]
-        return builder.sext(_call_address(builder, _WORD, values[0], *numbers), _LONG)
+        return builder.sext(call_address(builder, WORD, values[0], *numbers), LONG)
 
     return types.int64(types.int64, types.UniTuple(types.int64, arguments.count)), codegen
 
@@ -590,7 +589,7 @@ def _call_driver(typing, function, arguments):
 @driver
 def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs, terminals, truncations, resets, cut,
                   cut_step):
-    horizon, inside, begun = len(terminals), 0, _cycles()
+    horizon, inside, begun = len(terminals), 0, cycles()
     for t in range(horizon + 1):
         error, any_cut = 0, False
         if t > 0:
@@ -607,8 +606,8 @@ def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs,
         if error != 0:
             return error, 0.0
         if t < horizon:
-            inside += _step_environments(environments, t, begin, end, terminals, truncations, resets)
-    return 0, inside / (_cycles() - begun)
+            inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
+    return 0, inside / (cycles() - begun)
 
 
 def rollout_in_graphs(agents, environments, handles, storage, cut, cut_step):
@@ -669,13 +668,13 @@ class Fused(Graphs):
 
     def _rollout_in_graphs(self, buffer):
         """All steps of one buffer without the interpreter."""
-        begun, s = time.perf_counter(), self.host
+        begun, s = clock(), self.host
         self.device.wait()  # this thread has spoken to the GPU
         share = rollout_in_graphs(
             self.vecenv.ranges[buffer], self.vecenv.addresses(buffer), self.handles[buffer],
             (s["terminals"], s["truncations"], s["resets"]), self.host_cut, self.host_cut_step[buffer : buffer + 1])
         self.vecenv.finish(buffer)
-        return share * (time.perf_counter() - begun)
+        return share * (clock() - begun)
 
     def learn(self, index):
         s, layers, log_std = self.storage, self.layers, self.policy.decoder.log_std

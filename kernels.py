@@ -108,7 +108,8 @@ def float_of_bfloat(bits):
 def bfloat_of_float(x):
     """Rounded to the nearest, away from zero where two are as near (to the even one takes five operations, not two,
     and the loops a seventh longer); a NaN stays one."""
-    return u16(u32(f32(x).view(u32) + u32(0x8000)) >> u32(16))
+    bits = f32(x).view(u32)
+    return u16((bits | u32(0x00400000) if x != x else u32(bits + u32(0x8000))) >> u32(16))
 
 
 def widen(x):
@@ -548,7 +549,7 @@ def normalise_cell(x, shift, scale):
 
 
 @distinct_driver
-def _gather_cpu(begin, end, source, index, start, count, shift, scale, out):
+def _gather_cpu(begin, end, source, index, start, shift, scale, out):
     # A segment at a time: along the rows of a step the prefetcher would load the segments that were not drawn.
     for m in range(begin, end):
         column = index[start + m]
@@ -600,7 +601,7 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
         flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
                   *norm, arrays[1])
     else:
-        run(_gather_cpu, M, 8, arrays[0], columns, start, M, *norm, arrays[1])
+        run(_gather_cpu, M, 8, arrays[0], columns, start, *norm, arrays[1])
 
 
 @distinct_driver
@@ -638,8 +639,8 @@ def observation_moments(observations, valid, around):
 
 @cell
 def mingru_gates_cell(h, g, p):
-    """(h~, z, q) of mingru_cell from the linear map's output. (A choice of results, not of ways: a branch costs the
-    loop twice its time.)"""
+    """(h~, z, q) of mingru_cell from the linear map's output. (Both results are computed and one is chosen; a branch
+    would double the loop's time.)"""
     return h + HALF if h >= ZERO else sigmoid_cell(h), sigmoid_cell(g), sigmoid_cell(p)
 
 
@@ -991,7 +992,7 @@ def logit_grad_cell(entropy_grad, p, chosen, dlogprob, ent_coef):
 @distinct_driver
 def _head_rows(log_p, p, top, total, entropy):
     """Logits (choices, T), -inf where they are forbidden, to log-probabilities, in place, and probabilities; entropy
-    (T,). top and total (T,) are scratch. Neighbours are steps, so that all of it vectorises."""
+    (T,). top and total (T,) are scratch. The innermost axis is the steps, so that every loop vectorises."""
     steps, choices = len(top), len(log_p)
     for t in range(steps):
         top[t], total[t], entropy[t] = log_p[0, t], ZERO, ZERO
@@ -1048,7 +1049,7 @@ def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, hea
     ratio, logratio, dlogprob, dvalue, top, total = rows[7:]
     for m in range(begin, end):
         n, column = index[start + m], start + m
-        for t in range(T):  # side by side what in memory is a row of agents apart
+        for t in range(T):  # copied side by side; in memory they are a row of agents apart
             value[t], old_value[t], advantage[t] = outputs[t, m, choices], values[t, n], advantages[t, n]
             old_logprob[t], logprob[t] = logprobs[t, n], ZERO
             for j in range(choices):

@@ -635,8 +635,6 @@ def check_policy(policy, vecenv, config):
         raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one "
                           "that has, as models.MinGRUPolicy(env, normalize=True) does; models.Normalized(env, policy) "
                           "puts one before a network of your own.")
-    if config["precision"] == "bfloat16" and config["device"] != "cuda" and not torch.cpu._is_avx512_bf16_supported():
-        raise ConfigError("train.precision = bfloat16: this processor has no AVX-512 BF16; use float32.")
 
 
 def loss_means(trainer, sums, norms):
@@ -884,7 +882,7 @@ def train(env_name, args):
     if ranks.started():
         args["train"]["gpus"] = group.local_count
     say, shown = print if group.rank == 0 else lambda *text, **options: None, 0.0
-    compiling.announce = lambda: say("compiling kernels, once: some 30 seconds", flush=True)
+    compiling.announce = lambda: say("compiling kernels, which happens once", flush=True)
     if not args["resume"]:
         find_interrupted(group, args)
     trainer, facts = make_trainer(env_name, args)

@@ -56,7 +56,8 @@ def profile(env_name, args):
     with contextlib.ExitStack() as stack:
         # torch marks its own operations; the kernels, the engine and the environments are marked here
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
-               and function.__module__ == "kernels" and name[0] != "_" and name not in ("host", "run")]  # fmt: skip
+               and function.__module__ == "kernels" and name[0] != "_"
+               and name not in ("widen", "narrow", "kept_gate", "gates_again")]  # fmt: skip
         engine = [name for name in ("_act", "_learn") if hasattr(trainer.engine, name)]
         for owner, names in ((kernels, own), (trainer.engine, engine), (vecenv, ("wait", "advance"))):
             for name in names:

@@ -43,12 +43,17 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import psutil
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 import emulation
 import environments
 import kernels
 import ocean
 import workers
+from arena import driver
 
 
 def physical_cores():
@@ -261,6 +266,51 @@ class Vector:
 
     def __exit__(self, *_):
         self.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Steps of environments in C from compiled code (compiled.py, fused.py), without the interpreter
+
+LONG, WORD = ir.IntType(64), ir.IntType(32)
+
+
+def call_address(builder, result, function, *numbers):
+    """LLVM's call of a C function by its address; a pointer is passed as its address would be."""
+    kind = ir.FunctionType(result, [LONG] * len(numbers))
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), numbers)
+
+
+@intrinsic
+def _call_step(typing, function, environments, first, last, rows):
+    """ocean_step(environments, first, last, rows), all of them integers, function and pointers by their addresses."""
+
+    def codegen(context, builder, signature, arguments):
+        call_address(builder, ir.VoidType(), *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+@intrinsic
+def cycles(typing):
+    """The processor's clock."""
+
+    def codegen(context, builder, signature, arguments):
+        kind = ir.FunctionType(LONG, [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+
+    return types.int64(), codegen
+
+
+@driver
+def step_environments(environments, t, begin, end, terminals, truncations, resets):
+    """Step t of the environments, whose agents are [begin, end), and row t + 1 of the resets; the cycles it took."""
+    function, address, first, last, rows = environments
+    entered = cycles()
+    _call_step(function, address, first, last, rows[t])
+    for i in range(begin, end):
+        resets[t + 1, i] = terminals[t, i] | truncations[t, i]
+    return cycles() - entered
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -208,8 +208,6 @@ def test_ranks_merge_to_what_one_would_have():
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_fused_network_normalises_as_its_forward_does(precision):
-    if precision == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
-        pytest.skip("this processor has no AVX-512 BF16")
     args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512", "--train.norm-obs",
                                             "--train.norm-reward", "--train.precision", precision])  # fmt: skip
     vecenv = pufferl.load_env("cartpole", args)

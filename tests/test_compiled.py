@@ -5,8 +5,13 @@
 
 import concurrent.futures
 import math
+import os
+import shutil
+import subprocess
 import sys
 import threading
+import types
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -16,6 +21,7 @@ from hypothesis import strategies as st
 
 import arena
 import compiled
+import kernels
 import models
 import pufferl
 import vector
@@ -183,6 +189,51 @@ def test_learners_learn_side_by_side(backend, monkeypatch):
     monkeypatch.setattr(compiled, "_learn_cpu", wait_and_learn)
     trainer.evaluate()
     trainer.train()
+    trainer.release()
+
+
+def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
+    """numba looks at a driver's own file alone; the cells stand in another one."""
+    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_cpu, vector.step_environments]
+    assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
+
+
+@pytest.mark.slow  # everything is compiled three times
+def test_an_edited_cell_is_what_runs(tmp_path):
+    root = Path(compiled.__file__).parent
+    copy = shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns(
+        ".*", "__pycache__", "tests", "docs", "experiments"))  # fmt: skip
+    script = """import pufferl, vector, models, torch
+torch.manual_seed(0)
+vecenv = vector.make("squared", num_envs=8, num_threads=1)
+settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01}
+trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 8))
+trainer.evaluate(); trainer.train()
+print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run():
+        return subprocess.run([sys.executable, "-c", script], cwd=copy, env=environment, check=True, text=True,
+                              stdout=subprocess.PIPE).stdout  # fmt: skip
+
+    first = run()
+    assert first.startswith("compiled") and run() == first
+    kernels_py = copy / "kernels.py"
+    text, edited = kernels_py.read_text(), "return plain, (ZERO if outside else f32(0.5) * plain), ratio, logratio"
+    kernels_py.write_text(text.replace("return plain, (ZERO if outside else plain), ratio, logratio", edited))
+    assert edited in kernels_py.read_text() and run() != first
+
+
+def test_without_a_compiler_the_network_runs_through_autograd(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "compiled", types.ModuleType("compiled"))
+
+    def no_compiler(name):
+        raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
+
+    sys.modules["compiled"].__getattr__ = no_compiler
+    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 16, "data_dir": None, "log_interval": 1e9},
+                              vecenv := vector.make("gym/Acrobot-v1", 2, "serial"), models.MinGRUPolicy(vecenv, 8))
+    assert trainer.engine.name == "autograd" and "no C compiler found" in capsys.readouterr().err
     trainer.release()
 
 

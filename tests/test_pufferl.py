@@ -26,7 +26,6 @@ import vector
 import watch
 
 ROOT = Path(__file__).resolve().parent.parent
-WITH_BFLOAT16 = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no AVX-512 BF16 here")
 
 
 def make_trainer(
@@ -284,7 +283,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("case", [
-    pytest.param(settings, id=name, marks=WITH_BFLOAT16 if name == "bfloat16" else ())
+    pytest.param(settings, id=name)
     for name, settings in RESUMED.items()
 ])  # fmt: skip
 def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, case):
@@ -575,13 +574,6 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
         torch.testing.assert_close(fused[name], slow[name], atol=2e-4, rtol=1e-3)
 
 
-def test_bfloat16_is_refused_where_the_processor_has_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    with pytest.raises(configuration.ConfigError, match=r"train.precision = bfloat16: .*use float32"):
-        make_trainer(tmp_path, precision="bfloat16")
-
-
-@WITH_BFLOAT16
 @pytest.mark.parametrize("policy", [None, lambda env: models.LSTMWrapper(env, models.Default(env, 16), 16)],
                          ids=["default", "lstm"])  # fmt: skip
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
