@@ -840,6 +840,18 @@ def fused_loss(data, chunks=None, **coefficients):
     return kernels.loss_statistics(sums), torch.cat(grads, 1), spreads, ratios, new_values, sums
 
 
+@pytest.mark.parametrize("low", [-math.inf, float(np.finfo(np.float32).min)])
+def test_logits_that_rule_a_choice_out_are_a_mask(low):
+    """A network may mask by itself: the same loss, gradient and entropy as with a mask."""
+    data = minibatch(7, 5, heads=[4, 3], masked=True)
+    masked = fused_loss(data, **COEFFICIENTS)
+    allowed = data.pop("masks")[:7] != 0
+    data["outputs"][..., :-1] = torch.where(allowed, data["outputs"][..., :-1], low)
+    for expected, actual in zip(masked[1:], fused_loss(data, **COEFFICIENTS)[1:], strict=True):
+        if expected is not None:
+            close(actual, expected, 1e-6)
+
+
 def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
     coefficients = COEFFICIENTS | coefficients
     statistics, grad, grad_log_std, ratios, new_values, _ = fused_loss(data, chunks, **coefficients)
