@@ -108,27 +108,27 @@ def _round_rows(source, first, rows, halves):
 
 
 @driver
-def multiply_rows(begin, end, a, packed, init, init_columns, out):
-    """out[begin:end] = init + a[begin:end] · the packed matrix, all float32; if that holds pairs, a is rounded to
-    bfloat16. init is flat: a row of `init_columns` numbers for each of out's, or one for all (a bias) and 0."""
+def multiply_rows(rows, a, packed, init, init_columns, out):
+    """out[:rows] = init + a[:rows] · the packed matrix, all float32; if that holds pairs, a is rounded to bfloat16.
+    init is flat: a row of `init_columns` numbers for each of out's, or one for all (a bias) and 0."""
     inner, columns = a.shape[1], out.shape[1]
     half = halved(packed)
     steps = (inner + 1) // 2 if half else inner
     halves = np.empty((BLOCK if half else 0, 2 * steps), u16)
-    for block in range(begin, end, BLOCK):
-        rows = min(BLOCK, end - block)
+    for block in range(0, rows, BLOCK):
+        count = min(BLOCK, rows - block)
         if half:
-            _round_rows(a, block, rows, halves)
+            _round_rows(a, block, count, halves)
         for first in range(0, columns, WIDTH):
             width = min(WIDTH, columns - first)
             start = init.ctypes.data + 4 * (block * init_columns + first)
             target = out.ctypes.data + 4 * (block * columns + first)
             weights = packed.ctypes.data + 4 * first * steps
             if half:
-                _tile_pairs(halves.ctypes.data, steps, 1, rows, weights, width, steps, start, init_columns, target,
+                _tile_pairs(halves.ctypes.data, steps, 1, count, weights, width, steps, start, init_columns, target,
                             columns, width)
             else:
-                _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, rows, weights, width, steps, start,
+                _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, count, weights, width, steps, start,
                              init_columns, target, columns, width)
 
 
@@ -137,40 +137,40 @@ def multiply_rows(begin, end, a, packed, init, init_columns, out):
 
 
 @distinct_driver
-def _take_pairs(source, first, rows, begin, end, pairs):
-    """pairs[s] = source[first + 2s, begin:end] beside source[first + 2s + 1, begin:end] as bfloat16, 0 where there is
-    no such row; with an index that cannot be negative: three times as fast as rows of arrays."""
+def _take_pairs(source, first, rows, pairs):
+    """pairs[s] = source[first + 2s] beside source[first + 2s + 1] as bfloat16, 0 where there is no such row; with an
+    index that cannot be negative: three times as fast as rows of arrays."""
     numbers, words = source.reshape(-1), pairs.reshape(-1)
-    width, stride, columns = u64(source.shape[1]), u64(pairs.shape[1]), u64(end - begin)
+    columns, stride = u64(source.shape[1]), u64(pairs.shape[1])
     for s in range(0, rows, 2):
-        low, target = u64(first + s) * width + u64(begin), u64(s // 2) * stride
-        high, kept = (low + width, u32(0xFFFFFFFF)) if s + 1 < rows else (low, u32(0))
+        low, target = u64(first + s) * columns, u64(s // 2) * stride
+        high, kept = (low + columns, u32(0xFFFFFFFF)) if s + 1 < rows else (low, u32(0))
         for c in range(columns):
             both = u32(bfloat_of_float(numbers[low + c])), u32(bfloat_of_float(numbers[high + c]))
             words[target + c] = both[0] | both[1] << u32(16) & kept
 
 
 @driver
-def accumulate_rows(begin, end, half, grad, x, gradient):
-    """gradient (outputs, inputs), rows [begin, end), += grad (rows, outputs)^T · x (rows, inputs), float32; `half`
-    rounds grad and x to bfloat16."""
-    rows, inputs, columns, count = x.shape[0], x.shape[1], grad.shape[1], end - begin
+def accumulate_rows(half, grad, x, gradient):
+    """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half` rounds grad and x to
+    bfloat16."""
+    rows, inputs, outputs = x.shape[0], x.shape[1], grad.shape[1]
     # Rows that are powers of two apart would all want the same few lines of the cache: a line more keeps them apart.
-    lefts = np.empty((BLOCK if half else 0, count + 16), u32)
+    lefts = np.empty((BLOCK if half else 0, outputs + 16), u32)
     rights = np.empty((BLOCK if half else 0, inputs + 16), u32)
     size = 2 * BLOCK if half else BLOCK
     for first in range(0, rows, size):
         steps = min(size, rows - first)
         if half:
-            _take_pairs(grad, first, steps, begin, end, lefts)
-            _take_pairs(x, first, steps, 0, inputs, rights)
+            _take_pairs(grad, first, steps, lefts)
+            _take_pairs(x, first, steps, rights)
         for column in range(0, inputs, WIDTH):
-            target, width = gradient.ctypes.data + 4 * (begin * inputs + column), min(WIDTH, inputs - column)
+            target, width = gradient.ctypes.data + 4 * column, min(WIDTH, inputs - column)
             if half:
-                _tile_pairs(lefts.ctypes.data, 1, count + 16, count, rights.ctypes.data + 4 * column, inputs + 16,
+                _tile_pairs(lefts.ctypes.data, 1, outputs + 16, outputs, rights.ctypes.data + 4 * column, inputs + 16,
                             (steps + 1) // 2, target, inputs, target, inputs, width)
             else:
-                _tile_floats(grad.ctypes.data + 4 * (first * columns + begin), 1, columns, count,
+                _tile_floats(grad.ctypes.data + 4 * first * outputs, 1, outputs, outputs,
                              x.ctypes.data + 4 * (first * inputs + column), inputs, steps, target, inputs, target,
                              inputs, width)
 
@@ -213,14 +213,14 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         stop = min(end, block + BLOCK)
         n, rows = stop - block, slice(begin, begin + stop - block)  # another thread's rows are another range
         _read_observations(block, stop, observations, encoder[2], encoder[3], seen[rows])
-        multiply_rows(0, n, seen[rows], encoder[0], encoder[1], 0, x[rows])
+        multiply_rows(n, seen[rows], encoder[0], encoder[1], 0, x[rows])
         now, then = x[rows], y[rows]
         for i in range(len(layers)):
-            multiply_rows(0, n, now, layers[i][0], layers[i][1], 0, hgp[rows])
+            multiply_rows(n, now, layers[i][0], layers[i][1], 0, hgp[rows])
             kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop], valid[block:stop],
                                      then)
             now, then = then, now
-        multiply_rows(0, n, now, decoder[0], decoder[1], 0, outputs[block:stop])
+        multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -306,16 +306,16 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     seen, xs, hgps, states, outputs = scratch[:5]
     D, H, rows = seen.shape[1], xs[0].shape[1], T * n
     kernels._gather_cpu(0, n, observations, index, start, encoder[2], encoder[3], seen[:rows].reshape(T, n, D))
-    multiply_rows(0, rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
+    multiply_rows(rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
     for i in range(len(layers)):
         memory = states[i][: rows + n].reshape(T + 1, n, H)
         for m in range(n):
             for j in range(H):
                 memory[0, m, j] = initial[i][index[start + m], j]
-        multiply_rows(0, rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
+        multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
         kernels._mingru_scan_cpu(0, n, hgps[i][:rows].reshape(T, n, 3 * H), xs[i][:rows].reshape(T, n, H), memory,
                                  resets, valid, index, start, xs[i + 1][:rows].reshape(T, n, H))
-    multiply_rows(0, rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
+    multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
 
 
 @driver
@@ -327,20 +327,20 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
     encoder, inner, decoder, log_std = gradients
     H, rows, half = grad_x.shape[1], T * n, halved(network[0][0])
     grad, grad_out = grad_x[:rows], grad_outputs[:rows]
-    accumulate_rows(0, grad_out.shape[1], False, grad_out, xs[len(layers)][:rows], decoder[0])
+    accumulate_rows(False, grad_out, xs[len(layers)][:rows], decoder[0])
     add_rows(grad_out, decoder[1])
     add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
-    multiply_rows(0, rows, grad_out, back[1], np.zeros(H, f32), 0, grad)
+    multiply_rows(rows, grad_out, back[1], np.zeros(H, f32), 0, grad)
     for k in range(len(layers)):
         i = len(layers) - 1 - k
         hgp, x = hgps[i][:rows], xs[i][:rows]
         kernels._mingru_scan_grad_cpu(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
                                       states[i][: rows + n].reshape(T + 1, n, H), resets, valid, index, start,
                                       grad.reshape(T, n, H), sums[:n])
-        accumulate_rows(0, 3 * H, half, hgp, x, inner[i][0])
+        accumulate_rows(half, hgp, x, inner[i][0])
         add_rows(sums[:n], inner[i][1])
-        multiply_rows(0, rows, hgp, back[0][i], grad.reshape(-1), H, grad)
-    accumulate_rows(0, H, half, grad, seen[:rows], encoder[0])
+        multiply_rows(rows, hgp, back[0][i], grad.reshape(-1), H, grad)
+    accumulate_rows(half, grad, seen[:rows], encoder[0])
     add_rows(grad, encoder[1])
 
 

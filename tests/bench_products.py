@@ -68,11 +68,11 @@ def measure(name, inputs, outputs, half, a):
     x1, grad1, weight1, bias1 = (torch.from_numpy(array).to(dtype) for array in (x, grad, weight, bias))
     out1, out_grad1, gradient1 = torch.empty_like(grad1), torch.empty_like(x1), torch.empty_like(weight1)
     pairs = {
-        "forward": (lambda: compiled.multiply_rows(0, a.rows, x, forward, bias, 0, out),
+        "forward": (lambda: compiled.multiply_rows(a.rows, x, forward, bias, 0, out),
                     lambda: torch.addmm(bias1, x1, weight1.t(), out=out1)),
-        "input gradient": (lambda: compiled.multiply_rows(0, a.rows, grad, back, zero, 0, out_grad),
+        "input gradient": (lambda: compiled.multiply_rows(a.rows, grad, back, zero, 0, out_grad),
                            lambda: torch.mm(grad1, weight1, out=out_grad1)),
-        "weight gradient": (lambda: compiled.accumulate_rows(0, outputs, half, grad, x, gradient),
+        "weight gradient": (lambda: compiled.accumulate_rows(half, grad, x, gradient),
                             lambda: torch.mm(grad1.t(), x1, out=gradient1)),
     }  # fmt: skip
     for ours, _ in pairs.values():
