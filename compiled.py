@@ -542,20 +542,16 @@ class Sample:
 # The engine
 
 
-class Compiled(engines.Autograd):
+class Compiled(engines.Restated, engines.Autograd):
     """The default network on a CPU. Each worker takes its environments' rollout in one call, and in learning its share
     of the minibatch's segments."""
 
-    name = "compiled"
+    name, Sample = "compiled", Sample
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.num_learners = vecenv.num_threads
         self._start_pool()
-
-    @staticmethod
-    def difference(policy, vecenv):
-        return engines.difference(policy, vecenv, Sample)
 
     def register(self, arena):
         super().register(arena)
@@ -570,7 +566,6 @@ class Compiled(engines.Autograd):
         super().bind()
         for part in (self.products, *self.actors, *self.learners):
             part.bind()
-        self.flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
 
     @property
     def rollout_name(self):
@@ -615,11 +610,6 @@ class Compiled(engines.Autograd):
         self.vecenv.finish(buffer)
         return share * (clock() - begun)
 
-    def _act(self, worker, observations, state, resets, valid):
-        log_std = self.policy.decoder.log_std
-        outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
-        return outputs, None if log_std is None else log_std.data
-
     def _threads(self, rows):
         """The workers are the threads."""
         return self.vecenv.threads_per_worker
@@ -646,7 +636,3 @@ class Compiled(engines.Autograd):
             np.empty(0, np.int64) if self.heads is None else host(self.heads), tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.parts)
         self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))
-
-    def outdated(self, thoroughly=False):
-        why = engines.edited(self.policy)
-        return self.difference(self.policy, self.vecenv) if thoroughly and why is None else why

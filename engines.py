@@ -458,6 +458,31 @@ def _error(ours, theirs, dims=None):
     return float(((ours - theirs).norm(dim=dims) / (theirs.norm(dim=dims) + 1e-6)).max())
 
 
+class Restated:
+    """What the engines share that restate the default network, beside Autograd or Graphs. Sample: their network, for
+    `difference`; actors: what steps each worker's agents."""
+
+    Sample = None
+
+    @classmethod
+    def difference(cls, policy, vecenv, device="cpu"):
+        """What this engine computes otherwise than the policy, in words, or None."""
+        return difference(policy, vecenv, cls.Sample, device)
+
+    def bind(self):
+        super().bind()
+        self.flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
+
+    def _act(self, worker, observations, state, resets, valid):
+        log_std = self.policy.decoder.log_std
+        outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
+        return outputs, None if log_std is None else log_std.data
+
+    def outdated(self, thoroughly=False):
+        why = edited(self.policy)
+        return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Which engine runs
 

@@ -624,18 +624,14 @@ def rollout_in_graphs(agents, environments, handles, storage, cut, cut_step):
     return share
 
 
-class Fused(Graphs):
+class Fused(engines.Restated, Graphs):
     """The default network on a GPU: the kernels' forward and backward, all segments of a minibatch at once."""
 
-    name = "fused"
+    name, Sample = "fused", Sample
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
-
-    @staticmethod
-    def difference(policy, vecenv, device="cpu"):
-        return engines.difference(policy, vecenv, Sample, device)
 
     def register(self, arena):
         super().register(arena)
@@ -650,12 +646,6 @@ class Fused(Graphs):
         super().bind()
         for layers in (*self.actors, self.layers):
             layers.bind()
-        self.flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
-
-    def _act(self, worker, observations, state, resets, valid):
-        log_std = self.policy.decoder.log_std
-        outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
-        return outputs, None if log_std is None else log_std.data
 
     def _rollout(self, worker):
         with torch.no_grad(), self.device.worker(worker):
@@ -691,10 +681,6 @@ class Fused(Graphs):
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
                        None if log_std is None else log_std.data, chunk.grad_log_std)  # fmt: skip
             layers.backward(chunk, *flags)
-
-    def outdated(self, thoroughly=False):
-        why = engines.edited(self.policy)
-        return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why
 
     def _learning_calls(self):
         if ranks.connect().count > 1 or own_optimizer(self.config):
