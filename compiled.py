@@ -313,8 +313,9 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
             for j in range(H):
                 memory[0, m, j] = initial[i][index[start + m], j]
         multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
-        kernels._mingru_scan_cpu(0, n, hgps[i][:rows].reshape(T, n, 3 * H), xs[i][:rows].reshape(T, n, H), memory,
-                                 resets, valid, index, start, xs[i + 1][:rows].reshape(T, n, H))
+        hgp = hgps[i][:rows].reshape(T, n, 3 * H)
+        kernels._mingru_scan_cpu(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid, index, start,
+                                 xs[i + 1][:rows].reshape(T, n, H), hgp)
     multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
 
 

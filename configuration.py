@@ -144,7 +144,8 @@ class Train:
     """Steps of one update, a multiple of horizon; several ranks share them."""
     max_minibatch_size: int | None = None
     """Steps that go through a custom network, or on a GPU through any, at once; larger minibatches accumulate gradients
-    (default: all)."""
+    (default: on a GPU all; on a CPU parts that its caches may hold, or all if train.loss is set or the network has a
+    batch norm)."""
     replay_ratio: float | Auto = "auto"
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2

@@ -14,6 +14,7 @@ again after a checkpoint is loaded. That finds nearly every edit. In doubt: `--t
 """
 
 import contextlib
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -29,6 +30,7 @@ from arena import clock
 from configuration import ConfigError, load_attribute
 
 WORTH_THREADS = 1e8  # operations in one pass of a network from which on several threads share each product
+PASS = 2**21  # numbers of the widest tensor in one pass: of 8 MB each, a CPU's tensors are not mapped anew every time
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 
 
@@ -65,8 +67,21 @@ class Autograd:
         self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         self.extra_names = [] if self.extra_loss is None else ["own_" + config["loss"].rpartition(":")[2]]
-        self.at_once = min(config["minibatch_size"], config["max_minibatch_size"] or config["minibatch_size"])  # steps
+        self.at_once = self._at_once()  # steps
         self.pool, self.num_learners = None, 1
+
+    def _at_once(self):
+        """Steps that go through the network at once in learning: train.max_minibatch_size; on a CPU, unless it is set,
+        parts of equal size that a cache may hold. All of a minibatch if the parts could be told from it: by a loss or
+        a layer that takes moments of what it sees."""
+        whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
+        if most or self.torch_device.type == "cuda" or self.extra_loss or any(
+                isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()):  # fmt: skip
+            return min(whole, most or whole)
+        widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
+        widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
+        parts = -(-whole // max(self.horizon, PASS // widest))
+        return -(-self.segments // parts) * self.horizon
 
     # -- memory ----------------------------------------------------------------------------------------------------
 

@@ -725,19 +725,20 @@ def _gates_again(h, g, p):
 
 
 @distinct_driver
-def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, out):
+def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, out, gates):
     T, _, H = x.shape
     for m in range(begin, end):
         column = index[start + m]
         s = states[0, m].copy()  # a row of its own: reading states[t] while writing states[t + 1] would not vectorise
         for t in range(T):
-            row, xs, new, o = hgp[t, m], x[t, m], states[t + 1, m], out[t, m]
+            row, kept, xs, new, o = hgp[t, m], gates[t, m], x[t, m], states[t + 1, m], out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
+            kept_h, kept_g, kept_p = kept[:H], kept[H : 2 * H], kept[2 * H :]
             keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):
                 candidate, z, q = mingru_gates_cell(widen(h[j]), widen(g[j]), widen(p[j]))
                 state, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep, live)
-                h[j], g[j], p[j] = kept_gate(candidate, h[j]), kept_gate(z, g[j]), kept_gate(q, p[j])
+                kept_h[j], kept_g[j], kept_p[j] = kept_gate(candidate, h[j]), kept_gate(z, g[j]), kept_gate(q, p[j])
                 s[j] = state
                 new[j] = state
                 o[j] = narrow(y, o)
@@ -765,11 +766,12 @@ def _mingru_scan_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, ind
             at = following
 
 
-def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
+def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
     written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
-    where there is no index) are meant. On a CPU the gates (h~, z, q) take the place of a float32 hgp, for the gradient;
-    a GPU would wait longer for the memory than it takes to compute them again."""
+    if there is no index) are meant. gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with:
+    on a CPU the gates (h~, z, q) of a float32 hgp; on a GPU hgp, as to compute gates again is quicker than to fetch
+    them."""
     T, M, H = check_sizes("mingru_scan", "x", x, 3)
     N = check_sizes("mingru_scan", "resets", resets, 2)[1]
     index = check_index("mingru_scan", index, start, M, N, x)
@@ -779,10 +781,13 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, index=None, start=0):
         check_rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
         check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
         checked("mingru_scan", "out", out, (T, M, H), FLOATS))
-    if on_gpu(x):
-        flat_run(_mingru_scan_cuda, M * H, (T, M, N, H), *arrays)
-    else:
-        run(_mingru_scan_cpu, M, 1, *arrays)
+    kept = arrays[0] if gates is None else checked("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype)
+    if not on_gpu(x):
+        run(_mingru_scan_cpu, M, 1, *arrays, kept)
+        return
+    if gates is not None:
+        gates.copy_(hgp)
+    flat_run(_mingru_scan_cuda, M * H, (T, M, N, H), *arrays)
 
 
 @distinct_driver

@@ -207,17 +207,19 @@ class _FusedScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, hgp, state, resets, valid):
         states = torch.empty(len(x) + 1, *state.shape, device=x.device)
-        states[0] = state
-        out = torch.empty_like(x)
-        hgp, x = hgp.detach().clone(memory_format=torch.contiguous_format), x.detach().contiguous()
-        kernels.mingru_scan(hgp, x, states, resets, valid, out)
+        states[0], x, hgp = state, x.detach().contiguous(), hgp.detach().contiguous()
+        out, ctx.gates = torch.empty_like(x), torch.empty_like(hgp)
+        kernels.mingru_scan(hgp, x, states, resets, valid, out, gates=ctx.gates)
         ctx.save_for_backward(x, hgp, states, resets, valid)
         return out, states[-1]
 
     @staticmethod
     def backward(ctx, grad_out, _):
         x, hgp, states, resets, valid = ctx.saved_tensors
-        grad, grad_hgp = grad_out.contiguous().clone(), hgp.clone()
+        grad, grad_hgp, ctx.gates = grad_out.contiguous().clone(), ctx.gates, None
+        if grad_hgp is None:  # once more through a graph that was kept: the first time has consumed the gates
+            grad_hgp = torch.empty_like(hgp)
+            kernels.mingru_scan(hgp, x, states, resets, valid, torch.empty_like(x), gates=grad_hgp)
         sums = torch.empty(x.shape[1], hgp.shape[2], device=x.device)
         kernels.mingru_scan_grad(grad_hgp, x, states, resets, valid, grad, sums)
         return grad, grad_hgp, None, None, None

@@ -7,6 +7,7 @@ import concurrent.futures
 import itertools
 import math
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,35 @@ def packed(matrix, half):
 def close(actual, expected, inner):
     """Within the rounding of sums of `inner` products of standard normals."""
     assert (abs(actual - expected) <= 1e-6 * inner + 1e-6).all(), abs(actual - expected).max()
+
+
+CHECKED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+TILES = {  # what the same text is compiled for: (compiler, flags, what runs it)
+    "the processor at hand": ("gcc", ["-march=native"], []),
+    "AVX2": ("gcc", ["-march=haswell"], []),
+    "AVX2 by clang": ("clang", ["-march=haswell"], []),
+    "any x86-64": ("gcc", ["-march=x86-64"], []),
+    "no byte beside": ("gcc", ["-march=native", *CHECKED], []),
+    "NEON": ("aarch64-linux-gnu-gcc", ["-static"], ["qemu-aarch64-static"]),
+}
+
+
+@pytest.mark.parametrize("target", TILES)
+def test_tile_on_every_processor(tmp_path, target):
+    """tile.c beside plain loops in double precision, at awkward sizes. Debian's gcc-aarch64-linux-gnu and
+    qemu-user-static stand for a processor with NEON."""
+    compiler, flags, runner = TILES[target]
+    missing = [tool for tool in (compiler, *runner) if not shutil.which(tool)]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed")
+    if not runner and "native" not in flags[0] and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("these flags are of another kind of processor")
+    if "haswell" in flags[0] and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX2")
+    source, program = Path(__file__).with_name("tile_main.c"), tmp_path / "tile"
+    subprocess.run([compiler, "-O3", "-fno-math-errno", *flags, "-o", program, source, "-lm"], check=True)
+    done = subprocess.run([*runner, program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @PRECISIONS

@@ -1,0 +1,81 @@
+/* tile.c held to plain loops in double precision, on whatever processor it is compiled for; see test_compiled.py. It
+   prints the largest error in units of what rounding may do, and exits 1 if that is over 1 or anything else was written. */
+#include "../tile.c"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint64_t seed = 1;
+static float number(void) { /* in -1 .. 1 */
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (float)((int64_t)seed >> 40) / (1 << 23);
+}
+typedef union {
+    float number;
+    uint32_t bits;
+} Word;
+static float kept(float x, uint32_t mask) { return (Word){.bits = (Word){x}.bits & mask}.number; }
+static float pair(float first, float second) {
+    return (Word){.bits = (Word){first}.bits >> 16 | ((Word){second}.bits & 0xffff0000u)}.number;
+}
+static float *room(int64_t count) {
+    float *p = malloc(4 * (size_t)count);
+    for (int64_t i = 0; i < count; i++) p[i] = 12345.0f;
+    return p;
+}
+
+/* The largest error of one product of these sizes. gap: words between the rows of w and out that nobody may touch. */
+static double check(int64_t rows, int64_t steps, int64_t columns, int pairs, int bias, int gap) {
+    int64_t width = columns + gap, deep = pairs ? 2 : 1;
+    uint32_t mask = pairs ? 0xffff0000u : 0xffffffffu; /* bfloat16 is the upper half of a float */
+    float *a = room(rows * steps), *w = room(steps * width), *init = room(rows * width), *out = room(rows * width);
+    float *exact_a = room(rows * steps * deep), *exact_w = room(steps * deep * columns);
+    for (int64_t i = 0; i < rows * steps * deep; i++) exact_a[i] = kept(number(), mask);
+    for (int64_t i = 0; i < steps * deep * columns; i++) exact_w[i] = kept(number(), mask);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t s = 0; s < steps; s++) {
+            const float *x = exact_a + (r * steps + s) * deep;
+            a[r * steps + s] = pairs ? pair(x[0], x[1]) : x[0];
+        }
+    for (int64_t s = 0; s < steps; s++)
+        for (int64_t c = 0; c < columns; c++) {
+            const float *x = exact_w + s * deep * columns + c;
+            w[s * width + c] = pairs ? pair(x[0], x[columns]) : x[0];
+        }
+    for (int64_t i = 0; i < rows * width; i++) init[i] = number();
+    int64_t init_row = bias ? 0 : width;
+    (pairs ? tile_pairs : tile_floats)(a, steps, 1, rows, w, width, steps, init, init_row, out, width, columns);
+    double worst = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < width; c++) {
+            double sum = init[r * init_row + c], size = fabs(sum);
+            if (c >= columns) {
+                if (out[r * width + c] != 12345.0f) return INFINITY;
+                continue;
+            }
+            for (int64_t s = 0; s < steps * deep; s++) {
+                double one = (double)exact_a[r * steps * deep + s] * exact_w[s * columns + c];
+                sum += one;
+                size += fabs(one);
+            }
+            double error = fabs(out[r * width + c] - sum) / (size * 6e-8 * (double)(steps * deep + 2));
+            worst = error > worst || isnan(error) ? error : worst;
+        }
+    free(a), free(w), free(init), free(out), free(exact_a), free(exact_w);
+    return worst;
+}
+
+int main(void) {
+    static const int64_t rows[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 33, 64}, steps[] = {1, 2, 7, 59, 64};
+    static const int64_t columns[] = {1, 3, 4, 5, 8, 12, 15, 16, 17, 31, 32, 33, 47, 48, 64, 65, 100, 192};
+    double worst = 0;
+    for (int pairs = 0; pairs < 2; pairs++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+            for (size_t j = 0; j < sizeof steps / sizeof *steps; j++)
+                for (size_t k = 0; k < sizeof columns / sizeof *columns; k++) {
+                    double error = check(rows[i], steps[j], columns[k], pairs, (int)(i + j + k) % 2, (int)(j + k) % 3);
+                    worst = error > worst || isnan(error) ? error : worst;
+                }
+    printf("%d lanes, largest error %.3f\n", LANES, worst);
+    return !(worst <= 1);
+}
