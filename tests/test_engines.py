@@ -250,6 +250,20 @@ def test_an_engine_that_cannot_run_this_is_refused(settings, text):
         make_trainer(**settings)
 
 
+def test_a_minibatch_goes_through_in_parts_of_equal_size(monkeypatch):
+    """They add up to the whole minibatch; a batch norm gets all of it, and so does who asks for it."""
+    whole = learn(make_trainer(engine="autograd"))
+    monkeypatch.setattr(engines, "PASS", 3 * 8 * 48)  # three segments; hgp is 48 wide
+    trainer = make_trainer(engine="autograd")
+    assert trainer.engine.at_once == 3 * 8, "8 segments: 3, 3 and 2"
+    torch.testing.assert_close(learn(trainer), whole, atol=2e-4, rtol=1e-3)
+    for change, settings in ((lambda policy: setattr(policy, "norm", nn.BatchNorm1d(4)), {}),
+                             (lambda policy: None, {"max_minibatch_size": 64})):  # fmt: skip
+        trainer = make_trainer(change, engine="autograd", **settings)
+        assert trainer.engine.at_once == 64
+        trainer.release()
+
+
 LOSS = """
 def extra(minibatch):
     value = (minibatch.values * (minibatch.valid != 0)).mean()
@@ -270,6 +284,9 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
         values.append(trainer.values.mean().item())
         assert logs["own_extra_loss"] == pytest.approx(100 * trainer.new_values.mean().item(), rel=1e-3, abs=1e-3)
     assert values[-1] < values[0] - 0.5, "values go where the term takes them"
+    trainer.release()
+    trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra")
+    assert trainer.engine.at_once == 64, "a term of one's own may take moments of the whole minibatch"
     trainer.release()
 
 

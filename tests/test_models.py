@@ -179,6 +179,17 @@ def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
     torch.testing.assert_close(held[keep], expected, atol=1e-5, rtol=1e-4)
 
 
+def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
+    """The scan's gradient consumes what the forward pass left for it."""
+    gru = models.MinGRU(6, 2)
+    x, state = torch.randn(5, 3, 6), torch.randn(2, 3, 6)
+    resets, valid = torch.zeros(5, 3, dtype=torch.uint8), torch.ones(5, 3, dtype=torch.uint8)
+    out, _ = gru(x, state, resets, valid)
+    first = torch.autograd.grad(out.square().sum(), gru.parameters(), retain_graph=True)
+    second = torch.autograd.grad(out.square().sum(), gru.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)) and first[0].abs().sum() > 0
+
+
 def test_mingru_wrapper_gradients_go_through_the_fused_scan():
     policy = wrapped("mingru")
     _, resets, valid = segment()
