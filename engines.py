@@ -30,7 +30,7 @@ from arena import clock
 from configuration import ConfigError, load_attribute
 
 WORTH_THREADS = 1e8  # operations in one pass of a network from which on several threads share each product
-PASS = 2**21  # numbers of the widest tensor in one pass: of 8 MB each, a CPU's tensors are not mapped anew every time
+PASS = 2**22  # numbers of the widest tensor in one pass: of 16 MB each, a CPU's tensors are not mapped anew every time
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 
 

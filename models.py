@@ -540,7 +540,7 @@ class _Picture(nn.Module):
 
     def forward(self, x):
         x = x.movedim(-1, 1) if self.last else x
-        return x.to(torch.float32, memory_format=torch.channels_last) * self.scale
+        return x.contiguous(memory_format=torch.channels_last) * self.scale  # bytes times a float, in one pass
 
 
 def _image_encoder(space):
@@ -552,8 +552,8 @@ def _image_encoder(space):
         half = 2 if side < 64 else 1
         narrow, wide = 32 // half, 64 // half
         sizes = ((channels, narrow, 8 // half, 4 // half), (narrow, wide, 4, 2), (wide, wide, 3, 1))
-        layers = [layer for size in sizes
-                  for layer in (orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU())]  # fmt: skip
+        layers = [layer for size in sizes for layer in (
+            orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU(inplace=True))]  # fmt: skip
         return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
     return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
