@@ -33,10 +33,14 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-static void c_reset(Env* env) {
+static void write_observations(const Env* env, float* observations) {
     for (int i = 0; i < env->num_agents; i++)
         for (int k = 0; k < env->num_agents; k++)
-            env->observations[i * env->num_agents + k] = i == k;
+            observations[i * env->num_agents + k] = i == k;
+}
+
+static void c_reset(Env* env) {
+    write_observations(env, env->observations);
 }
 
 /* The log counts an episode of each agent. */
@@ -53,6 +57,7 @@ static void c_step(Env* env) {
         env->log.episode_length += 1;
         env->log.n += 1;
     }
+    if (WANTS_FINAL(env, false)) write_observations(env, env->final_observations);
     c_reset(env);
 }
 
