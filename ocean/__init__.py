@@ -26,8 +26,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is the file beside this one
 
 FOLDER = Path(__file__).resolve().parent
 # No -ffast-math: a NaN must stay one, and every build of one machine must give the same trajectories.
@@ -163,7 +163,8 @@ class Envs:
     Attributes: num_envs; num_agents, of all of them; agent_offsets (num_envs + 1,) int64; memory (uint8) and address;
     observation_shape, observation_dtype; action_heads, the sizes of discrete actions, or None for continuous ones;
     action_dims, the columns of an action; action_dtype; single_observation_space, single_action_space; has_valid,
-    has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log` takes. Rows are laid out agent after agent: actions (agents, action_dims), masks
+    has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log` takes. Rows are laid out agent
+    after agent: actions (agents, action_dims), masks
     (agents, sum of heads), the other small ones (agents,).
     """
 
@@ -213,18 +214,18 @@ class Envs:
         self.action_heads = spaces["action_heads"] or None
         self.action_dims = len(self.action_heads) if self.action_heads else spaces["action_dims"]
         self.action_dtype = np.dtype(np.int32 if self.action_heads else np.float32)
-        self.single_observation_space = gymnasium.spaces.Box(
+        self.single_observation_space = Box(
             self.observation_dtype.type(float(spaces["observation_low"])),
             self.observation_dtype.type(float(spaces["observation_high"])),
             self.observation_shape,
             self.observation_dtype.type,
         )
         if not self.action_heads:
-            self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (self.action_dims,), np.float32)
+            self.single_action_space = Box(-1.0, 1.0, (self.action_dims,), np.float32)
         elif len(self.action_heads) == 1:
-            self.single_action_space = gymnasium.spaces.Discrete(self.action_heads[0])
+            self.single_action_space = Discrete(self.action_heads[0])
         else:
-            self.single_action_space = gymnasium.spaces.MultiDiscrete(self.action_heads)
+            self.single_action_space = MultiDiscrete(self.action_heads)
 
     def reset(self, rows, start=0, end=None):
         """Begins an episode in environments [start, end): observations written, rewards, terminals, truncations 0."""
