@@ -164,8 +164,7 @@ class Envs:
     observation_shape, observation_dtype; action_heads, the sizes of discrete actions, or None for continuous ones;
     action_dims, the columns of an action; action_dtype; single_observation_space, single_action_space; has_valid,
     has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log` takes. Rows are laid out agent
-    after agent: actions (agents, action_dims), masks
-    (agents, sum of heads), the other small ones (agents,).
+    after agent: actions (agents, action_dims), masks (agents, sum of heads), the other small ones (agents,).
     """
 
     def __init__(self, library, num_envs, seed, settings, first_env):

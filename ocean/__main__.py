@@ -246,7 +246,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                     problem("save", "after save and load it goes on otherwise: state lives outside the struct, or "
                                     "c_save and c_load leave something out.")
         if unfinished:
-            notes.append("a terminated agent gets no final observation, for which ocean.gymnasium asks: write it where an "
+            notes.append("a terminated agent gets no final observation, which ocean.gymnasium wants: write it where an "
                          "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
         if rewarded == 0:
             notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
