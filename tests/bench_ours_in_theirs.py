@@ -39,12 +39,12 @@ class Scores(gymnasium.Wrapper):
 
 
 class VectorScores(gymnasium.vector.VectorWrapper):
-    """The same for a vector."""
+    """The same for a vector; CleanRL takes final_info for the list that it was before Gymnasium 1.0."""
 
     def step(self, actions):
         result = super().step(actions)
         if "final_info" in result[4]:
-            SCORES.extend(result[4]["final_info"]["score"][result[4]["_final_info"]])
+            SCORES.extend(result[4].pop("final_info")["score"][result[4].pop("_final_info")])
         return result
 
 
@@ -139,9 +139,11 @@ def skrl(a, at_once):
     settings = PPO_CFG(rollouts=a.horizon, learning_epochs=4, learning_rate=1e-3, entropy_loss_scale=0.01,
                        mini_batches=a.num_envs * a.horizon // a.minibatch_size)  # fmt: skip
     settings.experiment.write_interval = settings.experiment.checkpoint_interval = 0
-    agent = PPO(models={"policy": Policy(**spaces), "value": Value(**spaces)}, cfg=settings,
-                memory=RandomMemory(a.horizon, num_envs=a.num_envs, device=envs.device), **spaces)  # fmt: skip
-    SequentialTrainer(cfg={"timesteps": a.steps // a.num_envs, "headless": True}, env=envs, agents=agent).train()
+    memory = RandomMemory(memory_size=a.horizon, num_envs=a.num_envs, device=envs.device)
+    models = {"policy": Policy(**spaces), "value": Value(**spaces)}
+    agent = PPO(models=models, memory=memory, cfg=settings, **spaces)
+    cfg = {"timesteps": a.steps // a.num_envs, "headless": True, "disable_progressbar": True}
+    SequentialTrainer(cfg=cfg, env=envs, agents=agent).train()
 
 
 def cleanrl(a, at_once):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from ocean_vector import VARIANTS, Vector, count, run_python
+from ocean_vector import ROOT, VARIANTS, Vector, count, run_python
 
 import ocean
 import ocean.gymnasium
@@ -341,3 +341,12 @@ def test_a_header_without_final_observations_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match=r"mine\.h writes no final observation"):
         for _ in range(16):
             env.step(0)
+
+
+def test_the_example_of_the_page_runs():
+    pytest.importorskip("pettingzoo")
+    text = (ROOT / "docs" / "ocean.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    exec(compile(example, "ocean.md", "exec"), names)
+    assert names["world"].agents == [] and names["observations"]
