@@ -3,6 +3,7 @@
     policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)          # linear encoder, MinGRU layers, linear decoder
     policy = Default(env, hidden_size=128)                      # feed-forward
     policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
+    policy = Impala(env, hidden_size=256)                       # residual convolutions of images
     policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent
     agent = CleanRLAgent(Default(env))                          # for CleanRL's ppo.py; RecurrentCleanRLAgent(policy)
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
@@ -23,6 +24,7 @@ episode: zero the recurrent state before that step), "valid" (0 where an agent i
 
 import contextlib
 import inspect
+import itertools
 import math
 
 import gymnasium
@@ -337,16 +339,16 @@ class Encoded(nn.Module):
 
     env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have it. boards: small
     boards of integers or flags become planes, one a kind of piece, and go through convolutions as well. normalize: the
-    other numbers go through a `Normalizer` first.
+    other numbers go through a `Normalizer` first. image_encoder: makes the convolutions from an image's space.
     """
 
-    def __init__(self, env, hidden_size=128, boards=False, normalize=False):
+    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None):
         super().__init__()
         space = getattr(env, "env_single_observation_space", env.single_observation_space)
         flat = emulation.FlatObservation(space)
         self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
-        encoders = {"image": _image_encoder, "board": _board_encoder}
+        encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
         self.parts = nn.ModuleList(
             encoders[kind](leaf) if kind in encoders else nn.Identity() for _, leaf, kind in self.leaves)
         self.numbers = [math.prod(leaf.shape) for _, leaf, kind in self.leaves if kind == "numbers"]
@@ -399,6 +401,20 @@ class Encoded(nn.Module):
         return self.encoder(self._features(observations))
 
     forward, forward_eval, decode_actions = Default.forward, Default.forward_eval, Default.decode_actions
+
+
+class Impala(Encoded):
+    """`Encoded` with IMPALA's residual network for images (Espeholt et al. 2018): for each number of `channels` a
+    convolution, a max-pooling that halves the sides, and two residual blocks. It costs several times as much as the
+    plain convolutions and reads varied pictures better, as Procgen's. TypeError if nothing seen is an image.
+    """
+
+    def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False):
+        super().__init__(env, hidden_size, normalize=normalize,
+                         image_encoder=lambda space: _residual_encoder(space, channels))  # fmt: skip
+        if not any(kind == "image" for *_, kind in self.leaves):
+            raise TypeError("models.Impala reads images (uint8, three dimensions, 5 × 5 or more), and none is in "
+                            f"{env.single_observation_space}: take policy.name auto.")
 
 
 class Normalized(nn.Module):
@@ -515,6 +531,8 @@ def describe(policy):
     words = {"image": "convolutions of an image", "board": "convolutions of a board", "choices": "one-hot",
              "numbers": "numbers"}  # fmt: skip
     seen = type(inner).__name__
+    if isinstance(inner, Impala):
+        words["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
         seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{tuple(leaf.shape)} {words[kind]}"
                          for names, leaf, kind in inner.leaves)  # fmt: skip
@@ -555,6 +573,28 @@ def _image_encoder(space):
         return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
     return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
+
+
+class _Residual(nn.Module):
+    """Two convolutions beside what goes through unchanged."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.first = orthogonal(nn.Conv2d(channels, channels, 3, padding=1))
+        self.second = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), 1.0)
+
+    def forward(self, x):
+        return x + self.second(torch.relu(self.first(torch.relu(x))))
+
+
+def _residual_encoder(space, channels):
+    """Espeholt et al. 2018, figure 3, right, without its LSTM."""
+    last = _channels_last(space)
+    layers = [_Picture(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
+    for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
+        layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)), nn.MaxPool2d(3, 2, padding=1),
+                   _Residual(outputs), _Residual(outputs)]  # fmt: skip
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
 
 
 class _Planes(nn.Module):
