@@ -110,7 +110,7 @@ class Policy:
 
 @dataclass
 class Rnn:
-    name: Literal["auto", "mingru", "lstm", "none"] = "auto"
+    name: Literal["auto", "mingru", "lstm", "gru", "none"] = "auto"
     """auto is mingru for policy.name auto and default, and none for any other."""
     hidden_size: int | None = None
     """Width of the recurrent layers (default: policy.hidden_size)."""
@@ -873,7 +873,7 @@ def load_policy(args, vecenv, env_name=""):
             raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
         policy = make_network(name, env, hidden, encoded, normalize)
         if kind != "none":
-            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
+            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper, "gru": models.GRUWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
         if normalize and not encoded and models.find_normalizer(policy) is None:

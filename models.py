@@ -4,7 +4,8 @@
     policy = Default(env, hidden_size=128)                      # feed-forward
     policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
     policy = Impala(env, hidden_size=256)                       # residual convolutions of images
-    policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent
+    policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent;
+                                                                # GRUWrapper and MinGRUWrapper alike
     agent = CleanRLAgent(Default(env))                          # for CleanRL's ppo.py; RecurrentCleanRLAgent(policy)
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
@@ -527,7 +528,7 @@ def describe(policy):
         return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, {policy.num_layers} MinGRU, "
                 f"linear; {parameters}")  # fmt: skip
     inner = getattr(policy, "policy", policy)
-    memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM"}.get(type(policy))
+    memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
     words = {"image": "convolutions of an image", "board": "convolutions of a board", "choices": "one-hot",
              "numbers": "numbers"}  # fmt: skip
     seen = type(inner).__name__
@@ -648,50 +649,82 @@ class MinGRUWrapper(_Recurrent):
         return self.policy.decode_actions(x)
 
 
-class LSTMWrapper(_Recurrent):
-    """An LSTM between your policy's `encode_observations` and `decode_actions`, reset inside a segment where an episode
-    begins and held where an agent is dead."""
+class _TorchRecurrent(_Recurrent):
+    """A recurrent layer of torch between your policy's `encode_observations` and `decode_actions`, reset inside a
+    segment where an episode begins and held where an agent is dead. states: the names of its tensors in `state`."""
 
-    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
+    states = ()
+
+    def __init__(self, policy, hidden_size, num_layers):
         super().__init__()
         self.policy = policy
         self.hidden_size, self.num_layers = hidden_size, num_layers
-        self.lstm = nn.LSTM(input_size or hidden_size, hidden_size, num_layers)
-        for name, parameter in self.lstm.named_parameters():
+
+    def _layer(self, kind, input_size):
+        """nn.LSTM or nn.GRU with orthogonal weights."""
+        layer = kind(input_size or self.hidden_size, self.hidden_size, self.num_layers)
+        for name, parameter in layer.named_parameters():
             nn.init.orthogonal_(parameter, 1.0) if "weight" in name else nn.init.zeros_(parameter)
+        return layer
 
     def initial_state(self, num_agents):
         shape, device = (self.num_layers, num_agents, self.hidden_size), next(self.parameters()).device
-        return {"lstm_h": torch.zeros(shape, device=device), "lstm_c": torch.zeros(shape, device=device)}
+        return {name: torch.zeros(shape, device=device) for name in self.states}
 
-    def forward(self, observations, state):
+    def _run(self, layer, observations, state):
         T, N = observations.shape[:2]
         x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
         resets, valid = self.flags(state, T, N, x.device)
-        lstm_precision = contextlib.nullcontext()
-        if x.is_cuda:  # where autocast takes an LSTM to float16, whatever precision was asked for
-            x, lstm_precision = x.float(), torch.autocast("cuda", enabled=False)
+        precision = contextlib.nullcontext()
+        if x.is_cuda:  # where autocast takes these layers to float16, whatever precision was asked for
+            x, precision = x.float(), torch.autocast("cuda", enabled=False)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One LSTM call for each stretch without a reset or a dead step; one a step where looking is a sync (on a GPU)
-        # or breaks a traced graph.
+        # One call for each stretch without a reset or a dead step; one a step where looking is a sync (on a GPU) or
+        # breaks a traced graph.
         look = x.device.type == "cpu" and not torch.compiler.is_compiling()
         events = (resets.any(1) | (valid == 0).any(1)).tolist() if look else [True] * T
-        h, c = state["lstm_h"], state["lstm_c"]
-        outputs, t = [], 0
+        memory, outputs, t = [state[name] for name in self.states], [], 0
         while t < T:
             stop, whole = t + 1, not events[t] or (look and bool(live[t].all()))
             while stop < T and whole and not events[stop]:
                 stop += 1
-            h, c = h * keep[t], c * keep[t]
-            with lstm_precision:
-                out, (new_h, new_c) = self.lstm(x[t:stop], (h, c))
+            memory = [tensor * keep[t] for tensor in memory]
+            with precision:
+                out, new = layer(x[t:stop], tuple(memory) if len(memory) > 1 else memory[0])
+            new = new if len(memory) > 1 else [new]
             if events[t]:
-                new_h, new_c = torch.where(live[t], new_h, h), torch.where(live[t], new_c, c)
-            h, c = new_h, new_c
+                new = [torch.where(live[t], after, before) for after, before in zip(new, memory, strict=True)]
+            memory = new
             outputs.append(out)
             t = stop
-        state["lstm_h"], state["lstm_c"] = h, c
+        state.update(zip(self.states, memory, strict=True))
         return self.policy.decode_actions(torch.cat(outputs))
+
+
+class LSTMWrapper(_TorchRecurrent):
+    """An LSTM (Hochreiter and Schmidhuber 1997) between your policy's two methods."""
+
+    states = ("lstm_h", "lstm_c")
+
+    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
+        super().__init__(policy, hidden_size, num_layers)
+        self.lstm = self._layer(nn.LSTM, input_size)
+
+    def forward(self, observations, state):
+        return self._run(self.lstm, observations, state)
+
+
+class GRUWrapper(_TorchRecurrent):
+    """A GRU (Cho et al. 2014) between your policy's two methods."""
+
+    states = ("gru_h",)
+
+    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
+        super().__init__(policy, hidden_size, num_layers)
+        self.gru = self._layer(nn.GRU, input_size)
+
+    def forward(self, observations, state):
+        return self._run(self.gru, observations, state)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -135,10 +135,11 @@ def wrapped(kind, space=DISCRETE):
     torch.manual_seed(0)
     env = environment(space)
     inner = models.Default(env, hidden_size=16)
-    return {"lstm": models.LSTMWrapper, "mingru": models.MinGRUWrapper}[kind](env, inner, hidden_size=16, num_layers=2)
+    wrapper = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper, "mingru": models.MinGRUWrapper}[kind]
+    return wrapper(env, inner, hidden_size=16, num_layers=2)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "mingru"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
 def test_wrappers_whole_segment_equals_step_by_step(kind, space):
     policy = wrapped(kind, space)
@@ -156,7 +157,7 @@ def test_wrappers_whole_segment_equals_step_by_step(kind, space):
         torch.testing.assert_close(state[name], whole[name], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "mingru"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
 def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
     policy = wrapped(kind)
     observations, resets, valid = segment()

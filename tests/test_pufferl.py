@@ -520,6 +520,7 @@ CUSTOM = {
     "plain module": Plain,
     "feed-forward": lambda env: models.Default(env, hidden_size=16),
     "lstm": lambda env: models.LSTMWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
+    "gru": lambda env: models.GRUWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
     "mingru": lambda env: models.MinGRUWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
 }
 
