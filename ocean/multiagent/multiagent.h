@@ -33,14 +33,10 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-static void write_observations(const Env* env, float* observations) {
+static void c_reset(Env* env) {
     for (int i = 0; i < env->num_agents; i++)
         for (int k = 0; k < env->num_agents; k++)
-            observations[i * env->num_agents + k] = i == k;
-}
-
-static void c_reset(Env* env) {
-    write_observations(env, env->observations);
+            env->observations[i * env->num_agents + k] = i == k;
 }
 
 /* The log counts an episode of each agent. */
@@ -57,7 +53,9 @@ static void c_step(Env* env) {
         env->log.episode_length += 1;
         env->log.n += 1;
     }
-    if (WANTS_FINAL(env, false)) write_observations(env, env->final_observations);
+    for (int i = 0; WANTS_FINAL(env, false) && i < env->num_agents; i++)
+        for (int k = 0; k < env->num_agents; k++)
+            env->final_observations[i * env->num_agents + k] = i == k;
     c_reset(env);
 }
 

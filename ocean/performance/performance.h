@@ -56,7 +56,7 @@ static void spend_time(Env* env) {
     while (seconds() < end) {}
 }
 
-static void write_observation(const Env* env, uint8_t* observations) {
+static inline void write_observation(const Env* env, uint8_t* observations) {
     memset(observations, env->tick & 255, (size_t)env->num_agents * (size_t)env->observation_size);
 }
 

@@ -40,28 +40,31 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-static void write_observation(const Env* env, float* observation) {
-    memcpy(observation, env->image, sizeof(float) * IMAGE);
-    for (int i = 0; i < FLAGS; i++)
-        observation[IMAGE + i] = (float)(env->flags >> i & 1);
-    observation[IMAGE + FLAGS] = (float)env->category / (CATEGORIES - 1);
-}
-
 static void c_reset(Env* env) {
     float sum = 0;
     int set = 0;
     for (int i = 0; i < IMAGE; i++) {
-        env->image[i] = random_float(&env->rng, -1, 1);
+        env->observations[i] = env->image[i] = random_float(&env->rng, -1, 1);
         sum += env->image[i];
     }
     env->flags = random_int(&env->rng, 1 << FLAGS);
-    for (int i = 0; i < FLAGS; i++)
+    for (int i = 0; i < FLAGS; i++) {
+        env->observations[IMAGE + i] = (float)(env->flags >> i & 1);
         set += env->flags >> i & 1;
+    }
     env->category = random_int(&env->rng, CATEGORIES);
+    env->observations[IMAGE + FLAGS] = (float)env->category / (CATEGORIES - 1);
     env->wanted[0] = sum > 0;
     env->wanted[1] = set > FLAGS / 2;
     env->wanted[2] = env->category;
-    write_observation(env, env->observations);
+}
+
+/* The one thing that is seen in an episode. */
+static void write_final(const Env* env) {
+    memcpy(env->final_observations, env->image, sizeof(env->image));
+    for (int i = 0; i < FLAGS; i++)
+        env->final_observations[IMAGE + i] = (float)(env->flags >> i & 1);
+    env->final_observations[IMAGE + FLAGS] = (float)env->category / (CATEGORIES - 1);
 }
 
 static void c_step(Env* env) {
@@ -80,7 +83,7 @@ static void c_step(Env* env) {
     env->log.image += image;
     env->log.flags += flags;
     env->log.category += category;
-    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, false)) write_final(env);
     c_reset(env);
 }
 
