@@ -102,14 +102,15 @@ class Policy:
     """auto takes the encoder by what is seen, in front of the MinGRU: a linear map for plain numbers, convolutions for
     images and small boards of integers, one-hot for choices, and for a Dict or Tuple one encoder a field
     (models.Encoded). default is the same without boards, feed-forward is default without a recurrent layer, board is
-    3 × 3 convolutions for games in which each cell is an action (models.Board), path/to/file.py:Class is your own."""
+    3 × 3 convolutions for games in which each cell is an action (models.Board), impala residual convolutions for images
+    (models.Impala), path/to/file.py:Class is your own."""
     hidden_size: int = 128
     """Width of the network."""
 
 
 @dataclass
 class Rnn:
-    name: Literal["auto", "mingru", "lstm", "none"] = "auto"
+    name: Literal["auto", "mingru", "lstm", "gru", "none"] = "auto"
     """auto is mingru for policy.name auto and default, and none for any other."""
     hidden_size: int | None = None
     """Width of the recurrent layers (default: policy.hidden_size)."""
@@ -828,7 +829,7 @@ def check_own(c, need):
              "its step must do without a closure: the gradients are there when it is called")
 
 
-POLICIES = ("auto", "default", "feed-forward", "board")  # the names of policy.name that need no file
+POLICIES = ("auto", "default", "feed-forward", "board", "impala")  # the names of policy.name that need no file
 
 
 def load_policy(args, vecenv, env_name=""):
@@ -858,7 +859,8 @@ def load_policy(args, vecenv, env_name=""):
         raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
     own = name not in POLICIES
     recurrent_default = name in ("default", "auto") and kind == "mingru"
-    encoded = name in ("auto", "default", "feed-forward") and models.wants_encoding(env, boards=name == "auto")
+    encoded = name == "impala" or (
+        name in ("auto", "default", "feed-forward") and models.wants_encoding(env, boards=name == "auto"))
     if recurrent_default and not encoded:
         if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
             raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
@@ -872,7 +874,7 @@ def load_policy(args, vecenv, env_name=""):
             raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
         policy = make_network(name, env, hidden, encoded, normalize)
         if kind != "none":
-            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper}[kind]
+            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper, "gru": models.GRUWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
         if normalize and not encoded and models.find_normalizer(policy) is None:
@@ -893,6 +895,8 @@ def make_network(name, env, hidden, encoded, normalize):
     """What policy.name stands for, without a recurrent layer of ours."""
     own = name not in POLICIES
     try:
+        if name == "impala":
+            return models.Impala(env, hidden_size=hidden, normalize=normalize)
         if encoded:
             return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
         ours = models.Board if name == "board" else models.Default

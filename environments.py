@@ -2,7 +2,7 @@
 
     gym/ID                      gym/CartPole-v1, gym/ALE/Breakout-v5; gym/package:ID imports a package first
     pettingzoo/FAMILY/NAME      pettingzoo/butterfly/knights_archers_zombies_v11
-    FAMILY/NAME                 crafter/reward, procgen/coinrun, open_spiel/tic_tac_toe, ...: packages without such ids
+    FAMILY/NAME                 crafter/reward, procgen/coinrun, dm_control/cartpole/swingup, ...: packages without ids
     path/to/file.py:callable    a class or function of yours
 
     creator = load_creator("gym/CartPole-v1")
@@ -309,13 +309,11 @@ class FileCreator:
 class FamilyCreator:
     """FAMILY/NAME of FAMILIES. Raises ImportError where the family's package is missing, and ValueError as it does."""
 
-    picture_settings: ClassVar = {}
-
     def __init__(self, name):
         self.name = name
         self.family, _, self.member = name.partition("/")
         self._make = FAMILIES[self.family]
-        self.settings = _plain_defaults(self._make)
+        self.settings, self.picture_settings = _plain_defaults(self._make), _picture_settings(self._make)
         # Not of those that hold many themselves, and of those that are one a process only by command.
         self.takes_copies = "num_envs" not in self.settings and self.family != "retro"
 
@@ -589,6 +587,23 @@ def open_spiel(name):
     return OpenSpielCompatibilityV0(game_name=name)
 
 
+def dm_control(name, time_limit=0.0, render_mode=None):
+    """dm_control/DOMAIN/TASK of the DeepMind Control Suite (Tassa et al. 2018), seen as one vector of all its fields in
+    the order of their names. time_limit is in seconds, 0: the task's own; what it ends is truncated."""
+    from dm_control import suite
+    from shimmy.dm_control_compatibility import DmControlCompatibilityV0
+
+    tasks = {f"{domain}/{task}": (domain, task) for domain, task in suite.ALL_TASKS}
+    if name not in tasks:
+        near = difflib.get_close_matches(name, tasks, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(tasks)}."
+        raise ValueError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; {hint}")
+    env = suite.load(*tasks[name], task_kwargs={"time_limit": time_limit} if time_limit else None)
+    env = gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(env, render_mode))
+    space = gymnasium.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda observation: observation.astype(np.float32), space)
+
+
 def griddly(name, level=0, max_episode_steps=1000):
     """griddly/Single-Player/GVGAI/sokoban: a single-player game of the package, observed as its grid of objects."""
     from griddly import gd
@@ -607,7 +622,8 @@ def magent2(name, map_size=45, max_cycles=1000):
 
 
 FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "microrts": MicroRTS, "pyboy": PokemonRed,
-            "retro": retro, "open_spiel": open_spiel, "griddly": griddly, "magent2": magent2}  # fmt: skip
+            "retro": retro, "open_spiel": open_spiel, "griddly": griddly, "magent2": magent2,
+            "dm_control": dm_control}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------------

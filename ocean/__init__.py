@@ -26,8 +26,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is the file beside this one
 
 FOLDER = Path(__file__).resolve().parent
 # No -ffast-math: a NaN must stay one, and every build of one machine must give the same trajectories.
@@ -42,6 +42,7 @@ SIGNATURES = {
     "ocean_reset": (None, [POINTER, INT, INT, POINTER]),
     "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, INT, ctypes.c_uint64, POINTER, POINTER]),
     "ocean_log": (None, [POINTER, INT, INT, POINTER]),
+    "ocean_every_final": (None, [POINTER, INT, INT]),
     "ocean_save": (INT, [POINTER, INT, POINTER]),
     "ocean_load": (None, [POINTER, INT, POINTER]),
     "ocean_render": (None, [POINTER, INT]),
@@ -108,7 +109,7 @@ class Library:
         self.settings = {setting: kinds[kind](default) for setting, kind, default, _ in described["settings"]}
         self.settings_help = {setting: text for setting, _, _, text in described["settings"]}
         self.log_fields = described["log_fields"]
-        self.struct_size = described["struct_size"]
+        self.struct_size, self.log_offset = described["struct_size"], described["log_offset"]
         self.observation_dtype = np.dtype(described["observation_dtype"])
         self.has_valid = bool(described["has_valid"])
         self.has_action_masks = bool(described["has_action_masks"])
@@ -162,8 +163,8 @@ class Envs:
     Attributes: num_envs; num_agents, of all of them; agent_offsets (num_envs + 1,) int64; memory (uint8) and address;
     observation_shape, observation_dtype; action_heads, the sizes of discrete actions, or None for continuous ones;
     action_dims, the columns of an action; action_dtype; single_observation_space, single_action_space; has_valid,
-    has_action_masks. Rows are laid out agent after agent: actions (agents, action_dims), masks
-    (agents, sum of heads), the other small ones (agents,).
+    has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log` takes. Rows are laid out agent
+    after agent: actions (agents, action_dims), masks (agents, sum of heads), the other small ones (agents,).
     """
 
     def __init__(self, library, num_envs, seed, settings, first_env):
@@ -180,6 +181,8 @@ class Envs:
         shift = -block.ctypes.data % 64
         self.memory = block[shift : shift + size]
         self.address = self.memory.ctypes.data
+        shape, strides = (num_envs, len(library.log_fields)), (library.struct_size, 4)
+        self.logs = np.ndarray(shape, np.float32, self.memory, library.log_offset, strides)
         self.agent_offsets = np.zeros(num_envs + 1, dtype=np.int64)
         self._open = 0  # environments that close() must free
 
@@ -210,18 +213,18 @@ class Envs:
         self.action_heads = spaces["action_heads"] or None
         self.action_dims = len(self.action_heads) if self.action_heads else spaces["action_dims"]
         self.action_dtype = np.dtype(np.int32 if self.action_heads else np.float32)
-        self.single_observation_space = gymnasium.spaces.Box(
+        self.single_observation_space = Box(
             self.observation_dtype.type(float(spaces["observation_low"])),
             self.observation_dtype.type(float(spaces["observation_high"])),
             self.observation_shape,
             self.observation_dtype.type,
         )
         if not self.action_heads:
-            self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (self.action_dims,), np.float32)
+            self.single_action_space = Box(-1.0, 1.0, (self.action_dims,), np.float32)
         elif len(self.action_heads) == 1:
-            self.single_action_space = gymnasium.spaces.Discrete(self.action_heads[0])
+            self.single_action_space = Discrete(self.action_heads[0])
         else:
-            self.single_action_space = gymnasium.spaces.MultiDiscrete(self.action_heads)
+            self.single_action_space = MultiDiscrete(self.action_heads)
 
     def reset(self, rows, start=0, end=None):
         """Begins an episode in environments [start, end): observations written, rewards, terminals, truncations 0."""
@@ -242,6 +245,10 @@ class Envs:
         fields = dict(zip(self.library.log_fields, sums.tolist(), strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
+
+    def every_final(self):
+        """From now on terminated agents get a final observation too, not the truncated ones alone."""
+        self.functions.ocean_every_final(self.address, 0, self._open)
 
     def save(self):
         """The state of all environments as a uint8 array; `load` goes on from there, bit for bit."""

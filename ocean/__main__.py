@@ -133,10 +133,12 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
     rng, problems, notes = np.random.default_rng(seed), {}, []
     whole = Agents(library, num_envs, settings, seed)
     single = [Agents(library, 1, settings, seed, first_env=i) for i in range(num_envs)]
+    for twin in single:  # they write more final observations, which must change nothing else
+        twin.envs.every_final()
     other = Agents(library, num_envs, settings, seed + 1)
     space, agents = whole.envs.single_observation_space, whole.envs.num_agents
     low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
-    ended, rewarded, together, same_seed = np.zeros(agents, int), 0, True, True
+    ended, rewarded, together, same_seed, unfinished = np.zeros(agents, int), 0, True, True, False
     begun_low, begun_high = low.copy(), high.copy()  # of the first observations after an episode
 
     def problem(key, text):
@@ -159,6 +161,13 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             for array in (*twin.outputs().values(), twin.final_observations):
                 array.view(np.uint8)[...] = 0x7F
             twin.envs.step(twin.rows)
+            over = (twin.terminals | twin.truncations) == 1
+            ends = twin.final_observations[over]
+            if any((end.view(np.uint8) == 0x7F).all() for end in ends):
+                unfinished = True
+            elif not ((ends >= space.low) & (ends <= space.high)).all():
+                problem("final_range", f"step {t}: a final observation lies outside {space.low.min()} .. "
+                                       f"{space.high.max()}.")
             if not compare:
                 continue
             for name, array in twin.outputs().items():
@@ -236,6 +245,9 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                 elif not np.array_equal(first[k], whole.observations):
                     problem("save", "after save and load it goes on otherwise: state lives outside the struct, or "
                                     "c_save and c_load leave something out.")
+        if unfinished:
+            notes.append("a terminated agent gets no final observation, which ocean.gymnasium wants: write it where an "
+                         "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
         if rewarded == 0:
             notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
         constant = np.flatnonzero((low == high).ravel())

@@ -123,6 +123,12 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
     return NULL;
 }
 
+/* From now on the terminated get a final observation too. */
+void ocean_every_final(char* envs, int64_t start, int64_t end) {
+    for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
+        env->every_final = true;
+}
+
 /* Sums the statistics of finished episodes over a range into sums (in the order of LOG) and starts them afresh. */
 void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++) {
@@ -211,7 +217,8 @@ int ocean_describe(char* text, int64_t size) {
     const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
         int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
     WRITE(&w, "{\"struct_size\": %zu, \"observation_dtype\": \"%s\"", sizeof(Env), dtype);
-    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d, \"settings\": [", has_valid, has_action_masks);
+    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d, \"log_offset\": %zu, \"settings\": [", has_valid, has_action_masks,
+          offsetof(Env, log));
     const char* comma = "";
     (void)comma;
 #define SETTING_DESCRIBE(type, name, value, help) \

@@ -18,8 +18,9 @@
  * new row each time): the observation of the NEXT state, the reward, terminals and truncations (0 or 1).
  * The environment resets itself: after an episode's last step that next observation is the first of a new
  * episode. An agent that is truncated (cut off by time, not by the rules) also gets the observation it would
- * have seen next in final_observations, if that pointer is set. When an episode ends, its statistics are added
- * to env->log. Nothing is allocated while stepping, and no state lives outside the struct.
+ * have seen next in final_observations, if that pointer is set. One that is terminated gets it only if every_final is
+ * set too: other libraries show it, trainers have no use for it. WANTS_FINAL asks for both. When an episode ends, its
+ * statistics are added to env->log. Nothing is allocated while stepping, and no state lives outside the struct.
  *
  * Optional, by a #define before the include:
  *     HAS_VALID            agents may be dead: c_reset and c_step write valid (1: will act on this observation)
@@ -63,10 +64,14 @@ typedef struct { LOG(LOG_FIELD) } Log;
     uint8_t* valid; /* set with HAS_VALID only */ \
     uint8_t* action_masks; /* (agents, sum of heads), set with HAS_ACTION_MASKS only */ \
     uint32_t agent_offset; /* agents of the environments before this one */ \
+    bool every_final; /* the terminated get a final observation too */ \
     HEAP \
     uint64_t rng; \
     Log log; \
     SETTINGS(SETTING_FIELD)
+
+/* Whether an agent whose episode ends shall get a final observation. */
+#define WANTS_FINAL(env, truncated) ((env)->final_observations && ((truncated) || (env)->every_final))
 
 /* Lists end at their first 0. Give action_heads (discrete) or action_dims (continuous), not both. */
 enum { MAX_DIMS = 5, MAX_HEADS = 16 };

@@ -17,6 +17,7 @@ FAMILIES = [
     ("crafter/reward", "crafter", {"length": 30}, False),  # its creatures come in the order of their addresses
     ("procgen/coinrun", "procgen", {"num_envs": 2}, True),
     ("open_spiel/tic_tac_toe", "shimmy", {}, True),
+    ("dm_control/hopper/hop", "dm_control", {"time_limit": 0.2}, True),
     ("griddly/Single-Player/GVGAI/sokoban", "griddly", {"max_episode_steps": 20}, True),
     ("magent2/battle_v4", "magent2", {"map_size": 16, "max_cycles": 20}, False),
     ("microrts/16x16/basesWorkers16x16", "gym_microrts", {"max_steps": 30}, False),
@@ -28,6 +29,8 @@ FAMILIES = [
 
 def allowed_actions(vecenv, rng):
     """Random actions among those that the masks allow."""
+    if not vecenv.action_heads:
+        return rng.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims)).astype(np.float32)
     masks, columns, first = vecenv.storage.action_masks, [], 0
     for size in vecenv.action_heads:
         allowed = np.ones((vecenv.num_agents, size)) if masks is None else masks[-1][:, first : first + size]
@@ -93,6 +96,37 @@ def test_settings_and_default_counts():
     assert environments.load_creator("crafter/reward").settings == {"size": 64, "length": 10_000}
     assert environments.load_creator("crafter/reward").takes_copies
     assert not environments.load_creator("procgen/coinrun").takes_copies  # env.num_envs says how many
+
+
+def test_dm_control_is_the_bare_environment():
+    """Step by step and over episodes: the fields side by side, the limit as a truncation, the bounds of the actions."""
+    pytest.importorskip("dm_control", reason="needs dm_control (requirements-extras.txt)")
+    pytest.importorskip("shimmy", reason="needs shimmy (requirements-extras.txt)")
+    from dm_control import suite
+
+    name, rng, steps = "dm_control/cartpole/swingup", np.random.default_rng(0), 0
+    assert environments.load_creator(name).settings == {"time_limit": 0.0}
+    bare = suite.load("cartpole", "swingup", task_kwargs={"random": 7, "time_limit": 0.3})
+    with vector.make(name, 1, backend="serial", env_kwargs={"time_limit": 0.3}) as vecenv:
+        seen = vecenv.reset(seed=7)[0]
+        for _ in range(3):
+            expected = bare.reset()
+            while not expected.last():
+                fields = [expected.observation[field] for field in ("position", "velocity")]
+                np.testing.assert_array_equal(seen[0], np.concatenate(fields).astype(np.float32))
+                action = rng.uniform(-1, 1, (1, 1)).astype(np.float32)
+                seen, rewards, terminals, truncations, _ = vecenv.step(action)
+                expected = bare.step(action[0])
+                assert rewards[0] == np.float32(expected.reward) and not terminals[0]
+                assert truncations[0] == expected.last()
+                steps += 1
+            last = np.concatenate(list(expected.observation.values())).astype(np.float32)
+            np.testing.assert_array_equal(vecenv.storage.final_observations[0], last)
+    assert steps == 90
+    with pytest.raises(ValueError, match="did you mean cartpole/swingup"):
+        vector.make("dm_control/cartpole/swingupp")
+    with pytest.raises(ValueError, match="there are acrobot/swingup, "):
+        vector.make("dm_control/tetris")
 
 
 def cartridge(title):

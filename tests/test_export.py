@@ -59,8 +59,9 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
         policy = models.MinGRUPolicy(env, hidden, layers)
     else:
         policy = models.Default(env, hidden)
-        if kind == "lstm":
-            policy = models.LSTMWrapper(env, policy, hidden, layers)
+        if kind in ("lstm", "gru"):
+            wrapper = models.LSTMWrapper if kind == "lstm" else models.GRUWrapper
+            policy = wrapper(env, policy, hidden, layers)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "bias" in name or "log_std" in name:
@@ -481,7 +482,7 @@ def test_onnx_by_kind_of_observation(tmp_path, space):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["default", "lstm", "feed-forward"])
+@pytest.mark.parametrize("kind", ["default", "lstm", "gru", "feed-forward"])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_onnx_equals_torch_for_all(tmp_path, kind, action):
     need_onnx()

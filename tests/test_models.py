@@ -135,10 +135,11 @@ def wrapped(kind, space=DISCRETE):
     torch.manual_seed(0)
     env = environment(space)
     inner = models.Default(env, hidden_size=16)
-    return {"lstm": models.LSTMWrapper, "mingru": models.MinGRUWrapper}[kind](env, inner, hidden_size=16, num_layers=2)
+    wrapper = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper, "mingru": models.MinGRUWrapper}[kind]
+    return wrapper(env, inner, hidden_size=16, num_layers=2)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "mingru"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
 def test_wrappers_whole_segment_equals_step_by_step(kind, space):
     policy = wrapped(kind, space)
@@ -156,7 +157,7 @@ def test_wrappers_whole_segment_equals_step_by_step(kind, space):
         torch.testing.assert_close(state[name], whole[name], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "mingru"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
 def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
     policy = wrapped(kind)
     observations, resets, valid = segment()
@@ -278,3 +279,55 @@ def test_board_says_what_it_cannot_read():
     for wrong in (environment(), SimpleNamespace(single_observation_space=space, single_action_space=BOX)):
         with pytest.raises(TypeError, match=r"Board reads planes .* take policy.name default"):
             models.Board(wrong)
+
+
+def seen(space, action_space=DISCRETE):
+    return SimpleNamespace(single_observation_space=space, single_action_space=action_space)
+
+
+def image(*shape):
+    return gymnasium.spaces.Box(0, 255, shape, np.uint8)
+
+
+@pytest.mark.parametrize(("shape", "high"), [((4, 84, 84), 255), ((64, 64, 3), 255), ((7, 7, 3), 10)])
+def test_impala_forward_equals_forward_eval_and_every_weight_learns(shape, high):
+    torch.manual_seed(0)
+    policy = models.Impala(seen(image(*shape)), hidden_size=32)
+    observations = torch.randint(0, high + 1, (2, 3, *shape), dtype=torch.uint8)
+    logits, value = policy(observations)
+    assert logits.shape == (2, 3, 3) and value.shape == (2, 3, 1)
+    assert logits.softmax(-1).amax() < 0.45, "the first policy is near uniform"
+    for t in range(2):
+        torch.testing.assert_close(policy.forward_eval(observations[t]), (logits[t], value[t]), atol=1e-5, rtol=1e-4)
+    (logits.log_softmax(-1)[..., -1].sum() + value.sum()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
+
+
+def test_impala_is_the_network_of_the_paper():
+    """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up; all again by hand."""
+    torch.manual_seed(0)
+    policy = models.Impala(seen(image(72, 96, 3)))
+    convolutions = [module for module in policy.modules() if isinstance(module, torch.nn.Conv2d)]
+    wanted = [(3, 16), *[(16, 16)] * 4, (16, 32), *[(32, 32)] * 4, (32, 32), *[(32, 32)] * 4]
+    assert [(conv.in_channels, conv.out_channels) for conv in convolutions] == wanted
+    assert all(conv.kernel_size == (3, 3) and conv.stride == (1, 1) for conv in convolutions)
+    assert policy.encoder[0].in_features == 32 * 9 * 12 and policy.encoder[0].out_features == 256
+    pictures = torch.randint(0, 256, (2, 72, 96, 3), dtype=torch.uint8)
+    x, layers = pictures.movedim(-1, 1) / 255, iter(convolutions)
+    for _ in range(3):
+        x = torch.nn.functional.max_pool2d(next(layers)(x), 3, 2, 1)
+        for _ in range(2):
+            first, second = next(layers), next(layers)
+            x = x + second(first(x.relu()).relu())
+    torch.testing.assert_close(policy.parts[0](pictures), x.relu().flatten(1), atol=1e-5, rtol=1e-4)
+
+
+def test_impala_reads_the_image_of_a_dict_and_needs_one():
+    space = gymnasium.spaces.Dict({"camera": image(48, 48, 3), "speed": gymnasium.spaces.Box(-1, 1, (2,), np.float32)})
+    env = seen(models.emulation.FlatObservation(space).flat_space)
+    env.env_single_observation_space = space
+    policy = models.Impala(env, hidden_size=16, normalize=True)
+    flat = torch.from_numpy(models.emulation.FlatObservation(space).flatten(space.sample()))
+    assert policy.forward_eval(flat[None])[0].shape == (1, 3) and policy.normalizer is not None
+    with pytest.raises(TypeError, match=r"Impala reads images .* take policy.name auto"):
+        models.Impala(environment())

@@ -45,7 +45,7 @@ static void c_step(Env* env) {
     env->rewards[0] = over;
     if (!over && !late) { write_observation(env, env->observations); return; }
     env->terminals[0] = over; env->truncations[0] = late;
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     env->log.perf += 0.5f; env->log.n += 1;
     c_reset(env);
 }
@@ -63,8 +63,12 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
                "no episode ended"),
     "no log": ("env->log.n += 1;", "", "log.n stays 0"),
     "perf": ("env->log.perf += 0.5f;", "env->log.perf += 5;", "log.perf is 5"),
-    "final": ("if (late && env->final_observations)", "if (false)", "final observation is not written"),
-    "final too often": ("if (late && env->final_observations)", "if (env->final_observations)", "not truncated"),
+    "final": ("if (WANTS_FINAL(env, late))", "if (false)", "final observation is not written"),
+    "final too often": ("if (WANTS_FINAL(env, late))", "if (env->final_observations)", "not truncated"),
+    "final of the terminated": ("if (WANTS_FINAL(env, late))", "if (late && env->final_observations)",
+                                "which ocean.gymnasium wants"),
+    "final out of bounds": ("if (WANTS_FINAL(env, late)) ", "if (WANTS_FINAL(env, late) && (env->at[0] += 9)) ",
+                            "a final observation lies outside"),
     "flag": ("env->terminals[0] = over;", "env->terminals[0] = 2 * over;", "must be 0 or 1"),
     "mask": ("env->action_masks[i] = 1;", "env->action_masks[i] = 0;", "no legal action"),
     "outside": ("write_observation(env, env->observations); return;",

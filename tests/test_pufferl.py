@@ -520,6 +520,7 @@ CUSTOM = {
     "plain module": Plain,
     "feed-forward": lambda env: models.Default(env, hidden_size=16),
     "lstm": lambda env: models.LSTMWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
+    "gru": lambda env: models.GRUWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
     "mingru": lambda env: models.MinGRUWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
 }
 
@@ -555,6 +556,27 @@ def test_the_board_policy_says_what_it_cannot_do():
         with pytest.raises(configuration.ConfigError, match=message):
             pufferl.load_policy(args, vecenv, name)
         vecenv.close()
+
+
+@pytest.mark.parametrize("memory", ["auto", "lstm"])
+def test_the_impala_policy_trains_and_is_evaluated(tmp_path, memory):
+    options = ["--policy.name", "impala", "--policy.hidden-size", "16", "--rnn.name", memory, "--env.num-envs", "1",
+               "--env.num-agents", "16", "--train.horizon", "8", "--train.minibatch-size", "64", "--logger", "none",
+               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]  # fmt: skip
+    trainer = pufferl.train("snake", pufferl.load_config("snake", options))
+    inner = trainer.policy if memory == "auto" else trainer.policy.policy
+    assert trainer.global_step == 256 and type(inner) is models.Impala
+    assert "residual convolutions of an image" in models.describe(trainer.policy)
+    played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "4"]
+    assert math.isfinite(watch.evaluate("snake", pufferl.load_config("snake", played))["score"].mean)
+
+
+def test_the_impala_policy_wants_an_image(tmp_path):
+    args = pufferl.load_config("cartpole", ["--policy.name", "impala", "--env.num-envs", "2"])
+    vecenv = pufferl.load_env("cartpole", args)
+    with pytest.raises(configuration.ConfigError, match="Impala reads images"):
+        pufferl.load_policy(args, vecenv, "cartpole")
+    vecenv.close()
 
 
 def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):

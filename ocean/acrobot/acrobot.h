@@ -121,7 +121,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     float score = (float)(there - env->tick);
     env->log.perf += 1 - (float)(env->tick - there) / (float)env->max_steps;
     env->log.score += score;

@@ -54,6 +54,7 @@ static void c_step(Env* env) {
     env->rewards[0] = pays;
     env->terminals[0] = 1;
     env->truncations[0] = 0;
+    if (WANTS_FINAL(env, false)) env->final_observations[0] = 1;
     env->log.perf += right;
     env->log.score += pays;
     env->log.episode_return += pays;

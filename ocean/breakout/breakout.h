@@ -307,7 +307,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     env->log.perf += (float)env->score / MAX_SCORE;
     env->log.score += (float)env->score;
     env->log.episode_return += (float)env->score;

@@ -94,7 +94,7 @@ static void c_step(Env* env) {
         return;
     }
     /* The pole still stands: a trainer values what would have come next by this observation. */
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     env->log.perf += (float)env->tick / (float)env->max_steps;
     env->log.score += (float)env->tick;
     env->log.episode_return += (float)env->tick;

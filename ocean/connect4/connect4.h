@@ -109,13 +109,13 @@ static Stones choose(Env* env) {
     return best;
 }
 
-static void write_observation(Env* env) {
+static void write_observation(Env* env, uint8_t* observation) {
     Stones free = next_cells(env->own | env->other);
     for (int row = 0; row < ROWS; row++) {
         for (int column = 0; column < COLUMNS; column++) {
             int bit = column * TALL + ROWS - 1 - row;
-            env->observations[row * COLUMNS + column] = env->own >> bit & 1;
-            env->observations[CELLS + row * COLUMNS + column] = env->other >> bit & 1;
+            observation[row * COLUMNS + column] = env->own >> bit & 1;
+            observation[CELLS + row * COLUMNS + column] = env->other >> bit & 1;
         }
     }
     for (int column = 0; env->action_masks && column < COLUMNS; column++)
@@ -133,10 +133,11 @@ static void c_reset(Env* env) {
     env->last = -1;
     env->tick = 0;
     if (random_int(&env->rng, 2)) move_other(env);
-    write_observation(env);
+    write_observation(env, env->observations);
 }
 
 static void end_episode(Env* env, float reward) {
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
     env->log.perf += (reward + 1) / 2;
@@ -169,7 +170,7 @@ static void c_step(Env* env) {
     move_other(env);
     bool loses = (lines >> env->last & 1) != 0;
     if (loses || !next_cells(env->own | env->other)) end_episode(env, loses ? -1 : 0);
-    else write_observation(env);
+    else write_observation(env, env->observations);
 }
 
 static void c_render(Env* env) {

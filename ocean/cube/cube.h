@@ -163,7 +163,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     env->log.perf += solved;
     env->log.score += solved;
     env->log.episode_return += (float)solved + (float)env->tick * env->reward_step;

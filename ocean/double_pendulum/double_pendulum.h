@@ -146,7 +146,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     env->log.perf += (float)(env->tick - fell) / (float)env->max_steps;
     env->log.score += env->total;
     env->log.episode_return += env->total;

@@ -319,7 +319,7 @@ static void c_step(Env* env) {
     }
     /* What a drone would have seen next, before anyone is put elsewhere. */
     for (int i = 0; ended && i < env->num_agents; i++)
-        if (env->truncations[i] && env->final_observations)
+        if ((env->terminals[i] || env->truncations[i]) && WANTS_FINAL(env, env->truncations[i]))
             write_observation(env, i, env->final_observations + i * OBSERVATIONS);
     for (int i = 0; ended && i < env->num_agents; i++) {
         if (!env->terminals[i] && !env->truncations[i]) continue;

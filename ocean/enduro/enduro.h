@@ -273,6 +273,7 @@ static void c_step(Env* env) {
     if (env->time >= env->day) {
         if (env->left == 0) env->days_done++;
         over = env->left > 0 || env->days_done == env->days;
+        if (over && WANTS_FINAL(env, false)) write_observation(env, env->final_observations); /* in the evening */
         env->time = 0;
         env->left = quota(env);
     }

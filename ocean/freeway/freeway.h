@@ -166,6 +166,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     float most = maxf((float)env->ticks / 60 * env->chicken_speed / GOAL, 1);
     env->log.perf += minf((float)env->score / most, 1);
     env->log.score += (float)env->score;

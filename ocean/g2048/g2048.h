@@ -153,7 +153,7 @@ static void c_step(Env* env) {
         write_all(env);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     int highest = 0;
     for (int i = 0; i < CELLS; i++)
         if (env->tiles[i] > highest) highest = env->tiles[i];

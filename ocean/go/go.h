@@ -322,7 +322,7 @@ static void move_script(Env* env) {
 }
 
 /* All points at a time and a plane at a time: the compiler does 16 to 64 points at once. */
-static void write_observation(Env* env) {
+static void write_observation(Env* env, uint8_t* observation) {
     enum { SLACK = 32 }; /* rows are copied whole, the next one over what is too much */
     int size = env->size, plane = size * size, first = env->stride + 1, last = env->cells - first;
     uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK], status[MAX_SIZE * MAX_SIZE + SLACK];
@@ -336,7 +336,7 @@ static void write_observation(Env* env) {
         memcpy(legal + row * size, wide + point, SLACK);
         memcpy(status + row * size, here + point, SLACK);
     }
-    uint8_t *observation = env->observations, safe = SAFE(env->own), atari = ATARI(env->own);
+    uint8_t safe = SAFE(env->own), atari = ATARI(env->own);
     uint8_t enemy_safe = SAFE(other(env->own)), enemy_atari = ATARI(other(env->own));
     for (int i = 0; i < plane; i++)
         observation[i] = (status[i] & (safe | atari)) != 0;
@@ -365,11 +365,12 @@ static void c_reset(Env* env) {
     env->own = random_int(&env->rng, 2) ? BLACK : WHITE;
     env->ko = env->last = env->moves = env->passes = env->tick = 0;
     if (env->own == WHITE) move_script(env);
-    write_observation(env);
+    write_observation(env, env->observations);
 }
 
 static void end_episode(Env* env, float lead, bool illegal) {
     float reward = lead > 0 ? 1 : -1;
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
     env->log.perf += lead > 0;
@@ -397,7 +398,7 @@ static void c_step(Env* env) {
         float lead = count_board(env);
         end_episode(env, env->own == BLACK ? lead : -lead, false);
     } else {
-        write_observation(env);
+        write_observation(env, env->observations);
     }
 }
 

@@ -77,6 +77,9 @@ static void c_step(Env* env) {
         draw_hand(env);
         return;
     }
+    /* The last hand: there is none after it. */
+    if (WANTS_FINAL(env, false))
+        memcpy(env->final_observations, env->worth, sizeof(float) * (size_t)env->choices);
     /* The steps that an illegal action cost would have been worth as much as those before it. */
     float possible = env->best * (float)env->length / (float)env->tick;
     env->log.perf += possible > 0 ? maxf(env->total / possible, 0) : 1;

@@ -179,7 +179,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     env->log.perf += there;
     env->log.score += there ? (float)env->way / (float)env->tick : 0;
     env->log.episode_return += (float)there + (float)env->tick * env->reward_step;

@@ -39,16 +39,16 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-static void write_observation(Env* env) {
+static void write_observation(const Env* env, float* observation) {
     for (int i = 0; i < env->cues; i++)
-        env->observations[i] = env->tick == 0 && i == env->cue;
-    env->observations[env->cues] = env->tick == env->length;
+        observation[i] = env->tick == 0 && i == env->cue;
+    observation[env->cues] = env->tick == env->length;
 }
 
 static void c_reset(Env* env) {
     env->tick = 0;
     env->cue = random_int(&env->rng, env->cues);
-    write_observation(env);
+    write_observation(env, env->observations);
 }
 
 static void c_step(Env* env) {
@@ -57,9 +57,10 @@ static void c_step(Env* env) {
     env->rewards[0] = 0;
     if (env->tick < env->length) {
         env->tick++;
-        write_observation(env);
+        write_observation(env, env->observations);
         return;
     }
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations); /* as before the answer */
     env->answer = env->actions[0];
     env->answered_cue = env->cue;
     bool right = env->answer == env->cue;

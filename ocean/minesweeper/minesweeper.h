@@ -154,7 +154,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations, env->action_masks);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations, NULL);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations, NULL);
     env->log.perf += won;
     env->log.score += (float)env->open / (float)safe;
     env->log.episode_return += env->total;

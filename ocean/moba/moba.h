@@ -1190,7 +1190,7 @@ static void c_step(Env* env) {
         write_all(env, env->observations, env->action_masks);
         return;
     }
-    if (late && env->final_observations) write_all(env, env->final_observations, NULL);
+    if (WANTS_FINAL(env, late)) write_all(env, env->final_observations, NULL);
     if (env->whole) log_game(env);
     c_reset(env);
 }

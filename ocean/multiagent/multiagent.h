@@ -53,6 +53,9 @@ static void c_step(Env* env) {
         env->log.episode_length += 1;
         env->log.n += 1;
     }
+    for (int i = 0; WANTS_FINAL(env, false) && i < env->num_agents; i++)
+        for (int k = 0; k < env->num_agents; k++)
+            env->final_observations[i * env->num_agents + k] = i == k;
     c_reset(env);
 }
 

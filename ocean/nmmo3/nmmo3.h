@@ -1118,14 +1118,17 @@ static void c_step(Env* env) {
         if (env->agents[i].alive) grow_older(env, i);
         is_cut |= is_old(&env->agents[i]);
     }
+    int side = 2 * env->vision + 1, size = side * side * TILE + OWN;
     if (is_cut) {
-        int side = 2 * env->vision + 1, size = side * side * TILE + OWN;
         for (int i = 0; i < n && env->final_observations; i++)
             if (is_old(&env->agents[i]))
                 write_observation(env, i, env->final_observations + (size_t)i * (size_t)size, NULL);
         for (int i = 0; i < n; i++)
             if (is_old(&env->agents[i])) end_life(env, i, AGED, NULL);
     }
+    /* The dead look on from where they fell, without what they left. */
+    for (int i = 0; WANTS_FINAL(env, false) && i < n; i++)
+        if (env->terminals[i]) write_observation(env, i, env->final_observations + (size_t)i * (size_t)size, NULL);
     for (int i = 0; i < n; i++) {
         if (env->agents[i].alive) env->agents[i].total += env->rewards[i];
         else be_born(env, i);

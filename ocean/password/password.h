@@ -37,14 +37,14 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-static void write_observation(Env* env) {
+static void write_observation(const Env* env, float* observation) {
     for (int i = 0; i < env->length; i++)
-        env->observations[i] = i < env->tick ? (env->typed >> i & 1 ? 1.0f : -1.0f) : 0.0f;
+        observation[i] = i < env->tick ? (env->typed >> i & 1 ? 1.0f : -1.0f) : 0.0f;
 }
 
 static void c_reset(Env* env) {
     env->typed = env->tick = 0;
-    write_observation(env);
+    write_observation(env, env->observations);
 }
 
 static void c_step(Env* env) {
@@ -55,9 +55,10 @@ static void c_step(Env* env) {
     env->terminals[0] = over;
     env->truncations[0] = 0;
     if (!over) {
-        write_observation(env);
+        write_observation(env, env->observations);
         return;
     }
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->log.perf += right;
     env->log.score += right;
     env->log.episode_return += right;

@@ -56,13 +56,13 @@ static void spend_time(Env* env) {
     while (seconds() < end) {}
 }
 
-static void write_observation(Env* env) {
-    memset(env->observations, env->tick & 255, (size_t)env->num_agents * (size_t)env->observation_size);
+static inline void write_observation(const Env* env, uint8_t* observations) {
+    memset(observations, env->tick & 255, (size_t)env->num_agents * (size_t)env->observation_size);
 }
 
 static void c_reset(Env* env) {
     env->tick = 0;
-    write_observation(env);
+    write_observation(env, env->observations);
 }
 
 static void c_step(Env* env) {
@@ -74,9 +74,10 @@ static void c_step(Env* env) {
         env->truncations[i] = 0;
     }
     if (!over) {
-        write_observation(env);
+        write_observation(env, env->observations);
         return;
     }
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->log.perf += 1;
     env->log.score += (float)env->length;
     env->log.episode_return += (float)env->length;

@@ -166,7 +166,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     float score = (float)(env->own_score - env->other_score);
     env->log.perf += (score + (float)env->max_score) / (float)(2 * env->max_score);
     env->log.score += score;

@@ -84,10 +84,9 @@ static int32_t* body_of(const Env* env, int i) {
 }
 
 /* Plane after plane, each one comparison a cell: the compiler does 16 or 32 at a time. */
-static void write_observation(Env* env, int i) {
+static void write_observation(const Env* env, int i, uint8_t* observation) {
     int side = side_of(env), plane = side * side, head = body_of(env, i)[env->snakes[i].head];
     uint16_t own = (uint16_t)(SNAKE + i), own_head = own | HEAD;
-    uint8_t* observation = env->observations + i * PLANES * plane;
     const uint16_t* cells = env->cells + head - env->vision * env->stride - env->vision;
     for (int row = 0; row < side; row++, cells += env->stride, observation += side) {
         for (int column = 0; column < side; column++) {
@@ -132,6 +131,7 @@ static void place_snake(Env* env, int i) {
 }
 
 static void c_reset(Env* env) {
+    int size = PLANES * side_of(env) * side_of(env);
     for (int row = 0; row < env->rows; row++) {
         for (int column = 0; column < env->stride; column++) {
             bool inside = row >= env->vision && row < env->rows - env->vision && column >= env->vision &&
@@ -145,7 +145,7 @@ static void c_reset(Env* env) {
     for (int k = 0; k < env->num_food; k++)
         place_food(env);
     for (int i = 0; i < env->num_agents; i++)
-        write_observation(env, i);
+        write_observation(env, i, env->observations + i * size);
 }
 
 /* The cell of the body k steps behind the head. */
@@ -197,15 +197,18 @@ static float move(Env* env, int i, int action, bool* died) {
 }
 
 static void c_step(Env* env) {
+    int size = PLANES * side_of(env) * side_of(env);
     for (int i = 0; i < env->num_agents; i++) {
         bool died = false;
         env->rewards[i] = move(env, i, env->actions[i], &died);
         env->terminals[i] = died;
         env->truncations[i] = 0;
+        /* What it sees as it dies, before its body is gone. */
+        if (died && WANTS_FINAL(env, false)) write_observation(env, i, env->final_observations + i * size);
         if (died) die(env, i);
     }
     for (int i = 0; i < env->num_agents; i++)
-        write_observation(env, i);
+        write_observation(env, i, env->observations + i * size);
 }
 
 static int64_t c_save(Env* env, char* out) {

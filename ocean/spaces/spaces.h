@@ -59,6 +59,14 @@ static void c_reset(Env* env) {
     env->wanted[2] = env->category;
 }
 
+/* The one thing that is seen in an episode. */
+static void write_final(const Env* env) {
+    memcpy(env->final_observations, env->image, sizeof(env->image));
+    for (int i = 0; i < FLAGS; i++)
+        env->final_observations[IMAGE + i] = (float)(env->flags >> i & 1);
+    env->final_observations[IMAGE + FLAGS] = (float)env->category / (CATEGORIES - 1);
+}
+
 static void c_step(Env* env) {
     bool image = env->actions[0] == env->wanted[0], flags = env->actions[1] == env->wanted[1];
     bool category = env->actions[2] == env->wanted[2];
@@ -75,6 +83,7 @@ static void c_step(Env* env) {
     env->log.image += image;
     env->log.flags += flags;
     env->log.category += category;
+    if (WANTS_FINAL(env, false)) write_final(env);
     c_reset(env);
 }
 

@@ -41,10 +41,10 @@ static void c_spaces(const Env* env, Spaces* spaces) {
 }
 
 /* The row of observations is another one on every step, so it is written in full and not just where it changed. */
-static void write_observation(Env* env) {
-    memset(env->observations, EMPTY, (size_t)(env->side * env->side));
-    env->observations[env->target] = TARGET;
-    env->observations[env->row * env->side + env->column] = AGENT;
+static void write_observation(const Env* env, bool inside, uint8_t* observation) {
+    memset(observation, EMPTY, (size_t)(env->side * env->side));
+    observation[env->target] = TARGET;
+    if (inside) observation[env->row * env->side + env->column] = AGENT;
 }
 
 static void c_reset(Env* env) {
@@ -58,10 +58,12 @@ static void c_reset(Env* env) {
         case 2: env->target = strip * env->side + strip - along; break; /* bottom, to the left */
         case 3: env->target = (strip - along) * env->side; break; /* left, up */
     }
-    write_observation(env);
+    write_observation(env, true, env->observations);
 }
 
-static void end_episode(Env* env, float reward) {
+static void end_episode(Env* env, float reward, bool inside) {
+    /* A trainer has no use for what is seen after a termination, but other libraries ask for it. */
+    if (WANTS_FINAL(env, false)) write_observation(env, inside, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
     env->log.perf += reward > 0;
@@ -85,14 +87,14 @@ static void c_step(Env* env) {
     env->truncations[0] = 0;
 
     /* One unsigned comparison covers both ends of the range. */
-    if ((unsigned)env->row >= (unsigned)env->side || (unsigned)env->column >= (unsigned)env->side)
-        end_episode(env, -1);
+    bool inside = (unsigned)env->row < (unsigned)env->side && (unsigned)env->column < (unsigned)env->side;
+    if (!inside) end_episode(env, -1, false);
     else if (env->row * env->side + env->column == env->target)
-        end_episode(env, 1);
+        end_episode(env, 1, true);
     else if (env->tick >= 3 * env->distance)
-        end_episode(env, -1);
+        end_episode(env, -1, true);
     else
-        write_observation(env);
+        write_observation(env, true, env->observations);
 }
 
 static void c_render(Env* env) {

@@ -50,6 +50,7 @@ static void c_step(Env* env) {
     env->truncations[0] = 0;
     env->observations[0] = 1;
     if (!over) return;
+    if (WANTS_FINAL(env, false)) env->final_observations[0] = 1;
     float off = fabsf((float)env->zeros / (float)env->length - env->share) / maxf(env->share, 1 - env->share);
     env->rewards[0] = 1 - off * off;
     env->log.perf += maxf(1 - off, 0);

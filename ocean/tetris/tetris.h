@@ -440,7 +440,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observation(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     env->log.perf += minf((float)env->cleared / (float)env->lines, 1);
     env->log.score += (float)env->points;
     env->log.episode_return += env->total;

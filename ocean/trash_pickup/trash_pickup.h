@@ -227,7 +227,7 @@ static void c_step(Env* env) {
         write_observations(env, env->observations);
         return;
     }
-    if (late && env->final_observations) write_observations(env, env->final_observations);
+    if (WANTS_FINAL(env, late)) write_observations(env, env->final_observations);
     if (env->whole) log_episode(env, clear);
     c_reset(env);
 }

@@ -1,0 +1,337 @@
+"""The environments in C for other libraries, as Gymnasium's and PettingZoo's.
+
+    import gymnasium
+    import ocean.gymnasium                                                  # registers them
+
+    env = gymnasium.make("puffer/Breakout-v0", frameskip=2)                 # settings are keywords
+    envs = gymnasium.make_vec("puffer/Breakout-v0", num_envs=1024)          # one call in C steps all
+    world = ocean.gymnasium.parallel_env("target")                          # several agents: PettingZoo's ParallelEnv
+
+The id of `double_pendulum` is puffer/DoublePendulum-v0. "ocean.gymnasium:puffer/Breakout-v0" imports this file by
+itself: for libraries that take nothing but an id.
+
+Environments in C begin their next episode within the step that ends one, and write the last observation of the old one
+beside it (env.h). An Env's last step returns that one, and its reset() the first of the episode that has begun by then.
+A VectorEnv (SAME_STEP) returns the new one and has the old one in infos["final_obs"]. Pictures show the state in C:
+after an episode's last step that is the beginning of the next.
+
+The info of an episode's last step has the environment's statistics: perf, score, episode_return, episode_length and its
+own. info["action_mask"] has the legal actions (1), one head after another, in environments that have a mask.
+"""
+
+import copy
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+import ocean
+
+try:
+    from pettingzoo import ParallelEnv
+except ImportError:
+    ParallelEnv = None
+
+UNWRITTEN = 0xA5  # each byte of a final observation that was not written
+
+
+class Envs:
+    """Environments of one kind and the arrays of one step: what the classes below share.
+
+    Attributes: library; envs; num_agents, of all; heads, (1, action dims), or None if actions are continuous; state:
+    new, running, or over, if the next episodes wait for reset. The rest is of the last step: observations and
+    action_masks (None without), new arrays each time; rewards (num_agents,) float32, terminals and truncations
+    (num_agents,) bool, which the next step overwrites.
+    """
+
+    def __init__(self, name, num_envs, settings):
+        self.library, self.num_envs, self.settings = ocean.load(name), num_envs, settings
+        if self.library.has_valid:
+            raise NotImplementedError(f"{name} has agents that may be dead (HAS_VALID), for which neither Gymnasium "
+                                      "nor PettingZoo has a place")  # fmt: skip
+        self.envs = envs = self.library.create(num_envs, 0, settings)
+        self.state = "new"
+        self.num_agents = agents = envs.num_agents
+        self.heads = np.array([envs.action_heads]) if envs.action_heads else None
+        self.actions = np.zeros((agents, envs.action_dims), envs.action_dtype)
+        self.rewards = np.zeros(agents, np.float32)
+        self.terminals, self.truncations = np.zeros(agents, bool), np.zeros(agents, bool)
+        self._finals = np.zeros((agents, *envs.observation_shape), envs.observation_dtype)
+        self._final_bytes = self._finals.reshape(agents, -1).view(np.uint8)
+        self._final_bytes[:] = UNWRITTEN
+        self.observations, self.action_masks = self._finals, None
+        self._rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals.view(np.uint8),
+                                self.truncations.view(np.uint8), self._finals)  # fmt: skip
+
+    def _new_arrays(self):
+        envs, rows = self.envs, self._rows
+        self.observations = np.empty(self._finals.shape, self._finals.dtype)
+        rows[0] = self.observations.__array_interface__["data"][0]
+        if envs.has_action_masks:
+            self.action_masks = np.empty((self.num_agents, self.heads.sum()), np.uint8)
+            rows[7] = self.action_masks.__array_interface__["data"][0]
+
+    def reset(self, seed=None, options=None):
+        """Begins an episode everywhere, unless one has just begun ("over"); with a seed, from the start of its random
+        numbers. ValueError for options."""
+        if options:
+            raise ValueError(f"reset has no options here, got {options}; settings are keywords of make")
+        if seed is not None or self.state == "new":
+            seed = np.random.SeedSequence().entropy if seed is None else seed
+            self.envs.close()
+            self.envs = self.library.create(self.num_envs, seed, self.settings)
+            self.envs.every_final()
+            self.state = "new"
+        if self.state != "over":
+            self._new_arrays()
+            self.envs.reset(self._rows)
+            self.envs.logs[:] = 0
+        self.state = "running"
+
+    def step(self, actions):
+        """Steps with actions (num_agents, dims). Returns which agents' episodes ended, (num_agents,) bool, or None if
+        none did. ValueError for an action outside its space, TypeError for floats where integers are asked for."""
+        if self.state != "running":
+            raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running")
+        if self.heads is not None and ((actions < 0) | (actions >= self.heads)).any():
+            raise ValueError(f"{self.library.name}: actions lie within 0 .. {(self.heads[0] - 1).tolist()}, "
+                             f"got {actions.min()} .. {actions.max()}")  # fmt: skip
+        np.copyto(self.actions, actions, "same_kind")
+        self._new_arrays()
+        self.envs.step(self._rows)
+        done = self.terminals | self.truncations
+        return done if done.any() else None
+
+    def final_observations(self, agents):
+        """The last observations (len(agents), ...) of episodes that ended in this step, to be taken once.
+        RuntimeError if the header writes none."""
+        if (self._final_bytes[agents] == UNWRITTEN).all(axis=1).any():
+            raise RuntimeError(f"{self.library.header.name} writes no final observation where an episode ends; "
+                               "`if (WANTS_FINAL(env, truncated))` it must (env.h)")  # fmt: skip
+        last = self._finals[agents]
+        self._final_bytes[agents] = UNWRITTEN
+        return last
+
+    def statistics(self, envs):
+        """{field: means (len(envs),)} over the episodes that ended since this was asked for last, and which
+        environments have any, (len(envs),) bool."""
+        fields = self.library.log_fields
+        sums = self.envs.logs[envs]
+        self.envs.logs[envs] = 0
+        n = sums[:, fields.index("n")]
+        means = sums / np.maximum(n, 1)[:, None]
+        return {field: means[:, i] for i, field in enumerate(fields) if field != "n"}, n > 0
+
+    def means(self):
+        """The statistics of the first environment, {field: float}, or {} without any."""
+        means, known = self.statistics([0])
+        return {field: float(values[0]) for field, values in means.items()} if known[0] else {}
+
+    def render(self, mode):
+        """The pictures of all, (height, width, 3) uint8 each, or None without a render mode."""
+        if mode is not None:
+            return tuple(self.envs.render(i) for i in range(self.num_envs))
+        gymnasium.logger.warn('render() draws nothing unless the environment is made with render_mode="rgb_array"')
+        return None
+
+
+def _metadata(name, render_mode):
+    import ocean.__main__ as playing
+
+    if render_mode not in (None, "rgb_array"):
+        raise ValueError(f'render_mode is {render_mode!r}; it can be None or "rgb_array"')
+    return {"render_modes": ["rgb_array"], "render_fps": playing.FPS.get(name, 10 if name in playing.TURNS else 30)}
+
+
+def _alone(name, envs):
+    if envs.num_agents != envs.num_envs:
+        raise ValueError(f"{name} has {envs.num_agents // envs.num_envs} agents with these settings, and Gymnasium's "
+                         f"environments one: ocean.gymnasium.parallel_env({str(name)!r}) makes a PettingZoo "
+                         "ParallelEnv of it")  # fmt: skip
+    return envs
+
+
+class OceanEnv(gymnasium.Env):
+    """One environment in C with one agent: gymnasium.make's. `name` is one of ocean.names(), or the path of a header.
+
+    ValueError if it has several agents, or for a setting that it does not have; TypeError for a value of a wrong kind.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  as gymnasium.Env has it
+
+    def __init__(self, name, render_mode=None, **settings):
+        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
+        self._envs = _alone(name, Envs(name, 1, settings))
+        self.observation_space = self._envs.envs.single_observation_space
+        self.action_space = self._envs.envs.single_action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._envs.reset(seed, options)
+        return self._envs.observations[0], self._info()
+
+    def _info(self):
+        return {} if self._envs.action_masks is None else {"action_mask": self._envs.action_masks[0]}
+
+    def step(self, action):
+        """ValueError for an action that is not in the action space, RuntimeError after an episode's end."""
+        envs, action = self._envs, np.asarray(action)
+        if action.shape != self.action_space.shape:
+            raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}")
+        done = envs.step(action.reshape(1, -1))
+        reward, terminated, truncated = float(envs.rewards[0]), bool(envs.terminals[0]), bool(envs.truncations[0])
+        if done is None:
+            return envs.observations[0], reward, False, False, self._info()
+        envs.state = "over"
+        return envs.final_observations([0])[0], reward, terminated, truncated, envs.means()
+
+    def render(self):
+        pictures = self._envs.render(self.render_mode)
+        return pictures and pictures[0]
+
+    def close(self):
+        self._envs.envs.close()
+
+
+class OceanVectorEnv(gymnasium.vector.VectorEnv):
+    """Many of them, stepped by one call: gymnasium.make_vec's. Environment i has stream i of the seed: the first one
+    plays what an OceanEnv of that seed plays. Arguments and errors as of OceanEnv."""
+
+    metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, name, num_envs=1, render_mode=None, **settings):
+        self.metadata = {**self.metadata, **_metadata(name, render_mode)}
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self._envs = _alone(name, Envs(name, num_envs, settings))
+        self.single_observation_space = self._envs.envs.single_observation_space
+        self.single_action_space = self._envs.envs.single_action_space
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._envs.reset(seed, options)
+        return self._envs.observations, self._info()
+
+    def _info(self):
+        masks = self._envs.action_masks
+        return {} if masks is None else {"action_mask": masks, "_action_mask": np.ones(self.num_envs, bool)}
+
+    def step(self, actions):
+        """ValueError for actions of another shape than the action space, or outside it."""
+        envs, actions = self._envs, np.asarray(actions)
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"actions have shape {self.action_space.shape}, got {actions.shape}")
+        done, infos = envs.step(actions.reshape(self.num_envs, -1)), self._info()
+        if done is not None:
+            infos |= self._last_infos(done)
+        return envs.observations, envs.rewards.copy(), envs.terminals.copy(), envs.truncations.copy(), infos
+
+    def _last_infos(self, done):
+        which = np.flatnonzero(done)
+        last = np.full(self.num_envs, None, object)
+        for i, observation in zip(which.tolist(), self._envs.final_observations(which), strict=True):
+            last[i] = observation
+        means, known = self._envs.statistics(which)
+        final_info = {}
+        for field, values in means.items():
+            final_info[field], final_info[f"_{field}"] = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+            final_info[field][which], final_info[f"_{field}"][which] = values, known
+        return {"final_obs": last, "_final_obs": done, "final_info": final_info, "_final_info": done.copy()}
+
+    def render(self):
+        return self._envs.render(self.render_mode)
+
+    def close_extras(self, **_):
+        self._envs.envs.close()
+
+
+class OceanParallelEnv(ParallelEnv or object):
+    """An environment in C as PettingZoo's ParallelEnv; its agents are agent_0, agent_1 and so on.
+
+    An agent whose episode ends leaves `agents` until reset(), as PettingZoo has it. If the others play on, what it
+    moved starts anew in C at once and does action 0 (0.0) from then on. When all have left, reset() goes on with the
+    episode that has begun if all ended in the same step, and begins another one if not. reset() has no options.
+    """
+
+    def __init__(self, name, render_mode=None, **settings):
+        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
+        self.metadata |= {"name": self.__class__.__name__, "is_parallelizable": True}
+        self._envs = envs = Envs(name, 1, settings)
+        self.possible_agents = [f"agent_{i}" for i in range(envs.num_agents)]
+        self.agents, self._numbers = [], {agent: i for i, agent in enumerate(self.possible_agents)}
+        space = envs.envs.single_observation_space
+        self.observation_spaces = {agent: copy.deepcopy(space) for agent in self.possible_agents}
+        self.action_spaces = {agent: copy.deepcopy(envs.envs.single_action_space) for agent in self.possible_agents}
+
+    def observation_space(self, agent):
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent):
+        return self.action_spaces[agent]
+
+    def _each(self, values):
+        """{agent: value} of the agents that are there."""
+        return {agent: values[self._numbers[agent]] for agent in self.agents}
+
+    def _infos(self):
+        masks = self._envs.action_masks
+        return {agent: {} if masks is None else {"action_mask": masks[self._numbers[agent]]} for agent in self.agents}
+
+    def reset(self, seed=None, options=None):
+        self._envs.reset(seed)
+        self.agents = list(self.possible_agents)
+        return self._each(self._envs.observations), self._infos()
+
+    def step(self, actions):
+        """Steps with {agent: action} of all that are in `agents`. The last infos of agents whose episodes end in one
+        step have the same statistics, the means of their episodes. ValueError for an agent without an action, or an
+        action outside its space."""
+        envs = self._envs
+        missing = [agent for agent in self.agents if agent not in actions]
+        if missing:
+            raise ValueError(f"step needs an action of each agent that is there; there is none of {missing}")
+        if not self.agents:
+            raise gymnasium.error.ResetNeeded("reset() comes first: no agent is there")
+        rows = np.zeros(envs.actions.shape, np.float32 if envs.heads is None else np.int64)
+        for agent in self.agents:
+            rows[self._numbers[agent]] = actions[agent]
+        done = envs.step(rows)
+        observations, infos = self._each(envs.observations), self._infos()
+        rewards, terminations, truncations = (
+            self._each(array.tolist()) for array in (envs.rewards, envs.terminals, envs.truncations)
+        )
+        if done is not None:
+            which, info = np.flatnonzero(done), envs.means()
+            for i, observation in zip(which.tolist(), envs.final_observations(which), strict=True):
+                agent = self.possible_agents[i]
+                if agent in observations:
+                    observations[agent], infos[agent] = observation, dict(info)
+            self.agents = [agent for agent in self.agents if not done[self._numbers[agent]]]
+            if not self.agents and done.all():
+                envs.state = "over"
+        return observations, rewards, terminations, truncations, infos
+
+    def render(self):
+        pictures = self._envs.render(self.render_mode)
+        return pictures and pictures[0]
+
+    def close(self):
+        self._envs.envs.close()
+
+
+def parallel_env(name, render_mode=None, **settings):
+    """An OceanParallelEnv. ImportError without PettingZoo; other arguments and errors as of OceanEnv."""
+    if ParallelEnv is None:
+        raise ImportError("ocean.gymnasium.parallel_env needs PettingZoo: pip install pettingzoo")
+    return OceanParallelEnv(name, render_mode, **settings)
+
+
+def environment_id(name):
+    """puffer/DoublePendulum-v0 of double_pendulum."""
+    return f"puffer/{''.join(word.capitalize() for word in name.split('_'))}-v0"
+
+
+for _name in ocean.names():
+    gymnasium.register(environment_id(_name), f"{__name__}:OceanEnv", kwargs={"name": _name},
+                       vector_entry_point=f"{__name__}:OceanVectorEnv")  # fmt: skip
