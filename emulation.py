@@ -604,6 +604,12 @@ def new_rows(env, num_agents=None):
 # Gymnasium
 
 
+def _takes_seed(env):
+    """Whether reset(seed=...) can be called, as Gymnasium has it."""
+    parameters = inspect.signature(env.reset).parameters.values()
+    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def _create(env, env_creator, env_args, env_kwargs):
     if (env is None) == (env_creator is None):
         raise TypeError("give either env, an instance, or env_creator, a class or function that makes one.")
@@ -626,7 +632,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
         env = _create(env, env_creator, env_args, env_kwargs)
         gymnasium.utils.RecordConstructorArgs.__init__(self)  # its spec can be made anew from the environment's
-        super().__init__(env if isinstance(env, gymnasium.Env) else OldGym(env))
+        super().__init__(env if isinstance(env, gymnasium.Env) and _takes_seed(env) else OldGym(env))
         self._observation, self._action = FlatObservation(self.env.observation_space), FlatAction(self.env.action_space)
         self.env_single_observation_space, self.env_single_action_space = (
             self.env.observation_space,
@@ -642,6 +648,11 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
         self._mask_needed = None
+
+    @property
+    def emulated(self):
+        """PufferLib's name for what `nativize_dtype` takes."""
+        return self
 
     @property
     def has_action_masks(self):
@@ -1025,6 +1036,8 @@ class PettingZooPufferEnv:
         self._unchecked = {"reset", "step"}
         self._mask_needed = None
         self._live = []
+
+    emulated = GymnasiumPufferEnv.emulated
 
     @property
     def num_agents(self):

@@ -60,7 +60,7 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
     else:
         policy = models.Default(env, hidden)
         if kind == "lstm":
-            policy = models.LSTMWrapper(env, policy, hidden, layers)
+            policy = models.LSTMWrapper(env, policy, hidden_size=hidden, num_layers=layers)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "bias" in name or "log_std" in name:
