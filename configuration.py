@@ -269,6 +269,7 @@ RENAMED = {
     "checkpoint_interval": "train.checkpoint_interval", "slowly": "train.engine=autograd",
     "fps": "eval.fps", "gif_path": "eval.video", "eval_episodes": "eval.episodes",
     "policy_name": "policy.name", "policy.num_layers": "rnn.num_layers", "rnn_name": "rnn.name",
+    "sweep.max_runs": "sweep.num_trials",
 }  # fmt: skip
 # Refused if it is not, with what took their place. A section alone stands for all that is in it.
 REFUSED = {
@@ -295,6 +296,9 @@ REFUSED = {
     "render_mode": "--eval.window, --eval.terminal, --eval.web and --eval.video say how it is shown",
     "save_frames": "--eval.video out.gif --eval.seconds 30 writes an episode",
     "max_runs": "a sweep's --sweep.num-trials", "max_suggestion_cost": "a sweep's --sweep.max-suggestion-cost",
+    "sweep.use_gpu": "the model of a sweep is fitted on the CPU", "sweep.early_stop_quantile": "it is sweep.early_stop",
+    "sweep.prune_pareto": "the model's front has no points by luck to prune (protein.Protein._target)",
+    "sweep.metric_distribution": "scores are taken as they are",
     "profile": "it is a verb: python pufferl.py profile breakout",
     "log_dir": "logs lie in the run's folder, in --data-dir",
     "reset_state": "--train.state zero begins each rollout without memory",

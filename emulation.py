@@ -604,10 +604,11 @@ def new_rows(env, num_agents=None):
 # Gymnasium
 
 
-def _takes_seed(env):
-    """Whether reset(seed=...) can be called, as Gymnasium has it."""
+def gymnasium_form(env):
+    """The environment if it is Gymnasium's and its reset takes a seed, else wrapped so that it is."""
     parameters = inspect.signature(env.reset).parameters.values()
-    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+    takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
 
 
 def _create(env, env_creator, env_args, env_kwargs):
@@ -632,7 +633,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
         env = _create(env, env_creator, env_args, env_kwargs)
         gymnasium.utils.RecordConstructorArgs.__init__(self)  # its spec can be made anew from the environment's
-        super().__init__(env if isinstance(env, gymnasium.Env) and _takes_seed(env) else OldGym(env))
+        super().__init__(gymnasium_form(env))
         self._observation, self._action = FlatObservation(self.env.observation_space), FlatAction(self.env.action_space)
         self.env_single_observation_space, self.env_single_action_space = (
             self.env.observation_space,

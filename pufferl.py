@@ -93,17 +93,10 @@ class PuffeRL:
     """
 
     def __init__(self, config=None, vecenv=None, policy=None, logger=None, *, env=None, **settings):
-        if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
-            config, vecenv, policy = None, config, vecenv if policy is None else policy
-        vecenv = env if vecenv is None else vecenv
-        if isinstance(vecenv, emulation.PufferEnv):
-            vecenv = make(vecenv)
-        if vecenv is None or policy is None:
-            raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', num_envs=256), "
-                              "policy=policy, learning_rate=0.01) or PuffeRL(config, vecenv, policy).")
+        config, vecenv, policy = what_is_what(config, vecenv if env is None else env, policy)
         self.ranks = ranks.connect()
         agents = self.ranks.gather(vecenv.num_agents)
-        config = sizes_of({**(config or {}), **settings}, sum(agents))
+        config = sizes_of({**config, **settings}, sum(agents))
         c = self.config = check_train(config, vecenv, policy, sum(agents), self.ranks)
         own = {f.name: c[f.name] for f in dataclasses.fields(Train)}
         c["use_rnn"] = hasattr(policy, "initial_state")
@@ -620,6 +613,16 @@ class TorchOptimizer:
             group["lr"] = rate
 
 
+def what_is_what(config, vecenv, policy):
+    """(configuration, vectorized environment, policy) of PuffeRL's arguments, the first of which may be left out."""
+    if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
+        config, vecenv, policy = None, config, vecenv if policy is None else policy
+    if vecenv is None or policy is None:
+        raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', num_envs=256), "
+                          "policy=policy, learning_rate=0.01) or PuffeRL(config, vecenv, policy).")
+    return config or {}, make(vecenv) if isinstance(vecenv, emulation.PufferEnv) else vecenv, policy
+
+
 def check_policy(policy, vecenv, config):
     """ConfigError for a network that cannot see these observations, or not as the settings want it."""
     inputs, size = getattr(getattr(policy, "encoder", None), "in_features", None), math.prod(vecenv.observation_shape)
@@ -954,7 +957,9 @@ def diagnose(argv):
 
 
 def verb_first(argv):
-    """The form of PufferLib 2's command line, --mode train --env breakout, in the present one."""
+    """The form of PufferLib 2's command line, --mode train --env breakout, in the present one; another as it is."""
+    if not argv or not argv[0].startswith("--") or not {word.partition("=")[0] for word in argv} & {"--mode", "--env"}:
+        return argv
     named, rest, words = {"--mode": "train"}, [], iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
@@ -967,9 +972,7 @@ def verb_first(argv):
 
 
 def main(argv=None):
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv and argv[0].startswith("--") and {word.partition("=")[0] for word in argv} & {"--mode", "--env"}:
-        argv = verb_first(argv)
+    argv = verb_first(list(sys.argv[1:] if argv is None else argv))
     verbs = {"train": train}
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
         print(USAGE + ", ".join(ocean.names()))
