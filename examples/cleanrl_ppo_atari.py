@@ -18,11 +18,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this project's files
 
 import numpy as np
-import pufferlib.vector  # ours
 import torch
 import tyro
 from torch import nn
 from torch.distributions.categorical import Categorical
+
+import pufferlib.vector  # ours
 
 
 @dataclass
