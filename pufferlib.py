@@ -32,11 +32,12 @@ ROOT = Path(__file__).resolve().parent
 # ---------------------------------------------------------------------------------------------------------------------
 # Where names lead
 
-ROOMS = {  # a module of PufferLib: the modules in which its names are looked for
-    "vector": ["vector"], "emulation": ["emulation"], "models": ["models"], "pufferl": ["pufferl"],
-    "sweep": ["protein", "sweep"], "pytorch": ["emulation", "models"], "cleanrl": ["models"],
+ALIASES = {"vector": "vector", "emulation": "emulation", "models": "models", "pufferl": "pufferl", "sweep": "protein"}
+ROOMS = {  # other modules of PufferLib: the modules in which their names are looked for
+    "pytorch": ["emulation", "models"], "cleanrl": ["models"],
     "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [], "utils": [],
     "ocean": ["ocean"], "ocean.environment": [], "ocean.sanity": [], "ocean.torch": ["models"], "environments": [],
+    "ocean.squared.cy_squared": [],
 }  # fmt: skip
 NAMES = {  # a name of PufferLib: what it is here
     "PuffeRL": "pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
@@ -52,6 +53,7 @@ NAMES = {  # a name of PufferLib: what it is here
     "cleanrl.Policy": "models.CleanRLAgent", "cleanrl.RecurrentPolicy": "models.RecurrentCleanRLAgent",
     "spaces.joint_space": "gymnasium.vector.utils.batch_space",
     "ocean.env_creator": "pufferlib.ocean_creator", "ocean.environment.env_creator": "pufferlib.ocean_creator",
+    "ocean.squared.cy_squared.CySquared": "pufferlib.CySquared",
     "ocean.torch.Policy": "models.Default", "ocean.torch.Recurrent": "models.LSTMWrapper",
 }  # fmt: skip
 GONE = {  # what took the place of a name that has no equivalent
@@ -109,7 +111,7 @@ GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
 def find(room, name):
     """What pufferlib.ROOM.NAME is here. Raises AttributeError that says what took its place."""
     full = f"{room}.{name}" if room else name
-    if full in ROOMS:
+    if full in ROOMS or full in ALIASES:
         return importlib.import_module(f"pufferlib.{full}")
     if full in NAMES:
         module, _, attribute = NAMES[full].rpartition(".")
@@ -124,10 +126,10 @@ def find(room, name):
             return importlib.import_module(f"pufferlib.{full}")
         if environment:
             return our_environments.OceanPufferEnv.of(environment)
-    modules = [load(module) for module in ROOMS.get(room, ())]
+    modules = [load(module) for module in ROOMS.get(room, ALIASES.get(room, "").split())]
     for module in modules:
-        if hasattr(module, name):
-            return getattr(module, name)
+        if name in vars(module):
+            return vars(module)[name]
     if full in GONE:
         raise AttributeError(f"pufferlib.{full} has no equivalent here: {GONE[full]}.")
     known = [*(key for module in modules for key in vars(module)),
@@ -151,22 +153,16 @@ def __getattr__(name):
 
 
 class Room(types.ModuleType):
-    """A module of PufferLib. What is assigned to a name of ours is assigned there."""
+    """A module of PufferLib whose names are here and there."""
 
     def __getattr__(self, name):
         if name in ("__path__", "__file__", "__all__", "__wrapped__"):
             raise AttributeError(name)
         return find(self.__name__.partition(".")[2], name)
 
-    def __setattr__(self, name, value):
-        room = self.__name__.partition(".")[2]
-        owners = [] if name.startswith("__") else [load(module) for module in ROOMS.get(room, ())]
-        owner = next((module for module in owners if hasattr(module, name)), None)
-        super().__setattr__(name, value) if owner is None else setattr(owner, name, value)
-
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Makes a Room of `import pufferlib.NAME`, and runs our file for `python -m pufferlib.NAME`."""
+    """Makes our module, or a Room, of `import pufferlib.NAME`, and runs our file for `python -m pufferlib.NAME`."""
 
     def find_spec(self, fullname, path=None, target=None):
         package, _, room = fullname.partition(".")
@@ -175,22 +171,33 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         if room in GONE:
             raise ModuleNotFoundError(f"{fullname} has no equivalent here: {GONE[room]}.", name=fullname)
         parts = room.split(".")
-        if room not in ROOMS and not (parts[0] == "ocean" and all(map(ocean_name, parts[1:]))):
+        known = room in ROOMS or room in ALIASES
+        if not known and not (parts[0] == "ocean" and all(map(ocean_name, parts[1:]))):
             return None
-        rooms = ROOMS.get(room)
-        spec = importlib.machinery.ModuleSpec(fullname, self, origin=str(ROOT / f"{rooms[0]}.py") if rooms else None)
+        origin = str(ROOT / f"{ALIASES[room]}.py") if room in ALIASES else None
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=origin)
         if parts[0] == "ocean" or room == "environments":
             spec.submodule_search_locations = []
         return spec
 
     def create_module(self, spec):
-        return Room(spec.name)
+        room = spec.name.partition(".")[2]
+        if room not in ALIASES:
+            return Room(spec.name)
+        module = load(ALIASES[room])
+        spec.loader_state = module.__spec__
+        return module
 
     def exec_module(self, module):
-        """Nothing: a Room looks its names up."""
+        """A Room looks its names up; a module of ours stays what it is, and says what took an old name's place."""
+        if isinstance(module, Room):
+            return
+        room, module.__spec__ = module.__spec__.name.partition(".")[2], module.__spec__.loader_state
+        if "__getattr__" not in vars(module):
+            module.__getattr__ = functools.partial(find, room)
 
     def get_source(self, fullname):
-        return (ROOT / f"{ROOMS[fullname.partition('.')[2]][0]}.py").read_text()
+        return Path(importlib.util.find_spec(fullname).origin).read_text()
 
     def get_code(self, fullname):
         return compile(self.get_source(fullname), importlib.util.find_spec(fullname).origin, "exec")
@@ -293,6 +300,32 @@ class PufferEnv(our_emulation.PufferEnv):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks)."""
         return (self.observations, self.rewards, self.terminals, self.truncations, self.infos, self.agent_ids,
                 self.masks)  # fmt: skip
+
+
+class CySquared:
+    """The binding that PufferLib's template for environments in C shows, over arrays that the environment keeps:
+    observations (num_envs, size · size) uint8, actions int32, rewards float32 and terminals bool (num_envs,). For one
+    of your own, `ocean.load("my_header.h").create(num_envs)` and `ocean.rows` do the same."""
+
+    def __init__(self, observations, actions, rewards, terminals, num_envs, size):
+        if size % 2 == 0:
+            raise ValueError(f"size is {size}; it must be odd, with the agent's start in the middle.")
+        truncations = terminals.view("uint8") * 0
+        self.arrays = observations, actions, rewards, terminals.view("uint8"), truncations
+        self.envs = our_ocean.load("squared").create(num_envs, settings={"distance": size // 2})
+        self.rows = our_ocean.rows(*self.arrays)
+
+    def reset(self):
+        self.envs.reset(self.rows)
+
+    def step(self):
+        self.envs.step(self.rows)
+
+    def render(self):
+        return self.envs.render()
+
+    def close(self):
+        self.envs.close()
 
 
 class EpisodeStats(gymnasium.Wrapper):

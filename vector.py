@@ -164,18 +164,23 @@ class Vector:
         return len(self.ranges)
 
     @property
+    def agents_per_recv(self):
+        """The agents that one `recv` gives."""
+        return self.num_agents
+
+    @property
     def action_space(self):
-        """Of one batch: agents_per_batch actions."""
+        """Of what one `recv` gives: agents_per_recv actions."""
         return self._batch_space("single_action_space")
 
     @property
     def observation_space(self):
-        """Of one batch: agents_per_batch observations."""
+        """Of what one `recv` gives: agents_per_recv observations."""
         return self._batch_space("single_observation_space")
 
     def _batch_space(self, name):
         if name not in self.__dict__.setdefault("_batch_spaces", {}):  # made once: a space has a random generator
-            self._batch_spaces[name] = gymnasium.vector.utils.batch_space(getattr(self, name), self.agents_per_batch)
+            self._batch_spaces[name] = gymnasium.vector.utils.batch_space(getattr(self, name), self.agents_per_recv)
         return self._batch_spaces[name]
 
     def new_storage(self, horizon, zeros):
@@ -259,7 +264,7 @@ class Vector:
         return (*self._last, np.arange(self.num_agents), self.storage.valid[-1].view(bool))
 
     def send(self, actions):
-        """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch, heads or dims)."""
+        """Step the agents of the last `recv`, all of them: actions (num_agents,) or (num_agents, heads or dims)."""
         self._last = self.step(actions)
 
     def __enter__(self):
@@ -517,6 +522,10 @@ class Emulated(Vector):
     def driver_env(self):
         """One environment of this process: what policies read spaces and obs_dtype from."""
         return self._driver
+
+    @property
+    def agents_per_recv(self):
+        return self.agents_per_batch
 
     def envs_of(self, worker):
         """The arguments of a worker's workers.Envs, pickled. Raises TypeError if they cannot be."""
