@@ -525,8 +525,8 @@ def test_sizes_in_a_configuration(settings, horizon):
 # The command line
 
 
-def config_of(*options, env="squared"):
-    return configuration.load_config(env, list(options))
+def config_of(*options):
+    return configuration.load_config("squared", list(options))
 
 
 def test_sizes_on_the_command_line():
@@ -540,7 +540,7 @@ def test_sizes_on_the_command_line():
         with pytest.raises(configuration.ConfigError, match=message):
             config_of(*options)
     with pytest.raises(configuration.ConfigError, match="give horizon or batch_size as well"):
-        config_of("--train.num-iterations", "10", env="gym/Taxi-v3")
+        config_of("--train.num-iterations", "10", "--train.horizon", "auto")
 
 
 def test_old_options_mean_the_same():
