@@ -379,7 +379,9 @@ def load_creator(name):
 
 def env_section(name):
     """The env section as a dataclass: num_envs and the settings that a C environment's header declares, or the keyword
-    arguments with a plain default of one in Python."""
+    arguments with a plain default of one in Python; nothing for "default", which is no environment."""
+    if name == "default":
+        return dataclasses.make_dataclass("Env", [])
     creator = load_creator(name)
     if creator is not None:
         try:
@@ -492,7 +494,8 @@ def resolve(env_name):
 
 
 def load_config(env_name, argv=()):
-    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"].
+    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"]; of "default" for
+    an environment that you make yourself.
 
     argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
     exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.

@@ -22,12 +22,27 @@ from pathlib import Path
 
 import gymnasium
 
-import emulation as our_emulation  # `import pufferlib.emulation` makes that name a Room
-import environments as our_environments
-import ocean as our_ocean
-
 __path__ = []  # PufferLib is a package; the Finder below knows what is in it
 ROOT = Path(__file__).resolve().parent
+
+
+def load(name):
+    """A module of ours, or another. A file beside your script may have the name of one of ours, so ours come first
+    here. Raises ImportError if yours is imported already."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        module = importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT))
+    own = ROOT / name if (ROOT / name).is_dir() else ROOT / f"{name}.py"
+    if own.exists() and ROOT not in Path(module.__file__).resolve().parents:
+        raise ImportError(f"{module.__file__} has the name of {own}, which PufferLib's names lead to: rename yours, or "
+                          "import pufferlib and what you need of it first.")  # fmt: skip
+    return module
+
+
+# `import pufferlib.ocean` makes the name `ocean` in here a Room.
+our_emulation, our_environments, our_ocean = map(load, ("emulation", "environments", "ocean"))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Where names lead
@@ -137,15 +152,6 @@ def find(room, name):
     near = difflib.get_close_matches(name, known, n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise AttributeError(f"pufferlib.{full}: there is no such name.{hint} (docs/from_pufferlib.md)")
-
-
-def load(name):
-    """A module of ours, or another. Raises ImportError if a file of yours has the name of one of ours."""
-    module = importlib.import_module(name)
-    own = ROOT / name if (ROOT / name).is_dir() else ROOT / f"{name}.py"
-    if own.exists() and ROOT not in Path(module.__file__).resolve().parents:
-        raise ImportError(f"{module.__file__} has the name of {own}, which PufferLib's names lead to: rename yours.")
-    return module
 
 
 def __getattr__(name):

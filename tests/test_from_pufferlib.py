@@ -111,6 +111,18 @@ def test_importing_it_loads_no_torch_and_the_trainer_does_not_load_it():
     assert run_python("-c", "import sys, pufferl; print('pufferlib' in sys.modules)").strip() == "False"
 
 
+def test_a_file_of_ones_own_may_have_the_name_of_ours(tmp_path):
+    (tmp_path / "environments.py").write_text("raise RuntimeError('the wrong one')\n")
+    (tmp_path / "emulation.py").write_text("mine = 1\n")
+    script = tmp_path / "vector.py"
+    script.write_text("import pufferlib.emulation\nprint(pufferlib.emulation.__file__)\n")
+    assert run_python(str(script)).strip() == str(ROOT / "emulation.py")
+    script.write_text("import emulation\nimport pufferlib\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1 and "rename yours" in result.stderr
+
+
 @pytest.mark.slow
 def test_modules_run_as_commands():
     assert "usage: python pufferl.py" in run_python("-m", "pufferlib.pufferl", "--help")
@@ -512,6 +524,17 @@ def test_the_trainer_page(tmp_path):
     args["load_model_path"] = trainer.close()
     again = pufferl.load_policy(args, vecenv, "puffer_squared")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), policy.parameters(), strict=True))
+
+
+def test_a_trainer_managed_by_yourself():
+    vecenv = pufferlib.vector.make(pufferlib.ocean.env_creator("puffer_squared"), num_envs=2, num_workers=2,
+                                   batch_size=1, backend=pufferlib.vector.Multiprocessing,
+                                   env_kwargs={"num_envs": 8})  # fmt: skip
+    args = pufferlib.pufferl.load_config("default")
+    args["train"] |= {"env": "puffer_squared", "data_dir": None, "horizon": 8}
+    trainer = PuffeRL(args["train"], vecenv, BatchPolicy(vecenv.driver_env))
+    run_epochs(trainer)
+    trainer.close()
 
 
 @pytest.mark.parametrize(("settings", "horizon"), [({"batch_size": 64}, 4), ({"batch_size": 64, "num_steps": 4}, 4),
