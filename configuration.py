@@ -596,8 +596,7 @@ def sizes_of(settings, agents, where=""):
 
 def count_agents(args):
     """The agents of all ranks that the vec and env sections of `args` describe."""
-    vec, group = args["vec"], ranks.connect()
-    count = sum(group.gather(1)) if ranks.started() else args["train"]["gpus"]
+    vec, count = args["vec"], ranks.connect().count if ranks.started() else args["train"]["gpus"]
     if vec["total_agents"] is not None:
         return vec["total_agents"] * count
     env = load_creator(args["env_name"]) or load_library(args["env_name"])
