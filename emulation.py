@@ -1082,7 +1082,9 @@ class PettingZooPufferEnv:
         self.env.close()
 
     def _reset_env(self, seed, options):
-        observations, infos = self.env.reset(seed=seed, options=options)
+        # Without options the call is one that hand-made environments know too.
+        more = {} if options is None else {"options": options}
+        observations, infos = self.env.reset(seed=seed, **more)
         if "reset" in self._unchecked:
             self._check("reset", observations)
         self.agents = list(self.env.agents)

@@ -126,10 +126,11 @@ def test_a_file_of_ones_own_may_have_the_name_of_ours(tmp_path):
 @pytest.mark.slow
 def test_modules_run_as_commands():
     assert "usage: python pufferl.py" in run_python("-m", "pufferlib.pufferl", "--help")
-    options = ("--train.total-timesteps", "4096", "--env.num-envs", "32", "--train.minibatch-size", "1024")
+    options = ("--train.total-timesteps", "4096", "--env.num-envs", "32", "--train.batch-size", "2048",
+               "--train.minibatch-size", "1024")  # fmt: skip
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2")
     text = run_python(*torchrun, "-m", "pufferlib.pufferl", "train", "puffer_squared", "--slowly", *options)
-    assert "engine autograd" in text and "4,096 steps" in text
+    assert "64 agents × horizon 32" in text and "engine autograd" in text and "4,096 steps" in text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -337,6 +338,38 @@ def test_emulation_of_structured_spaces():
     for _ in range(3):
         *_, info = env.step(env.action_space.sample())
     assert (info["coins"], info["episode_return"], info["episode_length"]) == (6, 3, 3)
+
+
+class Pair:
+    """As PettingZoo's parallel environments, with PufferLib's reset."""
+
+    possible_agents = agents = ("a", "b")
+    metadata, render_mode = {}, None  # noqa: RUF012
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Box(-1, 1, (1,))
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None):
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions):
+        flags = dict.fromkeys(self.agents, False)
+        infos = {agent: {} for agent in self.agents}
+        return self.reset()[0], {agent: float(actions[agent]) for agent in self.agents}, flags, flags, infos
+
+    def close(self): ...
+
+
+def test_emulation_of_a_reset_without_options():
+    env = pufferlib.emulation.PettingZooPufferEnv(env=pufferlib.MeanOverAgents(Pair()), buf=None)
+    observations, _ = env.reset()
+    assert set(env.step({"a": 0, "b": 1})[1].items()) == {("a", 0.0), ("b", 1.0)} and set(observations) == {"a", "b"}
+    with vector.make(Pair, num_envs=2, backend=vector.Serial) as vecenv:
+        vecenv.reset()
+        assert vecenv.step(np.array([0, 1, 1, 0]))[1].tolist() == [0, 1, 1, 0]
 
 
 def test_small_wrappers():
