@@ -344,7 +344,7 @@ class Pair:
     """As PettingZoo's parallel environments, with PufferLib's reset."""
 
     possible_agents = agents = ("a", "b")
-    metadata, render_mode = {}, None  # noqa: RUF012
+    metadata, render_mode = {}, None
 
     def observation_space(self, agent):
         return gymnasium.spaces.Box(-1, 1, (1,))
