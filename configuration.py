@@ -1001,6 +1001,7 @@ def load_policy(args, vecenv, env_name=""):
         except RuntimeError as error:
             raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
                               f"size, must be those that it was trained with. ({error})") from None
+    models.find_form(policy, env.single_observation_space)
     return policy
 
 
