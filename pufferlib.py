@@ -219,7 +219,8 @@ sys.meta_path.append(Finder())
 class PufferEnv(our_emulation.PufferEnv):
     """emulation.PufferEnv with PufferLib's contract: `observations`, `rewards` and all other arrays are the same from
     __init__ on, so code in C may keep their addresses, and nothing is set to 0 before a step. What `step` returns, five
-    values or old Gym's four, is what counts. It costs a copy a step, which emulation.PufferEnv does without.
+    values or old Gym's four, is what counts. A truncation for which `final_observations` was not written counts as a
+    terminal. It costs a copy a step, which emulation.PufferEnv does without.
 
     Put over an environment that is there, the name of one in C or an instance, a subclass changes what a step does:
 
@@ -280,7 +281,12 @@ class PufferEnv(our_emulation.PufferEnv):
         observations, rewards, *ends, infos = self.step(self._env_actions(view["_given"]["actions"]))
         if len(ends) == 1:  # old Gym's: a step that is truncated is done as well
             ends = [ends[0] & ~self.truncations, self.truncations]
-        self._hand_over(view["_given"], observations, rewards=rewards, terminals=ends[0], truncations=ends[1])
+        terminals, truncations = ends
+        if truncations.any():  # without the observation that an episode was cut off at nothing can bootstrap
+            known = self.final_observations.reshape(self.num_agents, -1).any(1)
+            terminals, truncations = terminals | (truncations & ~known), truncations & known
+        self._hand_over(view["_given"], observations, rewards=rewards, terminals=terminals, truncations=truncations)
+        self.final_observations[truncations] = 0
         return infos
 
     def _hand_over(self, given, observations, **others):

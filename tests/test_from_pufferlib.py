@@ -252,6 +252,24 @@ def test_an_environment_may_keep_its_arrays():
     assert env.recv()[1].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_truncation_bootstraps_from_a_final_observation_alone(known):
+    class Cut(Counter):
+        def step(self, actions):
+            result = super().step(actions)
+            self.truncations[:] = [True, False]
+            if known:
+                self.final_observations[0] = 7
+            return result
+
+    with vector.make(Cut, backend=vector.Serial) as vecenv:
+        vecenv.reset()
+        for _ in range(2):
+            _, _, terminals, truncations, _ = vecenv.step(np.array([1, 1]))
+            assert terminals.tolist() == [not known, False] and truncations.tolist() == [known, False]
+            assert vecenv.storage.final_observations[0, 0] == 7 * known
+
+
 def test_the_template_for_environments_in_c():
     from pufferlib.ocean.squared.cy_squared import CySquared
 
