@@ -60,6 +60,10 @@ lint: .venv/ready-test
 	@echo "installing what requirements.txt names into .venv: one to three minutes"
 	@$(if $(CUDA),true,$(RUN) -c 'import torch' 2>/dev/null || $(call install,.venv,$(CPU_BUILD) $(TORCH)) 2>/dev/null || true)
 	@$(call install,.venv,-r requirements.txt $(CUDA))
+	@# PufferLib's command, and `import pufferlib` from any folder (docs/from_pufferlib.md).
+	@printf '#!/bin/sh\nexec "%s/$(RUN)" "%s/pufferl.py" "$$@"\n' '$(CURDIR)' '$(CURDIR)' > .venv/bin/puffer
+	@chmod +x .venv/bin/puffer
+	@echo '$(CURDIR)' > "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pufferl.pth"
 	touch $@
 
 .venv/ready-test: .venv/ready requirements-test.txt

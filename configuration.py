@@ -258,16 +258,55 @@ class Profile:
 
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
-# Names from other trainers: translated where the meaning is the same, refused with the equivalent where it is not.
-RENAMED = {"num_steps": "horizon", "n_steps": "horizon", "bptt_horizon": "horizon", "n_epochs": "replay_ratio",
-           "update_epochs": "replay_ratio", "clip_range": "clip_coef", "adam_beta1": "momentum", "adam_beta2": "beta2",
-           "adam_eps": "eps"}
+# Names from other trainers and from PufferLib's command lines: understood if the meaning is the same. A name is
+# "section.key", of the base section the key alone; NAME=VALUE is a flag that stands for a value.
+RENAMED = {
+    "train.num_steps": "train.horizon", "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon",
+    "train.n_epochs": "train.replay_ratio", "train.update_epochs": "train.replay_ratio",
+    "train.clip_range": "train.clip_coef", "train.adam_beta1": "train.momentum", "train.beta1": "train.momentum",
+    "train.adam_beta2": "train.beta2", "train.adam_eps": "train.eps", "train.data_dir": "data_dir",
+    "track": "wandb", "wandb_project": "project", "neptune_project": "project", "wandb_group": "group",
+    "neptune_name": "entity", "eval_model_path": "load_model_path", "checkpoint_dir": "data_dir",
+    "vec": "vec.backend", "vec.seed": "train.seed", "seed": "train.seed", "cudagraphs": "train.cudagraphs",
+    "checkpoint_interval": "train.checkpoint_interval", "slowly": "train.engine=autograd",
+    "fps": "eval.fps", "gif_path": "eval.video", "eval_episodes": "eval.episodes",
+    "policy_name": "policy.name", "policy.num_layers": "rnn.num_layers", "rnn_name": "rnn.name",
+    "sweep.max_runs": "sweep.num_trials",
+}  # fmt: skip
+# Refused if it is not, with what took their place. A section alone stands for all that is in it.
 REFUSED = {
-    "batch_size": "the batch is all agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon; "
-                  "what Stable-Baselines3 calls so is train.minibatch_size",
-    "num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
-    "num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
-}
+    "train.batch_size": "it is agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon; "
+                        "what Stable-Baselines3 calls so is train.minibatch_size",
+    "train.num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
+    "train.num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
+    "train.use_rnn": "rnn.name says whether there is a recurrent layer, and which",
+    "train.torch_deterministic": "a run with the same settings repeats bit for bit without it (docs/design.md)",
+    "train.cpu_offload": "a rollout lies where the network is; fewer vec.total_agents or a shorter horizon take less",
+    "train.compile_fullgraph": "train.compile and train.compile_mode are all that is handed to torch.compile",
+    "train.min_ent_coef_ratio": "train.anneal_ent_coef takes ent_coef to zero",
+    "train.name": "entity is whose project it is, and a run's name is that of its folder",
+    "train.project": "it is a setting of its own, --project",
+    "vec.zero_copy": "nothing is copied: environments write where the policy reads",
+    "vec.overwork": "vec.num_workers may be more than the cores",
+    "policy.expansion_factor": "a layer is as wide as policy.hidden_size",
+    "torch": "the network is policy.name and rnn.name; policy.name my_file.py:Class is one of your own",
+    "selfplay": "there is no self-play; an opponent is part of the environment",
+    "mode": "the verb comes first: python pufferl.py train breakout",
+    "env": "the environment comes after the verb: python pufferl.py train breakout",
+    "package": "it is part of the environment's name: gym/ID, pettingzoo/FAMILY/NAME (docs/environments.md)",
+    "load_id": "download the run's model and give its file to --load-model-path",
+    "render_mode": "--eval.window, --eval.terminal, --eval.web and --eval.video say how it is shown",
+    "save_frames": "--eval.video out.gif --eval.seconds 30 writes an episode",
+    "max_runs": "a sweep's --sweep.num-trials", "max_suggestion_cost": "a sweep's --sweep.max-suggestion-cost",
+    "sweep.use_gpu": "the model of a sweep is fitted on the CPU", "sweep.early_stop_quantile": "it is sweep.early_stop",
+    "sweep.prune_pareto": "the model's front has no points by luck to prune (protein.Protein._target)",
+    "sweep.metric_distribution": "scores are taken as they are",
+    "profile": "it is a verb: python pufferl.py profile breakout",
+    "log_dir": "logs lie in the run's folder, in --data-dir",
+    "reset_state": "--train.state zero begins each rollout without memory",
+    **dict.fromkeys(("local_rank", "rank", "world_size", "gpu_id", "nccl_id"),
+                    "--train.gpus N starts N processes, and torchrun tells each its number (docs/scale.md)"),
+}  # fmt: skip
 
 
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
@@ -342,7 +381,9 @@ def load_creator(name):
 
 def env_section(name):
     """The env section as a dataclass: num_envs and the settings that a C environment's header declares, or the keyword
-    arguments with a plain default of one in Python."""
+    arguments with a plain default of one in Python; nothing for "default", which is no environment."""
+    if name == "default":
+        return dataclasses.make_dataclass("Env", [])
     creator = load_creator(name)
     if creator is not None:
         try:
@@ -384,6 +425,7 @@ def coerce(value, kind, where):
         kind = next(option for option in options if option not in (type(None), Auto))
         options = getattr(kind, "__args__", ())
     if options:
+        value = value.lower() if isinstance(value, str) else value
         if value not in options:
             raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(map(str, options))}.")
         return value
@@ -408,10 +450,14 @@ def translate(section, key, known, where):
     """The present name of a setting; ConfigError with the nearest names for one that does not exist."""
     if key in known:
         return key
-    if section == "train" and key in RENAMED:
-        return RENAMED[key]
-    if section == "train" and key in REFUSED:
-        raise ConfigError(f"{where}: {REFUSED[key]}.")
+    old = key if section == "base" else f"{section}.{key}"
+    if old in RENAMED:
+        new = RENAMED[old]
+        if (new.rpartition(".")[0] or "base") == section and "=" not in new:
+            return new.rpartition(".")[2]
+        raise ConfigError(f"{where}: it is {new} now.")
+    if old in REFUSED:
+        raise ConfigError(f"{where}: {REFUSED[old]}.")
     near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError(f"{where}: there is no such setting.{hint} There are: {', '.join(known)}.")
@@ -450,12 +496,14 @@ def resolve(env_name):
 
 
 def load_config(env_name, argv=()):
-    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"].
+    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"]; of "default" for
+    an environment that you make yourself.
 
     argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
     exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.
     """
     schema, values = resolve(env_name)
+    argv, sizes = take_sizes(argv)
     argv = spell_out(schema, argv)
     apply_saved(argv, env_name, values)
     if argv:
@@ -472,7 +520,12 @@ def load_config(env_name, argv=()):
             vec["num_envs"], agents = choose_copies(creator, env, steps)
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
-    return {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
+    args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
+    if sizes:
+        typed = any(option.partition("=")[0] == "--train.horizon" for option in argv)
+        known = {"horizon": args["train"]["horizon"]} if typed or "batch_size" not in sizes else {}
+        args["train"] |= sizes_of({**known, **sizes}, count_agents(args), "train.")
+    return args
 
 
 def spell_out(schema, argv):
@@ -482,11 +535,16 @@ def spell_out(schema, argv):
     for option, following in itertools.zip_longest(argv, argv[1:], fillvalue="--"):
         name, equals, value = option.partition("=") if option.startswith("--") else ("", "", option)
         if name not in ("", "--help"):
-            section, dot, key = name[2:].replace("-", "_").rpartition(".")
+            old = name[2:].replace("-", "_")
+            new, flag, meant = RENAMED.get(old, old).partition("=")
+            section, dot, key = new.rpartition(".")
             if (section or "base") not in schema:
-                raise ConfigError(f"{name}: there is no section {section!r}. There are: {', '.join(schema)}.")
+                raise ConfigError(f"{name}: {REFUSED[section]}." if section in REFUSED else
+                                  f"{name}: there is no section {section!r}. There are: {', '.join(schema)}.")
             types = {f.name: f.type for f in dataclasses.fields(schema[section or "base"])}
-            key = translate(section, key, list(types), name)
+            key = translate(section or "base", key, list(types), name)
+            if flag:  # it has no value, and stands for one
+                equals, value = flag, meant
             given, kind, name = name, types[key], "--" + (section + dot + key).replace("_", "-")
         if kind is not None and (equals or not name):
             value, kind = str(coerce(value, kind, given)), None
@@ -494,6 +552,60 @@ def spell_out(schema, argv):
         if kind in (bool, bool | None, bool | Auto) and following.startswith("--"):
             spelt.append("True")
     return spelt
+
+
+SIZES = ("batch_size", "num_iterations")  # of the train section, in the place of horizon and total_timesteps
+
+
+def take_sizes(argv):
+    """(argv without the options --train.batch-size and --train.num-iterations, {"batch_size": value, ...})."""
+    rest, sizes = [], {}
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("--train.").replace("-", "_")
+        if name.startswith("--train.") and key in SIZES:
+            sizes[key] = value if equals else next(words, "")
+        else:
+            rest.append(word)
+    return rest, sizes
+
+
+def sizes_of(settings, agents, where=""):
+    """Settings of the train section with the horizon in the place of batch_size, which is horizon × agents, and
+    total_timesteps in the place of num_iterations, each of which is such a batch. where: in front of their names in
+    errors. Raises ConfigError if they do not fit."""
+    settings = dict(settings)
+    batch, iterations = (settings.pop(name, None) for name in SIZES)
+    horizons = [key for key in settings if RENAMED.get(f"train.{key}", f"train.{key}") == "train.horizon"
+                and settings[key] not in (None, "auto")]  # fmt: skip
+    if batch not in (None, "auto"):
+        size = coerce(batch, int, f"{where}batch_size")
+        if size < agents or size % agents or (horizons and settings[horizons[0]] != size // agents):
+            raise ConfigError(f"{where}batch_size = {size}: is horizon × agents, in place of "
+                              f"{horizons[0] if horizons else 'horizon'}; there are {agents} agents. Take a multiple "
+                              "of that, or set vec.total_agents and horizon.")
+        settings |= {"horizon": size // agents}
+        horizons = ["horizon"]
+    if iterations is not None:
+        count = coerce(iterations, int, f"{where}num_iterations")
+        if not horizons:
+            raise ConfigError(f"{where}num_iterations = {count}: an iteration is agents × horizon steps; give "
+                              "horizon or batch_size as well, or total_timesteps in its place.")
+        settings["total_timesteps"] = count * agents * settings[horizons[0]]
+    return settings
+
+
+def count_agents(args):
+    """The agents of all ranks that the vec and env sections of `args` describe."""
+    vec, count = args["vec"], ranks.connect().count if ranks.started() else args["train"]["gpus"]
+    if vec["total_agents"] is not None:
+        return vec["total_agents"] * count
+    env = load_creator(args["env_name"]) or load_library(args["env_name"])
+    copies, settings = split_copies(env, args["env"])
+    with one_of(env, settings) as probe:
+        each = probe.num_agents if isinstance(env, ocean.Library) else emulation.slots(probe)
+    return vec["num_envs"] * copies * each * count
 
 
 def apply_saved(argv, name, values):
@@ -761,11 +873,15 @@ def wants_normalising(facts):
 def check_train(config, vecenv, policy, agents, group):
     """The train section that a trainer runs with: every setting, checked, and numbers in place of "auto".
 
-    config: a dict of train's settings, other trainers' names for them, and env, data_dir, run_id and settings, which
-    pass. agents: of all ranks; group: ranks.connect(). Raises ConfigError that says what would work.
+    config: a dict of train's settings, other trainers' names for them, and env, data_dir, run_id, settings and use_rnn,
+    which pass. agents: of all ranks; group: ranks.connect(). Raises ConfigError that says what would work.
     """
     types = {f.name: f.type for f in dataclasses.fields(Train)}
-    extra = {"env", "data_dir", "run_id", "settings"}
+    recurrent = hasattr(policy, "initial_state")
+    if config.get("use_rnn", recurrent) != recurrent:
+        raise ConfigError(f"use_rnn = {config['use_rnn']}: it is {recurrent} of this policy, whether it has an "
+                          "initial_state; models.LSTMWrapper and MinGRUWrapper make one recurrent.")
+    extra = {"env", "data_dir", "run_id", "settings", "use_rnn"}
     c = dataclasses.asdict(Train()) | {"env": vecenv.name, "data_dir": Base.data_dir}
     for key, value in config.items():
         if key in extra:
@@ -888,6 +1004,7 @@ def load_policy(args, vecenv, env_name=""):
         except RuntimeError as error:
             raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
                               f"size, must be those that it was trained with. ({error})") from None
+    models.find_form(policy, env.single_observation_space)
     return policy
 
 

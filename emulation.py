@@ -604,6 +604,13 @@ def new_rows(env, num_agents=None):
 # Gymnasium
 
 
+def gymnasium_form(env):
+    """The environment if it is Gymnasium's and its reset takes a seed, else wrapped so that it is."""
+    parameters = inspect.signature(env.reset).parameters.values()
+    takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
+
+
 def _create(env, env_creator, env_args, env_kwargs):
     if (env is None) == (env_creator is None):
         raise TypeError("give either env, an instance, or env_creator, a class or function that makes one.")
@@ -626,7 +633,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
         env = _create(env, env_creator, env_args, env_kwargs)
         gymnasium.utils.RecordConstructorArgs.__init__(self)  # its spec can be made anew from the environment's
-        super().__init__(env if isinstance(env, gymnasium.Env) else OldGym(env))
+        super().__init__(gymnasium_form(env))
         self._observation, self._action = FlatObservation(self.env.observation_space), FlatAction(self.env.action_space)
         self.env_single_observation_space, self.env_single_action_space = (
             self.env.observation_space,
@@ -642,6 +649,11 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
         self._mask_needed = None
+
+    @property
+    def emulated(self):
+        """PufferLib's name for what `nativize_dtype` takes."""
+        return self
 
     @property
     def has_action_masks(self):
@@ -1026,6 +1038,8 @@ class PettingZooPufferEnv:
         self._mask_needed = None
         self._live = []
 
+    emulated = GymnasiumPufferEnv.emulated
+
     @property
     def num_agents(self):
         """Agents that are alive, as PettingZoo has it; max_num_agents is the number of slots."""
@@ -1068,7 +1082,9 @@ class PettingZooPufferEnv:
         self.env.close()
 
     def _reset_env(self, seed, options):
-        observations, infos = self.env.reset(seed=seed, options=options)
+        # Without options the call is one that hand-made environments know too.
+        more = {} if options is None else {"options": options}
+        observations, infos = self.env.reset(seed=seed, **more)
         if "reset" in self._unchecked:
             self._check("reset", observations)
         self.agents = list(self.env.agents)

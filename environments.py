@@ -653,6 +653,18 @@ class OceanPufferEnv(PufferEnv):
         self.num_agents, self.has_action_masks = envs.num_agents, envs.has_action_masks
         super().__init__(buf)
 
+    @classmethod
+    @functools.cache
+    def of(cls, name):
+        """The class of an environment in C: of("breakout")(num_envs=64, frameskip=4). A subclass may change what it
+        does; the class itself is stepped by vector.make as its name is, in C."""
+
+        def __init__(self, num_envs=1, *, buf=None, seed=0, **settings):
+            cls.__init__(self, name, num_envs, seed=seed, buf=buf, **settings)
+
+        title = "".join(word.capitalize() for word in name.split("_"))
+        return type(title, (cls,), {"__init__": __init__, "ocean_name": name, "same_seed": False})
+
     def _build(self, seed):
         num_envs, settings, first_env = self._arguments
         self._envs = self._library.create(num_envs, seed=seed, settings=settings, first_env=first_env)

@@ -29,6 +29,7 @@ import itertools
 import math
 
 import gymnasium
+import numpy as np
 import torch
 from torch import nn
 
@@ -629,12 +630,36 @@ def _board_encoder(space):
     return nn.Sequential(planes, orthogonal(nn.Conv2d(planes.planes, 16, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
 
+def _widths(input_size, hidden_size):
+    """(input_size, hidden_size) of a recurrent layer; either may be left out."""
+    hidden_size = hidden_size or input_size or 128
+    return input_size or hidden_size, hidden_size
+
+
+def encode(policy, observations):
+    """(hidden (T, N, H), [lookup] or []) of observations (T, N, ...): a policy of PufferLib 2 gives a lookup beside
+    what it has encoded, and gets it back."""
+    hidden, lookup = policy.encode_observations(observations.flatten(0, 1)), []
+    if isinstance(hidden, tuple):
+        hidden, *lookup = hidden
+    return hidden.unflatten(0, observations.shape[:2]), lookup
+
+
+def decode(policy, hidden, *lookup):
+    """Logits and value (T, N, ...) of what the recurrent layer made of hidden (T, N, H)."""
+    if not lookup:
+        return policy.decode_actions(hidden)
+    logits, value = policy.decode_actions(hidden.flatten(0, 1), *lookup)  # which knows of no time
+    return _with_time(logits, *hidden.shape[:2]), value.reshape(*hidden.shape[:2], 1)
+
+
 class MinGRUWrapper(_Recurrent):
     """MinGRU layers between your policy's `encode_observations` and `decode_actions`."""
 
-    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
+    def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
-        if (input_size or hidden_size) != hidden_size:
+        input_size, hidden_size = _widths(input_size, hidden_size)
+        if input_size != hidden_size:
             raise ValueError(f"MinGRU's highway needs input_size = hidden_size, got {input_size} and {hidden_size}.")
         self.policy = policy
         self.hidden_size, self.num_layers = hidden_size, num_layers
@@ -646,25 +671,30 @@ class MinGRUWrapper(_Recurrent):
 
     def forward(self, observations, state):
         T, N = observations.shape[:2]
-        x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
+        x, lookup = encode(self.policy, observations)
         x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
-        return self.policy.decode_actions(x)
+        return decode(self.policy, x, *lookup)
 
 
 class _TorchRecurrent(_Recurrent):
     """A recurrent layer of torch between your policy's `encode_observations` and `decode_actions`, reset inside a
-    segment where an episode begins and held where an agent is dead. states: the names of its tensors in `state`."""
+    segment where an episode begins and held where an agent is dead. states: the names of its tensors in `state`.
+
+    With a tuple of those tensors or None as the state, a call is one step of N agents, as PufferLib 2 has it:
+    observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their tuple.
+    """
 
     states = ()
 
-    def __init__(self, policy, hidden_size, num_layers):
+    def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
         self.policy = policy
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.input_size, self.hidden_size = _widths(input_size, hidden_size)
+        self.num_layers = num_layers
 
-    def _layer(self, kind, input_size):
+    def _layer(self, kind):
         """nn.LSTM or nn.GRU with orthogonal weights."""
-        layer = kind(input_size or self.hidden_size, self.hidden_size, self.num_layers)
+        layer = kind(self.input_size, self.hidden_size, self.num_layers)
         for name, parameter in layer.named_parameters():
             nn.init.orthogonal_(parameter, 1.0) if "weight" in name else nn.init.zeros_(parameter)
         return layer
@@ -674,8 +704,10 @@ class _TorchRecurrent(_Recurrent):
         return {name: torch.zeros(shape, device=device) for name in self.states}
 
     def _run(self, layer, observations, state):
+        if not isinstance(state, dict):
+            return self._one_step(observations, state)
         T, N = observations.shape[:2]
-        x = self.policy.encode_observations(observations.flatten(0, 1)).unflatten(0, (T, N))
+        x, lookup = encode(self.policy, observations)
         resets, valid = self.flags(state, T, N, x.device)
         precision = contextlib.nullcontext()
         if x.is_cuda:  # where autocast takes these layers to float16, whatever precision was asked for
@@ -700,7 +732,13 @@ class _TorchRecurrent(_Recurrent):
             outputs.append(out)
             t = stop
         state.update(zip(self.states, memory, strict=True))
-        return self.policy.decode_actions(torch.cat(outputs))
+        return decode(self.policy, torch.cat(outputs), *lookup)
+
+    def _one_step(self, observations, state):
+        names = self.initial_state(len(observations))
+        carried = names if state is None else dict(zip(names, state, strict=True))
+        logits, value = self.forward_eval(observations, carried)
+        return logits, value, tuple(carried[name] for name in names)
 
 
 class LSTMWrapper(_TorchRecurrent):
@@ -708,11 +746,11 @@ class LSTMWrapper(_TorchRecurrent):
 
     states = ("lstm_h", "lstm_c")
 
-    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
-        super().__init__(policy, hidden_size, num_layers)
-        self.lstm = self._layer(nn.LSTM, input_size)
+    def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
+        super().__init__(env, policy, input_size, hidden_size, num_layers)
+        self.lstm = self._layer(nn.LSTM)
 
-    def forward(self, observations, state):
+    def forward(self, observations, state=None):
         return self._run(self.lstm, observations, state)
 
 
@@ -721,11 +759,11 @@ class GRUWrapper(_TorchRecurrent):
 
     states = ("gru_h",)
 
-    def __init__(self, env, policy, hidden_size=128, num_layers=1, input_size=None):
-        super().__init__(policy, hidden_size, num_layers)
-        self.gru = self._layer(nn.GRU, input_size)
+    def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
+        super().__init__(env, policy, input_size, hidden_size, num_layers)
+        self.gru = self._layer(nn.GRU)
 
-    def forward(self, observations, state):
+    def forward(self, observations, state=None):
         return self._run(self.gru, observations, state)
 
 
@@ -747,17 +785,39 @@ def is_plain(policy):
         not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))  # fmt: skip
 
 
+def find_form(policy, space):
+    """Remember of a network without memory that takes a state all the same, as PufferLib 3's do, whether its forward
+    sees a batch (B, *observation) or time, (T, N, *observation): it is tried once, on zeros of the space."""
+    ours = isinstance(policy, Default | Encoded | Normalized | Board)
+    if ours or is_plain(policy) or hasattr(policy, "initial_state"):
+        return
+    parameter = next(policy.parameters(), torch.zeros(()))
+    zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
+    policy.takes_batches = False
+    with torch.no_grad():
+        try:
+            over_time(policy, zeros, {})
+        except Exception as error:
+            policy.takes_batches = True
+            try:
+                over_time(policy, zeros, {})
+            except Exception:
+                del policy.takes_batches
+                raise error from None
+
+
 def over_time(policy, observations, state, forward=None):
     """Logits and value (T, N, ...) of T steps of N agents by any policy; forward: what to call in its place, for one
     that torch.compile has made of it."""
     forward, (T, N) = policy if forward is None else forward, observations.shape[:2]
     form, given = "(T, N, *observation), T steps of N agents, and a state", observations
     plain = is_plain(policy)
-    if plain:
+    batch = plain or getattr(policy, "takes_batches", False)
+    if batch:
         form, given = "(B, *observation), a batch without time", observations.flatten(0, 1)
     with _shapes_explained(policy, form, given):
         logits, value = forward(given) if plain else forward(given, state)
-        if plain:
+        if batch:
             logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
         first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
         first = first[0] if isinstance(first, (list, tuple)) else first
@@ -837,7 +897,7 @@ def _distributions(logits):
     return [torch.distributions.Categorical(logits=head) for head in heads]
 
 
-def _act(logits, action):
+def act(logits, action=None):
     """(action, log-probability, entropy) of the joint distribution; draws the action where it is None."""
     parts = _distributions(logits)
     single = len(parts) == 1
@@ -860,18 +920,22 @@ class CleanRLAgent(nn.Module):
         self.policy = policy
 
     def get_value(self, x):
-        return self.policy.forward_eval(x)[1]
+        return self._run(x)[1]
 
     def get_action_and_value(self, x, action=None):
-        logits, value = self.policy.forward_eval(x)
-        return *_act(logits, action), value
+        logits, value = self._run(x)
+        return *act(logits, action), value
+
+    def _run(self, x):
+        return getattr(self.policy, "forward_eval", self.policy)(x)
 
 
 class RecurrentCleanRLAgent(nn.Module):
     """The agent of CleanRL's ppo_atari_lstm.py over a recurrent policy.
 
     `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation) holds T steps of N
-    agents, time outside, and done (T·N,) is 1 where an observation begins an episode.
+    agents, time outside, and done (T·N,) is 1 where an observation begins an episode. Without a state x is one step of
+    agents that begin, and without done none begins.
     get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) -> action, logprob
     (T·N,), entropy (T·N,), value (T·N, 1), new state.
     """
@@ -884,9 +948,12 @@ class RecurrentCleanRLAgent(nn.Module):
         return tuple(self.policy.initial_state(num_agents).values())
 
     def _run(self, x, state, done):
+        state = self.initial_state(len(x)) if state is None else state
         names, N = list(self.policy.initial_state(1)), state[0].shape[1]
         T = len(x) // N
-        carried = dict(zip(names, state, strict=True)) | {"resets": done.reshape(T, N).to(torch.uint8)}
+        carried = dict(zip(names, state, strict=True))
+        if done is not None:
+            carried["resets"] = done.reshape(T, N).to(torch.uint8)
         logits, value = self.policy(x.reshape(T, N, *x.shape[1:]), carried)
         if isinstance(logits, torch.distributions.Normal):
             logits = torch.distributions.Normal(logits.loc.flatten(0, 1), logits.scale.flatten(0, 1))
@@ -896,9 +963,9 @@ class RecurrentCleanRLAgent(nn.Module):
             logits = logits.flatten(0, 1)
         return logits, value.reshape(T * N, 1), tuple(carried[name] for name in names)
 
-    def get_value(self, x, state, done):
+    def get_value(self, x, state=None, done=None):
         return self._run(x, state, done)[1]
 
-    def get_action_and_value(self, x, state, done, action=None):
+    def get_action_and_value(self, x, state=None, done=None, action=None):
         logits, value, state = self._run(x, state, done)
-        return *_act(logits, action), value, state
+        return *act(logits, action), value, state

@@ -33,6 +33,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 # torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
@@ -42,6 +43,7 @@ import numba
 import numpy as np
 import torch
 
+import emulation
 import engines
 import kernels
 import models
@@ -51,7 +53,6 @@ import runs
 import signs
 from arena import clock, compiling
 from configuration import (  # load_* for scripts
-    RENAMED,
     Base,
     ConfigError,
     Train,
@@ -66,9 +67,10 @@ from configuration import (  # load_* for scripts
     load_policy,
     out_of_memory,
     own_optimizer,
+    sizes_of,
 )  # fmt: skip
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
-from vector import make  # noqa: F401 for scripts: make("breakout", num_envs=256)
+from vector import make  # for scripts too: make("breakout", num_envs=256)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The trainer
@@ -79,10 +81,10 @@ class PuffeRL:
 
     config: the train section as a dict (missing keys take their defaults), "env": the environment's name, optionally
     "data_dir" (None: nothing is written), "run_id" and "settings" (all sections, kept with the run). vecenv: from
-    make or load_env. policy: any network that models.py's docstring describes. logger: see runs.NoLogger. The short
-    form takes keywords in place of a configuration; batch_size stands for horizon there:
+    make or load_env, or one PufferEnv. policy: any network that models.py's docstring describes. logger: see
+    runs.NoLogger. The short form takes keywords in place of a configuration; batch_size stands for horizon there:
 
-        PuffeRL(env=vecenv, policy=policy, learning_rate=0.01, batch_size=128 * vecenv.num_agents)
+        PuffeRL(vecenv, policy, logger=logger, learning_rate=0.01, batch_size=128 * vecenv.num_agents)
 
     Properties: global_step, epoch, total_epochs, sps, uptime, learning_rate (assign to override the schedule).
     `engine` is what acts and learns (engines.py). Started by torchrun, every rank makes a trainer with environments of
@@ -91,15 +93,13 @@ class PuffeRL:
     """
 
     def __init__(self, config=None, vecenv=None, policy=None, logger=None, *, env=None, **settings):
-        vecenv = env if vecenv is None else vecenv
-        if vecenv is None or policy is None:
-            raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', num_envs=256), "
-                              "policy=policy, learning_rate=0.01) or PuffeRL(config, vecenv, policy).")
+        config, vecenv, policy = what_is_what(config, vecenv if env is None else env, policy)
         self.ranks = ranks.connect()
         agents = self.ranks.gather(vecenv.num_agents)
-        settings = horizon_of(settings, sum(agents))
-        c = self.config = check_train({**(config or {}), **settings}, vecenv, policy, sum(agents), self.ranks)
+        config = sizes_of({**config, **settings}, sum(agents))
+        c = self.config = check_train(config, vecenv, policy, sum(agents), self.ranks)
         own = {f.name: c[f.name] for f in dataclasses.fields(Train)}
+        c["use_rnn"] = hasattr(policy, "initial_state")
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
                      "versions": VERSIONS}
         self.vecenv, self.policy = vecenv, policy
@@ -613,16 +613,14 @@ class TorchOptimizer:
             group["lr"] = rate
 
 
-def horizon_of(settings, agents):
-    """PuffeRL's keywords with the horizon in the place of batch_size, which is horizon × agents."""
-    batch_size = settings.pop("batch_size", None)
-    if batch_size is not None:
-        given = [key for key in settings if RENAMED.get(key, key) == "horizon"]
-        if given or batch_size < agents or batch_size % agents:
-            raise ConfigError(f"batch_size = {batch_size}: is horizon × agents, in place of "
-                              f"{given[0] if given else 'horizon'}; there are {agents} agents.")
-        settings["horizon"] = int(batch_size) // agents
-    return settings
+def what_is_what(config, vecenv, policy):
+    """(configuration, vectorized environment, policy) of PuffeRL's arguments, the first of which may be left out."""
+    if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
+        config, vecenv, policy = None, config, vecenv if policy is None else policy
+    if vecenv is None or policy is None:
+        raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', num_envs=256), "
+                          "policy=policy, learning_rate=0.01) or PuffeRL(config, vecenv, policy).")
+    return config or {}, make(vecenv) if isinstance(vecenv, emulation.PufferEnv) else vecenv, policy
 
 
 def check_policy(policy, vecenv, config):
@@ -631,6 +629,7 @@ def check_policy(policy, vecenv, config):
     if isinstance(policy, models.MinGRUPolicy) and inputs not in (None, size):
         raise ConfigError(f"the policy was made for observations of {inputs} numbers, these "
                           f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
+    models.find_form(policy, vecenv.single_observation_space)
     if config["norm_obs"] and models.find_normalizer(policy) is None:
         raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one "
                           "that has, as models.MinGRUPolicy(env, normalize=True) does; models.Normalized(env, policy) "
@@ -876,9 +875,10 @@ def describe(trainer, args, facts):
         yield f"auto: --{name.replace('_', '-')} {args[section][key]}  # {reason}"
 
 
-def train(env_name, args):
-    """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder."""
-    group = ranks.connect()
+def train(env_name, args=None):
+    """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder. args: from load_config,
+    which is asked by default."""
+    args, group = load_config(env_name) if args is None else args, ranks.connect()
     if ranks.started():
         args["train"]["gpus"] = group.local_count
     say, shown = print if group.rank == 0 else lambda *text, **options: None, 0.0
@@ -956,8 +956,23 @@ def diagnose(argv):
         sys.exit(f"pufferl.py diagnose: {error}")
 
 
+def verb_first(argv):
+    """The form of PufferLib 2's command line, --mode train --env breakout, in the present one; another as it is."""
+    if not argv or not argv[0].startswith("--") or not {word.partition("=")[0] for word in argv} & {"--mode", "--env"}:
+        return argv
+    named, rest, words = {"--mode": "train"}, [], iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("--mode", "--env"):
+            named[name] = value if equals else next(words, "")
+        else:
+            rest.append(word)
+    verb = "sweep" if named["--mode"].startswith("sweep") else named["--mode"]  # it had one verb a method
+    return [verb, *filter(None, [named.get("--env")]), *rest]
+
+
 def main(argv=None):
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = verb_first(list(sys.argv[1:] if argv is None else argv))
     verbs = {"train": train}
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
         print(USAGE + ", ".join(ocean.names()))

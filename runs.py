@@ -21,6 +21,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
@@ -347,8 +348,18 @@ def state_of(trainer, metadata=None):
         "global_step": trainer.global_step,
         "uptime": trainer.uptime,
         "config": json.dumps(trainer.args, default=str),
-        "metadata": metadata or {},
+        "metadata": _plain(metadata or {}),
     }
+
+
+def _plain(value):
+    """numpy's numbers and arrays as Python's and tensors, which torch.load reads without trust."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else (
+        torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value)  # fmt: skip
 
 
 def _shapes(tensors):

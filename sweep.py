@@ -589,6 +589,7 @@ def settings_of(tuner):
         if key not in known:
             raise SpaceError(f"{key}: there is no such setting of a sweep. There are: fixed, {', '.join(known)}.")
     own = {key: getattr(tuner, key) for key in ("num_trials", "metric", "goal", "seed", "max_suggestion_cost")}
+    own["metric"] = metric_of(tuner.metric)
     return Sweep(**{**given, **own}), as_options(fixed)
 
 
@@ -602,8 +603,11 @@ def fixed_settings(schema, options):
     and environments that one of them overrides. Raises ConfigError for an option that does not exist."""
     import configuration
 
+    options, sizes = configuration.take_sizes(options)
     names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
              if option.startswith("--")}
+    named = {"batch_size": "train.horizon", "num_iterations": "train.total_timesteps"}
+    names |= {named[size] for size in sizes}
     if names & {"env.num_envs", "vec.num_envs"}:
         return names | {"vec.total_agents"}
     return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
@@ -626,7 +630,9 @@ def searched_settings(env_name, given, options=()):
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     space = {}
     for name, what in protein.flatten(given).items():
-        section, _, key = name.partition(".")
+        if name.rpartition(".")[2] == "batch_size" and name != "vec.batch_size":
+            name, what = "train.horizon", horizons(args, protein.described(name, what))
+        section, _, key = find_setting(schema, name).partition(".")
         if section not in schema or section == "base":
             sections = [section for section in schema if section != "base"]
             raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
@@ -653,6 +659,41 @@ def searched_settings(env_name, given, options=()):
         space[f"{section}.{key}"] = what
     protein.Space(space)
     return space
+
+
+def find_setting(schema, name):
+    """The name of a setting, "section.key", that may be given without its section."""
+    import configuration
+
+    if "." in name:
+        return name
+    for section in ("train", "policy", "rnn", "vec", "env"):
+        keys = {field.name for field in dataclasses.fields(schema[section])}
+        renamed = configuration.RENAMED.get(f"{section}.{name}", "").rpartition(".")
+        if name in keys or (renamed[0] == section and renamed[2] in keys):
+            return f"{section}.{name}"
+    return f"train.{name}"  # which has the nearest ones
+
+
+def horizons(args, what):
+    """The values of train.horizon that make these batch sizes. Raises SpaceError if one does not divide."""
+    import configuration
+
+    agents, values = configuration.count_agents(args), [protein.number(value) for value in what.get("values", ())]
+    if not values:
+        raise SpaceError("[sweep.batch_size] must be a list of values; for a range take train.horizon.")
+    if any(value % agents for value in values):
+        raise SpaceError(f"[sweep.batch_size] values = {values}: each must be a multiple of the {agents} agents "
+                         "(env.num_envs, vec.total_agents), the horizon times which it is.")
+    return {**what, "values": [value // agents for value in values]}
+
+
+METRICS = {"mean_reward": "environment/episode_return", "mean_episode_length": "environment/episode_length"}
+
+
+def metric_of(name):
+    """The name in metrics.jsonl of a metric that other libraries call so, or of one of the environment's."""
+    return METRICS.get(name) or (name if "/" in name else f"environment/{name}")
 
 
 class Runner:
@@ -1380,11 +1421,17 @@ def sweep_command(env_name, argv):
         key = configuration.translate("sweep", key, list(types), f"config [sweep] {key}")
         shipped[key] = configuration.coerce(text, types[key], f"config [sweep] {key}")
 
+    for i, word in enumerate(sweep_options):
+        name, equals, value = word.partition("=")
+        if name.startswith("--sweep."):
+            key = configuration.translate("sweep", name[8:].replace("-", "_"), list(types), name)
+            sweep_options[i] = f"--sweep.{key.replace('_', '-')}{equals}{value}"
     arguments = dataclasses.make_dataclass("Arguments", [("sweep", Sweep, dataclasses.field(
         default_factory=lambda: Sweep(**shipped)))])
     arguments.__doc__ = f"Search hyper-parameters of {env_name}.\n\n{USAGE[USAGE.index('  --sweep.num'):]}"
     settings = tyro.cli(arguments, args=sweep_options, prog=f"protein.py {env_name}",
                         config=(tyro.conf.FlagConversionOff,)).sweep
+    settings.metric = metric_of(settings.metric)
 
     space = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     for name, fields in space_options.items():

@@ -31,6 +31,7 @@ The docstring of `Vector` has the duties of a backend, for one of your own.
 """
 
 import contextlib
+import inspect
 import os
 import pickle
 import select
@@ -163,18 +164,23 @@ class Vector:
         return len(self.ranges)
 
     @property
+    def agents_per_recv(self):
+        """The agents that one `recv` gives."""
+        return self.num_agents
+
+    @property
     def action_space(self):
-        """Of one batch: agents_per_batch actions."""
+        """Of what one `recv` gives: agents_per_recv actions."""
         return self._batch_space("single_action_space")
 
     @property
     def observation_space(self):
-        """Of one batch: agents_per_batch observations."""
+        """Of what one `recv` gives: agents_per_recv observations."""
         return self._batch_space("single_observation_space")
 
     def _batch_space(self, name):
         if name not in self.__dict__.setdefault("_batch_spaces", {}):  # made once: a space has a random generator
-            self._batch_spaces[name] = gymnasium.vector.utils.batch_space(getattr(self, name), self.agents_per_batch)
+            self._batch_spaces[name] = gymnasium.vector.utils.batch_space(getattr(self, name), self.agents_per_recv)
         return self._batch_spaces[name]
 
     def new_storage(self, horizon, zeros):
@@ -258,7 +264,7 @@ class Vector:
         return (*self._last, np.arange(self.num_agents), self.storage.valid[-1].view(bool))
 
     def send(self, actions):
-        """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch, heads or dims)."""
+        """Step the agents of the last `recv`, all of them: actions (num_agents,) or (num_agents, heads or dims)."""
         self._last = self.step(actions)
 
     def __enter__(self):
@@ -517,6 +523,10 @@ class Emulated(Vector):
         """One environment of this process: what policies read spaces and obs_dtype from."""
         return self._driver
 
+    @property
+    def agents_per_recv(self):
+        return self.agents_per_batch
+
     def envs_of(self, worker):
         """The arguments of a worker's workers.Envs, pickled. Raises TypeError if they cannot be."""
         import cloudpickle
@@ -773,6 +783,13 @@ class Serial(Emulated):
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
         self._envs.bind(vars(self.storage), 0)
 
+    @property
+    def envs(self):
+        """The environments themselves, wrapped ones as their wrappers."""
+        if self._envs is None:
+            self.allocate(1)
+        return self._envs.envs
+
     def _send(self, worker, kind, number):
         self._finish(worker, self._envs.do(kind, number))
 
@@ -924,23 +941,37 @@ def _in_c(env):
     return isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")
 
 
+def _named(env):
+    """What makes the environments that `make` was asked for: an environment in C for its name and for its class, a
+    creator for another name, else what it is."""
+    if isinstance(env, str):
+        return environments.load_creator(env) or ocean.load(env.removeprefix("puffer_"))
+    own = vars(env) if isinstance(env, type) else {}  # a subclass that changes what a step does has no name of its own
+    return ocean.load(own["ocean_name"]) if "ocean_name" in own else env
+
+
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
     """The class that steps `num_envs` of `env`: an environment in C, as `make` takes it, a creator, or an instance.
 
-    backend: a class, which it is then; a name in BACKENDS; "auto" or None: Native for environments in C. For others
+    backend: a class, which it is then; a name in BACKENDS, in any case; PufferEnv and "PufferEnv", as PufferLib has it,
+    are Native. "auto" or None: Native for environments in C. For others
     Package if their creator prefers it and neither workers nor a batch are asked for, Serial if one worker would step
     all of them or they are instances, else Multiprocessing.
     Raises ValueError if there is no backend of that name, or if it cannot step this environment.
     """
+    if isinstance(backend, type) and issubclass(backend, emulation.PufferEnv):
+        backend = "native"
     if isinstance(backend, str) and backend != "auto":
-        name = {"puffer": "native"}.get(backend, backend)  # as PufferLib has it
+        name = backend.lower()
+        name = {"puffer": "native", "pufferenv": "native"}.get(name, name)  # as PufferLib has it
         if name not in BACKENDS:
             *most, last = BACKENDS
             raise ValueError(f"there is no backend {backend!r}; there are {', '.join(most)} and {last}.")
         backend = BACKENDS[name]
     if _in_c(env):
         if backend is Package:
-            raise ValueError(f"backend package is for environments of packages; {env} is in C: take native.")
+            raise ValueError("backend package is for environments of packages; "
+                             f"{getattr(env, 'name', env)} is in C: take native.")
         return Native if backend in (None, "auto") else backend
     one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if backend in (None, "auto"):
@@ -960,7 +991,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
 
 
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
-         seed=0, env_args=(), env_kwargs=None, timeout=60.0):  # fmt: skip
+         seed=0, env_args=(), env_kwargs=None, timeout=60.0, **settings):  # fmt: skip
     """A vector of `num_envs` environments.
 
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
@@ -970,13 +1001,15 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     called as Multiprocessing is; by default the one that `choose_backend` names.
     num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
     the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
-    env_args: the creator's positional arguments. env_kwargs: its keyword arguments, or the C environment's settings,
-    one dict or a list of one dict an environment. seed: environment i is reset with seed + i. timeout: seconds after
-    which a worker that does not answer is an error.
-    Raises ValueError for numbers that do not divide, and names numbers that do; TypeError for what is no environment.
+    env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:
+    its keyword arguments, or the C environment's settings, one dict or a list of one dict an environment; any other
+    keyword is one of them for all. seed: environment i is reset with seed + i. timeout: seconds after which a worker
+    that does not answer is an error. num_workers and batch_size may be "auto", their default.
+    Raises ValueError for numbers that do not divide, and names numbers that do, and for a setting that the environment
+    does not have; TypeError for what is no environment.
     """
-    if isinstance(env, str):
-        env = environments.load_creator(env) or env
+    env, num_workers, batch_size = _named(env), _number(num_workers), _number(batch_size)
+    env_kwargs = _with_settings(env, env_kwargs, settings)
     backend = choose_backend(env, backend, num_envs, num_workers, batch_size)
     if backend is Native:
         num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
@@ -992,6 +1025,39 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
     options = {} if issubclass(backend, Serial) else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
+
+
+def _number(value):
+    return None if value == "auto" else value
+
+
+OLD_KEYWORDS = {"zero_copy": "make had this one; nothing is copied now",
+                "overwork": "make had this one; there may be more workers than cores now"}  # fmt: skip
+
+
+def _with_settings(env, env_kwargs, settings):
+    """env_kwargs with `settings` for all environments. Raises ValueError for one that the environment does not have."""
+    known = _settings_of(next(iter(env), None) if isinstance(env, (list, tuple)) else env)
+    for key in settings:
+        if known is not None and key not in known:
+            old = f" ({OLD_KEYWORDS[key]})" if key in OLD_KEYWORDS else ""
+            raise ValueError(f"{_name(env)} has no setting {key!r}{old}: {ocean.nearest(key, known)}")
+    if not settings:
+        return env_kwargs
+    if isinstance(env_kwargs, list | tuple):
+        return [{**(one or {}), **settings} for one in env_kwargs]
+    return {**(env_kwargs or {}), **settings}
+
+
+def _settings_of(env):
+    """The names of the settings that an environment is made with; None if it takes any, or says so itself."""
+    if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a name
+        return [*env.settings, *getattr(env, "picture_settings", ())]
+    try:
+        parameters = inspect.signature(env).parameters
+    except (TypeError, ValueError):  # an instance, or a class written in C
+        return None if callable(env) else []
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else list(parameters)
 
 
 def _count_copies(num_envs, env_kwargs):
@@ -1018,7 +1084,9 @@ def _creators(env, num_envs, env_args, env_kwargs):
         raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); give a class or "
                          "function that makes one.")
     kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
-    return [(creator, tuple(env_args), dict(one or {})) for creator, one in zip(creators, kwargs, strict=True)], \
+    several = isinstance(env, (list, tuple)) and env_args and all(isinstance(one, (list, tuple)) for one in env_args)
+    args = _one_each(env_args, num_envs, "env_args") if several else [env_args or ()] * num_envs
+    return [(creator, tuple(own), dict(one or {})) for creator, own, one in zip(creators, args, kwargs, strict=True)], \
         _name(creators[0])  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def load(name, debug=False):
                            '$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" '
                            "ASAN_OPTIONS=detect_leaks=0")  # fmt: skip
     if not str(name).endswith(".h") and name not in names():
-        raise ValueError(f"no environment {name!r} in {FOLDER.name}/: {_nearest(name, names())}")
+        raise ValueError(f"no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}")
     header = Path(name).resolve() if str(name).endswith(".h") else FOLDER / name / f"{name}.h"
     return _load(header, build(header, debug))
 
@@ -131,7 +131,7 @@ class Library:
         values = dict(self.settings)
         for name, value in (settings or {}).items():
             if name not in values:
-                raise ValueError(f"{self.name} has no setting {name!r}: {_nearest(name, self.settings)}")
+                raise ValueError(f"{self.name} has no setting {name!r}: {nearest(name, self.settings)}")
             values[name] = self._parse(name, value)
         return np.array(list(values.values()), dtype=np.float64)
 
@@ -378,7 +378,7 @@ def _cache_folder():
     raise RuntimeError(f"no place for compiled environments: neither {FOLDER / '.build'} nor {user} can be written")
 
 
-def _nearest(name, known):
+def nearest(name, known):
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{hint}There are: {', '.join(known) or 'none'}"

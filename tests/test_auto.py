@@ -404,8 +404,8 @@ def test_an_edit_of_a_plain_network_is_what_runs():
 
 def test_an_error_about_shapes_says_which_form_was_given():
     class Timeless(Plain):
-        def forward(self, observations, state):  # takes a state, so that it is given time, and does not expect it
-            hidden = self.body(observations.reshape(len(observations), 4))
+        def forward(self, observations, state):  # takes a state, so that it is given time, and then a batch
+            hidden = self.body(observations.reshape(len(observations), 5))
             return self.logits(hidden), self.value(hidden)
 
     class Narrow(Plain):
@@ -414,8 +414,8 @@ def test_an_error_about_shapes_says_which_form_was_given():
 
     with cartpoles() as vecenv:
         for cls, form in ((Timeless, "T, N, *observation"), (Narrow, "a batch without time")):
-            trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, cls(vecenv.driver_env))
             with pytest.raises(RuntimeError) as caught:
+                trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, cls(vecenv.driver_env))
                 trainer.evaluate()
                 trainer.train()
             assert form in " ".join(caught.value.__notes__) and "forward(observations)" in " ".join(

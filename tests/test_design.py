@@ -15,6 +15,7 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"engines", "compiled", "fused", "runs"},
     {"ppo", "pufferl"},
     {"sweep", "watch", "export", "speed"},
+    {"pufferlib"},
 ]
 WITHIN = {"configuration": {"vector"}, "compiled": {"engines"}, "fused": {"engines", "compiled"}, "sweep": {"watch"},
           "ocean": set()}  # what else a file may import, of its own layer

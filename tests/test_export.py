@@ -61,7 +61,7 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
         policy = models.Default(env, hidden)
         if kind in ("lstm", "gru"):
             wrapper = models.LSTMWrapper if kind == "lstm" else models.GRUWrapper
-            policy = wrapper(env, policy, hidden, layers)
+            policy = wrapper(env, policy, hidden_size=hidden, num_layers=layers)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "bias" in name or "log_std" in name:

@@ -796,7 +796,8 @@ BAD = {
     "must be an int": {"horizon": 2.5},
     "must be one of muon, adam": {"optimizer": "sgd"},
     "vec.total_agents": {"batch_size": 3},
-    "total_timesteps": {"num_iterations": 3},
+    "horizon or batch_size": {"num_iterations": 3, "horizon": "auto"},
+    "initial_state": {"use_rnn": False},
     "max_minibatch_size": {"max_minibatch_size": 9},
 }
 
@@ -807,7 +808,7 @@ def test_bad_settings_are_named_before_anything_starts(tmp_path, message, settin
         make_trainer(tmp_path, **settings)
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 12, "num_steps": 6}, {"batch_size": 9}, {"batch_size": 0}])
+@pytest.mark.parametrize("settings", [{"batch_size": 12, "num_steps": 5}, {"batch_size": 9}, {"batch_size": 0}])
 def test_a_batch_that_does_not_fit_is_refused(settings):
     vecenv = vector.make("cartpole", 2)
     with pytest.raises(pufferl.ConfigError, match=rf"batch_size = {settings['batch_size']}: .*there are 2 agents"):

@@ -1,0 +1,730 @@
+"""What PufferLib's users already wrote runs here: its import names, calls and command lines (docs/from_pufferlib.md).
+
+In code of our own, call by call, what PufferLib's documentation shows.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import configuration
+import emulation
+import environments
+import models
+import pufferl
+import pufferlib
+import pufferlib.cleanrl
+import pufferlib.models
+import pufferlib.ocean
+import pufferlib.pytorch
+import pufferlib.spaces
+import pufferlib.vector
+import runs
+import sweep
+import vector
+from pufferlib import NoLogger, Protein, PuffeRL
+from pufferlib.environments import classic_control
+from pufferlib.ocean import Breakout, Squared
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A user's folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def run_epochs(trainer, count=2):
+    for _ in range(count):
+        statistics = trainer.evaluate()
+        losses = trainer.train()
+        metrics = trainer.mean_and_log()
+    assert np.isfinite(losses["policy_loss"]) and metrics["performance/epoch"] == trainer.epoch
+    return statistics
+
+
+def a_policy(vecenv, hidden_size=16):
+    return models.MinGRUPolicy(vecenv.driver_env, hidden_size=hidden_size)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Import names
+
+
+def test_names_lead_to_ours():
+    assert pufferlib.pufferl is pufferl and pufferlib.vector is vector and pufferlib.models is models
+    assert vector.__spec__.name == "vector" and vector.__name__ == "vector"
+    assert pufferlib.PuffeRL is pufferl.PuffeRL and pufferlib.make is vector.make
+    assert pufferlib.NoLogger is runs.NoLogger and pufferlib.WandbLogger is runs.WandbLogger
+    assert pufferlib.emulation is emulation and pufferlib.cleanrl.Policy is models.CleanRLAgent
+    assert pufferlib.spaces.Box is gymnasium.spaces.Box and issubclass(pufferlib.PufferEnv, emulation.PufferEnv)
+    assert pufferlib.ocean.breakout.breakout.Breakout is Breakout and pufferlib.ocean.NMMO3.ocean_name == "nmmo3"
+    assert classic_control.env_creator("cartpole").name == "gym/CartPole-v1"
+    assert pufferlib.environments.atari.env_creator("ms_pacman").name == "gym/ALE/MsPacman-v5"
+
+
+def test_every_name_in_the_tables_is_there():
+    for name in pufferlib.NAMES:
+        assert pufferlib.find(name.rpartition(".")[0], name.rpartition(".")[2]) is not None
+    for room in {**pufferlib.ROOMS, **pufferlib.ALIASES}:
+        assert importlib.util.find_spec(f"pufferlib.{room}") is not None, room
+
+
+@pytest.mark.parametrize("name", sorted(pufferlib.GONE))
+def test_a_name_without_an_equivalent_says_what_took_its_place(name):
+    room, _, attribute = name.rpartition(".")
+    with pytest.raises(AttributeError, match=re.escape(pufferlib.GONE[name])):
+        pufferlib.find(room, attribute)
+
+
+def test_a_misspelt_name_has_a_hint():
+    with pytest.raises(AttributeError, match="Did you mean Serial"):
+        pufferlib.vector.Seral  # noqa: B018
+    with pytest.raises(ModuleNotFoundError, match="needs none"):
+        importlib.import_module("pufferlib.environments.nmmo")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("pufferlib.vectr")
+
+
+def run_python(*command):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_importing_it_loads_no_torch_and_the_trainer_does_not_load_it():
+    code = ("import sys, pufferlib.ocean, pufferlib.spaces; from pufferlib.environments import atari; "
+            "from pufferlib.ocean import Breakout; print('torch' in sys.modules)")  # fmt: skip
+    assert run_python("-c", code).strip() == "False"
+    assert run_python("-c", "import sys, pufferl; print('pufferlib' in sys.modules)").strip() == "False"
+
+
+def test_a_file_of_ones_own_may_have_the_name_of_ours(tmp_path):
+    (tmp_path / "environments.py").write_text("raise RuntimeError('the wrong one')\n")
+    (tmp_path / "emulation.py").write_text("mine = 1\n")
+    script = tmp_path / "vector.py"
+    script.write_text("import pufferlib.emulation\nprint(pufferlib.emulation.__file__)\n")
+    assert run_python(str(script)).strip() == str(ROOT / "emulation.py")
+    script.write_text("import emulation\nimport pufferlib\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1 and "rename yours" in result.stderr
+
+
+@pytest.mark.slow
+def test_modules_run_as_commands():
+    assert "usage: python pufferl.py" in run_python("-m", "pufferlib.pufferl", "--help")
+    options = ("--train.total-timesteps", "4096", "--env.num-envs", "32", "--train.batch-size", "2048",
+               "--train.minibatch-size", "1024")  # fmt: skip
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2")
+    text = run_python(*torchrun, "-m", "pufferlib.pufferl", "train", "puffer_squared", "--slowly", *options)
+    assert "64 agents × horizon 32" in text and "engine autograd" in text and "4,096 steps" in text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Vectorization
+
+
+def play(vecenv, steps=3):
+    with vecenv:
+        observations, _ = vecenv.reset()
+        for _ in range(steps):
+            observations, rewards, terminals, truncations, infos = vecenv.step(vecenv.action_space.sample())
+        assert len(observations) == len(rewards) == len(terminals) == len(truncations) and isinstance(infos, list)
+
+
+def test_backends_of_the_tutorial():
+    creator = classic_control.env_creator("cartpole")
+    for backend, options in ((pufferlib.vector.Serial, {}), (pufferlib.vector.Multiprocessing, {"num_workers": 2}),
+                             ("Serial", {}), ("Multiprocessing", {"num_workers": 2, "batch_size": 2})):  # fmt: skip
+        vecenv = vector.make(creator, num_envs=4, backend=backend, **options)
+        if "batch_size" in options:
+            vecenv.async_reset()
+            assert len(vecenv.recv()[0]) == 2
+            vecenv.send(vecenv.action_space.sample())
+            vecenv.close()
+        else:
+            play(vecenv)
+
+
+def test_classes_of_environments_in_c():
+    vecenv = vector.make(Breakout, backend=pufferlib.vector.Native, env_kwargs={"num_envs": 8, "frameskip": 2})
+    assert type(vecenv) is vector.Native and vecenv.num_agents == 8
+    play(vecenv)
+    assert type(vector.make(Squared, backend=pufferlib.PufferEnv, env_kwargs={"num_envs": 2})) is vector.Native
+    vecenv = vector.make(pufferlib.ocean.env_creator("puffer_squared"), num_envs=2, batch_size=1,
+                         backend=pufferlib.vector.Multiprocessing, num_workers=2)  # fmt: skip
+    vecenv.async_reset()
+    vecenv.recv()
+    vecenv.send(vecenv.action_space.sample())
+    vecenv.close()
+    env = Squared(num_envs=4, distance=2)
+    observations, _ = env.reset(seed=3)
+    assert observations.shape == (4, 5, 5)
+    env.step(env.action_space.sample())
+    env.close()
+    with pytest.raises(ValueError, match="squared has no setting 'size'"):
+        Squared(size=11)
+
+
+def test_make_gives_unknown_keywords_to_the_environment():
+    vecenv = pufferlib.make("squared", num_envs=4, distance=2)
+    assert vecenv.single_observation_space.shape == (5, 5)
+    with pytest.raises(ValueError, match=r"squared has no setting 'distanse': did you mean distance\?"):
+        pufferlib.make("squared", distanse=2)
+    with pytest.raises(ValueError, match=r"zero_copy.*nothing is copied now"):
+        pufferlib.make("squared", zero_copy=True)
+    assert pufferlib.make("gym/CartPole-v1", num_envs=2, max_episode_steps=7).num_agents == 2
+    with pytest.raises(ValueError, match="did you mean max_episode_steps"):
+        pufferlib.make("gym/CartPole-v1", max_episode_step=7)
+    with pytest.raises(ValueError, match=r"has no setting 'level'.*render_mode"):
+        pufferlib.make(gymnasium.envs.classic_control.CartPoleEnv, level=2)
+
+
+def test_a_subclass_of_an_environment_in_c_is_stepped_itself():
+    class Doubled(Squared):
+        def step(self, actions):
+            result = super().step(actions)
+            self.rewards *= 2
+            return result
+
+    vecenv = vector.make(Doubled, num_envs=2, backend=pufferlib.vector.Serial, env_kwargs={"num_envs": 32}, seed=1)
+    plain = vector.make(Squared, num_envs=1, backend=pufferlib.vector.Serial, env_kwargs={"num_envs": 32}, seed=1)
+    with vecenv, plain:
+        (first, second), expected = vecenv.reset(seed=1)[0].reshape(2, 32, -1), plain.reset(seed=1)[0].reshape(32, -1)
+        assert (first == expected).all() and (first != second).any()
+        rewards = []
+        for _ in range(30):
+            actions = vecenv.action_space.sample()
+            actions[:32] = plain.action_space.sample()
+            rewards.append((vecenv.step(actions)[1][:32].copy(), plain.step(actions[:32])[1].copy()))
+        ours, theirs = map(np.array, zip(*rewards, strict=True))
+        assert np.abs(theirs).sum() > 0 and (ours == 2 * theirs).all()
+
+
+class Counter(pufferlib.PufferEnv):
+    """As PufferLib's contract allows: it binds its arrays once, and never clears what it does not change."""
+
+    def __init__(self, num_envs=2, bonus=0.0, buf=None, seed=0):
+        self.single_observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(3)
+        self.num_agents = num_envs
+        super().__init__(buf)
+        self.bound, self.paid, self.bonus = self.observations, self.rewards, bonus
+
+    def reset(self, seed=None):
+        self.bound[:] = 0
+        return self.observations, []
+
+    def step(self, actions):
+        self.bound[:, 0] += actions
+        self.paid[:] = actions + self.bonus
+        self.terminals[:] = self.bound[:, 0] > 5
+        self.bound[self.terminals] = 0
+        return self.observations, self.rewards, self.terminals, self.truncations, [{"score": 1.0}]
+
+
+def test_an_environment_may_keep_its_arrays():
+    for backend in (vector.Serial, vector.Multiprocessing):
+        with vector.make(Counter, num_envs=2, backend=backend, num_workers=None, env_kwargs={"bonus": 0.5}) as vecenv:
+            seen = vecenv.reset()[0].copy()
+            for _ in range(8):
+                actions = vecenv.action_space.sample()
+                before = seen
+                seen, rewards, terminals = (array.copy() for array in vecenv.step(actions)[:3])
+                assert (rewards == actions + 0.5).all()
+                assert (seen[:, 0] == np.where(terminals, 0, before[:, 0] + actions)).all()
+    env = Counter()
+    env.async_reset()
+    env.send(np.array([1, 2]))
+    assert env.recv()[1].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_truncation_bootstraps_from_a_final_observation_alone(known):
+    class Cut(Counter):
+        def step(self, actions):
+            result = super().step(actions)
+            self.truncations[:] = [True, False]
+            if known:
+                self.final_observations[0] = 7
+            return result
+
+    with vector.make(Cut, backend=vector.Serial) as vecenv:
+        vecenv.reset()
+        for _ in range(2):
+            _, _, terminals, truncations, _ = vecenv.step(np.array([1, 1]))
+            assert terminals.tolist() == [not known, False] and truncations.tolist() == [known, False]
+            assert vecenv.storage.final_observations[0, 0] == 7 * known
+
+
+def test_the_template_for_environments_in_c():
+    from pufferlib.ocean.squared.cy_squared import CySquared
+
+    class Template(pufferlib.PufferEnv):
+        def __init__(self, num_envs=1, size=11, buf=None):
+            self.single_observation_space = gymnasium.spaces.Box(low=0, high=2, shape=(size * size,), dtype=np.uint8)
+            self.single_action_space, self.num_agents = gymnasium.spaces.Discrete(5), num_envs
+            super().__init__(buf)
+            self.c_envs = CySquared(self.observations, self.actions, self.rewards, self.terminals, num_envs, size)
+
+        def reset(self, seed=None):
+            self.c_envs.reset()
+            return self.observations, []
+
+        def step(self, actions):
+            self.actions[:] = actions
+            self.c_envs.step()
+            return self.observations, self.rewards, self.terminals, self.truncations, []
+
+    ours = vector.make("squared", num_envs=8, distance=3)
+    theirs = vector.make(Template, backend=vector.Serial, env_kwargs={"num_envs": 8, "size": 7})
+    with ours, theirs:
+        assert (ours.reset()[0].reshape(8, -1) == theirs.reset()[0]).all()
+        for _ in range(30):
+            actions = ours.action_space.sample()
+            expected, seen = ours.step(actions), theirs.step(actions)
+            assert (expected[0].reshape(8, -1) == seen[0]).all() and (expected[1] == seen[1]).all()
+            assert (expected[2] == seen[2]).all()
+
+
+class Shaped(pufferlib.PufferEnv):
+    def step(self, actions):
+        observations, rewards, dones, infos = super().step(actions)
+        return observations, rewards + 0.25, dones, infos
+
+
+def test_rewards_are_shaped_over_an_environment_in_c():
+    plain = vector.make("squared", num_envs=8, seed=5)
+    shaped = [pufferlib.make(Shaped, env_args=["puffer_squared"], env_kwargs={"num_envs": 8}, seed=5),
+              pufferlib.make(lambda: Shaped(Squared(num_envs=8)), seed=5)]  # fmt: skip
+    with plain, shaped[0], shaped[1]:
+        first = plain.reset(seed=5)[0]
+        for vecenv in shaped:
+            assert (vecenv.reset(seed=5)[0] == first).all()
+        total = 0
+        for _ in range(40):
+            actions = plain.action_space.sample()
+            observations, rewards, terminals = plain.step(actions)[:3]
+            for vecenv in shaped:
+                seen, paid, ended = vecenv.step(actions)[:3]
+                assert (seen == observations).all() and (ended == terminals).all()
+                np.testing.assert_array_equal(paid, rewards + 0.25)
+            total += terminals.sum()
+        assert total > 0
+    trainer = PuffeRL(Shaped("squared", num_envs=8), a_policy(plain), batch_size=64, data_dir=None)
+    run_epochs(trainer)
+    trainer.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Emulation
+
+
+class NoSeed(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (2,)),
+                                               "b": gymnasium.spaces.Box(2, 3, (3,))})  # fmt: skip
+    action_space = gymnasium.spaces.MultiDiscrete([2, 5])
+
+    def reset(self):
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, self.steps == 3, False, {"coins": 2}
+
+
+def test_emulation_of_structured_spaces():
+    env = pufferlib.emulation.GymnasiumPufferEnv(env=pufferlib.EpisodeStats(NoSeed()), buf=None)
+    flat, _ = env.reset()
+    fields = flat.view(env.obs_dtype)
+    tensors = pufferlib.pytorch.nativize_tensor(torch.from_numpy(flat), pufferlib.pytorch.nativize_dtype(env.emulated))
+    np.testing.assert_array_equal(tensors["b"], fields["b"][0])
+    for _ in range(3):
+        *_, info = env.step(env.action_space.sample())
+    assert (info["coins"], info["episode_return"], info["episode_length"]) == (6, 3, 3)
+
+
+class Pair:
+    """As PettingZoo's parallel environments, with PufferLib's reset."""
+
+    possible_agents = agents = ("a", "b")
+    metadata, render_mode = {}, None
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Box(-1, 1, (1,))
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None):
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions):
+        flags = dict.fromkeys(self.agents, False)
+        infos = {agent: {} for agent in self.agents}
+        return self.reset()[0], {agent: float(actions[agent]) for agent in self.agents}, flags, flags, infos
+
+    def close(self): ...
+
+
+def test_emulation_of_a_reset_without_options():
+    env = pufferlib.emulation.PettingZooPufferEnv(env=pufferlib.MeanOverAgents(Pair()), buf=None)
+    observations, _ = env.reset()
+    assert set(env.step({"a": 0, "b": 1})[1].items()) == {("a", 0.0), ("b", 1.0)} and set(observations) == {"a", "b"}
+    with vector.make(Pair, num_envs=2, backend=vector.Serial) as vecenv:
+        vecenv.reset()
+        assert vecenv.step(np.array([0, 1, 1, 0]))[1].tolist() == [0, 1, 1, 0]
+
+
+def test_small_wrappers():
+    class Picture(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 255, (8, 6), np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.arange(48, dtype=np.uint8).reshape(8, 6), {}
+
+    env = pufferlib.ResizeObservation(Picture(), downscale=2)
+    assert env.observation_space.shape == (4, 3) and env.reset()[0].tolist()[1] == [12, 14, 16]
+    assert list(pufferlib.unroll_nested_dict({"a": {"b": 1}, "c": 2})) == [("a/b", 1), ("c", 2)]
+    assert pufferlib.wrappers.PettingZooTruncatedWrapper(env) is env
+    with pytest.raises(pufferlib.APIUsageError):
+        vector.make(Counter, num_envs=1, num_workers=2, batch_size=3, backend=vector.Multiprocessing)
+
+
+def test_arguments_of_each_environment():
+    creators = [Counter, Counter]
+    vecenv = vector.make(creators, num_envs=2, backend=vector.Serial, env_args=[[1], [1]],
+                         env_kwargs=[{"bonus": 1.0}, {"bonus": 2.0}])  # fmt: skip
+    with vecenv:
+        assert [env.bonus for env in vecenv.envs] == [1.0, 2.0] and vecenv.num_agents == 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Policies
+
+
+class LookupPolicy(torch.nn.Module):
+    """PufferLib 2's form: encode_observations gives a lookup, which decode_actions takes."""
+
+    def __init__(self, env, hidden_size=16):
+        super().__init__()
+        self.hidden_size, space = hidden_size, env.single_action_space
+        self.several = isinstance(space, pufferlib.spaces.MultiDiscrete)
+        self.continuous = isinstance(space, pufferlib.spaces.Box)
+        layer = pufferlib.pytorch.layer_init
+        self.encoder = torch.nn.Linear(np.prod(env.single_observation_space.shape), hidden_size)
+        width = sum(space.nvec) if self.several else space.shape[0] if self.continuous else space.n
+        self.decoder = layer(torch.nn.Linear(hidden_size, width), std=0.01)
+        self.sizes = space.nvec.tolist() if self.several else None
+        self.log_std = torch.nn.Parameter(torch.zeros(1, width))
+        self.value = torch.nn.Linear(hidden_size, 1)
+
+    def forward(self, observations):
+        return self.decode_actions(*self.encode_observations(observations))
+
+    def encode_observations(self, observations):
+        batch = observations.shape[0]
+        return torch.relu(self.encoder(observations.view(batch, -1).float())), None
+
+    def decode_actions(self, hidden, lookup, concat=True):
+        assert lookup is None and hidden.dim() == 2
+        logits, value = self.decoder(hidden), self.value(hidden)
+        if self.continuous:
+            return torch.distributions.Normal(logits, self.log_std.exp().expand_as(logits)), value
+        return list(logits.split(self.sizes, dim=1)) if self.several else logits, value
+
+
+@pytest.mark.parametrize("name", ["squared", "spaces", "continuous"])
+def test_a_policy_of_the_tutorial(name):
+    vecenv = vector.make(pufferlib.ocean.env_creator(name), backend=vector.Native)
+    policy = LookupPolicy(vecenv.driver_env)
+    obs = torch.as_tensor(vecenv.reset()[0])
+    assert policy(obs)[1].shape == (1, 1)
+    recurrent = pufferlib.models.LSTMWrapper(vecenv.driver_env, policy, input_size=16, hidden_size=16)
+    zeros = torch.zeros(1, 1, recurrent.hidden_size)
+    first = recurrent(obs, (zeros, zeros))
+    assert len(first) == 3 and first[2][0].shape == (1, 1, 16)
+    _, value, state = recurrent(obs, first[2])
+    assert (state[0] != first[2][0]).any() and value.shape == (1, 1)
+    carried = {"lstm_h": zeros, "lstm_c": zeros}
+    torch.testing.assert_close(recurrent.forward_eval(obs, carried)[1], first[1])
+    for agent in (pufferlib.cleanrl.Policy(policy), pufferlib.cleanrl.RecurrentPolicy(recurrent)):
+        action, logprob, entropy, value, *_ = agent.get_action_and_value(obs)
+        assert action.shape == (1, *vecenv.single_action_space.shape) and logprob.shape == entropy.shape == (1,)
+        vecenv.step(action.numpy())
+    vecenv.close()
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_policy_of_the_tutorial_learns(recurrent):
+    vecenv = pufferlib.make("squared", num_envs=16)
+    policy = LookupPolicy(vecenv.driver_env)
+    policy = models.LSTMWrapper(vecenv.driver_env, policy, 16, 16) if recurrent else policy
+    trainer = PuffeRL(vecenv, policy, batch_size=128, data_dir=None)
+    assert trainer.config["use_rnn"] is recurrent
+    run_epochs(trainer)
+    trainer.close()
+
+
+class BatchPolicy(LookupPolicy):
+    """PufferLib 3's form: it takes a state that it does not use, and its forward sees a batch."""
+
+    def encode_observations(self, observations, state=None):
+        return super().encode_observations(observations)[0]
+
+    def decode_actions(self, hidden):
+        return super().decode_actions(hidden, None)
+
+    def forward_eval(self, observations, state=None):
+        return self.decode_actions(self.encode_observations(observations, state))
+
+    def forward(self, observations, state=None):
+        return self.forward_eval(observations, state)
+
+
+@pytest.mark.parametrize("name", ["squared", "spaces"])
+def test_a_policy_of_version_3_learns(name):
+    vecenv = pufferlib.make(name, num_envs=16)
+    trainer = PuffeRL(vecenv, BatchPolicy(vecenv.driver_env), batch_size=128, data_dir=None)
+    assert trainer.policy.takes_batches
+    run_epochs(trainer)
+    trainer.close()
+
+
+def test_the_advantage_in_their_layout():
+    rng = np.random.default_rng(0)
+    values, rewards, ratio = torch.tensor(rng.normal(size=(3, 3, 6)), dtype=torch.float32)
+    ratio = ratio.exp()
+    done = torch.tensor(rng.random((3, 6)) < 0.3)
+    ours = pufferlib.pufferl.compute_puff_advantage(values, rewards, done.float(), ratio, torch.zeros(3, 6), 0.9, 0.8,
+                                                    1.0, 0.7)  # fmt: skip
+    expected, last = torch.zeros(3, 6), torch.zeros(3)
+    for t in reversed(range(5)):
+        alive = 1 - done[:, t + 1].float()
+        delta = ratio[:, t].clamp(max=1.0) * (rewards[:, t + 1] + 0.9 * alive * values[:, t + 1] - values[:, t])
+        expected[:, t] = last = delta + 0.9 * 0.8 * ratio[:, t].clamp(max=0.7) * alive * last
+    torch.testing.assert_close(ours, expected)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The trainer
+
+
+def test_a_trainer_from_an_environment_and_a_policy(tmp_path):
+    class Logger(NoLogger):
+        steps = ()
+
+        def log(self, metrics, step):
+            self.steps += (step,)
+
+    env, logger = pufferlib.make("squared", num_envs=16), Logger()
+    trainer = PuffeRL(env, a_policy(env), logger=logger)
+    assert trainer.config["learning_rate"] > 0 and trainer.env_name == "squared"
+    trainer.close()
+    env = pufferlib.make("squared", num_envs=16)
+    trainer = PuffeRL(env=env, policy=a_policy(env), device="cpu", learning_rate=3e-4, batch_size=256, n_epochs=4,
+                      gamma=0.99, gae_lambda=0.95, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5,
+                      logger=logger, log_interval=1e9)  # fmt: skip
+    assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["use_rnn"]) == (16, 4.0, True)
+    logger.steps = ()
+    run_epochs(trainer, 3)
+    assert logger.steps == (256, 512, 768)
+    best = np.float32(0.5)
+    assert trainer.save_checkpoint("checkpoint.pt", metadata={"iteration": 3, "best_reward": best}) == "checkpoint.pt"
+    assert trainer.load_checkpoint("checkpoint.pt") == {"iteration": 3, "best_reward": 0.5}
+    for rate in (1e-3, 1e-4):
+        trainer.learning_rate = rate
+        trainer.evaluate()
+        assert trainer.train()["learning_rate"] == pytest.approx(rate)
+    h, n = trainer.policy.hidden_size, trainer.vecenv.agents_per_batch
+    assert {i * n: torch.zeros(n, h) for i in range(trainer.num_agents // n)}
+    assert Path(trainer.close()).exists()
+
+
+def test_the_trainer_page(tmp_path):
+    from pufferlib import pufferl
+
+    args = pufferl.load_config("puffer_squared")
+    args["vec"]["num_envs"], args["env"]["num_envs"] = 2, 32
+    args["policy"]["hidden_size"] = args["rnn"]["input_size"] = args["rnn"]["hidden_size"] = 32
+    args["train"] |= {"total_timesteps": 64 * 64 * 2, "learning_rate": 0.03}
+    vecenv = pufferl.load_env("puffer_squared", args)
+    policy = pufferl.load_policy(args, vecenv, "puffer_squared")
+    trainer = pufferl.PuffeRL(args["train"], vecenv, policy)
+    while trainer.epoch < trainer.total_epochs:
+        trainer.evaluate()
+        logs = trainer.train()
+        trainer.print_dashboard()
+    names = {"policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "explained_variance"}
+    assert names <= set(logs) and trainer.global_step == 8192 and trainer.uptime > 0 and trainer.sps >= 0
+    args["load_model_path"] = trainer.close()
+    again = pufferl.load_policy(args, vecenv, "puffer_squared")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), policy.parameters(), strict=True))
+
+
+def test_a_trainer_managed_by_yourself():
+    vecenv = pufferlib.vector.make(pufferlib.ocean.env_creator("puffer_squared"), num_envs=2, num_workers=2,
+                                   batch_size=1, backend=pufferlib.vector.Multiprocessing,
+                                   env_kwargs={"num_envs": 8})  # fmt: skip
+    args = pufferlib.pufferl.load_config("default")
+    args["train"] |= {"env": "puffer_squared", "data_dir": None, "horizon": 8}
+    trainer = PuffeRL(args["train"], vecenv, BatchPolicy(vecenv.driver_env))
+    run_epochs(trainer)
+    trainer.close()
+
+
+@pytest.mark.parametrize(("settings", "horizon"), [({"batch_size": 64}, 4), ({"batch_size": 64, "num_steps": 4}, 4),
+                                                   ({"batch_size": "auto", "bptt_horizon": 8}, 8)])  # fmt: skip
+def test_sizes_in_a_configuration(settings, horizon):
+    assert configuration.sizes_of(settings, 16).get("horizon", settings.get("bptt_horizon")) == horizon
+    assert configuration.sizes_of({**settings, "num_iterations": 5}, 16)["total_timesteps"] == 5 * 16 * horizon
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+
+
+def config_of(*options):
+    return configuration.load_config("squared", list(options))
+
+
+def test_sizes_on_the_command_line():
+    args = config_of("--train.batch-size", "32768", "--train.num-iterations=100", "--train.learning-rate", "0.0003")
+    assert (args["train"]["horizon"], args["train"]["total_timesteps"]) == (32, 3_276_800)
+    args = config_of("--train.num-iterations", "10", "--vec.total-agents", "128")
+    assert args["train"]["total_timesteps"] == 10 * 128 * 64
+    for options, message in ((["--train.batch-size", "1000"], "there are 1024 agents"),
+                             (["--train.batch-size", "32768", "--train.horizon", "64"], "in place of horizon"),
+                             (["--train.batch-size", "many"], "must be an int")):  # fmt: skip
+        with pytest.raises(configuration.ConfigError, match=message):
+            config_of(*options)
+    with pytest.raises(configuration.ConfigError, match="give horizon or batch_size as well"):
+        config_of("--train.num-iterations", "10", "--train.horizon", "auto")
+
+
+def test_old_options_mean_the_same():
+    args = config_of("--track", "--tag", "first", "--eval-model-path", "your_model.pt", "--vec", "Serial", "--slowly",
+                     "--wandb-project", "mine", "--fps", "15", "--train.adam-beta1", "0.9")  # fmt: skip
+    assert (args["wandb"], args["tag"], args["load_model_path"], args["project"]) == (
+        True, "first", "your_model.pt", "mine")  # fmt: skip
+    assert (args["vec"]["backend"], args["train"]["engine"], args["eval"]["fps"], args["train"]["momentum"]) == (
+        "serial", "autograd", 15.0, 0.9)  # fmt: skip
+
+
+def test_every_old_option_is_understood_or_refused_with_a_reason():
+    schema, _ = configuration.resolve("squared")
+    known = {f"{section}.{field}" if section != "base" else field
+             for section, cls in {**schema, "sweep": sweep.Sweep}.items() for field in cls.__dataclass_fields__}
+    for old, new in configuration.RENAMED.items():
+        assert new.partition("=")[0] in known and old not in known, old
+    for old, reason in configuration.REFUSED.items():
+        if old.startswith("sweep.") or old in ("train.batch_size", "train.num_iterations"):
+            continue
+        option = "--" + old.replace("_", "-") + (".x" if old in ("torch", "selfplay") else "")
+        with pytest.raises(configuration.ConfigError, match=re.escape(reason)):
+            config_of(option, "1")
+
+
+def test_modes_of_the_command_line(monkeypatch, capsys):
+    first = pufferl.verb_first
+    assert first(["--env", "puffer_snake", "--mode", "train", "--track"]) == ["train", "puffer_snake", "--track"]
+    assert first(["--mode=sweep-carbs", "--env=puffer_pong"]) == ["sweep", "puffer_pong"]
+    assert first(["--help", "--env", "snake"]) == ["train", "snake", "--help"]
+    assert first(["train", "snake", "--env.vision", "3"]) == ["train", "snake", "--env.vision", "3"]
+    called = []
+    monkeypatch.setattr(pufferl, "train", lambda env_name, args: called.append((env_name, args)))
+    options = ["--env", "puffer_snake", "--mode", "train", "--train.learning-rate", "0.001", "--env.vision", "3"]
+    pufferl.main(options)
+    env_name, args = called[0]
+    assert (env_name, args["train"]["learning_rate"], args["env"]["vision"]) == ("puffer_snake", 0.001, 3)
+    with pytest.raises(SystemExit, match="the verb comes first"):
+        pufferl.main(["train", "snake", "--mode", "train"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Protein
+
+
+def test_a_search_space_of_bare_names():
+    space = {"learning_rate": [1e-4, 3e-4, 1e-3], "batch_size": [16384, 32768, 65536], "ent_coef": [0.001, 0.01, 0.1],
+             "clip_coef": [0.1, 0.2, 0.3], "hidden_size": [32, 64]}  # fmt: skip
+    tuner = Protein(env_name="squared", search_space=space, num_trials=100, metric="mean_reward")
+    assert set(tuner.space.names) == {"train.learning_rate", "train.horizon", "train.ent_coef", "train.clip_coef",
+                                      "policy.hidden_size"}  # fmt: skip
+    assert tuner.suggest()["train.horizon"] in (16, 32, 64)
+    assert sweep.settings_of(tuner)[0].metric == "environment/episode_return"
+    with pytest.raises(ValueError, match="Did you mean learning_rate"):
+        Protein(env_name="squared", search_space={"learning_rat": [1, 2]})
+    with pytest.raises(ValueError, match="multiple of the 1024 agents"):
+        Protein(env_name="squared", search_space={"batch_size": [1000, 2048]})
+
+
+@pytest.mark.slow
+def test_protein_optimizes(tmp_path):
+    fixed = {"train": {"total_timesteps": 30_000}, "env": {"num_envs": 64}}
+    tuner = Protein(env_name="squared", search_space={"learning_rate": [1e-3, 3e-2], "batch_size": [2048, 4096]},
+                    num_trials=2, metric="mean_reward", fixed=fixed, logger="none")  # fmt: skip
+    best = tuner.optimize()
+    assert best["train.learning_rate"] in (1e-3, 3e-2) and best["train.horizon"] in (32, 64)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# CleanRL's script
+
+
+@pytest.fixture(scope="module")
+def example():
+    specification = importlib.util.spec_from_file_location("cleanrl_ppo_atari", ROOT / "examples/cleanrl_ppo_atari.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # dataclasses look for it there
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_cleanrls_script_runs(example, capsys):
+    args = example.Args(env="gym/CartPole-v1", total_timesteps=512, num_steps=32, learning_rate=1e-3)
+    assert np.mean(example.train(args)) > 5
+    assert capsys.readouterr().out.count("steps/s") == 2
+
+
+def test_cleanrls_script_is_short_and_says_what_differs():
+    text = (ROOT / "examples/cleanrl_ppo_atari.py").read_text()
+    assert len(text.splitlines()) <= 250 and 5 <= text.count("# ours") <= 15
+
+
+def test_its_network_reads_pictures(example):
+    space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    envs = SimpleNamespace(single_observation_space=space, single_action_space=gymnasium.spaces.Discrete(6))
+    agent, pictures = example.Agent(envs), torch.zeros(2, 4, 84, 84, dtype=torch.uint8)
+    action, logprob, entropy, value = agent.get_action_and_value(pictures)
+    assert action.shape == logprob.shape == entropy.shape == (2,) and value.shape == (2, 1)
+
+
+@pytest.mark.slow
+def test_cleanrls_script_learns(example):
+    args = example.Args(env="gym/CartPole-v1", total_timesteps=80_000, num_steps=64, learning_rate=2.5e-3)
+    returns = example.train(args)
+    assert np.mean(returns[-20:]) > 100, "a random policy has 22"
+
+
+def test_environments_of_families_have_names_here():
+    for family, (default, _, special) in pufferlib.FAMILIES.items():
+        for name in (default, *special):
+            creator = getattr(pufferlib.environments, family).env_creator(name)
+            assert isinstance(creator, environments.GymnasiumCreator | environments.PettingZooCreator
+                              | environments.FamilyCreator)  # fmt: skip
