@@ -295,6 +295,11 @@ class FileCreator:
         return {name: value for name, value in _plain_defaults(self._callable()).items() if name != "buf"}
 
     @property
+    def takes_copies(self):
+        """Whether one is made for each environment: not of what holds as many as it is told itself."""
+        return "num_envs" not in self.settings
+
+    @property
     def picture_settings(self):
         return _picture_settings(self._callable())
 

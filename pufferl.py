@@ -68,7 +68,7 @@ from configuration import (  # load_* for scripts
     own_optimizer,
 )  # fmt: skip
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
-from vector import make  # noqa: F401 for scripts: make("breakout", num_envs=256)
+from vector import Tensors, make  # noqa: F401 make for scripts: make("breakout", num_envs=256)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The trainer
@@ -753,7 +753,7 @@ def measure(env_name, args, vecenv, facts):
     some epochs of throw-away environments and a copy of the network. Nothing random that the run uses is drawn. The
     Facts as they are if one process cannot hold more of these environments, or one environment holds many agents'
     worlds itself."""
-    if not facts.native and vecenv.num_envs == 1:
+    if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
