@@ -920,8 +920,8 @@ class GymnasiumVectorPufferEnv:
     def reset_into(self, view, seed=None):
         observations, info = self.env.reset(seed=seed)
         if hasattr(observations, "__dlpack__") and not isinstance(observations, np.ndarray):
-            raise TypeError(f"{self.env} returns {type(observations).__name__}s; make one vector environment of it with "
-                            "vec.backend tensors (tensors.py).")  # fmt: skip
+            raise TypeError(f"{self.env} returns {type(observations).__name__}s; make one of it: vec.backend tensors "
+                            "(tensors.py) takes it.")  # fmt: skip
         self._write(view, observations, info)
         self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
         return []

@@ -392,7 +392,7 @@ class PuffeRL:
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         shown = ("observations", "rewards", "valid", "terminals", "truncations")
-        metrics |= signs.vital(*(self.host[name].numpy() for name in shown))
+        metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:

@@ -1,4 +1,4 @@
-"""Environments whose arrays are tensors: many in one object, on the device where it steps them, in torch, JAX or others.
+"""Environments whose arrays are tensors: many in one object that steps them on its device, in torch, JAX or others.
 
     vecenv = vector.make("examples/torch_cartpole.py:make", env_kwargs={"num_envs": 1024})
     vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)           # by the adapters in environments.py
@@ -14,8 +14,9 @@ Such an environment has what Gymnasium's vector environments have:
 
 Each array is a torch tensor, or has `__dlpack__` and `__array_namespace__` as JAX's arrays do. Observations are
 (num_envs, *shape), or Dicts and Tuples of such arrays as their space is; rewards (num_envs,) numbers; terminated and
-truncated (num_envs,) bools. Actions arrive as the kind of array that the observations are, on their device, in the dtype
-and the shape of single_action_space: (num_envs,) for a Discrete. An info may hold "action_mask" (num_envs, options).
+truncated (num_envs,) bools. Actions arrive as the kind of array that the observations are, on their device, in the
+dtype and the shape of single_action_space: (num_envs,) for a Discrete. An info may hold "action_mask" (num_envs,
+options).
 
 The modes of autoreset, for episodes that end:
     same_step: the observation that is returned is the next episode's first. info["final_obs"] has the last one of those
@@ -78,10 +79,10 @@ def autoreset_mode(env):
     name = str(getattr(mode, "value", mode)).lower().replace("_", "")
     if name not in MODES:
         says = "does not say its mode of autoreset" if mode is None else f"has the mode of autoreset {mode!r}"
-        raise ValueError(f'{env} {says}: set its metadata["autoreset_mode"] to "same_step" (a step that ends an episode '
-                         'returns the next one\'s first observation), "next_step" (the step after it does) or '
-                         '"disabled" (reset(options={"reset_mask": ended}) does). For Isaac Lab and ManiSkill there are '
-                         "tensors.IsaacLab and tensors.ManiSkill.")  # fmt: skip
+        raise ValueError(f'{env} {says}: set its metadata["autoreset_mode"] to "same_step" (a step that ends an '
+                         'episode returns the next one\'s first observation), "next_step" (the step after it does) or '
+                         '"disabled" (reset(options={"reset_mask": ended}) does). For Isaac Lab and ManiSkill there '
+                         "are tensors.IsaacLab and tensors.ManiSkill.")  # fmt: skip
     return MODES[name]
 
 
@@ -92,8 +93,8 @@ class TensorEnv:
     Attributes: num_agents, one an environment; device; mode, of autoreset; single_observation_space and
     single_action_space, flat; env_single_observation_space, env_single_action_space and obs_dtype as those of
     emulation.GymnasiumPufferEnv; has_action_masks; has_valid, whether agents may be dead.
-    Raises TypeError for spaces that cannot be made flat, ValueError for an unknown mode of autoreset and for what breaks
-    its space or shape at the first reset or the first step.
+    Raises TypeError for spaces that cannot be made flat, ValueError for an unknown mode of autoreset and for what
+    breaks its space or shape at the first reset or the first step.
     """
 
     def __init__(self, env, begun):
@@ -125,8 +126,8 @@ class TensorEnv:
         self._from_dlpack = None
         if not isinstance(leaf, torch.Tensor):
             if not hasattr(leaf, "__array_namespace__"):
-                raise TypeError(f"{self.env}: its arrays ({type(leaf).__name__}) have no __array_namespace__, so actions "
-                                "cannot be made one of their kind; return torch tensors.")
+                raise TypeError(f"{self.env}: its arrays ({type(leaf).__name__}) have no __array_namespace__, so "
+                                "actions cannot be made one of their kind; return torch tensors.")
             self._from_dlpack = leaf.__array_namespace__().from_dlpack
         self._action_dtype = torch.from_numpy(np.zeros(1, space.dtype)).dtype
         self._starts = self._bounds = None
@@ -204,7 +205,7 @@ class TensorEnv:
         view.terminals.copy_(terminated)
         view.truncations.copy_(truncated)
         view.resets.copy_(ended)
-        if self.mode == "next_step":  # those that had ended before are dead now, and what is seen is a first observation
+        if self.mode == "next_step":  # those that had ended before are dead now and see a first observation
             rewards = rewards.masked_fill(self._ending, 0)
             view.resets.bitwise_or_(self._ending.to(view.resets.dtype))
             view.valid.copy_(~ended)
@@ -402,8 +403,7 @@ class IsaacLab:
 
 
 class ManiSkill:
-    """mani_skill's ManiSkillVectorEnv. With its record_metrics, the success rates are logged as episode/success_once and
-    so on."""
+    """mani_skill's ManiSkillVectorEnv. With its record_metrics, episode/success_once and so on are logged."""
 
     metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
 

@@ -114,6 +114,7 @@ class Vector:
             use; num_threads: cores of all
         driver_env [itself]: what policies read the spaces from; it may have obs_dtype and env_single_observation_space
         storage [None until `allocate`]: the arrays that `new_storage` makes
+        device [None]: the torch.device that the environments' own tensors lie on; see Tensors
         can_step_in_kernels [False]: see Native; where it is True `addresses` and `finish` are duties too
     and these methods:
         allocate(horizon): set `storage` to what new_storage(horizon, zeros) makes for so many steps, `restart`, `begin`
@@ -150,6 +151,7 @@ class Vector:
     storage = None
     closed = False
     has_valid = True
+    device = None
     can_step_in_kernels = False  # see Native
 
     def number_from(self, first_env):
@@ -925,8 +927,8 @@ class Tensors(Vector):
     this process on their device, as one buffer; see `make`. creators: one, of an environment that has num_envs itself.
 
     The rollout's arrays lie on the host, and whatever acts reads its rows there. An engine on the environments' own
-    device gives `write_to` arrays of its own instead, and then nothing passes the host. Episodes are counted there too;
-    `log` reads what was counted, once.
+    device gives `write_to` arrays of its own instead. Then a step brings only its terminals and truncations to the host,
+    which asks whether there is anything to bootstrap. Episodes are counted on the device; `log` reads the sums, once.
     """
 
     num_workers = num_processes = 1
@@ -938,8 +940,8 @@ class Tensors(Vector):
         env = emulation.build(*creators[0], seed)
         self._env = tensors.look(env, seed)
         if self._env is None:
-            raise ValueError(f"backend tensors: {env} has no num_envs and single_observation_space, or its reset returns "
-                             "no torch tensors, nor arrays with __dlpack__ as JAX's; take another backend.")  # fmt: skip
+            raise ValueError(f"backend tensors: {env} has no num_envs and single_observation_space, or its reset "
+                             "returns neither torch tensors nor arrays with __dlpack__ as JAX's; take another backend.")
         self.seed, self.name, self.num_envs = seed, name, self._env.num_agents
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_agents = self.agents_per_batch = self.num_envs
@@ -961,16 +963,20 @@ class Tensors(Vector):
         """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
         self.storage = self.new_storage(horizon, aligned_zeros)
         self.storage.valid[:] = 1
-        self.write_to({name: None if array is None else torch.from_numpy(array)
-                       for name, array in vars(self.storage).items()})  # fmt: skip
+        self._host = {name: None if array is None else torch.from_numpy(array)
+                      for name, array in vars(self.storage).items()}  # fmt: skip
+        self._arrays = self._host
+        self.write_to(self._host)
         self.restart(self.seed)
         self.begin()
         return self.storage
 
     def write_to(self, arrays):
-        """From now on step into these, {name: tensor} as the rollout's arrays are; what they hold is taken over by the
-        caller."""
-        self._arrays = arrays
+        """From now on step into these, {name: tensor} like the rollout's arrays, which get what those hold."""
+        for name, tensor in self._arrays.items():
+            if tensor is not None:
+                arrays[name].copy_(tensor)
+        self._arrays, self._told = arrays, [] if arrays is self._host else ["terminals", "truncations"]
 
         def row(t):
             before = {"before": arrays["observations"][t], "final_observations": arrays["final_observations"]}
@@ -1002,6 +1008,8 @@ class Tensors(Vector):
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         self._env.step_into(self._rows[self._t])
+        for name in self._told:
+            self._host[name][self._t].copy_(self._arrays[name][self._t])
         self._t += 1
 
     def log(self, env=None):
@@ -1090,9 +1098,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
     "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or function), or a list of one an
     environment; or an instance, where num_envs is 1.
-    backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a class of your own that is
-    called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment is made
-    and its reset returns tensors.
+    backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a class of your own
+    that is called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment
+    is made and its reset returns tensors.
     num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
     the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
     env_args: the creator's positional arguments. env_kwargs: its keyword arguments, or the C environment's settings,

@@ -33,7 +33,7 @@ class CartPole:
         return self.state, {}
 
     def step(self, actions):
-        x, speed, angle, turning = self.state.unbind(1)
+        _, speed, angle, turning = self.state.unbind(1)
         force = actions * 20.0 - 10.0
         cos, sin = angle.cos(), angle.sin()
         push = (force + 0.05 * turning**2 * sin) / 1.1  # the pole: 0.1 kg, half of it 0.5 m; with the cart 1.1 kg
