@@ -919,8 +919,11 @@ class GymnasiumVectorPufferEnv:
 
     def reset_into(self, view, seed=None):
         observations, info = self.env.reset(seed=seed)
-        if hasattr(observations, "__dlpack__") and not isinstance(observations, np.ndarray):
-            raise TypeError(f"{self.env} returns {type(observations).__name__}s; make one of it: vec.backend tensors "
+        leaf = observations
+        for key in self._observation.leaves[0][0]:
+            leaf = leaf[key]
+        if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | np.generic):
+            raise TypeError(f"{self.env} returns {type(leaf).__name__}s, not numpy's arrays; vec.backend tensors "
                             "(tensors.py) takes it.")  # fmt: skip
         self._write(view, observations, info)
         self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False

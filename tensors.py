@@ -262,8 +262,9 @@ class TensorEnv:
         for name, value in numbers.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros(2, self.num_agents, dtype=torch.float64, device=self.device)
-            self._sums[name][0] += torch.where(ended, value, 0.0)  # what goes on may be NaN there
-            self._sums[name][1] += count
+            total, episodes = self._sums[name]
+            total += torch.where(ended, value, 0.0)  # what goes on may be NaN there
+            episodes += count
         self._returns.masked_fill_(ended, 0)
         self._lengths.masked_fill_(ended, 0)
 

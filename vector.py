@@ -927,8 +927,8 @@ class Tensors(Vector):
     this process on their device, as one buffer; see `make`. creators: one, of an environment that has num_envs itself.
 
     The rollout's arrays lie on the host, and whatever acts reads its rows there. An engine on the environments' own
-    device gives `write_to` arrays of its own instead. Then a step brings only its terminals and truncations to the host,
-    which asks whether there is anything to bootstrap. Episodes are counted on the device; `log` reads the sums, once.
+    device gives `write_to` arrays of its own instead. Then a step brings only its terminals and truncations to the
+    host, which asks if there is anything to bootstrap. Episodes are counted on the device; `log` reads the sums, once.
     """
 
     num_workers = num_processes = 1
