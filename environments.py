@@ -461,10 +461,10 @@ class JaxEnvs:
 
     metadata: ClassVar = {"autoreset_mode": "same_step"}
 
-    def __init__(self, reset, step, observation_space, action_space, num_envs):
+    def __init__(self, name, reset, step, observation_space, action_space, num_envs):
         import jax
 
-        self.num_envs, self._key_of, self._key = num_envs, jax.random.PRNGKey, None
+        self.name, self.num_envs, self._key_of, self._key = name, num_envs, jax.random.PRNGKey, None
         self.single_observation_space, self.single_action_space = observation_space, action_space
         jnp = jax.numpy
 
@@ -488,6 +488,9 @@ class JaxEnvs:
             return key, states, observations, rewards, terminated, truncated, last
 
         self._begin, self._advance = jax.jit(begin), jax.jit(advance)
+
+    def __str__(self):
+        return self.name
 
     def reset(self, seed=None):
         if seed is not None or self._key is None:
@@ -529,7 +532,7 @@ def gymnax(name, num_envs=1024, max_steps_in_episode=0):
         ends = jax.numpy.asarray(terminated, bool), jax.numpy.asarray(env.is_truncated(state, params), bool)
         return see(observation), state, jax.numpy.asarray(reward, np.float32).reshape(()), *ends
 
-    return JaxEnvs(reset, step, seen, acts, num_envs)
+    return JaxEnvs(f"gymnax/{name}", reset, step, seen, acts, num_envs)
 
 
 def brax(name, num_envs=1024, episode_length=1000, backend=""):
@@ -555,7 +558,7 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
         ended, truncated = state.done > 0, state.info["truncation"] > 0
         return state.obs, state, state.reward, ended & ~truncated, truncated
 
-    return JaxEnvs(reset, step, seen, acts, num_envs)
+    return JaxEnvs(f"brax/{name}", reset, step, seen, acts, num_envs)
 
 
 gymnax.gives_tensors = brax.gives_tensors = True
