@@ -1208,9 +1208,10 @@ def wrap(env):
         return env
     if isinstance(env, gymnasium.vector.VectorEnv):
         return GymnasiumVectorPufferEnv(env)
-    if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
-        raise TypeError(f"{_describe(env)} holds {env.num_envs} environments itself; make one of it: "
-                        "vec.backend tensors (tensors.py) takes it, if its arrays are tensors.")  # fmt: skip
+    inner = getattr(env, "unwrapped", env)
+    if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
+        raise TypeError(f"{_describe(env)} holds {inner.num_envs} environments itself; vec.backend tensors takes such "
+                        "ones, if their arrays are tensors (for Isaac Lab: tensors.IsaacLab).")  # fmt: skip
     if isinstance(env, gymnasium.Env):
         return GymnasiumPufferEnv(env)
     if hasattr(env, "possible_agents"):

@@ -373,16 +373,17 @@ class IsaacLab:
     """
 
     def __init__(self, env, group="policy"):
-        self.env, self.group = getattr(env, "unwrapped", env), group
-        resets_itself = getattr(getattr(self.env, "cfg", None), "auto_reset", True)
+        self.env, self.group = env, group
+        env = getattr(env, "unwrapped", env)  # wrappers step, but know nothing of this
+        resets_itself = getattr(getattr(env, "cfg", None), "auto_reset", True)
         self.metadata = {"autoreset_mode": "same_step" if resets_itself else "disabled"}
-        self.num_envs = self.env.num_envs
-        space = emulation.modern_space(self.env.single_observation_space)
+        self.num_envs = env.num_envs
+        space = emulation.modern_space(env.single_observation_space)
         if group is not None and group not in getattr(space, "spaces", {}):
             groups = ", ".join(map(repr, getattr(space, "spaces", {}))) or "none"
-            raise ValueError(f"{self.env} has no group {group!r} of observations; it has {groups}.")
+            raise ValueError(f"{env} has no group {group!r} of observations; it has {groups}.")
         self.single_observation_space = space if group is None else space[group]
-        self.single_action_space = emulation.modern_space(self.env.single_action_space)
+        self.single_action_space = emulation.modern_space(env.single_action_space)
 
     def _seen(self, observations):
         return observations if self.group is None else observations[self.group]

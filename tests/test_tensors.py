@@ -394,7 +394,9 @@ class IsaacLabStandIn(gymnasium.Env):
 
 def test_isaac_lab():
     env = IsaacLabStandIn()
-    with vector.make(lambda: tensors.IsaacLab(env)) as vecenv:
+    with pytest.raises(TypeError, match="holds 4 environments itself.*tensors.IsaacLab"):
+        vector.make(lambda: gymnasium.wrappers.OrderEnforcing(env))  # as gymnasium.make gives it
+    with vector.make(lambda: tensors.IsaacLab(gymnasium.wrappers.OrderEnforcing(env))) as vecenv:
         assert vecenv.single_observation_space == env.single_observation_space["policy"]
         storage = vecenv.allocate(5)
         storage.actions[:, :, 0] = [0, 1, 2, 3]
