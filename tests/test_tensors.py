@@ -2,8 +2,8 @@
 the shapes that simulators return."""
 
 import importlib.util
-import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -394,7 +394,7 @@ class IsaacLabStandIn(gymnasium.Env):
 
 def test_isaac_lab():
     env = IsaacLabStandIn()
-    with pytest.raises(TypeError, match="holds 4 environments itself.*tensors.IsaacLab"):
+    with pytest.raises(TypeError, match=r"holds 4 environments itself.*tensors.IsaacLab"):
         vector.make(lambda: gymnasium.wrappers.OrderEnforcing(env))  # as gymnasium.make gives it
     with vector.make(lambda: tensors.IsaacLab(gymnasium.wrappers.OrderEnforcing(env))) as vecenv:
         assert vecenv.single_observation_space == env.single_observation_space["policy"]
@@ -710,16 +710,16 @@ def test_train_and_eval_by_the_command_line(tmp_path):
                 "--eval.episodes", "16"]  # fmt: skip
     result = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    print(result.stdout)
-    assert "16" in result.stdout and "episode_return" in result.stdout
+    assert "16 episodes" in result.stdout and "episode_return" in result.stdout, result.stdout
 
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    """500 of 500 is what is possible; a random policy has about 22."""
-    command = [sys.executable, "pufferl.py", "train", CARTPOLE, "--env.num-envs", "256", "--train.total-timesteps",
-               "300000", "--data-dir", str(tmp_path)]  # fmt: skip
-    subprocess.run(command, cwd=ROOT, check=True, timeout=900)
-    lines = next(tmp_path.glob("*/metrics.jsonl")).read_text().splitlines()
-    scores = [entry["environment/score"] for entry in map(json.loads, lines) if "environment/score" in entry]
-    assert scores[0] < 60 and max(scores) >= 400
+    """Mean return of 256 fresh episodes; 500 is the most, a random policy has about 22."""
+    options = ["--env.num-envs", "256", "--data-dir", str(tmp_path)]
+    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options, "--train.total-timesteps", "400000"]
+    subprocess.run(train, cwd=ROOT, check=True, timeout=900)
+    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options, "--load-model-path", "latest",
+                "--eval.episodes", "256"]  # fmt: skip
+    said = subprocess.run(evaluate, cwd=ROOT, check=True, capture_output=True, text=True, timeout=900).stdout
+    assert float(re.search(r"score +mean +([\d.]+)", said).group(1)) >= 400, said
