@@ -33,6 +33,7 @@ import environments
 import models
 import ocean
 import ranks
+import tensors
 import vector
 
 ROOT = Path(__file__).resolve().parent
@@ -75,9 +76,10 @@ class Base:
 @dataclass
 class Vec:
     backend: Literal["auto", *vector.BACKENDS] = "auto"
-    """native: environments in C; for others serial (one after the other in this process), multiprocessing, ray, or
-    package: the vector environment that a Gymnasium id's own package has. auto is native in C, package for ALE's
-    and where it gives the same episodes (CartPole), serial if one process would step all, else multiprocessing."""
+    """native: environments in C; for others serial (one after the other in this process), multiprocessing, ray,
+    package: the vector environment that a Gymnasium id's own package has, or tensors: one object of torch or JAX that
+    holds many. auto is native in C, tensors where a reset returns them, package for ALE's and where it gives the same
+    episodes (CartPole), serial if one process would step all, else multiprocessing."""
     num_envs: int | Auto = "auto"
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all. auto: 1 for those in C
     and those that hold many themselves; of others so many that there are 32 agents, 8 if actions are continuous, and
@@ -690,9 +692,12 @@ def split_copies(env, section):
 @contextlib.contextmanager
 def one_of(env, settings):
     """One environment of a creator's or a Library's, to look at."""
-    in_c = isinstance(env, ocean.Library)
     with making():
-        probe = env.create(1, settings=settings) if in_c else emulation.create(env, (), settings, 0)
+        if isinstance(env, ocean.Library):
+            probe = env.create(1, settings=settings)
+        else:
+            made = emulation.build(env, (), settings, 0)
+            probe = tensors.look(made, 0) or emulation.wrap(made)
     with contextlib.closing(probe):
         yield probe
 
@@ -717,6 +722,8 @@ def choose_copies(creator, section, steps):
     """(how many environments in Python where nobody says, agents in each). Few environments give long rollouts and many
     epochs; a run of more than a thousand epochs gets more."""
     with one_of(creator, split_copies(creator, section)[1]) as probe:
+        if isinstance(probe, tensors.TensorEnv):
+            return 1, probe.num_agents
         agents, continuous = emulation.slots(probe), isinstance(probe.single_action_space, gymnasium.spaces.Box)
     wanted = BATCH // LONGEST_HORIZON[not continuous]
     wanted *= power_of_two(steps / (1000 * BATCH), 1, 64 // wanted)

@@ -423,8 +423,8 @@ class OldGym(gymnasium.Env):
         self.env = env
         self.metadata = getattr(env, "metadata", None) or {"render_modes": []}
         self.render_mode = getattr(env, "render_mode", None)
-        self.observation_space = _modern_space(env.observation_space)
-        self.action_space = _modern_space(env.action_space)
+        self.observation_space = modern_space(env.observation_space)
+        self.action_space = modern_space(env.action_space)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -449,17 +449,17 @@ class OldGym(gymnasium.Env):
             self.env.close()
 
 
-def _modern_space(space):
-    """A space of old Gym as Gymnasium's, by the name of its class."""
+def modern_space(space):
+    """A space of old Gym, or of another package with its names, as Gymnasium's, by the name of its class."""
     kind = type(space).__name__
     if isinstance(space, spaces.Space):
         return space
     if kind == "Dict":
-        return spaces.Dict({key: _modern_space(sub) for key, sub in space.spaces.items()})
+        return spaces.Dict({key: modern_space(sub) for key, sub in space.spaces.items()})
     if kind == "Tuple":
-        return spaces.Tuple([_modern_space(sub) for sub in space.spaces])
+        return spaces.Tuple([modern_space(sub) for sub in space.spaces])
     if kind == "Box":
-        return spaces.Box(space.low, space.high, space.shape, space.dtype.type)
+        return spaces.Box(space.low, space.high, space.shape, np.dtype(space.dtype).type)
     if kind == "Discrete":
         return spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete":
@@ -930,7 +930,14 @@ class GymnasiumVectorPufferEnv:
                 self._action.write_mask(target, None if masks is None else _at(masks, i))
 
     def reset_into(self, view, seed=None):
-        self._write(view, *self.env.reset(seed=seed))
+        observations, info = self.env.reset(seed=seed)
+        leaf = observations
+        for key in self._observation.leaves[0][0]:
+            leaf = leaf[key]
+        if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | np.generic):
+            raise TypeError(f"{self.env} returns {type(leaf).__name__}s, not numpy's arrays; vec.backend tensors "
+                            "(tensors.py) takes it.")  # fmt: skip
+        self._write(view, observations, info)
         self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
         return []
 
@@ -1217,6 +1224,10 @@ def wrap(env):
         return env
     if isinstance(env, gymnasium.vector.VectorEnv):
         return GymnasiumVectorPufferEnv(env)
+    inner = getattr(env, "unwrapped", env)
+    if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
+        raise TypeError(f"{_describe(env)} holds {inner.num_envs} environments itself; vec.backend tensors takes such "
+                        "ones, if their arrays are tensors (for Isaac Lab: tensors.IsaacLab).")  # fmt: skip
     if isinstance(env, gymnasium.Env):
         return GymnasiumPufferEnv(env)
     if hasattr(env, "possible_agents"):
@@ -1246,13 +1257,18 @@ def signature(env):
 
 
 def create(creator, args, kwargs, seed):
-    """One wrapped environment; a creator that has a parameter `seed` gets it."""
+    """One wrapped environment; see build."""
+    return wrap(build(creator, args, kwargs, seed))
+
+
+def build(creator, args, kwargs, seed):
+    """What a creator makes, or it itself if it is an instance; one that has a parameter `seed` gets it."""
     if not callable(creator):
-        return wrap(creator)
+        return creator
     try:
         takes_seed = "seed" in inspect.signature(creator).parameters
     except (TypeError, ValueError):  # a class written in C
         takes_seed = False
     if takes_seed and "seed" not in kwargs:
         kwargs = {**kwargs, "seed": seed}
-    return wrap(creator(*args, **kwargs))
+    return creator(*args, **kwargs)

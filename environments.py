@@ -295,6 +295,11 @@ class FileCreator:
         return {name: value for name, value in _plain_defaults(self._callable()).items() if name != "buf"}
 
     @property
+    def takes_copies(self):
+        """Whether one is made for each environment: not of what holds as many as it is told itself."""
+        return "num_envs" not in self.settings
+
+    @property
     def picture_settings(self):
         return _picture_settings(self._callable())
 
@@ -314,6 +319,7 @@ class FamilyCreator:
         self.family, _, self.member = name.partition("/")
         self._make = FAMILIES[self.family]
         self.settings, self.picture_settings = _plain_defaults(self._make), _picture_settings(self._make)
+        self.gives_tensors = getattr(self._make, "gives_tensors", False)
         # Not of those that hold many themselves, and of those that are one a process only by command.
         self.takes_copies = "num_envs" not in self.settings and self.family != "retro"
 
@@ -441,6 +447,119 @@ class Craftax(PufferEnv):
             self.observations[i], self._state = observation, self._put(self._state, state, i)
             self._returns[i] = self._lengths[i] = 0
         return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+
+class JaxEnvs:
+    """num_envs environments of a functional JAX package at once, compiled together, as tensors.py wants them.
+
+    reset(key) -> (observation, state) and step(key, state, action) -> (observation, state, reward, terminated,
+    truncated) of one environment, the observation being the last one of an episode that ends there. New episodes are
+    begun here, with random numbers of their own; that is computed for all if any has ended.
+    """
+
+    metadata: ClassVar = {"autoreset_mode": "same_step"}
+
+    def __init__(self, name, reset, step, observation_space, action_space, num_envs):
+        import jax
+
+        self.name, self.num_envs, self._key_of, self._key = name, num_envs, jax.random.PRNGKey, None
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        jnp = jax.numpy
+
+        def begin(key):
+            keys = jax.random.split(key, num_envs + 1)
+            return keys[0], *jax.vmap(reset)(keys[1:])
+
+        def advance(key, states, actions):
+            keys = jax.random.split(key, num_envs + 1)
+            last, states, rewards, terminated, truncated = jax.vmap(step)(keys[1:], states, actions)
+            ended = terminated | truncated
+
+            def choose(fresh, old):
+                return jnp.where(ended.reshape(num_envs, *[1] * (old.ndim - 1)), fresh.astype(old.dtype), old)
+
+            def renew(key):
+                key, *fresh = begin(key)
+                return key, *jax.tree.map(choose, tuple(fresh), (last, states))
+
+            key, observations, states = jax.lax.cond(ended.any(), renew, lambda key: (key, last, states), keys[0])
+            return key, states, observations, rewards, terminated, truncated, last
+
+        self._begin, self._advance = jax.jit(begin), jax.jit(advance)
+
+    def __str__(self):
+        return self.name
+
+    def reset(self, seed=None):
+        if seed is not None or self._key is None:
+            self._key = self._key_of(0 if seed is None else seed)
+        self._key, observations, self._states = self._begin(self._key)
+        return observations, {}
+
+    def step(self, actions):
+        result = self._advance(self._key, self._states, actions)
+        self._key, self._states, observations, rewards, terminated, truncated, last = result
+        return observations, rewards, terminated, truncated, {"final_obs": last}
+
+
+def gymnax(name, num_envs=1024, max_steps_in_episode=0):
+    """gymnax/CartPole-v1, gymnax/Breakout-MinAtar, ... (Lange 2022): classic control, MinAtar and bsuite in JAX.
+    max_steps_in_episode: 0 leaves the time limit as the package has it."""
+    import jax
+    from gymnax import make
+    from gymnax.environments.spaces import gymnax_space_to_gym_space
+
+    env, params = make(name)
+    if not hasattr(env, "is_truncated"):
+        raise ImportError("this gymnax does not tell ends from time limits; gymnax 1.0 does")
+    if max_steps_in_episode:
+        params = params.replace(max_steps_in_episode=max_steps_in_episode)
+    seen, acts = (gymnax_space_to_gym_space(space(params)) for space in (env.observation_space, env.action_space))
+    if isinstance(acts, gymnasium.spaces.Discrete):
+        acts = gymnasium.spaces.Discrete(int(acts.n), dtype=np.int32)
+
+    def see(observation):  # MinAtar's are flags where its space has floats
+        return observation.astype(seen.dtype) if isinstance(seen, gymnasium.spaces.Box) else observation
+
+    def reset(key):
+        observation, state = env.reset(key, params)
+        return see(observation), state
+
+    def step(key, state, action):
+        observation, state, reward, terminated, _ = env.step_env(key, state, action, params)  # step() resets by itself
+        ends = jax.numpy.asarray(terminated, bool), jax.numpy.asarray(env.is_truncated(state, params), bool)
+        return see(observation), state, jax.numpy.asarray(reward, np.float32).reshape(()), *ends
+
+    return JaxEnvs(f"gymnax/{name}", reset, step, seen, acts, num_envs)
+
+
+def brax(name, num_envs=1024, episode_length=1000, backend=""):
+    """brax/ant, brax/halfcheetah, ... (Freeman et al. 2021): robots in JAX, with a time limit of episode_length.
+    backend: of its physics, generalized, positional, spring or mjx; "" as the environment has it."""
+    import jax
+    from brax import envs
+
+    env = envs.create(name, episode_length, auto_reset=False, **({"backend": backend} if backend else {}))
+    sample = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
+    if isinstance(sample, dict):
+        raise ValueError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write an adapter like "
+                         "environments.brax that takes one of them.")  # fmt: skip
+    seen = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
+    acts = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
+
+    def reset(key):
+        state = env.reset(key)
+        return state.obs, state
+
+    def step(key, state, action):
+        state = env.step(state, action)
+        ended, truncated = state.done > 0, state.info["truncation"] > 0
+        return state.obs, state, state.reward, ended & ~truncated, truncated
+
+    return JaxEnvs(f"brax/{name}", reset, step, seen, acts, num_envs)
+
+
+gymnax.gives_tensors = brax.gives_tensors = True
 
 
 class MicroRTS(gymnasium.Env):
@@ -623,7 +742,7 @@ def magent2(name, map_size=45, max_cycles=1000):
 
 FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "microrts": MicroRTS, "pyboy": PokemonRed,
             "retro": retro, "open_spiel": open_spiel, "griddly": griddly, "magent2": magent2,
-            "dm_control": dm_control}  # fmt: skip
+            "dm_control": dm_control, "gymnax": gymnax, "brax": brax}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------------

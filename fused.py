@@ -172,7 +172,9 @@ def find_gpu(workers):
 
 
 class Graphs(engines.Autograd):
-    """engines.Autograd on a GPU. The environments write pinned arrays, of which the policy has copies there."""
+    """engines.Autograd on a GPU. The environments write pinned arrays, of which the policy has copies there. Those that
+    live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host gets copies for its statistics.
+    """
 
     name, rollout_name = "autograd", "graphs"
 
@@ -180,6 +182,7 @@ class Graphs(engines.Autograd):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.device = find_gpu(vecenv.num_workers)
         self.torch_device = self.device.torch_device
+        self.together = vecenv.device == self.torch_device  # the environments live where the policy does
         policy.to(self.torch_device)
         self._start_pool()
         self.worker_of = {}  # buffer -> the worker that serves it
@@ -204,6 +207,8 @@ class Graphs(engines.Autograd):
         for array in (*arrays, cut, cut_step):
             self.device.pin(array)
         self.host_cut, self.host_cut_step = torch.from_numpy(cut), torch.from_numpy(cut_step)
+        if self.together:
+            self.vecenv.write_to(self.storage)
 
     def _storage(self):
         storage = {name: None if tensor is None else self.arena[f"storage/{name}"]
@@ -215,8 +220,9 @@ class Graphs(engines.Autograd):
         row = super()._row(agents, t)
         row["copied"] = [(row[name], self.host[name][t, agents]) for name in engines.ROLLOUT
                          if row[name] is not None and (name != "valid" or self.vecenv.has_valid)]  # fmt: skip
-        if t < self.horizon:
-            row["host_actions"] = self.host["actions"][t, agents]
+        row["copied_back"] = [(self.host["actions"][t, agents], row["actions"])] if t < self.horizon else []
+        if self.together:
+            row["copied"] = row["copied_back"] = []
         return row
 
     # -- the rollout -----------------------------------------------------------------------------------------------
@@ -226,9 +232,17 @@ class Graphs(engines.Autograd):
             if not self.captured and self.learned == self.config["cudagraphs"]:
                 self._capture()
             seconds = super().rollout(number)
+            if self.together:
+                for name in ("rewards", "resets", "valid"):  # for statistics; of terminals and truncations it has them
+                    self.host[name].copy_(self.storage[name], non_blocking=True)
+                self.device.wait()
+                return seconds
             for name in ("rewards", "terminals", "truncations"):
                 self.storage[name].copy_(self.host[name], non_blocking=True)
         return seconds
+
+    def on_host(self, name):
+        return self.storage[name].cpu() if self.together else self.host[name]
 
     def _begin(self, number):
         super()._begin(number)
@@ -246,15 +260,16 @@ class Graphs(engines.Autograd):
     def step(self, worker, buffer, t):
         self.worker_of[buffer] = worker
         self.device.play(("step", buffer, t), self._step, worker, buffer, t)
-        self.device.wait()  # for the actions
+        if not self.together:
+            self.device.wait()  # for the actions
 
     def _step(self, worker, buffer, t):
         row = self.rows[buffer][t]
         for tensor, source in row["copied"]:
             tensor.copy_(source, non_blocking=True)
         super().step(worker, buffer, t)
-        if t < self.horizon:
-            row["host_actions"].copy_(row["actions"], non_blocking=True)
+        for tensor, source in row["copied_back"]:
+            tensor.copy_(source, non_blocking=True)
 
     def _bootstrap(self, worker, buffer, t):
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
@@ -268,7 +283,8 @@ class Graphs(engines.Autograd):
         agents, one = self.vecenv.ranges[buffer], slice(buffer, buffer + 1)
         final, cut = self.storage["final_observations"][agents], self.arena["cut"][agents]
         step = self.arena["cut_step"][one]
-        final.copy_(self.host["final_observations"][agents], non_blocking=True)
+        if not self.together:
+            final.copy_(self.host["final_observations"][agents], non_blocking=True)
         cut.copy_(self.host_cut[agents], non_blocking=True)
         step.copy_(self.host_cut_step[one], non_blocking=True)
         state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})

@@ -70,7 +70,7 @@ from configuration import (  # load_* for scripts
     sizes_of,
 )  # fmt: skip
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
-from vector import make  # for scripts too: make("breakout", num_envs=256)
+from vector import Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The trainer
@@ -392,7 +392,7 @@ class PuffeRL:
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         shown = ("observations", "rewards", "valid", "terminals", "truncations")
-        metrics |= signs.vital(*(self.host[name].numpy() for name in shown))
+        metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:
@@ -752,7 +752,7 @@ def measure(env_name, args, vecenv, facts):
     some epochs of throw-away environments and a copy of the network. Nothing random that the run uses is drawn. The
     Facts as they are if one process cannot hold more of these environments, or one environment holds many agents'
     worlds itself."""
-    if not facts.native and vecenv.num_envs == 1:
+    if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,

@@ -19,7 +19,8 @@ own t. A *worker* is a thread that serves its own share of the buffers; a backen
 (processes, Ray) has one worker, and `wait` gives whichever buffer is ready first.
 
 `Native` steps environments in C; `Serial`, `Multiprocessing` and `Ray` step PufferEnvs, Gymnasium's and PettingZoo's
-(see emulation.py) in this process, in others and on other machines:
+(see emulation.py) in this process, in others and on other machines; `Tensors` steps those of torch and JAX, on their
+device (see tensors.py):
 
     vecenv = vector.make(lambda: gymnasium.make("CartPole-v1"), num_envs=64, backend=Multiprocessing, num_workers=2)
     vecenv = vector.make("gym/CartPole-v1", num_envs=64, num_workers=4, batch_size=32)
@@ -44,6 +45,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import psutil
+import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -53,6 +55,7 @@ import emulation
 import environments
 import kernels
 import ocean
+import tensors
 import workers
 from arena import driver
 
@@ -112,6 +115,7 @@ class Vector:
             use; num_threads: cores of all
         driver_env [itself]: what policies read the spaces from; it may have obs_dtype and env_single_observation_space
         storage [None until `allocate`]: the arrays that `new_storage` makes
+        device [None]: the torch.device that the environments' own tensors lie on; see Tensors
         can_step_in_kernels [False]: see Native; where it is True `addresses` and `finish` are duties too
     and these methods:
         allocate(horizon): set `storage` to what new_storage(horizon, zeros) makes for so many steps, `restart`, `begin`
@@ -148,6 +152,7 @@ class Vector:
     storage = None
     closed = False
     has_valid = True
+    device = None
     can_step_in_kernels = False  # see Native
 
     def number_from(self, first_env):
@@ -931,10 +936,134 @@ class Ray(Emulated):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Environments whose arrays are tensors
+
+
+class Tensors(Vector):
+    """Many environments in one object that takes and returns tensors (tensors.py says what it must have), stepped in
+    this process on their device, as one buffer; see `make`. creators: one, of an environment that has num_envs itself.
+
+    The rollout's arrays lie on the host, and whatever acts reads its rows there. An engine on the environments' own
+    device gives `write_to` arrays of its own instead. Then a step brings only its terminals and truncations to the
+    host, which asks if there is anything to bootstrap. Episodes are counted on the device; `log` reads the sums, once.
+    """
+
+    num_workers = num_processes = 1
+
+    def __init__(self, creators, *, seed=0, num_threads=None, name="tensors"):
+        if len(creators) != 1:
+            raise ValueError(f"backend tensors steps one object that holds many environments, not {len(creators)}: "
+                             "leave vec.num_envs at 1 and set its own number, env.num_envs.")  # fmt: skip
+        env = emulation.build(*creators[0], seed)
+        self._env = tensors.look(env, seed)
+        if self._env is None:
+            raise ValueError(f"backend tensors: {env} has no num_envs and single_observation_space, or its reset "
+                             "returns neither torch tensors nor arrays with __dlpack__ as JAX's; take another backend.")
+        self.seed, self.name, self.num_envs = seed, name, self._env.num_agents
+        self.num_threads = self.threads_per_worker = num_threads or physical_cores()
+        self.num_agents = self.agents_per_batch = self.num_envs
+        self.ranges = [slice(0, self.num_agents)]
+        for name in ("single_observation_space", "single_action_space", "has_action_masks", "has_valid", "device"):
+            setattr(self, name, getattr(self._env, name))
+        action = emulation.FlatAction(self.single_action_space)
+        self.observation_shape = self.single_observation_space.shape
+        self.observation_dtype = self.single_observation_space.dtype
+        self.action_heads, self.action_dims = action.heads or None, action.columns
+        self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
+
+    @property
+    def driver_env(self):
+        """What policies read spaces and obs_dtype from."""
+        return self._env
+
+    def allocate(self, horizon):
+        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        self.storage = self.new_storage(horizon, aligned_zeros)
+        self.storage.valid[:] = 1
+        self._host = {name: None if array is None else torch.from_numpy(array)
+                      for name, array in vars(self.storage).items()}  # fmt: skip
+        self._arrays = self._host
+        self.write_to(self._host)
+        self.restart(self.seed)
+        self.begin()
+        return self.storage
+
+    def write_to(self, arrays):
+        """From now on step into these, {name: tensor} like the rollout's arrays, which get what those hold."""
+        for name, tensor in self._arrays.items():
+            if tensor is not None:
+                arrays[name].copy_(tensor)
+        self._arrays, self._told = arrays, [] if arrays is self._host else ["terminals", "truncations"]
+
+        def row(t):
+            before = {"before": arrays["observations"][t], "final_observations": arrays["final_observations"]}
+            now = {name: arrays[name][t] for name in ("actions", "rewards", "terminals", "truncations")}
+            after = {name: None if arrays[name] is None else arrays[name][t + 1]
+                     for name in ("observations", "resets", "valid", "action_masks")}  # fmt: skip
+            return self._env.view({**before, **now, **after})
+
+        self._rows = [row(t) for t in range(len(arrays["actions"]))]
+
+    def restart(self, seed=None):
+        """Begin new episodes in all environments, observations in row T; with a seed, with its random numbers."""
+        self._env.reset_into(self._rows[-1], seed)
+
+    def begin(self):
+        """The last row becomes the first of the next rollout; the buffer stands at t = 0."""
+        for name in ("observations", "resets", "valid", "action_masks"):
+            if self._arrays[name] is not None:
+                self._arrays[name][0].copy_(self._arrays[name][-1])
+        self._t, self._given = 0, -1
+
+    def wait(self, worker=0):
+        """(0, t), or None when row T was given, for the value of the last row."""
+        if worker or self._given == self._t:
+            return None
+        self._given = self._t
+        return 0, self._t
+
+    def advance(self, buffer):
+        """Step all environments with the actions of row t."""
+        self._env.step_into(self._rows[self._t])
+        for name in self._told:
+            self._host[name][self._t].copy_(self._arrays[name][self._t])
+        self._t += 1
+
+    def log(self, env=None):
+        """Means over the episodes finished since the last call, and their number n; of all environments, or of one. {}
+        where none finished."""
+        return self._env.log(env)
+
+    def finished(self):
+        """The environments in which an episode ended at the last step."""
+        return self._arrays["resets"][-1].nonzero()[:, 0].tolist()
+
+    def save(self):
+        """Nothing: they cannot be saved, so `load` begins new episodes."""
+        return np.zeros(0, np.uint8)
+
+    def load(self, saved):
+        """Begin new episodes; see save."""
+        self.restart()
+
+    def render(self, index=0):
+        """Environment `index` as the environment's own render gives it: of all of them, or one picture."""
+        frames = self._env.render()
+        several = isinstance(frames, list | tuple) or np.ndim(frames) == 4
+        return frames[index] if several else frames
+
+    def close(self):
+        if not self.closed:
+            self.closed = True
+            self._env.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Which backend steps what
 
 
-BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray, "package": Package}
+BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray, "package": Package,
+            "tensors": Tensors}  # fmt: skip
 
 
 def _in_c(env):
@@ -969,11 +1098,14 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
             raise ValueError(f"there is no backend {backend!r}; there are {', '.join(most)} and {last}.")
         backend = BACKENDS[name]
     if _in_c(env):
-        if backend is Package:
-            raise ValueError("backend package is for environments of packages; "
-                             f"{getattr(env, 'name', env)} is in C: take native.")
+        if backend in (Package, Tensors):
+            what = "environments of packages" if backend is Package else "those whose arrays are tensors"
+            raise ValueError(f"backend {backend.__name__.lower()} is for {what}; {getattr(env, 'name', env)} is in C: "
+                             "take native.")
         return Native if backend in (None, "auto") else backend
     one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
+    if getattr(one, "gives_tensors", False) and backend in (None, "auto", Tensors):
+        return Tensors
     if backend in (None, "auto"):
         alone = (num_workers or (_most_workers(num_envs) if callable(one) else 1)) == 1
         free = num_workers is None and batch_size is None
@@ -997,8 +1129,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
     "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or function), or a list of one an
     environment; or an instance, where num_envs is 1.
-    backend: Native, Serial, Multiprocessing, Ray, Package, or its name in lower case, or a class of your own that is
-    called as Multiprocessing is; by default the one that `choose_backend` names.
+    backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a class of your own
+    that is called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment
+    is made and its reset returns tensors.
     num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
     the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
     env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:
@@ -1010,7 +1143,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     """
     env, num_workers, batch_size = _named(env), _number(num_workers), _number(batch_size)
     env_kwargs = _with_settings(env, env_kwargs, settings)
-    backend = choose_backend(env, backend, num_envs, num_workers, batch_size)
+    backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend
+    if backend is Tensors and "num_envs" in getattr(env, "settings", ()) and num_envs > 1:
+        num_envs, env_kwargs = 1, {"num_envs": num_envs, **(env_kwargs or {})}  # it holds them itself
     if backend is Native:
         num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
         return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
@@ -1022,8 +1157,12 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     if backend is Serial and (num_workers not in (None, 1) or batch_size not in (None, num_envs)):
         raise ValueError(f"backend serial steps all environments in this process: num_workers is 1 and batch_size "
                          f"{num_envs}; for more workers take multiprocessing.")
+    if backend is Serial and asked in (None, "auto") and len(creators) == 1:  # one may hold many, as tensors
+        made = emulation.build(*creators[0], seed)
+        found = tensors.look(made, seed)
+        backend, creators = (Serial if found is None else Tensors), [(lambda: found or made, (), {})]
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
-    options = {} if issubclass(backend, Serial) else options
+    options = {} if issubclass(backend, Serial | Tensors) else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
 
 

@@ -6,9 +6,11 @@ layers that policy and value share), the same batch, minibatch and number of pas
 
 Each side runs in a process of its own with all cores; they take turns and the medians count. What is timed is rollouts
 and updates after a warm-up, without imports and compilation. `package` is the vector environment that the id's own
-package has, if it has one; the peer steps its environments one by one. The last line of the output is one JSON object.
+package has, if it has one; `tensors` is gymnax's environment of that id in JAX, if both are there; the peer steps its
+environments one by one. The last line of the output is one JSON object.
 """
 
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -47,9 +49,10 @@ def ours(a, backend):
     sys.path.insert(0, str(ROOT))
     import pufferl
 
-    name = f"gym/{a['env']}"
+    name, copies = (f"gymnax/{a['env']}", "--env.num-envs") if backend == "tensors" else (
+        f"gym/{a['env']}", "--vec.num-envs")  # fmt: skip
     batch = a["num_envs"] * a["horizon"]
-    options = {"--vec.backend": backend, "--vec.num-envs": a["num_envs"], "--policy.name": "feed-forward",
+    options = {"--vec.backend": backend, copies: a["num_envs"], "--policy.name": "feed-forward",
                "--policy.hidden-size": a["hidden_size"], "--rnn.name": "none", "--train.horizon": a["horizon"],
                "--train.minibatch-size": a["minibatch_size"], "--train.replay-ratio": a["passes"],
                "--train.total-timesteps": batch * 10**6, "--train.log-interval": 10**9}  # fmt: skip
@@ -103,7 +106,16 @@ def stable_baselines3(a):
 
 
 SIDES = {"serial": lambda a: ours(a, "serial"), "multiprocessing": lambda a: ours(a, "multiprocessing"),
-         "package": lambda a: ours(a, "package"), "Stable-Baselines3": stable_baselines3}  # fmt: skip
+         "package": lambda a: ours(a, "package"), "tensors": lambda a: ours(a, "tensors"),
+         "Stable-Baselines3": stable_baselines3}  # fmt: skip
+
+
+def in_gymnax(name):
+    if importlib.util.find_spec("gymnax") is None:
+        return False
+    from gymnax import registered_envs
+
+    return name in registered_envs
 
 
 def main():
@@ -113,7 +125,8 @@ def main():
     a = tyro.cli(Arguments, description=__doc__)
     if not Path(a.peer_python).exists():
         sys.exit(f"{a.peer_python}: there is no such interpreter; `make .venv-bench/ready` installs the peer.")
-    speeds = {side: [] for side in SIDES if side != "package" or gymnasium.spec(a.env).vector_entry_point}
+    there = {"package": gymnasium.spec(a.env).vector_entry_point, "tensors": in_gymnax(a.env)}
+    speeds = {side: [] for side in SIDES if there.get(side, True)}
     for _ in range(a.repeats):
         for side, measured in speeds.items():
             python = a.peer_python if side == "Stable-Baselines3" else sys.executable

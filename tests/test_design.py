@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [  # docs/design.md; a file imports from those before its own
     {"arena", "emulation", "ocean", "protein", "ranks", "signs"},
-    {"kernels", "workers", "environments"},
+    {"kernels", "workers", "environments", "tensors"},
     {"models"},
     {"vector", "configuration"},
     {"engines", "compiled", "fused", "runs"},

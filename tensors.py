@@ -1,0 +1,417 @@
+"""Environments whose arrays are tensors: many in one object that steps them on its device, in torch, JAX or others.
+
+    vecenv = vector.make("examples/torch_cartpole.py:make", env_kwargs={"num_envs": 1024})
+    vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)           # by the adapters in environments.py
+    vecenv = vector.make(tensors.IsaacLab(env))                         # and by those at the end of this file
+
+Such an environment has what Gymnasium's vector environments have:
+
+    num_envs, single_observation_space, single_action_space
+    metadata["autoreset_mode"]: "next_step", "same_step" or "disabled", or Gymnasium's AutoresetMode
+    reset(seed=None) -> (observations, info)
+    step(actions) -> (observations, rewards, terminated, truncated, info)
+    close() and render(), if it has something to close or to draw
+
+Each array is a torch tensor, or has `__dlpack__` and `__array_namespace__` as JAX's arrays do. Observations are
+(num_envs, *shape), or Dicts and Tuples of such arrays as their space is; rewards (num_envs,) numbers; terminated and
+truncated (num_envs,) bools. Actions arrive as the kind of array that the observations are, on their device, in the
+dtype and the shape of single_action_space: (num_envs,) for a Discrete. An info may hold "action_mask" (num_envs,
+options).
+
+The modes of autoreset, for episodes that end:
+    same_step: the observation that is returned is the next episode's first. info["final_obs"] has the last one of those
+        that ended, (num_envs, ...), and info["final_info"] their numbers. Without "final_obs" the observation before
+        stands for it, so that a truncated episode is valued by the state from which its last action was taken.
+    next_step: it is the last one; the step after that ignores the action and returns the next episode's first.
+    disabled: it is the last one, and reset(options={"reset_mask": ended}) is called for those that ended.
+
+What is copied: each observation, reward and flag once, into its row of the rollout, which is kept to learn from. An
+array of JAX is seen as a tensor where it lies (dlpack). Actions are the row of the rollout itself, if their dtype is
+int32 or float32, nothing is added (Discrete's start) and nothing has to be clipped to bounds.
+"""
+
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+import emulation
+
+MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
+
+
+def as_tensor(array):
+    """The array as a torch tensor, without a copy if it has `__dlpack__`. Raises TypeError if it is no array."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if isinstance(array, np.ndarray | np.generic):
+        return torch.as_tensor(array)
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"expected a torch tensor or an array with __dlpack__, got {type(array).__name__}.")
+    return torch.from_dlpack(array)
+
+
+def _first_leaf(tree):
+    while isinstance(tree, dict | tuple):
+        tree = next(iter(tree.values() if isinstance(tree, dict) else tree), None)
+    return tree
+
+
+def look(env, seed):
+    """The TensorEnv of an environment, if its `reset` returns tensors, else None. Only one that says that it is many
+    (num_envs, single_observation_space) is reset for that."""
+    if isinstance(env, TensorEnv):
+        return env
+    if hasattr(env, "step_into") or not all(hasattr(env, name) for name in ("num_envs", "single_observation_space")):
+        return None
+    result = env.reset(seed=seed)
+    leaf = _first_leaf(result[0] if isinstance(result, tuple) else result)
+    if isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "__dlpack__"):
+        return None
+    return TensorEnv(env, result)
+
+
+def autoreset_mode(env):
+    """"next_step", "same_step" or "disabled". Raises ValueError if the environment does not say which."""
+    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    name = str(getattr(mode, "value", mode)).lower().replace("_", "")
+    if name not in MODES:
+        says = "does not say its mode of autoreset" if mode is None else f"has the mode of autoreset {mode!r}"
+        raise ValueError(f'{env} {says}: set its metadata["autoreset_mode"] to "same_step" (a step that ends an '
+                         'episode returns the next one\'s first observation), "next_step" (the step after it does) or '
+                         '"disabled" (reset(options={"reset_mask": ended}) does). For Isaac Lab and ManiSkill there '
+                         "are tensors.IsaacLab and tensors.ManiSkill.")  # fmt: skip
+    return MODES[name]
+
+
+class TensorEnv:
+    """Such an environment, as flat tensors; vector.Tensors steps it.
+
+    env: the environment. begun: what its reset has returned, of which the kind of array and the device are learnt.
+    Attributes: num_agents, one an environment; device; mode, of autoreset; single_observation_space and
+    single_action_space, flat; env_single_observation_space, env_single_action_space and obs_dtype as those of
+    emulation.GymnasiumPufferEnv; has_action_masks; has_valid, whether agents may be dead.
+    Raises TypeError for spaces that cannot be made flat, ValueError for an unknown mode of autoreset and for what
+    breaks its space or shape at the first reset or the first step.
+    """
+
+    def __init__(self, env, begun):
+        self.env, self.num_agents, self.mode = env, int(env.num_envs), autoreset_mode(env)
+        self.env_single_observation_space = env.single_observation_space
+        self.env_single_action_space = env.single_action_space
+        self._observation = emulation.FlatObservation(env.single_observation_space)
+        self._action = emulation.FlatAction(env.single_action_space)
+        if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple):
+            raise TypeError(f"{env}: its actions are {env.single_action_space}; an environment of tensors acts in a "
+                            "Discrete, MultiDiscrete, MultiBinary or Box. Take its parts from one of these.")
+        if any(isinstance(leaf, spaces.Text) for _, _, leaf in self._observation.leaves):
+            raise TypeError(f"{env}: its observations hold Text, which no tensor has.")
+        self.obs_dtype = self._observation.dtype
+        self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
+        self._unchecked = {"reset", "step"}
+        self._check_reset(begun)
+        leaf, info = _first_leaf(begun[0]), begun[1]
+        self.device, self.has_action_masks = as_tensor(leaf).device, "action_mask" in info
+        self.has_valid = self.mode == "next_step"
+        self._plan_actions(leaf)
+        self._quick_to_ask = self.device.type == "cpu"  # if an episode has ended; a GPU would have to be waited for
+        zeros = torch.zeros(self.num_agents, dtype=torch.float64, device=self.device)
+        self._returns, self._lengths, self._ending = zeros, zeros.clone(), zeros.bool()
+        self._sums = {}  # {name: (2, num_agents)}: sums over episodes, and how many of them
+
+    def _plan_actions(self, leaf):
+        space, action = self.env_single_action_space, self._action
+        self._from_dlpack = None
+        if not isinstance(leaf, torch.Tensor):
+            if not hasattr(leaf, "__array_namespace__"):
+                raise TypeError(f"{self.env}: its arrays ({type(leaf).__name__}) have no __array_namespace__, so "
+                                "actions cannot be made one of their kind; return torch tensors.")
+            self._from_dlpack = leaf.__array_namespace__().from_dlpack
+        self._action_dtype = torch.from_numpy(np.zeros(1, space.dtype)).dtype
+        self._starts = self._bounds = None
+        if action.heads and action.starts.any():
+            self._starts = torch.from_numpy(action.starts.astype(np.int32)).to(self.device)
+        if not action.heads and not (np.isinf(action.low).all() and np.isinf(action.high).all()):
+            self._bounds = [torch.from_numpy(bound.astype(np.float32)).to(self.device)
+                            for bound in (action.low, action.high)]  # fmt: skip
+        self._firsts = [(int(first), int(first) + size)
+                        for first, size in zip(action.firsts, action.heads, strict=False)]  # fmt: skip
+
+    # -- rows of a rollout -----------------------------------------------------------------------------------------
+
+    def view(self, row):
+        """What `reset_into` and `step_into` want of a row, {name: tensor (num_agents, ...)}: before (the observations
+        that are acted on), actions, rewards, terminals, truncations, final_observations; and, of the row after it,
+        observations, resets, valid and action_masks."""
+        view = SimpleNamespace(**row)
+        view.fields, view.final_fields = (self._fields(row[name]) for name in ("observations", "final_observations"))
+        return view
+
+    def _fields(self, flat):
+        """Views of the leaves of flat observations, (num_agents, *shape of the leaf)."""
+        if not self._observation.structured:
+            return [flat.view(self.num_agents, *(self.env_single_observation_space.shape or ()))]
+        tree, views = emulation.nativize_tensor(flat, emulation.nativize_dtype(self)), []
+        for _, names, _ in self._observation.leaves:
+            part = tree
+            for name in names:
+                part = part[name]
+            views.append(part)
+        return views
+
+    def _write(self, observations, fields):
+        """The one copy of an observation."""
+        for (keys, _, _), field in zip(self._observation.leaves, fields, strict=True):
+            part = observations
+            for key in keys:
+                part = part[key]
+            field.copy_(as_tensor(part))
+
+    def _write_masks(self, target, info):
+        """Action masks; one that forbids a whole head forbids nothing there, as in emulation.FlatAction.write_mask."""
+        if target is None:
+            return
+        mask = info.get("action_mask")
+        if mask is None:
+            target.fill_(1)
+            return
+        target.copy_(as_tensor(mask).reshape(target.shape) != 0)
+        for first, last in self._firsts:
+            part = target[:, first:last]
+            part.bitwise_or_((part.amax(1, keepdim=True) == 0).to(part.dtype))
+
+    @torch.no_grad()
+    def reset_into(self, view, seed=None):
+        """Begin new episodes in all environments."""
+        begun = self.env.reset(seed=seed)
+        self._check_reset(begun)
+        self._write(begun[0], view.fields)
+        self._write_masks(view.action_masks, begun[1])
+        view.resets.fill_(1)
+        view.valid.fill_(1)
+        for tensor in (self._returns, self._lengths, self._ending):
+            tensor.zero_()
+
+    @torch.no_grad()
+    def step_into(self, view):
+        """Step all environments with the actions there, and write everything else."""
+        result = self.env.step(self._actions(view.actions))
+        self._check_step(result)
+        observations, rewards, terminated, truncated, info = result
+        terminated, truncated = (as_tensor(flag).bool() for flag in (terminated, truncated))
+        rewards, ended = as_tensor(rewards), terminated | truncated
+        view.terminals.copy_(terminated)
+        view.truncations.copy_(truncated)
+        view.resets.copy_(ended)
+        if self.mode == "next_step":  # those that had ended before are dead now and see a first observation
+            rewards = rewards.masked_fill(self._ending, 0)
+            view.resets.bitwise_or_(self._ending.to(view.resets.dtype))
+            view.valid.copy_(~ended)
+        view.rewards.copy_(rewards)
+        self._count(rewards, ended, info)
+        if not self._quick_to_ask or truncated.any():
+            self._write_final(view, observations, info)
+        if self.mode == "disabled" and ended.any():
+            mask = ended if self._from_dlpack is None else self._from_dlpack(ended)
+            observations, info = self.env.reset(options={"reset_mask": mask})
+        self._write(observations, view.fields)
+        self._write_masks(view.action_masks, info)
+
+    def _actions(self, actions):
+        """Actions (num_agents, columns) of the policy as the environment takes them."""
+        actions = actions.to(self.device)
+        if self._starts is not None:
+            actions = actions + self._starts
+        if self._bounds is not None:
+            actions = torch.clamp(actions, *self._bounds)
+        shape = self.env_single_action_space.shape
+        actions = actions.reshape(self.num_agents, *shape).to(self._action_dtype)
+        return actions if self._from_dlpack is None else self._from_dlpack(actions)
+
+    def _write_final(self, view, observations, info):
+        """The last observations of the episodes that ended."""
+        final = observations
+        if self.mode == "same_step":
+            final = info.get("final_obs", info.get("final_observation"))
+        if final is None:
+            view.final_observations.copy_(view.before)
+        elif isinstance(final, np.ndarray) and final.dtype == object:
+            raise ValueError(f'{self.env}: info["final_obs"] is an array of objects, one an environment; expected a '
+                             "batch (num_envs, ...) like the observations.")
+        else:
+            self._write(final, view.final_fields)
+
+    # -- statistics ------------------------------------------------------------------------------------------------
+
+    def _count(self, rewards, ended, info):
+        """Add the episodes that have ended to the sums, without waiting for the device."""
+        self._returns += rewards
+        self._lengths += ~self._ending
+        if self.mode == "next_step":
+            self._ending = ended
+        if self._quick_to_ask and not ended.any():
+            return
+        same = self.mode == "same_step"  # then the info itself is already the next episodes'
+        numbers = {"episode_return": self._returns, "episode_length": self._lengths}
+        numbers |= self._numbers(info.get("final_info") or {} if same else info)
+        if isinstance(info.get("log"), dict):  # of those that ended at this step, in Isaac Lab and mjlab
+            numbers |= self._numbers(info["log"])
+        count = ended.double()
+        for name, value in numbers.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros(2, self.num_agents, dtype=torch.float64, device=self.device)
+            total, episodes = self._sums[name]
+            total += torch.where(ended, value, 0.0)  # what goes on may be NaN there
+            episodes += count
+        self._returns.masked_fill_(ended, 0)
+        self._lengths.masked_fill_(ended, 0)
+
+    def _numbers(self, info, prefix=""):
+        """{"a/b": number, or tensor (num_agents,)} of those in an info and in the dicts within it."""
+        numbers = {}
+        for key, value in info.items():
+            if key.startswith("_") or (key in ("log", "action_mask", "final_info") and not prefix):
+                continue
+            if isinstance(value, dict):
+                numbers |= self._numbers(value, f"{prefix}{key}/")
+            elif isinstance(value, bool | int | float):
+                numbers[prefix + key] = float(value)
+            elif hasattr(value, "__dlpack__") and tuple(value.shape) in ((), (1,), (self.num_agents,)):
+                value = as_tensor(value)
+                if not value.is_complex():
+                    numbers[prefix + key] = value.to(self.device, torch.float64)
+        return numbers
+
+    def log(self, env=None):
+        """Means of the numbers of the episodes that ended since the last call, and "n" of them, of all environments or
+        of one; {} if none ended. It waits for the device, once."""
+        if not self._sums:
+            return {}
+        part = slice(None) if env is None else slice(env, env + 1)
+        sums = torch.stack(list(self._sums.values()))[:, :, part].sum(-1).tolist()
+        for tensor in self._sums.values():
+            tensor[:, part] = 0
+        means = {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True) if count}
+        means = {name: value for name, value in means.items() if np.isfinite(value)}
+        if "episode_return" in means:
+            means.setdefault("score", means["episode_return"])
+        return {**means, "n": sums[0][1]} if sums[0][1] else {}
+
+    # -- checks, of the first reset and the first step -------------------------------------------------------------
+
+    def _check_reset(self, result):
+        if "reset" not in self._unchecked:
+            return
+        self._unchecked.discard("reset")
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            raise ValueError(f"{self.env}.reset returned {type(result).__name__}; expected (observations, info dict).")
+        self._check_observations(result[0], "reset")
+
+    def _check_step(self, result):
+        if "step" not in self._unchecked:
+            return
+        self._unchecked.discard("step")
+        if not isinstance(result, tuple) or len(result) != 5:
+            what = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise ValueError(f"{self.env}.step returned {what}; expected observations, rewards, terminated, truncated "
+                             "and info.")
+        self._check_observations(result[0], "step")
+        for name, array, kinds in zip(("rewards", "terminated", "truncated"), result[1:4], ("iuf", "biu", "biu"),
+                                      strict=True):  # fmt: skip
+            array = self._on_host(array, f"{name} of the first step()")
+            if array.shape != (self.num_agents,) or array.dtype.kind not in kinds:
+                raise ValueError(f"{self.env}: {name} of the first step() have shape {array.shape} and dtype "
+                                 f"{array.dtype}, expected shape ({self.num_agents},) and "
+                                 f"{'numbers' if 'f' in kinds else 'bools'}.")  # fmt: skip
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"{self.env}: {name} of the first step() hold {array[~np.isfinite(array)][0]} for "
+                                 f"environment {np.flatnonzero(~np.isfinite(array))[0]}; expected numbers.")
+
+    def _check_observations(self, observations, call):
+        what = f"{self.env}: the observation of the first {call}()"
+
+        def on_host(tree):
+            if isinstance(tree, dict):
+                return {key: on_host(part) for key, part in tree.items()}
+            return tuple(map(on_host, tree)) if isinstance(tree, tuple) else self._on_host(tree, what)
+
+        batch = gymnasium.vector.utils.batch_space(self.env_single_observation_space, self.num_agents)
+        emulation.check_value(batch, on_host(observations), what)
+
+    @staticmethod
+    def _on_host(array, what):
+        try:
+            return as_tensor(array).detach().cpu().numpy()
+        except TypeError as error:  # a list, or a dtype that numpy has not
+            raise ValueError(f"{what}: {error}") from None
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def render(self):
+        """What the environment draws, on the host."""
+        frames = self.env.render()
+        return frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
+
+    def close(self):
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Simulators whose environments return nearly this
+
+
+class IsaacLab:
+    """An environment of Isaac Lab or mjlab: a dict of groups of observations, of which the policy sees one.
+
+    env: as gymnasium.make("Isaac-...", cfg=cfg) gives it, or mjlab's ManagerBasedRlEnv. group: "policy" in Isaac Lab,
+    "actor" in mjlab; None: all groups, as a Dict. It begins ended episodes anew within the step and keeps their last
+    observation to itself, unless it is mjlab's with auto_reset=False in its configuration. What extras["log"] holds is
+    logged.
+    """
+
+    def __init__(self, env, group="policy"):
+        self.env, self.group = env, group
+        env = getattr(env, "unwrapped", env)  # wrappers step, but know nothing of this
+        resets_itself = getattr(getattr(env, "cfg", None), "auto_reset", True)
+        self.metadata = {"autoreset_mode": "same_step" if resets_itself else "disabled"}
+        self.num_envs = env.num_envs
+        space = emulation.modern_space(env.single_observation_space)
+        if group is not None and group not in getattr(space, "spaces", {}):
+            groups = ", ".join(map(repr, getattr(space, "spaces", {}))) or "none"
+            raise ValueError(f"{env} has no group {group!r} of observations; it has {groups}.")
+        self.single_observation_space = space if group is None else space[group]
+        self.single_action_space = emulation.modern_space(env.single_action_space)
+
+    def _seen(self, observations):
+        return observations if self.group is None else observations[self.group]
+
+    def reset(self, seed=None, options=None):
+        some = {"env_ids": options["reset_mask"].nonzero()[:, 0]} if options else {}
+        observations, extras = self.env.reset(seed=seed, **some)
+        return self._seen(observations), extras
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, extras = self.env.step(actions)
+        return self._seen(observations), rewards, terminated, truncated, extras
+
+    def render(self):
+        return self.env.render()
+
+    def close(self):
+        self.env.close()
+
+
+class ManiSkill:
+    """mani_skill's ManiSkillVectorEnv. With its record_metrics, episode/success_once and so on are logged."""
+
+    metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
+
+    def __init__(self, env):
+        if not getattr(env, "auto_reset", True):
+            raise ValueError(f"{env} was made with auto_reset=False; make it without that, or nothing begins anew.")
+        self.env, self.num_envs = env, env.num_envs
+        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
+        self.reset, self.step, self.render, self.close = env.reset, env.step, env.render, env.close

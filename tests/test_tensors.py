@@ -1,0 +1,725 @@
+"""Environments of torch and JAX: the same episodes as elsewhere, no copy but one, nothing that waits for a device, and
+the shapes that simulators return."""
+
+import importlib.util
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import environments
+import fused
+import models
+import pufferl
+import tensors
+import vector
+
+ROOT = Path(__file__).resolve().parent.parent
+CARTPOLE = f"{ROOT}/examples/torch_cartpole.py:make"
+KINDS = ["torch", pytest.param("jax", marks=pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="needs jax: pip install -r requirements-extras.txt"))]  # fmt: skip
+
+
+def convert(array, kind):
+    """A copy as numpy's, torch's or JAX's array."""
+    if kind == "numpy":
+        return array.copy()
+    if kind == "torch":
+        return torch.from_numpy(array.copy())
+    import jax
+
+    return jax.numpy.array(array)
+
+
+class Walks(gymnasium.vector.VectorEnv):
+    """Walkers that begin where their number and the episode's say: the same logic for any kind of array and any mode of
+    autoreset. A walk ends far out, and is cut after `limit` steps."""
+
+    single_observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float32), "t": spaces.Discrete(50)})
+    single_action_space = spaces.Discrete(3, start=-1)
+
+    def __init__(self, num_envs=5, kind="torch", mode="SameStep", limit=7, first=0):
+        self.num_envs, self.kind, self.mode, self.limit = num_envs, kind, mode, limit
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode(mode)}
+        self.number, self.episode = np.arange(first, first + num_envs), np.zeros(num_envs, int)
+        self.x, self.t = np.zeros((num_envs, 2), np.float32), np.zeros(num_envs, int)
+        self.ended = np.zeros(num_envs, bool)
+
+    def _begin(self, which):
+        self.episode[which] += 1
+        angle = self.number + 0.3 * self.episode
+        self.x[which] = np.stack([np.sin(angle), np.cos(angle)], 1)[which]
+        self.t[which] = 0
+
+    def _see(self, which=None):
+        return {"x": convert(self.x, self.kind), "t": convert(self.t, self.kind)}
+
+    def _masks(self):
+        masks = np.ones((self.num_envs, 3), bool)
+        masks[self.t % 2 == 1, 1] = False  # no standing still then
+        masks[self.t % 5 == 4] = False  # nothing allowed, which counts as everything
+        return {"action_mask": convert(masks, self.kind)}
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            self._begin(np.asarray(options["reset_mask"]))
+        else:
+            self.episode[:], self.ended[:] = 0, False
+            self._begin(slice(None))
+        return self._see(), self._masks()
+
+    def step(self, actions):
+        actions = np.asarray(actions)
+        assert actions.shape == (self.num_envs,) and set(actions) <= {-1, 0, 1}
+        before = self.ended if self.mode == "NextStep" else np.zeros(self.num_envs, bool)
+        self.t += 1
+        self.x += actions[:, None].astype(np.float32) * np.array([1, 0.5], np.float32)
+        terminated = (np.abs(self.x[:, 0]) > 3) & ~before
+        truncated = (self.t == self.limit) & ~before
+        rewards = np.where(before, 0, self.x[:, 1]).astype(np.float32)
+        self._begin(before)
+        self.ended, info = terminated | truncated, {}
+        if self.mode == "SameStep" and self.ended.any():
+            info = {"final_obs": self._see(), "_final_obs": convert(self.ended, self.kind),
+                    "final_info": {"height": convert(self.x[:, 1], self.kind)}}  # fmt: skip
+            self._begin(self.ended)
+        elif self.mode != "SameStep":
+            info = {"height": convert(self.x[:, 1], self.kind)}
+        return (self._see(), *(convert(a, self.kind) for a in (rewards, terminated, truncated)), self._masks() | info)
+
+
+class Walk(gymnasium.Env):
+    """One of them, as a plain Gymnasium environment that others reset."""
+
+    observation_space, action_space = Walks.single_observation_space, Walks.single_action_space
+
+    def __init__(self, number):
+        self.walks = Walks(1, "numpy", "Disabled", first=number)
+
+    def _one(self, seen):
+        return {key: array[0] for key, array in seen.items()}
+
+    def reset(self, *, seed=None, options=None):
+        seen, info = self.walks.reset(seed=seed, options={"reset_mask": np.ones(1, bool)} if self.walks.episode[0] and
+                                      seed is None else None)  # fmt: skip
+        return self._one(seen), {"action_mask": info["action_mask"][0]}
+
+    def step(self, action):
+        seen, reward, terminated, truncated, info = self.walks.step(np.array([action]))
+        info = {"action_mask": info["action_mask"][0], "height": info["height"][0]}
+        return self._one(seen), float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+
+
+def rollouts(vecenv, count=3, horizon=16):
+    """[{name: array}] of rollouts with fixed actions, final observations where an episode was cut, and the log."""
+    rng, history, final = np.random.default_rng(1), [], []
+    with vecenv:
+        storage = vecenv.allocate(horizon)
+        for _ in range(count):
+            vecenv.begin()
+            while (ready := vecenv.wait()) is not None:
+                buffer, t = ready
+                if t > 0 and storage.truncations[t - 1].any():
+                    final.append(storage.final_observations[storage.truncations[t - 1] != 0])
+                if t < horizon:
+                    storage.actions[t] = rng.integers(0, vecenv.action_heads[0], storage.actions[t].shape)
+                    vecenv.advance(buffer)
+            history.append({name: array.copy() for name, array in vars(storage).items()
+                            if array is not None and name != "final_observations"})  # fmt: skip
+        return history, np.concatenate(final), vecenv.log()
+
+
+def assert_same_rollouts(ours, theirs):
+    for mine, other in zip(ours[0], theirs[0], strict=True):
+        assert mine.keys() == other.keys()
+        for name, array in mine.items():
+            np.testing.assert_array_equal(array, other[name], err_msg=name)
+    np.testing.assert_array_equal(ours[1], theirs[1])
+    assert ours[2]["n"] > 10 and len(ours[1]) > 5
+    assert ours[2] == pytest.approx(theirs[2])
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rollout_is_that_of_the_same_environment_in_numpy(kind, mode):
+    """Dict observations of two dtypes, masks, an action space that begins at -1, statistics of the last info."""
+    ours = rollouts(vector.make(lambda: Walks(kind=kind, mode=mode)))
+    theirs = rollouts(vector.make(lambda: Walks(kind="numpy", mode=mode), backend="serial"))
+    assert_same_rollouts(ours, theirs)
+    assert {"height", "score", "episode_return", "episode_length"} < ours[2].keys()
+    assert (ours[0][0]["valid"] == 0).any() == (mode == "NextStep")
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_the_rollout_is_that_of_single_environments(mode):
+    ours = rollouts(vector.make(lambda: Walks(mode=mode)))
+    theirs = rollouts(vector.make([lambda i=i: Walk(i) for i in range(5)], 5, backend="serial"))
+    assert_same_rollouts(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_synchronous_form(kind):
+    with vector.make(lambda: Walks(kind=kind)) as vecenv:
+        assert type(vecenv) is vector.Tensors and vecenv.num_envs == 5 and vecenv.device == torch.device("cpu")
+        first = vecenv.reset(seed=1)[0].copy()
+        for _ in range(30):
+            observations, rewards, terminals, _, infos = vecenv.step(np.full(5, 2))
+        assert observations.shape == (5, 2 * 8) and observations.dtype == np.uint8 and rewards.dtype == np.float32
+        assert infos[0]["n"] == terminals.sum() > 0 and vecenv.finished() == np.flatnonzero(terminals).tolist()
+        with pytest.raises(ValueError, match="expected \\(5, 1\\)"):
+            vecenv.step(np.zeros(4))
+        np.testing.assert_array_equal(vecenv.reset(seed=1)[0], first)
+
+
+def test_means_of_one_environment():
+    with vector.make(lambda: Walks()) as vecenv:
+        vecenv.reset()
+        for _ in range(7):
+            vecenv.begin()
+            vecenv.storage.actions[0] = 1
+            vecenv.advance(0)
+        one, others = vecenv.log(2), vecenv.log()
+        assert (one["n"], one["episode_length"], others["n"]) == (1, 7, 4) and vecenv.log() == {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Copies and waits
+
+
+class Watched(TorchDispatchMode):
+    """The operations within it, with the addresses of what they copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.copies = set(), []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function._schema.name)
+        if function._schema.name == "aten::copy_":
+            self.copies.append((args[1].data_ptr(), args[0].data_ptr(), args[0].numel()))
+        return function(*args, **(kwargs or {}))
+
+
+class Kept(Walks):
+    """Walkers in plain floats that keep what they were given and what they gave."""
+
+    single_observation_space = spaces.Box(-100, 100, (2,), np.float32)
+    single_action_space = spaces.Discrete(3, dtype=np.int32)
+
+    def _see(self):
+        self.seen = convert(self.x, self.kind)
+        return self.seen
+
+    def _masks(self):
+        return {}
+
+    def step(self, actions):
+        self.given = actions
+        return super().step(np.asarray(actions) - 1)
+
+
+def test_what_is_copied():
+    """An observation once, from the environment's tensor into the rollout's row; actions never."""
+    env = Kept(64, limit=100)
+    with vector.make(lambda: env) as vecenv:
+        storage = vecenv.allocate(4)
+        for t in range(4):
+            with Watched() as watched:
+                vecenv.advance(0)
+            assert env.given.data_ptr() == storage.actions[t].ctypes.data and env.given.dtype == torch.int32
+            copied = [(source, target) for source, target, size in watched.copies if size == 2 * 64]
+            assert copied == [(env.seen.data_ptr(), storage.observations[t + 1].ctypes.data)]
+            assert sum(size for _, _, size in watched.copies) == 64 * (2 + 4)  # reward, two flags and resets
+        np.testing.assert_array_equal(storage.observations[4], env.seen.numpy())
+
+
+def test_arrays_of_jax_are_seen_where_they_lie():
+    jax = pytest.importorskip("jax")
+    env = Kept(64, kind="jax")
+    with vector.make(lambda: env) as vecenv:
+        storage = vecenv.allocate(4)  # 64 agents: each row begins at a multiple of 64 bytes, which JAX wants
+        for t in range(4):
+            with Watched() as watched:
+                vecenv.advance(0)
+            assert isinstance(env.given, jax.Array)
+            assert env.given.unsafe_buffer_pointer() == storage.actions[t].ctypes.data
+            copied = [source for source, _, size in watched.copies if size == 2 * 64]
+            assert copied == [env.seen.unsafe_buffer_pointer()]
+
+
+def test_the_policy_reads_the_rows_that_the_environment_wrote():
+    vecenv = vector.make(lambda: Kept(64))
+    trainer = make_trainer(vecenv)
+    assert trainer.storage["observations"].data_ptr() == vecenv.storage.observations.ctypes.data
+    trainer.release()
+
+
+class Unmoved:
+    """Environments whose arrays cost nothing to make: what is seen then are the backend's own operations."""
+
+    num_envs = 8
+    single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    single_action_space = spaces.Box(-2, 1, (3,), np.float32)
+
+    def __init__(self, mode):
+        self.metadata = {"autoreset_mode": mode}
+        self.flags = torch.arange(8) % 2 == 0
+        self.answer = torch.zeros(8, 2), torch.ones(8), self.flags, ~self.flags
+
+    def reset(self, seed=None):
+        return self.answer[0], {}
+
+    def step(self, actions):
+        self.given = actions
+        return *self.answer, {"final_obs": self.answer[0], "final_info": {"speed": self.answer[1]}}
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_nothing_waits_for_a_device(mode):
+    """Not even to learn if an episode has ended; only the log does, once."""
+    env = Unmoved(mode)
+    with vector.make(lambda: env) as vecenv:
+        storage = vecenv.allocate(2)
+        vecenv._env._quick_to_ask = False  # as on a GPU
+        vecenv.advance(0)
+        storage.actions[1] = 5
+        with Watched() as watched:
+            vecenv.advance(0)
+        assert not watched.names & {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item"}
+        assert env.given.max() == 1 and env.given.shape == (8, 3)  # within its bounds
+        log = vecenv.log()
+        assert log["n"] == 16 and (log.get("speed") == 1) == (mode == "same_step")
+
+
+def make_trainer(vecenv, network=models.MinGRUPolicy, **settings):
+    torch.manual_seed(1)
+    policy = network(vecenv, hidden_size=16) if network is models.MinGRUPolicy else network(vecenv)
+    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "data_dir": None,
+                "log_interval": 1e9, "learning_rate": 0.01, **settings}  # fmt: skip
+    return pufferl.PuffeRL(settings, vecenv, policy)
+
+
+def trained(epochs, mode, **settings):
+    trainer = make_trainer(vector.make(lambda: Walks(32, mode=mode, limit=5)), **settings)
+    for _ in range(epochs):
+        trainer.evaluate()
+        losses = trainer.train()
+    entry = trainer.mean_and_log()
+    names = "observations", "actions", "rewards", "terminals", "truncations", "resets", "valid"
+    arrays = {name: trainer.storage[name].clone() for name in names} | {"bootstraps": trainer.bootstraps.clone()}
+    assert getattr(trainer.engine, "together", False) == (trainer.vecenv.device is not None)
+    trainer.release()
+    return arrays, trainer.arena.flat("weights").clone(), losses, entry
+
+
+@pytest.mark.parametrize("cudagraphs", [-1, 2])
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+@pytest.mark.parametrize("network", [models.MinGRUPolicy, models.Default])
+def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
+    """On what stands for a GPU in tests/test_devices.py: environments write the policy's arrays, and the run is that of
+    environments that write the host's, graphs or not."""
+    from test_devices import Recorder, arena, on_a_cpu, recorded
+
+    monkeypatch.setattr(arena, "SIMULATOR", True)
+    monkeypatch.setattr(arena, "_launch", recorded(on_a_cpu))
+    monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
+    common = {"network": network, "device": "cuda", "cudagraphs": cudagraphs}
+    with monkeypatch.context() as patch:
+        patch.setattr(vector.Tensors, "device", property(lambda self: None, lambda self, device: None), raising=False)
+        through_host = trained(5, mode, **common)
+    written = []
+    monkeypatch.setattr(fused.Graphs, "on_host", lambda self, name: written.append(name) or self.storage[name])
+    direct = trained(5, mode, **common)
+    assert "observations" in written
+    for name, tensor in direct[0].items():
+        assert torch.equal(tensor, through_host[0][name]), name
+    assert direct[0]["bootstraps"].any() and torch.equal(direct[1], through_host[1])
+    assert direct[2] == through_host[2]
+    same = {name for name in direct[3] if name.startswith(("environment/", "vital/"))}
+    assert same and all(direct[3][name] == pytest.approx(through_host[3][name], nan_ok=True) for name in same)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What simulators return
+
+
+class IsaacLabStandIn(gymnasium.Env):
+    """The types of Isaac Lab's ManagerBasedRLEnv: dicts of groups, float rewards, bool flags, extras that live on with
+    a "log" of the last reset; ended episodes begin anew within the step, and nobody sees their last observation."""
+
+    metadata = {"render_modes": [None]}  # noqa: RUF012
+
+    def __init__(self, num_envs=4, length=5):
+        self.num_envs, self.device, self.max_episode_length = num_envs, "cpu", length
+        self.single_observation_space = spaces.Dict({"policy": spaces.Box(-np.inf, np.inf, (2,)),
+                                                     "critic": spaces.Box(-np.inf, np.inf, (3,))})  # fmt: skip
+        self.single_action_space = spaces.Box(-np.inf, np.inf, (1,))
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.episode_length_buf, self.extras = torch.zeros(num_envs, dtype=torch.long), {}
+        self.place = torch.zeros(num_envs)
+
+    def _observe(self):
+        see = torch.stack([self.place, self.episode_length_buf.float()], 1)
+        return {"policy": see, "critic": torch.nn.functional.pad(see, (0, 1))}
+
+    def _reset_idx(self, env_ids):
+        self.extras["log"] = {"Episode_Reward/place": self.place[env_ids].mean(),
+                              "Episode_Termination/time_out": len(env_ids)}  # fmt: skip
+        self.place[env_ids], self.episode_length_buf[env_ids] = 0.0, 0
+
+    def reset(self, seed=None, env_ids=None, options=None):
+        self._reset_idx(torch.arange(self.num_envs))
+        return self._observe(), self.extras
+
+    def step(self, action):
+        assert action.shape == (self.num_envs, 1) and action.dtype == torch.float32
+        self.place += action[:, 0]
+        self.episode_length_buf += 1
+        terminated, time_outs = self.place > 10, self.episode_length_buf >= self.max_episode_length
+        rewards, ended = self.place.clone(), (terminated | time_outs).nonzero().squeeze(-1)
+        if len(ended):
+            self._reset_idx(ended)
+        return self._observe(), rewards, terminated, time_outs, self.extras
+
+
+def test_isaac_lab():
+    env = IsaacLabStandIn()
+    with pytest.raises(TypeError, match=r"holds 4 environments itself.*tensors.IsaacLab"):
+        vector.make(lambda: gymnasium.wrappers.OrderEnforcing(env))  # as gymnasium.make gives it
+    with vector.make(lambda: tensors.IsaacLab(gymnasium.wrappers.OrderEnforcing(env))) as vecenv:
+        assert vecenv.single_observation_space == env.single_observation_space["policy"]
+        storage = vecenv.allocate(5)
+        storage.actions[:, :, 0] = [0, 1, 2, 3]
+        for _ in range(5):
+            vecenv.advance(0)
+        np.testing.assert_array_equal(storage.terminals[:, 3], [0, 0, 0, 1, 0])
+        np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
+        np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
+        # the observation that the last action was taken from, in place of the last one, which is not given
+        np.testing.assert_array_equal(storage.final_observations[:3], storage.observations[4, :3])
+        log = vecenv.log()
+        assert (log["n"], log["episode_length"]) == (4, 4.75)
+        assert log["episode_return"] == (0 + 15 + 30 + 30) / 4
+        # of the first to end the mean was 12, of the three others together 5
+        assert log["Episode_Reward/place"] == (12 + 3 * 5) / 4 and log["Episode_Termination/time_out"] == 2.5
+
+
+class MjlabStandIn(IsaacLabStandIn):
+    """mjlab's differences: spaces of its own, groups by other names, and resets that are the caller's if it wants."""
+
+    def __init__(self):
+        super().__init__()
+        self.cfg = SimpleNamespace(auto_reset=False)
+
+        class Box:
+            shape, dtype, low, high = (2,), "float32", -math.inf, math.inf
+
+        class Dict:
+            shape, dtype, spaces = (), "float32", {"actor": Box()}
+
+        self.single_observation_space = Dict()
+        self.single_action_space = Box()
+        self.single_action_space.shape = (1,)
+
+    def _observe(self):
+        return {"actor": super()._observe()["policy"]}
+
+    def reset(self, seed=None, env_ids=None, options=None):
+        self._reset_idx(torch.arange(self.num_envs) if env_ids is None else env_ids)
+        return self._observe(), self.extras
+
+    def step(self, action):
+        self.place += action[:, 0]
+        self.episode_length_buf += 1
+        return (self._observe(), self.place.clone(), self.place > 10, self.episode_length_buf >= 5, self.extras)
+
+
+def test_mjlab():
+    with vector.make(lambda: tensors.IsaacLab(MjlabStandIn(), group="actor")) as vecenv:
+        assert vecenv.single_observation_space == spaces.Box(-np.inf, np.inf, (2,))
+        storage = vecenv.allocate(5)
+        storage.actions[:, :, 0] = [0, 1, 2, 3]
+        for _ in range(5):
+            vecenv.advance(0)
+        np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
+        np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
+        np.testing.assert_array_equal(storage.final_observations[:3], [[0, 5], [5, 5], [10, 5]])  # the true ones
+    with pytest.raises(ValueError, match="no group 'policy' of observations; it has 'actor'"):
+        tensors.IsaacLab(MjlabStandIn())
+
+
+class ManiSkillStandIn(gymnasium.vector.VectorEnv):
+    """The types of ManiSkillVectorEnv with record_metrics: no word of autoreset in its metadata; the final observation
+    and info of all environments, with masks of those that ended; partial resets by env_idx."""
+
+    auto_reset = True
+
+    def __init__(self, num_envs=4):
+        self.num_envs, self.device = num_envs, torch.device("cpu")
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.place, self.elapsed_steps = torch.zeros(num_envs), torch.zeros(num_envs, dtype=torch.int32)
+        self.success_once, self.returns = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs)
+
+    def _observe(self):
+        return torch.stack([self.place, self.elapsed_steps.float()], 1)
+
+    def reset(self, *, seed=None, options=None):
+        which = torch.arange(self.num_envs) if options is None else options["env_idx"]
+        self.place[which], self.elapsed_steps[which] = 0.0, 0
+        self.success_once[which], self.returns[which] = False, 0.0
+        return self._observe(), {"reconfigure": False}
+
+    def step(self, actions):
+        self.place += actions[:, 0]
+        self.elapsed_steps += 1
+        success, rewards = self.place >= 3, self.place.clone()
+        self.success_once |= success
+        self.returns += rewards
+        truncations, observations = self.elapsed_steps >= 4, self._observe()
+        infos = {"elapsed_steps": self.elapsed_steps.clone(), "success": success, "episode": {
+            "success_once": self.success_once.clone(), "return": self.returns.clone(),
+            "episode_len": self.elapsed_steps.clone()}}  # fmt: skip
+        ended = success | truncations
+        if ended.any():
+            final_info = {key: dict(part) if key == "episode" else part.clone() for key, part in infos.items()}
+            final, (observations, infos) = observations, self.reset(options={"env_idx": ended.nonzero()[:, 0]})
+            infos |= {"final_observation": final, "final_info": final_info, "_final_info": ended,
+                      "_final_observation": ended, "_elapsed_steps": ended}  # fmt: skip
+        return observations, rewards, success, truncations, infos
+
+
+def test_maniskill():
+    with pytest.raises(ValueError, match="does not say its mode of autoreset"):
+        vector.make(ManiSkillStandIn)
+    with vector.make(lambda: tensors.ManiSkill(ManiSkillStandIn())) as vecenv:
+        storage = vecenv.allocate(4)
+        storage.actions[:, :, 0] = [0, 0.5, 1, 9]  # the last one is clipped to 1
+        for _ in range(4):
+            vecenv.advance(0)
+        np.testing.assert_array_equal(storage.terminals, np.array([[0, 0, 0, 0]] * 2 + [[0, 0, 1, 1], [0, 0, 0, 0]]))
+        np.testing.assert_array_equal(storage.truncations[3], [1, 1, 0, 0])
+        np.testing.assert_array_equal(storage.final_observations[:2], [[0, 4], [2, 4]])
+        np.testing.assert_array_equal(storage.observations[4], [[0, 0], [0, 0], [1, 1], [1, 1]])
+        log = vecenv.log()
+        assert (log["n"], log["success"], log["episode/success_once"], log["episode/episode_len"]) == (4, 0.5, 0.5, 3.5)
+        assert log["episode_return"] == log["episode/return"] == (0 + 5 + 6 + 6) / 4
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])  # its wrapper cannot convert the info of SameStep
+def test_gymnasiums_own_vector_environments_in_torch(mode):
+    """Gymnasium's CartPoles through its NumpyToTorch, beside the same ones without."""
+    pytest.importorskip("array_api_compat", reason="pip install array_api_compat")
+
+    from gymnasium.wrappers.vector import NumpyToTorch
+
+    def cartpoles(wrapper=lambda env: env):
+        mode_of = {"autoreset_mode": gymnasium.vector.AutoresetMode(mode)}
+        return wrapper(gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs=mode_of, max_episode_steps=12))
+
+    ours = vector.make(lambda: cartpoles(NumpyToTorch))
+    assert type(ours) is vector.Tensors
+    assert_same_rollouts(rollouts(ours), rollouts(vector.make(cartpoles, backend="serial")))
+
+
+def test_gymnasiums_environments_in_jax():
+    pytest.importorskip("jax")
+    with vector.make(lambda: gymnasium.make_vec("phys2d/CartPole-v1", 8)) as vecenv:
+        assert type(vecenv) is vector.Tensors
+        storage = vecenv.allocate(32)
+        for _ in range(32):
+            vecenv.advance(0)
+        ends = storage.terminals | storage.truncations
+        assert ends.any() and np.array_equal(storage.valid[1:], 1 - ends) and vecenv.log()["n"] == ends.sum()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# JAX by name
+
+
+def test_gymnax():
+    """Ends told from time limits, with the true last observation, which has no place among the first ones."""
+    pytest.importorskip("gymnax")
+    with vector.make("gymnax/CartPole-v1", 64, env_kwargs={"max_steps_in_episode": 30}, seed=3) as vecenv:
+        assert type(vecenv) is vector.Tensors and vecenv.num_envs == 64
+        rng, cut, ended, log = np.random.default_rng(0), 0, 0, {}
+        first = vecenv.reset(seed=3)[0].copy()
+        assert len(np.unique(first, axis=0)) == 64
+        for _ in range(120):
+            observations, rewards, terminals, truncations, infos = vecenv.step(rng.integers(0, 2, 64))
+            final, done = vecenv.storage.final_observations, terminals | truncations
+            assert (rewards == 1).all() and (abs(observations[done]) <= 0.05).all()
+            alone = truncations & ~terminals
+            assert (abs(final[alone]).max(1) > 0.05).all() and (abs(final[alone, 2]) < 0.2095).all()
+            cut, ended, log = cut + alone.sum(), ended + terminals.sum(), infos[0] if infos else log
+        assert cut > 0 and ended > 50 and log["episode_length"] <= 30
+        np.testing.assert_array_equal(vecenv.reset(seed=3)[0], first)
+
+
+def test_brax():
+    """Its environment for tests: 5 steps, then the time limit."""
+    pytest.importorskip("brax")
+    with vector.make("brax/fast", 4, env_kwargs={"episode_length": 5}) as vecenv:
+        storage = vecenv.allocate(12)
+        for _ in range(12):
+            vecenv.advance(0)
+        np.testing.assert_array_equal(storage.truncations[:, 0], [0, 0, 0, 0, 1] * 2 + [0, 0])
+        assert not storage.terminals.any() and vecenv.log() == {
+            "episode_return": 0, "episode_length": 5, "score": 0, "n": 8}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_brax_tells_a_fall_from_the_time_limit():
+    pytest.importorskip("brax")
+    settings = {"episode_length": 8, "backend": "spring"}
+    with vector.make("brax/inverted_pendulum", 16, env_kwargs=settings) as vecenv:
+        storage = vecenv.allocate(24)
+        storage.actions[:, :8] = 3.0  # out of its bounds, so it is clipped
+        for _ in range(24):
+            vecenv.advance(0)
+        falls, cuts = storage.terminals.sum(0), storage.truncations.sum(0)
+        assert falls[:8].min() > 0 and cuts[8:].sum() > 0 and not (storage.terminals & storage.truncations).any()
+        assert vecenv.log()["n"] == falls.sum() + cuts.sum()
+
+
+def test_families_know_what_they_are():
+    creator = environments.load_creator("gymnax/CartPole-v1")
+    assert creator.settings == {"num_envs": 1024, "max_steps_in_episode": 0} and not creator.takes_copies
+    assert vector.choose_backend(creator, None, 64) is vector.Tensors
+    assert vector.choose_backend(creator, "serial") is vector.Serial
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which backend, and errors
+
+
+def test_only_what_returns_tensors_is_taken_for_it(tmp_path):
+    with vector.make(CARTPOLE, env_kwargs={"num_envs": 3}) as vecenv:
+        assert type(vecenv) is vector.Tensors and vecenv.num_agents == 3
+    with vector.make(CARTPOLE, num_envs=3, backend="tensors") as vecenv:
+        assert vecenv.num_agents == 3
+    with vector.make(lambda: Walks(kind="numpy")) as vecenv:
+        assert type(vecenv) is vector.Serial and vecenv.num_agents == 5
+    args = pufferl.load_config(CARTPOLE, ["--env.num-envs", "12"])
+    assert args["vec"]["num_envs"] == 1
+    assert pufferl.load_env(CARTPOLE, args).num_agents == 12
+
+
+class Wrong(Unmoved):
+    def __init__(self, mode="same_step", **changes):
+        super().__init__(mode)
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+
+def wrong(i, value):
+    """It returns `value` as the i-th of a step's arrays."""
+    answer = list(Unmoved("same_step").answer)
+    answer[i] = value
+    return Wrong(answer=tuple(answer))
+
+
+ERRORS = {
+    "mode": (lambda: Wrong("sometimes"), "has the mode of autoreset 'sometimes'.*same_step"),
+    "no mode": (lambda: Wrong(metadata={}), "does not say its mode of autoreset.*tensors.IsaacLab"),
+    "shape": (lambda: wrong(0, torch.zeros(8, 3)), r"first reset\(\).*expected shape \(8, 2\), got shape \(8, 3\)"),
+    "NaN": (lambda: wrong(0, torch.full((8, 2), math.nan)), r"first reset\(\).*is nan, expected -1"),
+    "dtype": (lambda: Wrong(single_observation_space=spaces.Box(0, 9, (2,), np.uint8)), "expected dtype uint8, got"),
+    "rewards": (lambda: wrong(1, torch.ones(8, 1)), r"rewards of the first step\(\) have shape \(8, 1\)"),
+    "NaN reward": (lambda: wrong(1, torch.full((8,), math.nan)), "rewards.*hold nan for environment 0"),
+    "flags": (lambda: wrong(2, torch.zeros(8)), r"terminated of the first.*float32, expected.*bools"),
+    "list": (lambda: wrong(1, [1.0] * 8), "rewards of the first.*torch tensor or an array .* got list"),
+    "four": (lambda: Wrong(step=lambda actions: Unmoved("disabled").answer), "returned 4 values; expected"),
+    "old reset": (lambda: Wrong(reset=lambda seed=None: torch.zeros(8, 2)), r"expected \(observations, info dict\)"),
+    "dict of actions": (lambda: Wrong(single_action_space=spaces.Dict(a=spaces.Discrete(2))), "acts in a Discrete"),
+    "text": (lambda: Wrong(single_observation_space=spaces.Dict(a=spaces.Text(3))), "Text, which no tensor has"),
+    "numpy": (lambda: Walks(kind="numpy"), "neither torch tensors nor arrays with __dlpack__"),
+    "one": (lambda: gymnasium.make("CartPole-v1"), "has no num_envs and single_observation_space"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_an_error_says_what_is_wrong(case):
+    make, words = ERRORS[case]
+    with pytest.raises((ValueError, TypeError), match=words):  # noqa: SIM117
+        with vector.make(make, backend="tensors") as vecenv:
+            vecenv.allocate(2)
+            vecenv.advance(0)
+
+
+def test_other_backends_say_who_takes_them():
+    for call, words in (
+        (lambda: vector.make(lambda: Unmoved("disabled"), backend="serial"), "holds 8 environments.*backend tensors"),
+        (lambda: vector.make(Walks, backend="serial").reset(), "vec.backend tensors"),
+        (lambda: vector.make("breakout", backend="tensors"), "breakout is in C: take native"),
+        (lambda: vector.make(lambda: Walks(), 3, backend="tensors"), "not 3: leave vec.num_envs at 1"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            call()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
+    """Weights, optimizer and step count go on; episodes begin anew, from the same seed each time."""
+
+    def run(path, **settings):
+        vecenv = vector.make(CARTPOLE, env_kwargs={"num_envs": 32}, seed=1)
+        trainer = make_trainer(vecenv, total_timesteps=2048, data_dir=str(tmp_path), **settings)
+        if path is not None:
+            trainer.load_checkpoint(path)
+        return trainer
+
+    first = run(None, run_id="a")
+    for _ in range(4):
+        first.evaluate()
+        first.train()
+    folder, weights = first.run_folder, first.arena.flat("weights").clone()
+    first.close()
+    ends = []
+    for name in "bc":
+        again = run(folder, run_id=name)
+        assert again.global_step == 4 * 8 * 32 and torch.equal(again.arena.flat("weights"), weights)
+        assert "all environments begin new episodes" in capsys.readouterr().out
+        for _ in range(4):
+            again.evaluate()
+            again.train()
+        ends.append(again.arena.flat("weights").clone())
+        again.close()
+    assert torch.equal(*ends) and not torch.equal(ends[0], weights)
+
+
+def test_train_and_eval_by_the_command_line(tmp_path):
+    """A short run, and the mean of one episode in each of 16 of them."""
+    options = ["--env.num-envs", "16", "--data-dir", str(tmp_path)]
+    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options, "--train.total-timesteps", "4000"]
+    subprocess.run(train, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options, "--load-model-path", "latest",
+                "--eval.episodes", "16"]  # fmt: skip
+    result = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "16 episodes" in result.stdout and "episode_return" in result.stdout, result.stdout
+
+
+@pytest.mark.slow
+def test_the_example_learns(tmp_path):
+    """Mean return of 256 fresh episodes; 500 is the most, a random policy has about 22."""
+    options = ["--env.num-envs", "256", "--data-dir", str(tmp_path)]
+    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options, "--train.total-timesteps", "400000"]
+    subprocess.run(train, cwd=ROOT, check=True, timeout=900)
+    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options, "--load-model-path", "latest",
+                "--eval.episodes", "256"]  # fmt: skip
+    said = subprocess.run(evaluate, cwd=ROOT, check=True, capture_output=True, text=True, timeout=900).stdout
+    assert float(re.search(r"score +mean +([\d.]+)", said).group(1)) >= 400, said
