@@ -507,7 +507,8 @@ def _draw_cpu(begin, end, cumulative, seed, clock, first, index):
 def _draw_weights_cpu(begin, end, masses, cumulative, index, beta, weights):
     N = len(masses)
     for m in range(begin, end):
-        weights[m] = (N * (masses[index[m]] / cumulative[N - 1])) ** -np.float64(beta[0])
+        share = N * (masses[index[m]] / cumulative[N - 1])
+        weights[m] = share ** -np.float64(beta[0]) if share > 0.0 else np.nan  # NaN ** 0 is 1, which would hide it
 
 
 def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
@@ -1382,7 +1383,7 @@ class Muon:
             for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
                 arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape), group="muon")
         arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
-        self._together, self._groups = together and bool(shapes), None
+        self._together, self._groups, self._trained = together and bool(shapes), None, None
 
     @classmethod
     def _joined(cls, shapes):
@@ -1398,7 +1399,14 @@ class Muon:
                 joined[shape] = shapes[shape]
         return joined
 
+    def freeze(self, names):
+        """From now on these weights, named in the arena's order, and their momentum stay as they are, and all others are
+        trained. Their gradients must be zero."""
+        self._trained = self.arena.without("weights", names)
+
     def _bind(self):
+        if self._trained is None:
+            self.freeze(())
         self._groups = []
         for (rows, columns), members in self._shapes.items():
             work = [self.arena[f"muon/{rows}x{columns}/{name}"] for name in "xysp"]
@@ -1458,20 +1466,26 @@ class Muon:
             work = checked("Muon", "flat", flat, tuple(flat.shape))
             places = checked("Muon", "places", self._tables[0], updates.shape, np.int32)
             scales = checked("Muon", "scales", self._tables[1], updates.shape)
-            run(_nesterov_cuda, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
+            for part in self._trained:
+                run(_nesterov_cuda, part.stop - part.start, 16 * BLOCK, gradients[part], momentum[part], updates[part],
+                    scalars, places[part], work)
             for (x, y, gram, polynomial), _ in self._groups:
                 torch.div(y, torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-7, out=x)
                 self._orthogonalise(x, y, gram, polynomial)
-            run(_apply_cuda, len(weights), 16 * BLOCK, weights, updates, scalars, places, scales, work)
+            for part in self._trained:
+                run(_apply_cuda, part.stop - part.start, 16 * BLOCK, weights[part], updates[part], scalars, places[part],
+                    scales[part], work)
             return norm
-        run(_nesterov_cpu, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars)
+        for part in self._trained:
+            run(_nesterov_cpu, part.stop - part.start, 16 * BLOCK, gradients[part], momentum[part], updates[part], scalars)
         for (x, y, gram, polynomial), matrices in self._groups:
             for normalised, (matrix, _) in zip(x, matrices, strict=True):
                 torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
             self._orthogonalise(x, y, gram, polynomial)
             for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
-        run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
+        for part in self._trained:
+            run(_apply_cpu, part.stop - part.start, 16 * BLOCK, weights[part], updates[part], scalars)
         return norm
 
     @staticmethod

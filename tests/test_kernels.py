@@ -277,6 +277,10 @@ def test_bfloat16_rounds_to_the_nearest():
     expected = torch.from_numpy(np.where(away, (x.view(np.uint32) + 1).view(np.float32), x)).bfloat16()
     assert np.array_equal(back, expected.float().numpy(), equal_nan=True)
     assert np.array_equal(bits[:-1], expected.view(torch.uint16).numpy()[:-1])
+    nans = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000, 0x7F808000, 0x7FFF8000], np.uint32)
+    bits, back = np.zeros(len(nans), np.uint16), np.zeros(len(nans), np.float32)
+    bfloat_probe(nans.view(np.float32), bits, back)
+    assert np.isnan(back).all(), "a rounding up would carry into the sign and leave a zero"
 
 
 def test_exp_and_sigmoid():
@@ -850,6 +854,33 @@ def test_logits_that_rule_a_choice_out_are_a_mask(low):
     for expected, actual in zip(masked[1:], fused_loss(data, **COEFFICIENTS)[1:], strict=True):
         if expected is not None:
             close(actual, expected, 1e-6)
+
+
+@pytest.mark.parametrize("low", [-math.inf, float(np.finfo(np.float32).min), -1e30])
+@pytest.mark.parametrize("heads", [[6], [4, 3, 2]])
+def test_entropy_and_gradient_of_a_networks_own_mask_are_those_of_categorical(heads, low):
+    data = minibatch(7, 5, heads=heads, masked=True)
+    ruled_out = data.pop("masks")[:7] == 0
+    data["outputs"][..., :-1] = data["outputs"][..., :-1].masked_fill(ruled_out, low)
+    statistics, grad, *_ = fused_loss(data, **{**COEFFICIENTS, "ent_coef": 1.0, "vf_coef": 0.0})
+    without = fused_loss(data, **{**COEFFICIENTS, "ent_coef": 0.0, "vf_coef": 0.0})[1]
+    logits = data["outputs"][..., :-1].double().requires_grad_()
+    parts = [torch.distributions.Categorical(logits=head) for head in logits.split(heads, -1)]
+    live = drawn(data, "valid") != 0
+    entropy = sum(part.entropy() for part in parts)[live].mean()
+    entropy.backward()
+    assert statistics["entropy"] == pytest.approx(float(entropy), abs=1e-5)
+    close((without - grad)[..., :-1], logits.grad, 1e-5)
+
+
+def test_a_draw_tells_of_a_nan_whatever_beta_is():
+    """NaN to the power of zero is 1."""
+    for broken in (math.nan, math.inf):
+        masses = torch.ones(8, dtype=torch.float64)
+        masses[6] = broken
+        index, weights = torch.zeros(4, dtype=torch.int64), torch.zeros(4)
+        kernels.draw(masses, torch.zeros(8, dtype=torch.float64), index, weights, seed=1, clock=(0, 0), beta=0.0)
+        assert weights.isnan().all() and ((0 <= index) & (index < 8)).all()
 
 
 def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
