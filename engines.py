@@ -449,7 +449,7 @@ class _Pair:
         self.arena.flat("gradients").zero_()
         self.fast.backward(slope, None if log_std is None else torch.ones_like(log_std))
         for name, parameter in self.policy.named_parameters():
-            if not parameter.requires_grad:  # the trainer throws its gradient away
+            if not parameter.requires_grad:  # the optimizer throws its gradient away
                 continue
             theirs = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if not (error := _error(self.arena[f"gradients/policy.{name}"], theirs)) < 0.05:

@@ -170,7 +170,6 @@ class PuffeRL:
         self.running_returns = torch.zeros(N)
         if c["optimizer"] != "muon":
             self.optimizer = TorchOptimizer(c, self.policy, arena)
-        self.frozen = []  # the names, in the arena, of the parameters that stay as they are
 
     def _say_engine(self, why):
         """Keep the engine's name and why it is not the fast one; say the latter."""
@@ -180,11 +179,7 @@ class PuffeRL:
 
     def _check_engine(self, thoroughly=False):
         """Go on with `Autograd` if the network has become another than the engine restates; see what is frozen now."""
-        frozen = find_frozen(self.policy, self.arena)
-        if frozen != self.frozen:
-            self.frozen = frozen
-            self.optimizer.freeze(frozen)
-            self.engine.forget()
+        follow_frozen(self)
         why = self.engine.outdated(thoroughly)
         if why:
             self.engine = engines.any_network(self.engine)
@@ -294,8 +289,6 @@ class PuffeRL:
         """The gradients of the minibatch's loss."""
         kernels.normalisation(self.moments, self.settings)
         self.engine.learn(self.index)
-        for name in self.frozen:  # an engine may have written all of them
-            self.arena[f"gradients/{name}"].zero_()
 
     def _update(self):
         """One optimizer step; once a gradient's norm is not finite, nothing changes any more."""
@@ -587,14 +580,14 @@ class TorchOptimizer:
     def freeze(self, names):
         """From now on the parameters of these names, in the arena, and their state stay as they are; all others are
         trained."""
-        self.frozen = [self.parameters[name] for name in names]
+        self.frozen = names
 
     def step(self, rate, found_inf):
         """One step at the learning rate in the tensor `rate`; returns the norm before the clip, a tensor. found_inf
         becomes 1 if that is not finite; while it is not 0, nothing changes."""
-        kept = [parameter.grad for parameter in self.frozen]
-        for parameter in self.frozen:  # torch leaves alone what has no gradient
-            parameter.grad = None
+        for name in self.frozen:
+            self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
+            self.parameters[name].grad = None  # torch leaves alone what has none
         gradients = self.arena.flat("gradients")
         norm = torch.as_tensor(kernels.gradient_norm(gradients))
         found_inf.copy_((found_inf != 0) | ~norm.isfinite())
@@ -611,8 +604,8 @@ class TorchOptimizer:
                     weight.copy_(parameter.data)
                     parameter.data = weight
                 parameter.grad = self.arena[f"gradients/{name}"]
-        for parameter, gradient in zip(self.frozen, kept, strict=True):
-            parameter.grad = gradient
+        for name in self.frozen:
+            self.parameters[name].grad = self.arena[f"gradients/{name}"]
         return norm
 
     def state(self):
@@ -694,18 +687,20 @@ def check_norms(trainer, norms):
                                  + (f", and so was the last checkpoint, in {good}." if good else "."))
 
 
-def find_frozen(policy, arena):
-    """The names, in the arena, of the parameters that are frozen (requires_grad is False). RuntimeError for weights that
-    were put into the network after the trainer was made: nothing would train them."""
-    frozen = []
-    for name, parameter in policy.named_parameters():
+def follow_frozen(trainer):
+    """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError for weights that were
+    put into the network after the trainer was made: nothing would train them."""
+    frozen, arena = [], trainer.arena
+    for name, parameter in trainer.policy.named_parameters():
         place = f"weights/policy.{name}"
         if place not in arena or parameter.data_ptr() != arena[place].data_ptr():
             raise RuntimeError(f"{name} has come into the network after the trainer was made, and would not be "
                                "trained: change the network first, then make a PuffeRL.")
         if not parameter.requires_grad:
             frozen.append(f"policy.{name}")
-    return frozen
+    if frozen != trainer.optimizer.frozen:
+        trainer.optimizer.freeze(frozen)
+        trainer.engine.forget()
 
 
 def explain_nan(trainer):
@@ -749,7 +744,7 @@ def forbidden(trainer):
     if masks is not None and not all(head.any() for head in masks[t, n].split(heads.tolist())):
         return f"the action mask of agent {n} forbids every choice of a head: leave one, or let the agent be dead"
     if torch.isfinite(trainer.values[t, n]) and torch.isfinite(s["observations"][t, n].float()).all():
-        return ("its value is finite, so the network itself may rule out every choice of a head, as with logits that are "
+        return ("the value is finite, so the network may itself rule out every choice of a head, with logits that are "
                 "all -inf: leave one; else lower train.learning_rate")
     return None
 

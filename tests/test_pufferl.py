@@ -804,7 +804,7 @@ class RulesOut(torch.nn.Module):
         self.sizes, self.low, self.everything = list(env.action_heads), low, everything
         self.linear = torch.nn.Linear(math.prod(env.observation_shape), sum(self.sizes) + 1)
 
-    def forward(self, observations, state=None):
+    def forward(self, observations):
         x = self.linear(observations.flatten(1).float())
         heads = [torch.cat([head[:, :1] * 0 + self.low, head[:, 1:] + (self.low if self.everything else 0)], 1)
                  for head in x[:, :-1].split(self.sizes, 1)]  # fmt: skip
@@ -814,23 +814,20 @@ class RulesOut(torch.nn.Module):
 LOWS = [torch.finfo(torch.float32).min, -math.inf]
 
 
-@pytest.mark.parametrize("env", ["masked", "target"])
+@pytest.mark.parametrize("case", [{"env": "squared"}, CASES["multi-agent, two heads"]], ids=["one head", "two heads"])
 @pytest.mark.parametrize("low", LOWS)
-def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(tmp_path, env, low):
+def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(tmp_path, case, low):
     results = []
     for number in (low, -1e4):
-        trainer = make_trainer(tmp_path, env, lambda v, number=number: RulesOut(v, number), minibatch_size=24 * 8)
+        trainer = make_trainer(tmp_path, policy=lambda env, number=number: RulesOut(env, number), **case,
+                               minibatch_size=24 * 8, replay_ratio=1.0)  # one minibatch  # fmt: skip
         trainer.evaluate()
         T, network = trainer.horizon, trainer.policy
         with torch.no_grad():
             logits, _ = network(trainer.storage["observations"][:T].flatten(0, 1))
-        masks = trainer.storage["action_masks"]
-        masks = torch.ones(T, trainer.num_agents, sum(network.sizes)) if masks is None else masks[:T]
         heads = logits if isinstance(logits, list) else [logits]
-        heads = [head.masked_fill(mask == 0, -math.inf).view(T, -1, head.shape[1])
-                 for head, mask in zip(heads, masks.flatten(0, 1).split(network.sizes, 1), strict=True)]  # fmt: skip
         entropy = sum(torch.distributions.Categorical(logits=head).entropy() for head in heads)
-        logs = trainer.train()
+        entropy, logs = entropy.view(T, -1), trainer.train()
         live = trainer.storage["valid"][:T, trainer.index] != 0
         assert logs["entropy"] == pytest.approx(float(entropy[:, trainer.index][live].mean()), abs=1e-5)
         results.append(run_epochs(trainer, 2)["linear.weight"])
