@@ -67,6 +67,7 @@ from configuration import (  # load_* for scripts
     out_of_memory,
     own_optimizer,
 )  # fmt: skip
+from emulation import Fault
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import make  # noqa: F401 for scripts: make("breakout", num_envs=256)
 
@@ -1017,7 +1018,7 @@ def main(argv=None):
         if gpus != started and any(option.startswith("--train.gpus") for option in argv):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this machine; leave it out.")
         verbs[argv[0]](argv[1], args)
-    except (ConfigError, FloatingPointError, MemoryError, ranks.RankError) as error:
+    except (ConfigError, Fault, FloatingPointError, MemoryError, ranks.RankError) as error:
         # Rank 0 says it where it happened there, or to all alike, as a gradient that is not finite does.
         alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
         sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {error}")
