@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import configuration
 import models
@@ -30,7 +31,7 @@ def recipe(tmp_path, monkeypatch):
 
 def test_every_recipe_has_a_test():
     here = Path(__file__).read_text()
-    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 15
+    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 16
     assert [title for title in RECIPES if f'"{title}"' not in here and not title.startswith("CleanRL")] == []
 
 
@@ -93,6 +94,15 @@ def test_several_seeds(recipe):
 def test_own_network(recipe):
     trainer = recipe("A network of your own")["trainer"]
     assert isinstance(trainer.policy, models.LSTMWrapper) and trainer.global_step == 4096
+
+
+def test_asymmetric_critic(recipe):
+    names = recipe("An asymmetric critic")
+    policy, observations = names["policy"], names["trainer"].storage["observations"][0]
+    assert observations.shape == (8, 4) and observations.dtype == torch.float32
+    others = [observations + step for step in torch.eye(4)]
+    told = [[not torch.equal(a, b) for a, b in zip(policy(observations), policy(other), strict=True)] for other in others]
+    assert sorted(told) == [[False, True]] * 2 + [[True, True]] * 2, "the actor sees two of four numbers, the critic all"
 
 
 def test_own_logger(recipe, tmp_path):
