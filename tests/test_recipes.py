@@ -100,9 +100,9 @@ def test_asymmetric_critic(recipe):
     names = recipe("An asymmetric critic")
     policy, observations = names["policy"], names["trainer"].storage["observations"][0]
     assert observations.shape == (8, 4) and observations.dtype == torch.float32
-    others = [observations + step for step in torch.eye(4)]
-    told = [[not torch.equal(a, b) for a, b in zip(policy(observations), policy(other), strict=True)] for other in others]
-    assert sorted(told) == [[False, True]] * 2 + [[True, True]] * 2, "the actor sees two of four numbers, the critic all"
+    told = [[not torch.equal(a, b) for a, b in zip(policy(observations), policy(observations + step), strict=True)]
+            for step in torch.eye(4)]  # fmt: skip
+    assert sorted(told) == [[False, True]] * 2 + [[True, True]] * 2, "the actor sees two of four, the critic all"
 
 
 def test_own_logger(recipe, tmp_path):
