@@ -191,6 +191,16 @@ class Arena:
         """The whole range of a group as one 1-D tensor. Raises KeyError where its tensors differ in dtype."""
         return self._flats[group]
 
+    def without(self, group, names):
+        """The parts of `flat(group)`, as slices, that are not of these tensors of it, which stand in its order."""
+        flat, parts, first = self.flat(group), [], 0
+        for name in names:
+            tensor = self[f"{group}/{name}"]
+            place = (tensor.data_ptr() - flat.data_ptr()) // flat.itemsize
+            parts.append(slice(first, place))
+            first = place + tensor.numel()
+        return [*parts, slice(first, len(flat))]
+
     def __getitem__(self, name):
         return self._views[name]
 

@@ -29,6 +29,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+
+class Fault(ValueError):
+    """What an environment does that it must not; the message says what, what was expected, and what to do."""
+
+
+@functools.cache
+def warn_once(text):
+    warnings.warn(text, stacklevel=3)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Observations: a space as one structured dtype, and as one flat Box
 
@@ -340,39 +350,49 @@ def find_mask(observation, info):
 # What environments return: the check of the first step, and infos
 
 
+HAIR = 1e-6  # of a bound, or of 1: what lies so little outside was rounded
+
+
 def check_value(space, value, what):
-    """Raise ValueError that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A float64 where a
-    float32 is declared passes, as it can be cast."""
+    """Raise a Fault that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A float64 where a
+    float32 is declared passes, as it can be cast; floats a HAIR outside their bounds are warned of, once."""
     children = _children(space)
     if children is not None:
         keys = [key for _, key, _ in children]
         if isinstance(space, spaces.Tuple):
             if not isinstance(value, tuple | list) or len(value) != len(keys):
-                raise ValueError(f"{what} breaks its space: expected a tuple of {len(keys)}, got {_describe(value)}.")
+                raise Fault(f"{what} breaks its space: expected a tuple of {len(keys)}, got {_describe(value)}.")
         elif not isinstance(value, dict) or set(value) != set(keys):
             got = f"keys {sorted(map(str, value))}" if isinstance(value, dict) else _describe(value)
-            raise ValueError(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}.")
+            raise Fault(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}.")
         for _, key, sub in children:
             check_value(sub, value[key], f"{what}[{key!r}]")
         return
     if isinstance(space, spaces.Text):
         if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
-            raise ValueError(f"{what} breaks its space: expected {space}, got {_describe(value)}.")
+            raise Fault(f"{what} breaks its space: expected {space}, got {_describe(value)}.")
         return
     dtype, shape, low, high = _leaf(space)
     array = np.asarray(value)
     if array.shape != shape:
-        raise ValueError(
+        raise Fault(
             f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; correct the space "
             "that the environment declares or the array that it returns."
         )
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
-        raise ValueError(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}.")
+        raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}.")
     outside = ~((array >= low) & (array <= high))
     if outside.any():
+        with np.errstate(over="ignore", invalid="ignore"):
+            low_edge, high_edge = (bound + sign * HAIR * np.maximum(1, np.abs(bound))
+                                   for bound, sign in ((low, -1), (high, 1)))  # fmt: skip
+        if dtype.kind == "f" and ((array >= low_edge) & (array <= high_edge)).all():
+            warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that the environment "
+                      "declares is a little too narrow.")  # fmt: skip
+            return
         where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(outside)))
         got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
-        raise ValueError(
+        raise Fault(
             f"{what} breaks its space: element {where} is {got}, expected {lowest} to {highest}; correct the "
             "bounds that the environment declares, or its values."
         )
@@ -507,6 +527,7 @@ class PufferEnv:
 
     has_action_masks = False
     closed = False
+    _keeps, _unwatched = False, frozenset(("reset", "step"))  # see _into
 
     def __init__(self, buf=None):
         for name in ("single_observation_space", "single_action_space", "num_agents"):
@@ -533,7 +554,8 @@ class PufferEnv:
             buf = new_rows(self)
         elif isinstance(buf, dict):
             buf = SimpleNamespace(**buf)
-        self.__dict__.update(self.views(buf, 0))
+        self._home = self.views(buf, 0)
+        self.__dict__.update(self._home)
 
     def reset(self, seed=None):
         """Begin all episodes: (observations, infos)."""
@@ -557,12 +579,38 @@ class PufferEnv:
         return {**views, "actions": actions}
 
     def reset_into(self, view, seed=None):
-        self.__dict__.update(view)
-        return self.reset(seed)[1]
+        return self._into(view, "reset", lambda: self.reset(seed)[1])
 
     def step_into(self, view):
+        if self._keeps or self._unwatched:
+            return self._into(view, "step", lambda: self.step(self._env_actions(self.actions))[4])
         self.__dict__.update(view)
         return self.step(self._env_actions(self.actions))[4]
+
+    def _into(self, view, name, call):
+        """What `call` returns, with its results in `view`. An environment of PufferLib's may keep the arrays that it
+        was made with, as C code does that was given their addresses: the first reset and the first step show it, and
+        from then on it works in those, and they are copied."""
+        home, seen = self._home, None
+        if self._keeps:
+            for key, start in (("rewards", 0), ("terminals", 0), ("truncations", 0), ("masks", 1)):
+                home[key][:] = start
+            home["actions"][:] = view["actions"]
+        elif name in self._unwatched and not np.may_share_memory(home["observations"], view["observations"]):
+            seen = home["observations"].tobytes()
+        self.__dict__.update(home if self._keeps else view)
+        infos = call()
+        self._unwatched = self._unwatched - {name}
+        if seen is not None and home["observations"].tobytes() != seen:
+            self._keeps = True
+            warn_once(f"{type(self).__name__} writes into the arrays that it was made with, which are copied at every "
+                      "step. Without the copy: write into self.observations, self.rewards and so on as they are at the "
+                      "call, and keep no view of them.")  # fmt: skip
+        if self._keeps:
+            for key, array in view.items():
+                if key != "actions" and array is not None:
+                    array[:] = home[key]
+        return infos
 
     def _env_actions(self, actions):
         """Discrete numbers counted from the space's start; floats clipped to its bounds."""
@@ -697,10 +745,15 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             self.env_single_observation_space, observation, f"{self.env}: the observation of the first {call}()"
         )
         if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
-            raise ValueError(f"{self.env}: the reward of the first step() must be a number, got {_describe(reward)}.")
+            several = np.ndim(reward) == 1 and np.asarray(reward).dtype.kind in "biuf"
+            raise Fault(
+                f"{self.env}: the reward of the first step() must be a number, got {_describe(reward)}."
+                + (" If these are several aims or agents, make one number of them, in a file of yours, e.g. their sum: "
+                   "gymnasium.wrappers.TransformReward(env, sum)." if several else "")
+            )  # fmt: skip
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_ | int):
-                raise ValueError(f"{self.env}: {name} of the first step() must be a bool, got {_describe(flag)}.")
+                raise Fault(f"{self.env}: {name} of the first step() must be a bool, got {_describe(flag)}.")
 
     def _write(self, target, i, observation):
         """Row i of `target` becomes the flat observation."""
@@ -1010,6 +1063,17 @@ def _at(batch, i):
 # PettingZoo
 
 
+class Slots(dict):
+    """{agent: its place among the rows}."""
+
+    def __missing__(self, agent):
+        known = ", ".join(map(str, list(self)[:20])) + (", ..." if len(self) > 20 else "")
+        raise Fault(
+            f"there is an observation of the agent {agent}, who is not in possible_agents ({known}). Each agent has a "
+            "row of its own from the start, so let possible_agents name all that may ever turn up."
+        )
+
+
 class PettingZooPufferEnv:
     """A PettingZoo environment with flat spaces; a PettingZoo parallel environment itself.
 
@@ -1040,7 +1104,7 @@ class PettingZooPufferEnv:
         self._action = FlatAction(self.env_single_action_space)
         self.obs_dtype = self._observation.dtype
         self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
-        self._slots = {agent: i for i, agent in enumerate(self.possible_agents)}
+        self._slots = Slots({agent: i for i, agent in enumerate(self.possible_agents)})
         self._unchecked = {"reset", "step"}
         self._mask_needed = None
         self._live = []
@@ -1109,11 +1173,7 @@ class PettingZooPufferEnv:
     def _check(self, call, observations):
         self._unchecked.discard(call)
         for agent, observation in observations.items():
-            if agent not in self._slots:
-                raise ValueError(
-                    f"{self.env}: {call}() gives an observation of {agent}, who is not in possible_agents "
-                    f"({', '.join(map(str, self.possible_agents))})."
-                )
+            self._slots[agent]  # or a Fault
             check_value(
                 self.env_single_observation_space,
                 observation,

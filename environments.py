@@ -117,10 +117,10 @@ class GymnasiumCreator:
     picture_settings: ClassVar = {"render_mode": "rgb_array"}
 
     def __init__(self, name):
-        self.name, self.id = name, name.removeprefix("gym/")
+        self.name, (self.package, _, self.id) = name, name.removeprefix("gym/").rpartition(":")
 
     def _register(self):
-        package = next((package for start, package in PACKAGES.items() if self.id.startswith(start)), None)
+        package = self.package or next((p for start, p in PACKAGES.items() if self.id.startswith(start)), None)
         if package is None:
             return
         try:
@@ -140,6 +140,7 @@ class GymnasiumCreator:
         except gymnasium.error.Error as error:
             near = difflib.get_close_matches(self.id, list(gymnasium.registry), n=3, cutoff=0.5)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            hint += "" if self.package else " One that a package registers when it is imported is gym/package:ID."
             raise ValueError(f"{self.name}: Gymnasium knows no environment {self.id}.{hint} ({error})") from None
 
     @property

@@ -507,7 +507,8 @@ def _draw_cpu(begin, end, cumulative, seed, clock, first, index):
 def _draw_weights_cpu(begin, end, masses, cumulative, index, beta, weights):
     N = len(masses)
     for m in range(begin, end):
-        weights[m] = (N * (masses[index[m]] / cumulative[N - 1])) ** -np.float64(beta[0])
+        share = N * (masses[index[m]] / cumulative[N - 1])
+        weights[m] = share ** -np.float64(beta[0]) if share > 0.0 else np.nan  # NaN ** 0 is 1, which would hide it
 
 
 def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
@@ -1387,7 +1388,7 @@ class Muon:
             for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
                 arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape), group="muon")
         arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
-        self._together, self._groups = together and bool(shapes), None
+        self._together, self._groups, self.frozen = together and bool(shapes), None, []
 
     @classmethod
     def _joined(cls, shapes):
@@ -1403,6 +1404,10 @@ class Muon:
                 joined[shape] = shapes[shape]
         return joined
 
+    def freeze(self, names):
+        """From now on these weights, in the arena's order, and their momentum stay as they are; others are trained."""
+        self.frozen, self._groups = names, None
+
     def _bind(self):
         self._groups = []
         for (rows, columns), members in self._shapes.items():
@@ -1412,11 +1417,13 @@ class Muon:
                 matrix = self.arena[update].flatten(1)
                 matrices.append((matrix.t() if transposed else matrix, scale))
             self._groups.append((work, matrices))
-        if self._together:
-            self._bind_together()
+        flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
+        flats += self._bind_together() if self._together else ()
+        self._parts = [[flat[part] for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_together(self):
-        """For each weight: its place in the group "muon", -1 for a vector's, and what scales its update."""
+        """(places, scales): for each weight its place in the group "muon", -1 for a vector's, and what scales its
+        update."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
         places = torch.full(updates.shape, -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)
@@ -1429,7 +1436,7 @@ class Muon:
                 here = slice(first, first + update.numel())
                 places[here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
                 scales[here] = scale
-        self._tables = places.to(work.device), scales.to(work.device)
+        return places.to(work.device), scales.to(work.device)
 
     def step(self, learning_rate, found_inf=None):
         """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
@@ -1439,9 +1446,11 @@ class Muon:
         """
         if self._groups is None:
             self._bind()
-        flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
-        gradients, momentum, updates, weights = (checked("Muon", "flat", flat, tuple(flat.shape)) for flat in flats)
-        scalars, norm = self.arena["muon/scalars"], gradient_norm(flats[0])
+        for name in self.frozen:
+            self.arena[f"gradients/{name}"].zero_()  # whoever has written it
+        parts = [[checked("Muon", "part", flat, tuple(flat.shape), numpy_dtype(flat)) for flat in part]
+                 for part in self._parts]
+        scalars, norm = self.arena["muon/scalars"], gradient_norm(self.arena.flat("gradients"))
         if isinstance(norm, torch.Tensor):
             rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
             rate = check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm)
@@ -1461,22 +1470,24 @@ class Muon:
         if self._together:
             flat = self.arena.flat("muon")
             work = checked("Muon", "flat", flat, tuple(flat.shape))
-            places = checked("Muon", "places", self._tables[0], updates.shape, np.int32)
-            scales = checked("Muon", "scales", self._tables[1], updates.shape)
-            run(_nesterov_cuda, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
+            for gradients, momentum, updates, _, places, _ in parts:
+                run(_nesterov_cuda, len(places), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
             for (x, y, gram, polynomial), _ in self._groups:
                 torch.div(y, torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-7, out=x)
                 self._orthogonalise(x, y, gram, polynomial)
-            run(_apply_cuda, len(weights), 16 * BLOCK, weights, updates, scalars, places, scales, work)
+            for _, _, updates, weights, places, scales in parts:
+                run(_apply_cuda, len(places), 16 * BLOCK, weights, updates, scalars, places, scales, work)
             return norm
-        run(_nesterov_cpu, len(gradients), 16 * BLOCK, gradients, momentum, updates, scalars)
+        for gradients, momentum, updates, _ in parts:
+            run(_nesterov_cpu, len(updates), 16 * BLOCK, gradients, momentum, updates, scalars)
         for (x, y, gram, polynomial), matrices in self._groups:
             for normalised, (matrix, _) in zip(x, matrices, strict=True):
                 torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
             self._orthogonalise(x, y, gram, polynomial)
             for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
-        run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
+        for _, _, updates, weights in parts:
+            run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
         return norm
 
     @staticmethod

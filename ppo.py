@@ -225,7 +225,7 @@ def log_probability(policy, y, actions, mask):
     logprob, entropy = 0.0, 0.0
     y = y if mask is None else y.masked_fill(mask == 0, -1e9)
     for k, logits in enumerate(y.split(policy.heads, dim=-1)):
-        logp = logits.log_softmax(-1)
+        logp = logits.log_softmax(-1).clamp(min=-1e9)  # -inf is a mask, and 0 * -inf is NaN
         logprob = logprob + logp.gather(-1, actions[..., k : k + 1].long())[..., 0]
         entropy = entropy - (logp.exp() * logp).sum(-1)
     return logprob, entropy
@@ -263,6 +263,8 @@ def muon(args, policy, momenta, learning_rate):
     if not norm.isfinite():
         raise FloatingPointError("a gradient is not finite: try a smaller --learning-rate.")
     for weight, m in zip(policy.parameters(), momenta, strict=True):
+        if weight.grad is None:  # it is frozen
+            continue
         m.mul_(args.momentum).add_(weight.grad)
         update = weight.grad + args.momentum * m
         if weight.ndim > 1:

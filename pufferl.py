@@ -69,6 +69,7 @@ from configuration import (  # load_* for scripts
     own_optimizer,
     sizes_of,
 )  # fmt: skip
+from emulation import Fault
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
@@ -178,8 +179,8 @@ class PuffeRL:
             print(f"engine: autograd, because {why}", file=sys.stderr)
 
     def _check_engine(self, thoroughly=False):
-        """Go on with `Autograd` if the network has become another than the engine restates."""
-        check_parameters(self.policy, self.arena)
+        """Go on with `Autograd` if the network has become another than the engine restates; see what is frozen now."""
+        follow_frozen(self)
         why = self.engine.outdated(thoroughly)
         if why:
             self.engine = engines.any_network(self.engine)
@@ -563,9 +564,9 @@ class TorchOptimizer:
 
     def __init__(self, config, policy, arena):
         self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], own_optimizer(config)
+        self.parameters = {f"policy.{name}": parameter for name, parameter in policy.named_parameters()}
+        self.frozen = []
         if self.own:
-            self.parameters = [(parameter, arena[f"weights/policy.{name}"], arena[f"gradients/policy.{name}"])
-                               for name, parameter in policy.named_parameters()]  # fmt: skip
             make = load_attribute("train.optimizer", config["optimizer"])
             takes = inspect.signature(make).parameters
             decay = {"weight_decay": config["weight_decay"]} if "weight_decay" in takes else {}
@@ -577,9 +578,17 @@ class TorchOptimizer:
             betas=(config["momentum"], config["beta2"]), weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
 
+    def freeze(self, names):
+        """From now on the parameters of these names, in the arena, and their state stay as they are; all others are
+        trained."""
+        self.frozen = names
+
     def step(self, rate, found_inf):
         """One step at the learning rate in the tensor `rate`; returns the norm before the clip, a tensor. found_inf
         becomes 1 if that is not finite; while it is not 0, nothing changes."""
+        for name in self.frozen:
+            self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
+            self.parameters[name].grad = None  # torch leaves alone what has none
         gradients = self.arena.flat("gradients")
         norm = torch.as_tensor(kernels.gradient_norm(gradients))
         found_inf.copy_((found_inf != 0) | ~norm.isfinite())
@@ -590,11 +599,14 @@ class TorchOptimizer:
             for group in self.optimizer.param_groups:
                 group["lr"] = float(rate)
             self.optimizer.step()
-            for parameter, weight, gradient in self.parameters:
+            for name, parameter in self.parameters.items():
+                weight = self.arena[f"weights/{name}"]
                 if parameter.data_ptr() != weight.data_ptr():
                     weight.copy_(parameter.data)
                     parameter.data = weight
-                parameter.grad = gradient
+                parameter.grad = self.arena[f"gradients/{name}"]
+        for name in self.frozen:
+            self.parameters[name].grad = self.arena[f"gradients/{name}"]
         return norm
 
     def state(self):
@@ -675,16 +687,20 @@ def check_norms(trainer, norms):
                                  + (f", and so was the last checkpoint, in {good}." if good else "."))
 
 
-def check_parameters(policy, arena):
-    """RuntimeError for weights that were put into the network after the trainer was made: nothing would train them.
-    Those that are frozen get no momentum."""
-    for name, parameter in policy.named_parameters():
+def follow_frozen(trainer):
+    """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError for weights that were
+    put into the network after the trainer was made: nothing would train them."""
+    frozen, arena = [], trainer.arena
+    for name, parameter in trainer.policy.named_parameters():
         place = f"weights/policy.{name}"
         if place not in arena or parameter.data_ptr() != arena[place].data_ptr():
             raise RuntimeError(f"{name} has come into the network after the trainer was made, and would not be "
                                "trained: change the network first, then make a PuffeRL.")
-        if not parameter.requires_grad and f"momentum/policy.{name}" in arena:
-            arena[f"momentum/policy.{name}"].zero_()
+        if not parameter.requires_grad:
+            frozen.append(f"policy.{name}")
+    if frozen != trainer.optimizer.frozen:
+        trainer.optimizer.freeze(frozen)
+        trainer.engine.forget()
 
 
 def explain_nan(trainer):
@@ -693,7 +709,7 @@ def explain_nan(trainer):
     s, low = trainer.storage, "lower train.learning_rate"
     check = f"the environment writes it: python -m ocean {trainer.env_name} --check"
     rollout = (("observations", s["observations"], check),
-               ("logprobs", trainer.logprobs, f"the network's outputs overflow; {low}"),
+               ("logprobs", trainer.logprobs, forbidden(trainer) or f"the network's outputs overflow; {low}"),
                ("values", trainer.values, f"the network's outputs overflow; {low}"),
                ("rewards", s["rewards"], check))
     learning = (("advantages", trainer.advantages, "rewards or values overflow; scale them or set train.reward_clip"),
@@ -703,7 +719,10 @@ def explain_nan(trainer):
         return -1, "weights not finite (too large an update, or something outside, wrote them)"
     broken = []
     for order, (name, tensor, cause) in enumerate(rollout):
-        rows = torch.isfinite(tensor.float().flatten(1)).all(1)
+        rows = torch.isfinite(tensor.float().flatten(1))
+        if name in ("logprobs", "rewards"):  # the dead's are never used
+            rows |= s["valid"][: trainer.horizon] == 0
+        rows = rows.all(1)
         if not rows.all():
             step = int(rows.int().argmin())
             broken.append((step + order / 10, f"{name} not finite, first at step {step} of the rollout ({cause})"))
@@ -711,6 +730,23 @@ def explain_nan(trainer):
         if not torch.isfinite(tensor).all():
             broken.append((trainer.horizon + 1 + order, f"{name} not finite ({cause})"))
     return min(broken, default=(math.inf, f"gradient norm not finite ({low})"))
+
+
+def forbidden(trainer):
+    """What leaves a live agent no choice where a log-probability is not finite first, in words: an action mask of the
+    environment, or logits of -inf. None if nothing does."""
+    s, heads = trainer.storage, trainer.engine.heads
+    broken = ~torch.isfinite(trainer.logprobs) & (s["valid"][: trainer.horizon] != 0)
+    if heads is None or not broken.any():
+        return None
+    t, n = broken.nonzero()[0].tolist()
+    masks = s["action_masks"]
+    if masks is not None and not all(head.any() for head in masks[t, n].split(heads.tolist())):
+        return f"the action mask of agent {n} forbids every choice of a head: leave one, or let the agent be dead"
+    if torch.isfinite(trainer.values[t, n]) and torch.isfinite(s["observations"][t, n].float()).all():
+        return ("the value is finite, so the network may itself rule out every choice of a head, with logits that are "
+                "all -inf: leave one; else lower train.learning_rate")
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -997,7 +1033,7 @@ def main(argv=None):
         if gpus != started and any(option.startswith("--train.gpus") for option in argv):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this machine; leave it out.")
         verbs[argv[0]](argv[1], args)
-    except (ConfigError, FloatingPointError, MemoryError, ranks.RankError) as error:
+    except (ConfigError, Fault, FloatingPointError, MemoryError, ranks.RankError) as error:
         # Rank 0 says it where it happened there, or to all alike, as a gradient that is not finite does.
         alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
         sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {error}")

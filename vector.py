@@ -861,6 +861,9 @@ class Multiprocessing(Emulated):
             kind, payload = process.receive()
         except (EOFError, OSError):
             self._fail(worker, "died" + process.how_it_died(), process.report())
+        if kind == workers.FAULT:  # which needs no traceback
+            self.close()
+            raise emulation.Fault(payload.decode())
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
         answer = pickle.loads(payload) if payload else ()

@@ -134,9 +134,10 @@ class Envs:
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A kind and a number to the worker, a kind and bytes from it: a traceback, or what Envs.do gave, if that is anything.
+# A kind and a number to the worker, a kind and bytes from it: a traceback, the words of a Fault, or what Envs.do gave,
+# if that is anything.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
-STEP, RESET, RENDER, DONE, ERROR = range(5)
+STEP, RESET, RENDER, DONE, ERROR, FAULT = range(6)
 CLOSING = 10.0  # seconds that an idle worker's environments have to close
 
 
@@ -274,6 +275,9 @@ def serve(channel_fd, memory_fd, report_fd):
             send_answer(channel, DONE, pickle.dumps(answer) if kind == RENDER or answer else b"")
     except (EOFError, ConnectionError):
         pass
+    except emulation.Fault as error:
+        with contextlib.suppress(OSError):
+            send_answer(channel, FAULT, str(error).encode())
     except BaseException:
         with contextlib.suppress(OSError):
             send_answer(channel, ERROR, traceback.format_exc().encode())

@@ -371,6 +371,30 @@ def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
     resumed.release()
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+@pytest.mark.parametrize("network", ["mingru", models.Default], ids=["fused", "feed-forward"])
+def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer):
+    trainer = make_trainer(network=network, cudagraphs=1, optimizer=optimizer, learning_rate=0.002, weight_decay=0.1)
+
+    def epochs(count):
+        for _ in range(count):
+            trainer.evaluate()
+            trainer.train()
+        return {name: parameter.detach().clone() for name, parameter in trainer.policy.named_parameters()}
+
+    before = epochs(3)
+    assert trainer.engine.captured
+    for name, parameter in trainer.policy.named_parameters():
+        parameter.requires_grad_(not name.startswith("encoder"))
+    after = epochs(4)
+    assert trainer.engine.captured, "anew"
+    assert all(torch.equal(before[name], after[name]) == name.startswith("encoder") for name in before)
+    trainer.policy.requires_grad_(True)
+    thawed = epochs(4)
+    assert not any(torch.equal(after[name], thawed[name]) for name in after)
+    trainer.release()
+
+
 def test_python_environments_train(device):
     _, losses, _ = run(4, env="gym/CartPole-v1", num_envs=8, minibatch_size=32, cudagraphs=2)
     assert math.isfinite(losses["value_loss"])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emulation
+import vector
 from emulation import (
     FlatAction,
     FlatObservation,
@@ -368,6 +369,46 @@ def test_the_first_step_finds_what_breaks_its_space(value, message, at):
         env.step(0)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_lies_a_hair_outside_its_bounds_is_warned_of_once(dtype):
+    class Rounded(gymnasium.Env):
+        observation_space, action_space = spaces.Box(0.0, 1.0, (2,), dtype), spaces.Discrete(2)
+        seen = np.array([np.nextafter(dtype(1), dtype(2)), -np.finfo(dtype).tiny], dtype)
+
+        def reset(self, *, seed=None, options=None):
+            return self.seen, {}
+
+        def step(self, action):
+            return self.seen, 0.0, False, False, {}
+
+    emulation.warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            env = GymnasiumPufferEnv(Rounded())
+            assert np.array_equal(env.reset()[0], Rounded.seen) and np.array_equal(env.step(0)[0], Rounded.seen)
+    assert ["a hair outside its bounds" in str(warning.message) for warning in caught] == [True, True], "reset and step"
+    Rounded.seen = np.array([1.001, 0], dtype)
+    with pytest.raises(emulation.Fault, match=r"element \(0,\) is 1.001.*expected 0.0 to 1.0"):
+        GymnasiumPufferEnv(Rounded()).reset()
+
+
+@pytest.mark.parametrize("reward", [np.array([1.0, -0.5]), [1.0, -0.5]], ids=["array", "list"])
+def test_several_rewards_are_told_the_way_out(reward):
+    class Several(Broken):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, reward, *rest
+
+    env = GymnasiumPufferEnv(Several(None, at="nowhere"))
+    env.reset()
+    with pytest.raises(emulation.Fault, match=r"must be a number.*gymnasium.wrappers.TransformReward\(env, sum\)"):
+        env.step(0)
+    env = GymnasiumPufferEnv(gymnasium.wrappers.TransformReward(Several(None, at="nowhere"), sum))
+    env.reset()
+    assert env.step(0)[1] == 0.5
+
+
 class OldCounter:
     """Old Gym: reset gives the observation alone, step four values, seed() is a method."""
 
@@ -515,6 +556,22 @@ def test_agents_keep_their_slots_and_the_dead_are_masked_out():
     assert history[3].infos == [{"t": 4.0, "episode_return": 3.0, "episode_length": 4}]
 
 
+def test_an_agent_that_nobody_knew_of_is_named():
+    class Guests(Leavers):
+        def step(self, actions):
+            observations, *rest = super().step(actions)
+            self.agents = [*self.agents, "guest"]
+            return {**observations, "guest": next(iter(observations.values()))}, *rest
+
+    env = PettingZooPufferEnv(Guests())
+    rows = new_rows(env, env.max_num_agents)
+    view = env.views(rows, 0)
+    env.reset_into(view)
+    env._unchecked.clear()  # later than the first step
+    with pytest.raises(emulation.Fault, match=r"the agent guest, who is not in possible_agents \("):
+        env.step_into(view)
+
+
 def test_agents_with_different_spaces_are_refused():
     env = Leavers()
     env.action_space = lambda agent: spaces.Discrete(ord(agent))
@@ -615,6 +672,48 @@ def test_a_puffer_env_works_alone_and_in_anothers_memory():
     other.reset_into(other.views(rows, 3))
     other.step_into(other.views(rows, 3))
     assert rows.terminals.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0] and np.shares_memory(other.rewards, rows.rewards)
+
+
+class Keeps(PufferEnv):
+    """PufferLib's manner with C code: it gets the arrays once, and writes and reads there for ever."""
+
+    def __init__(self, num_agents=2, buf=None, seed=0, late=False):
+        self.single_observation_space = spaces.Box(0, 255, (3,), np.uint8)
+        self.single_action_space = spaces.Discrete(5)
+        self.num_agents, self.late = num_agents, late
+        super().__init__(buf)
+        self.c = self.observations, self.actions, self.rewards, self.terminals, self.truncations
+
+    def reset(self, seed=None):
+        self.t = 0
+        if not self.late:
+            self.c[0][:] = 7
+        return self.observations, []
+
+    def step(self, actions):
+        self.t += 1
+        observations, actions, rewards, terminals, _ = self.c
+        observations[:], rewards[:], terminals[:] = self.t, actions * 0.5, self.t % 3 == 0
+        return self.observations, self.rewards, self.terminals, self.truncations, []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_puffer_env_that_keeps_its_first_arrays_works_and_is_told(late):
+    emulation.warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="Keeps writes into the arrays that it was made with") as caught, \
+            vector.make(Keeps, 3, backend="serial", env_kwargs={"late": late}) as vecenv:  # fmt: skip
+        assert vecenv.reset()[0].tolist() == [[0 if late else 7] * 3] * 6
+        for t in range(1, 8):
+            actions = np.arange(6) % 5
+            observations, rewards, terminals, _, _ = vecenv.step(actions)
+            assert (observations == t).all() and terminals.tolist() == [t % 3 == 0] * 6
+            if t > 1 or not late:  # else it has read the actions elsewhere, once
+                assert rewards.tolist() == (actions * 0.5).tolist()
+    assert len(caught) == 1
+    with vector.make(Guess, 3, backend="serial") as vecenv:
+        vecenv.reset()
+        vecenv.step(np.zeros(24, int))
+        assert not any(env._keeps or env._unwatched for env in vecenv._envs.envs), "one that writes where it is told to"
 
 
 @pytest.mark.parametrize("name", ["single_observation_space", "single_action_space", "num_agents"])

@@ -1,13 +1,16 @@
 """Families without Gymnasium ids: each that is installed runs, repeats its episodes and keeps to its spaces."""
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
+import emulation
 import environments
 import vector
 
@@ -47,6 +50,74 @@ def episodes(vecenv, steps):
     return history
 
 
+def summed(name):
+    """Of rewards that are several, the sum: the way out that the Fault names."""
+    return gymnasium.wrappers.TransformReward(gymnasium.make(name), sum)
+
+
+# Packages that nobody had in mind here: module, id, how it is made, steps (2,000, fewer of those that take too long, or
+# whose later episodes differ under one seed by themselves)
+BARE = [
+    ("flappy_bird_gymnasium", "FlappyBird-v0", gymnasium.make, 2000),
+    ("highway_env", "highway-fast-v0", gymnasium.make, 100),
+    ("highway_env", "parking-v0", gymnasium.make, 200),
+    ("mo_gymnasium", "deep-sea-treasure-v0", summed, 2000),
+    ("lbforaging", "Foraging-8x8-2p-3f-v3", summed, 2000),
+    ("rware", "rware-tiny-2ag-v2", summed, 2000),
+    ("popgym", "popgym-RepeatPreviousEasy-v0", gymnasium.make, 2000),
+    ("gym_pusht", "gym_pusht/PushT-v0", gymnasium.make, 2000),
+    ("gymnasium_robotics", "PointMaze_UMaze-v3", gymnasium.make, 2000),
+    ("panda_gym", "PandaReach-v3", gymnasium.make, 49),
+    ("PyFlyt.gym_envs", "PyFlyt/QuadX-Hover-v4", gymnasium.make, 300),
+    ("ale_py", "ALE/Pong-v5", gymnasium.make, 2000),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "name", "make", "steps"), BARE, ids=[name for _, name, *_ in BARE])
+def test_an_environment_is_what_it_is_without_us(package, name, make, steps):
+    """In a process of its own, as what a package registers stays."""
+    if importlib.util.find_spec(package.partition(".")[0]) is None:
+        pytest.skip(f"needs {package}: docs/environments.md has its install line")
+    how = "summed" if make is summed else "gymnasium.make"
+    script = (f"import sys; sys.path.insert(0, 'tests'); from test_environments import *; import {package}; "
+              f"same_as_bare(lambda: {how}({name!r}), {steps})")  # fmt: skip
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def same_as_bare(make, steps=2000, seed=5):
+    """Hold what the trainer sees of an environment of Gymnasium's, step by step, to what it gives by itself under the
+    same seed and actions: observations unflattened, rewards, ends, final observations. Returns the episodes seen."""
+    rng, episodes = np.random.default_rng(seed), 0
+    with contextlib.closing(make()) as bare, vector.make(make, 1, backend="serial") as vecenv:
+        observation, action = emulation.FlatObservation(bare.observation_space), emulation.FlatAction(bare.action_space)
+        flat = emulation.FlatAction(bare.action_space).flat_space
+        flat.seed(seed)
+
+        def equal(seen, expected, t):
+            ours, theirs = observation.flatten(observation.unflatten(seen)), observation.flatten(expected)
+            np.testing.assert_array_equal(seen.reshape(ours.shape), ours, f"step {t}: flat and back")
+            np.testing.assert_array_equal(ours, theirs, f"step {t}")
+
+        bare.reset()  # as the question whether there are masks does
+        equal(vecenv.reset(seed=seed)[0][0], bare.reset(seed=seed)[0], 0)
+        masked = vecenv.storage.action_masks is not None
+        for t in range(1, steps + 1):
+            row = allowed_actions(vecenv, rng) if masked else np.reshape(flat.sample(), (1, -1))
+            actions = np.reshape(row, (1, *vecenv.single_action_space.shape))
+            seen, rewards, terminals, truncations, _ = vecenv.step(actions)
+            expected, reward, terminated, truncated, _ = bare.step(action.unflatten(row[0]))
+            assert rewards[0] == np.float32(np.ravel(reward)[0]), f"step {t}: reward {rewards[0]}, not {reward}"
+            assert (bool(terminals[0]), bool(truncations[0])) == (bool(terminated), bool(truncated)), f"step {t}"
+            if terminated or truncated:
+                if truncated:
+                    equal(vecenv.storage.final_observations[0], expected, t)
+                expected, episodes = bare.reset()[0], episodes + 1
+            equal(seen[0], expected, t)
+    return episodes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=[name for name, *_ in FAMILIES])
 def test_a_family_runs(family):
@@ -81,6 +152,59 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(ImportError, match=r"missing/thing: .*package_that_nobody_has.*install line"):
         vector.make("missing/thing")
     assert environments.load_creator("missing_too/thing") is None
+
+
+PACKAGE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Mine(CartPoleEnv):
+    def __init__(self, wind=0.5, render_mode=None):
+        super().__init__()
+        self.wind = wind
+class Two(CartPoleEnv):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, [reward, reward], *rest
+gymnasium.register("somebody/Mine-v3", entry_point=Mine, max_episode_steps=9)
+gymnasium.register("Two-v0", entry_point=Two)
+"""
+
+
+@pytest.fixture
+def somebodys_package(tmp_path, monkeypatch):
+    (tmp_path / "somebodys_package.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield tmp_path
+    for name in ("somebody/Mine-v3", "Two-v0"):
+        gymnasium.registry.pop(name, None)
+    sys.modules.pop("somebodys_package", None)
+
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+def test_an_id_may_name_the_package_that_registers_it(somebodys_package, backend):
+    name = "gym/somebodys_package:somebody/Mine-v3"
+    assert environments.load_creator(name).settings == {"wind": 0.5, "max_episode_steps": 9, "reward_scale": 1.0}
+    with vector.make(name, 2, backend=backend, env_kwargs={"wind": 2.0}) as vecenv:
+        vecenv.reset(seed=1)
+        for _ in range(20):
+            vecenv.step(np.array([0, 1]))
+        assert vecenv.log()["episode_length"] <= 9
+    with pytest.raises(ValueError, match=r"knows no environment Mine-v4"):
+        vector.make("gym/somebodys_package:Mine-v4")
+    with pytest.raises(ValueError, match=r"gym/package:ID"):
+        vector.make("gym/SomethingElse-v4")
+    with pytest.raises(ImportError, match=r"needs the package no_such_package"):
+        vector.make("gym/no_such_package:Mine-v4")
+
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+def test_what_an_environment_breaks_is_told_without_a_traceback(somebodys_package, backend):
+    options = ["--vec.backend", backend, "--env.num-envs", "2", "--train.total-timesteps", "2000"]
+    command = [sys.executable, "pufferl.py", "train", "gym/somebodys_package:Two-v0", *options, "--data-dir"]
+    result = subprocess.run([*command, str(somebodys_package)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert "TransformReward(env, sum)" in result.stderr.splitlines()[-1]
 
 
 def test_two_files_may_have_one_name(tmp_path):

@@ -277,6 +277,10 @@ def test_bfloat16_rounds_to_the_nearest():
     expected = torch.from_numpy(np.where(away, (x.view(np.uint32) + 1).view(np.float32), x)).bfloat16()
     assert np.array_equal(back, expected.float().numpy(), equal_nan=True)
     assert np.array_equal(bits[:-1], expected.view(torch.uint16).numpy()[:-1])
+    nans = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000, 0x7F808000, 0x7FFF8000], np.uint32)
+    bits, back = np.zeros(len(nans), np.uint16), np.zeros(len(nans), np.float32)
+    bfloat_probe(nans.view(np.float32), bits, back)
+    assert np.isnan(back).all(), "a rounding up would carry into the sign and leave a zero"
 
 
 def test_exp_and_sigmoid():
@@ -852,6 +856,33 @@ def test_logits_that_rule_a_choice_out_are_a_mask(low):
             close(actual, expected, 1e-6)
 
 
+@pytest.mark.parametrize("low", [-math.inf, float(np.finfo(np.float32).min), -1e30])
+@pytest.mark.parametrize("heads", [[6], [4, 3, 2]])
+def test_entropy_and_gradient_of_a_networks_own_mask_are_those_of_categorical(heads, low):
+    data = minibatch(7, 5, heads=heads, masked=True)
+    ruled_out = data.pop("masks")[:7] == 0
+    data["outputs"][..., :-1] = data["outputs"][..., :-1].masked_fill(ruled_out, low)
+    statistics, grad, *_ = fused_loss(data, **{**COEFFICIENTS, "ent_coef": 1.0, "vf_coef": 0.0})
+    without = fused_loss(data, **{**COEFFICIENTS, "ent_coef": 0.0, "vf_coef": 0.0})[1]
+    logits = data["outputs"][..., :-1].double().requires_grad_()
+    parts = [torch.distributions.Categorical(logits=head) for head in logits.split(heads, -1)]
+    live = drawn(data, "valid") != 0
+    entropy = sum(part.entropy() for part in parts)[live].mean()
+    entropy.backward()
+    assert statistics["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
+    close((without - grad)[..., :-1], logits.grad, 1e-5)
+
+
+def test_a_draw_tells_of_a_nan_whatever_beta_is():
+    """NaN to the power of zero is 1."""
+    for broken in (math.nan, math.inf):
+        masses = torch.ones(8, dtype=torch.float64)
+        masses[6] = broken
+        index, weights = torch.zeros(4, dtype=torch.int64), torch.zeros(4)
+        kernels.draw(masses, torch.zeros(8, dtype=torch.float64), index, weights, seed=1, clock=(0, 0), beta=0.0)
+        assert weights.isnan().all() and ((index >= 0) & (index < 8)).all()
+
+
 def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
     coefficients = COEFFICIENTS | coefficients
     statistics, grad, grad_log_std, ratios, new_values, _ = fused_loss(data, chunks, **coefficients)
@@ -1040,6 +1071,44 @@ def test_muon(momentum, weight_decay, max_grad_norm, together):
             assert (delta - change).norm() < 1e-5 * size + rounding
             close(p.detach(), now, 1e-5)
             close(arena[f"momentum/policy.{name}"], m, 1e-6)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+def test_muon_leaves_what_is_frozen(together):
+    """Weights and momentum, bit for bit, and the others as if the frozen were not there."""
+    frozen, grads = [0, 2, 3, 9, 11], [torch.randn(shape, generator=generator(7)) for shape in SHAPES]
+    names = [f"policy.tensors.{i}" for i in frozen]
+    rest = [i for i in range(len(SHAPES)) if i not in frozen]
+    few = Weights([SHAPES[i] for i in rest])
+
+    def muon(arena):
+        return kernels.Muon(arena, 0.9, 0.1, 1.0, together)
+
+    module = Weights(SHAPES)
+    (arena, optimizer), (_, other) = adopted(module, muon), adopted(few, muon)
+    for i, parameter in zip(rest, few.parameters(), strict=True):
+        parameter.data.copy_(module.tensors[i])
+
+    def step(everything):
+        for gradient, parameter in zip(grads, module.parameters(), strict=True):
+            parameter.grad.copy_(gradient)
+        for i, parameter in zip(rest, few.parameters(), strict=True):
+            parameter.grad.copy_(grads[i])
+        optimizer.step(0.02)
+        if not everything:
+            other.step(0.02)
+
+    optimizer.freeze(names)
+    before = [(module.tensors[i].clone(), arena[f"momentum/policy.tensors.{i}"].clone()) for i in frozen]
+    for _ in range(3):
+        step(False)
+    for i, (weight, momentum) in zip(frozen, before, strict=True):
+        assert torch.equal(module.tensors[i], weight) and torch.equal(arena[f"momentum/policy.tensors.{i}"], momentum)
+    for i, parameter in zip(rest, few.parameters(), strict=True):
+        close(module.tensors[i].detach(), parameter.detach(), 1e-5)
+    optimizer.freeze([])
+    step(True)
+    assert all(not torch.equal(module.tensors[i], weight) for i, (weight, _) in zip(frozen, before, strict=True))
 
 
 def test_muon_matrix_step_within_1e_5_of_the_reference():

@@ -132,3 +132,31 @@ def test_the_page_learns(name, steps, score):
         torch.set_num_threads(threads)
         envs.close()
     assert scores[-1] > score
+
+
+@pytest.mark.parametrize("low", [-math.inf, torch.finfo(torch.float32).min])
+def test_a_choice_that_the_network_rules_out_costs_no_entropy(low):
+    y = torch.tensor([[low, 0.3, -0.2, 1.0, low]]).requires_grad_()
+    heads = y.split([3, 2], -1)
+    expected = sum(torch.distributions.Categorical(logits=head).entropy() for head in heads)
+    page = type("Page", (), {"log_std": None, "heads": [3, 2]})
+    logprob, entropy = ppo.log_probability(page, y, torch.tensor([[1, 0]]), None)
+    torch.testing.assert_close(entropy, expected)
+    (entropy + logprob).sum().backward()
+    ours, y.grad = y.grad, None
+    chosen = sum(torch.distributions.Categorical(logits=head).log_prob(torch.tensor([a]))
+                 for head, a in zip(heads, (1, 0), strict=True))  # fmt: skip
+    (sum(torch.distributions.Categorical(logits=head).entropy() for head in heads) + chosen).sum().backward()
+    torch.testing.assert_close(ours, y.grad)
+
+
+def test_the_page_leaves_what_is_frozen():
+    args = ppo.Args("cartpole", total_timesteps=1024, num_envs=16, horizon=16, minibatch_size=128, weight_decay=0.1)
+    with vector.make("cartpole", 16, num_buffers=1) as envs:
+        policy = ppo.Policy(4, [2], 0, 8, 1)
+        policy.encoder.requires_grad_(False)
+        before = {name: parameter.clone() for name, parameter in policy.named_parameters()}
+        for _ in ppo.train(args, envs, policy):
+            pass
+    same = {name for name, parameter in policy.named_parameters() if torch.equal(parameter, before[name])}
+    assert same == {"encoder.weight", "encoder.bias"}

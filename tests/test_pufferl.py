@@ -785,6 +785,86 @@ def test_nan_reward_stops_the_run_and_leaves_the_weights(tmp_path):
     trainer.release()
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_caught_in_the_first_epoch_without_beta(tmp_path, broken):
+    trainer = make_trainer(tmp_path, prio_beta0=0.0)
+    trainer.evaluate()
+    trainer.storage["rewards"][3, 2] = broken
+    with pytest.raises(FloatingPointError, match="rewards not finite, first at step 3"):
+        trainer.train()
+    trainer.release()
+
+
+def test_masks_of_the_dead_are_no_cause(tmp_path):
+    """A dead agent's mask may forbid everything: its log-probability is not finite, and never used."""
+    trainer = make_trainer(tmp_path, env="masked")
+
+    def kill():
+        trainer.evaluate()
+        trainer.storage["valid"][2, 1] = 0
+        trainer.storage["action_masks"][2, 1] = 0
+        trainer.logprobs[2, 1] = math.inf
+
+    kill()
+    assert all(map(math.isfinite, trainer.train().values()))
+    kill()
+    trainer.storage["rewards"][5, 2] = math.nan
+    with pytest.raises(FloatingPointError, match="rewards not finite, first at step 5"):
+        trainer.train()
+    kill()
+    trainer.storage["valid"][2, 1] = 1
+    with pytest.raises(FloatingPointError, match="action mask of agent 1 forbids every choice"):
+        trainer.train()
+    trainer.release()
+
+
+class RulesOut(torch.nn.Module):
+    """A network that rules out by itself, with logits of `low`, the first choice of each head, or all of them."""
+
+    def __init__(self, env, low, everything=False):
+        super().__init__()
+        self.sizes, self.low, self.everything = list(env.action_heads), low, everything
+        self.linear = torch.nn.Linear(math.prod(env.observation_shape), sum(self.sizes) + 1)
+
+    def forward(self, observations):
+        x = self.linear(observations.flatten(1).float())
+        heads = [torch.cat([head[:, :1] * 0 + self.low, head[:, 1:] + (self.low if self.everything else 0)], 1)
+                 for head in x[:, :-1].split(self.sizes, 1)]  # fmt: skip
+        return heads if len(heads) > 1 else heads[0], x[:, -1:]
+
+
+LOWS = [torch.finfo(torch.float32).min, -math.inf]
+
+
+@pytest.mark.parametrize("case", [{"env": "squared"}, CASES["multi-agent, two heads"]], ids=["one head", "two heads"])
+@pytest.mark.parametrize("low", LOWS)
+def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(tmp_path, case, low):
+    results = []
+    for number in (low, -1e4):
+        trainer = make_trainer(tmp_path, policy=lambda env, number=number: RulesOut(env, number), **case,
+                               minibatch_size=24 * 8, replay_ratio=1.0)  # one minibatch  # fmt: skip
+        trainer.evaluate()
+        T, network = trainer.horizon, trainer.policy
+        with torch.no_grad():
+            logits, _ = network(trainer.storage["observations"][:T].flatten(0, 1))
+        heads = logits if isinstance(logits, list) else [logits]
+        entropy = sum(torch.distributions.Categorical(logits=head).entropy() for head in heads)
+        entropy, logs = entropy.view(T, -1), trainer.train()
+        live = trainer.storage["valid"][:T, trainer.index] != 0
+        assert logs["entropy"] == pytest.approx(float(entropy[:, trainer.index][live].mean()), abs=1e-5)
+        results.append(run_epochs(trainer, 2)["linear.weight"])
+        trainer.release()
+    assert torch.equal(*results)
+
+
+def test_a_network_that_rules_out_everything_is_told(tmp_path):
+    trainer = make_trainer(tmp_path, "squared", lambda env: RulesOut(env, -math.inf, everything=True))
+    trainer.evaluate()
+    with pytest.raises(FloatingPointError, match=r"logprobs not finite.*all -inf: leave one"):
+        trainer.train()
+    trainer.release()
+
+
 BAD = {
     "reward_clip": {"reward_clip": -1.0},
     "multiple of": {"minibatch_size": 60},

@@ -4,7 +4,9 @@ import dataclasses
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import configuration
 import models
@@ -29,14 +31,14 @@ def recipe(tmp_path, monkeypatch):
 
 def test_every_recipe_has_a_test():
     here = Path(__file__).read_text()
-    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 10
+    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 16
     assert [title for title in RECIPES if f'"{title}"' not in here and not title.startswith("CleanRL")] == []
 
 
 def test_recipes_are_short():
     for title, blocks in RECIPES.items():
         if not title.startswith("CleanRL"):
-            assert 10 <= sum(block.count("\n") for block in blocks) <= 36, title
+            assert 10 <= sum(block.count("\n") for block in blocks) <= 60, title
 
 
 def test_short_forms(recipe, tmp_path):
@@ -61,9 +63,46 @@ def test_stages(recipe):
     assert used == sorted(used, reverse=True) and set(used) == {0.02, 0.005, 0.001} and len(used) == 98
 
 
+def test_target_kl(recipe):
+    names = recipe("A target for how far the policy moves")
+    assert names["moved"][0] < 0.01 < np.mean(names["moved"][-5:]) < 0.04 and names["rates"][-1] > 2 * names["rates"][0]
+
+
+def test_a_bonus_for_what_is_new(recipe):
+    names = recipe("A bonus for what is new")
+    assert names["errors"][-1] < names["errors"][0] / 2
+    assert names["trainer"].environment["episode_return"] <= 0, "the logs have the true rewards"
+
+
+def test_behaviour_cloning(recipe):
+    names = recipe("Behaviour cloning first")
+    assert names["loss"].item() < 0.4, "at first log 2"
+    assert max(names["scores"][:5]) > 60, "without it, 22"
+
+
+def test_stacked_frames_and_repeated_actions(recipe):
+    names = recipe("Stacked frames and repeated actions")
+    assert names["env"].observation_shape == (3, 4)
+    assert names["statistics"]["episode_return"] > 1.5 * names["statistics"]["episode_length"]
+
+
+def test_several_seeds(recipe):
+    curves = np.array(recipe("Several seeds in one script")["curves"])
+    assert curves.shape == (40, 3) and len(set(curves[9])) == 3 and curves[-1].min() > 50
+
+
 def test_own_network(recipe):
     trainer = recipe("A network of your own")["trainer"]
     assert isinstance(trainer.policy, models.LSTMWrapper) and trainer.global_step == 4096
+
+
+def test_asymmetric_critic(recipe):
+    names = recipe("An asymmetric critic")
+    policy, observations = names["policy"], names["trainer"].storage["observations"][0]
+    assert observations.shape == (8, 4) and observations.dtype == torch.float32
+    told = [[not torch.equal(a, b) for a, b in zip(policy(observations), policy(observations + step), strict=True)]
+            for step in torch.eye(4)]  # fmt: skip
+    assert sorted(told) == [[False, True]] * 2 + [[True, True]] * 2, "the actor sees two of four, the critic all"
 
 
 def test_own_logger(recipe, tmp_path):
