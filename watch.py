@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+import checkpoints
 import configuration
 import engines
 import models
@@ -884,7 +885,7 @@ def ship(env_name, args):
         raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file that does not ship.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
-    saved = torch.load(model, weights_only=True, map_location="cpu")
+    saved = configuration.load_checkpoint(model)
     weights = {name: tensor.to(torch.half if tensor.is_floating_point() else tensor.dtype, copy=True,
                                memory_format=torch.contiguous_format) for name, tensor in saved.items()}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
@@ -910,9 +911,9 @@ def steps_of(model):
     path = model.parent / "trainer_state.pt"
     if not path.exists():
         raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps {model.name} was trained.")
-    state = torch.load(path, weights_only=True, map_location="cpu")
+    state = configuration.load_checkpoint(path, checkpoints.WHOLE_RUN)
     epoch = re.search(r"_(\d+)$", model.stem)
-    return state["global_step"] if epoch is None else int(epoch[1]) * state["global_step"] // state["epoch"]
+    return state["global_step"] if epoch is None else int(epoch[1]) * state["global_step"] // max(1, state["epoch"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

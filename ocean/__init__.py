@@ -261,6 +261,8 @@ class Envs:
         if not np.array_equal(saved[: len(self._identity)], self._identity):
             raise ValueError(f"this state was not saved from {self.num_envs} environments of {self.library.name} "
                              "with these settings and this build")  # fmt: skip
+        if len(saved) != len(self.save()):
+            raise ValueError(f"this state has {len(saved):,} bytes, {len(self.save()):,} are expected")
         position = saved.ctypes.data + len(self._identity)
         for i in range(self.num_envs):
             self.functions.ocean_load(self.address, i, position)
