@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import warnings
 import zipfile
 from pathlib import Path
@@ -227,7 +228,7 @@ def _read(path, check):
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror or error}") from None
     except Exception as error:  # what a stranger's bytes make of torch's reader
-        raise ValueError(f"torch cannot read it: {_reason(error)}") from None
+        raise ValueError(_reason(error)) from None
     return check(found)
 
 
@@ -257,11 +258,13 @@ def _tail(file, size):
 
 
 def _reason(error):
-    """The first sentence of what torch says that is not advice."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("WeightsUnpickler error:")), lines[0] if lines else "")
-    told = told.removeprefix("WeightsUnpickler error:").strip().partition(". ")[0]
-    return f"{told[:120]}" if told else type(error).__name__
+    """What torch's reader says of a file, without its advice to trust it."""
+    text = str(error)
+    foreign = re.search(r"GLOBAL ([\w.]+)", text)
+    if foreign:
+        return f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
+    told = "" if text.startswith("Weights only") else text.partition("\n")[0].partition(". ")[0]
+    return f"torch cannot read it: {told[:120] or type(error).__name__}"
 
 
 MOST_LOOKED_AT = 20  # files beside a damaged one

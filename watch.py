@@ -604,7 +604,7 @@ class Page:
         try:
             for name, value in order.items():
                 getattr(self, f"_set_{name}")(value)
-        except (ValueError, TypeError, KeyError) as error:  # pufferl.ConfigError is one
+        except (ValueError, TypeError, KeyError, OverflowError) as error:  # pufferl.ConfigError is one
             self.problem = str(error)
         except Exception as error:  # of an environment that does not load; the last one plays on
             traceback.print_exc()
@@ -837,7 +837,7 @@ class PlayRequests(Requests):
             try:
                 order = json.loads(body)
                 known = isinstance(order, dict) and order.keys() <= set(self.ORDERS)
-            except ValueError:
+            except (ValueError, RecursionError):  # too deep
                 known = False
             if not known:
                 self.answer(400, f"an order is an object with some of {', '.join(self.ORDERS)}")
