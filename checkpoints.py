@@ -46,8 +46,8 @@ def save(state, path):
     """torch.save that leaves a whole file or none; raises OSError."""
     try:
         write_whole(path, lambda file: torch.save(state, file))
-    except RuntimeError as error:  # torch's own word for a write that failed
-        raise OSError(f"{path}: {error}") from None
+    except RuntimeError as error:  # torch's own word for a write that failed; the system's stands behind it
+        raise OSError(f"{path}: {error.__context__ or error}") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

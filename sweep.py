@@ -1303,6 +1303,9 @@ def serve(folder, port):
         def do_GET(self):
             if self.refuse():
                 return
+            if self.path != "/":
+                self.answer(404, "there is / only")
+                return
             with lock:
                 text = made(len(list((Path(folder) / "trials").glob("*.json"))))
             self.answer(200, text, "text/html; charset=utf-8", SOURCES)

@@ -741,7 +741,7 @@ def png(picture, side):
 
 class Requests(http.server.BaseHTTPRequestHandler):
     """For a page of this machine: a subclass asks `refuse` before it does anything, and ends with `answer`. The sweep's
-    report is such a page too."""
+    report is such a page too. If it cannot be made, both sides are told in a line, and the next request may go well."""
 
     protocol_version = "HTTP/1.1"  # connections stay open for the next request
     timeout = 60
@@ -758,8 +758,21 @@ class Requests(http.server.BaseHTTPRequestHandler):
         self.answer(403, "this page is for http://127.0.0.1 and http://localhost only")
         return True
 
+    def handle_one_request(self):
+        self.answered = False
+        try:
+            super().handle_one_request()
+        except OSError:  # the other side has gone
+            self.close_connection = True
+        except Exception as error:
+            self.close_connection, problem = True, f"{type(error).__name__}: {error}"
+            print(f"the page was asked for, but could not be made: {problem}", file=sys.stderr)
+            if not self.answered:
+                self.answer(500, f"the page could not be made: {problem}")
+
     def answer(self, status, text="", kind="text/plain; charset=utf-8", sources=""):
         """sources: what the page may load, as in a Content-Security-Policy; by default nothing."""
+        self.answered = True
         body = text.encode()
         self.send_response(status)
         if status != 204:
@@ -786,7 +799,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), requests)
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):  # a page that was closed
+        if not isinstance(sys.exception(), OSError):  # a page that was closed
             super().handle_error(request, client_address)
 
 
@@ -796,17 +809,17 @@ class PlayRequests(Requests):
     ORDERS = ("pause", "step", "speed", "seed", "environment", "policy", "agent", "deterministic")
 
     def do_GET(self):
-        url = urllib.parse.urlsplit(self.path)
         if self.refuse():
             return
-        if url.path == "/":
+        path, _, query = self.path.partition("?")
+        if path == "/":
             nonce = f"{random.SystemRandom().getrandbits(128):032x}"
             page = (configuration.ROOT / "watch.html").read_text().replace("NONCE", nonce)
             own = f"'nonce-{nonce}'"
             self.answer(200, page, "text/html; charset=utf-8",
                         f"img-src data:; style-src {own}; script-src {own}; connect-src 'self'; ")
-        elif url.path == "/state":
-            asked = dict(urllib.parse.parse_qsl(url.query))
+        elif path == "/state":
+            asked = dict(urllib.parse.parse_qsl(query))
             try:
                 after, first = int(asked.get("after", -1)), max(0, int(asked.get("scores", 0)))
             except ValueError:

@@ -144,10 +144,11 @@ def test_too_small_a_disk_is_an_error_before_anything_starts(tmp_path):
 
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error_that_says_what_to_do(tmp_path):
     """The limit falls while it trains: later files are cut off as on a full disk."""
-    process = start("train", "squared", *SMALL, "--train.total-timesteps", "3000000", cwd=tmp_path)
+    process = start("train", "squared", *SMALL, "--train.total-timesteps", "100000000",
+                    "--train.checkpoint-interval", "100000", cwd=tmp_path)  # fmt: skip
     output = read_until(process, "run folder")
     run = next((tmp_path / "experiments").iterdir())
-    wait_for((run / "trainer_state.pt").exists)
+    wait_for((run / "metrics.jsonl").exists)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (16384, 16384))
     process.send_signal(signal.SIGINT)
     output += process.communicate(timeout=240)[0]
