@@ -328,6 +328,8 @@ def parse_ini(path, strict=True):
         parser.read_string(path.read_text(), source=str(path))
     except configparser.Error as error:
         raise ConfigError(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text ({error}).") from None
     return parser
 
 

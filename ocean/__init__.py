@@ -137,13 +137,13 @@ class Library:
     def _parse(self, name, value):
         wanted = type(self.settings[name])
         if wanted is float:
-            right = isinstance(value, (int, float, np.integer, np.floating)) and np.isfinite(value)
+            right = isinstance(value, (int, float, np.integer, np.floating)) and abs(value) <= np.finfo("f4").max
         elif wanted is int:
             right = isinstance(value, (int, np.integer)) and -(2**31) <= value < 2**31
         else:
             right = isinstance(value, (bool, np.bool_, int, np.integer)) and value in (0, 1)
         if not right:
-            kind = {float: "a finite number", int: "an integer of 32 bits", bool: "true or false"}[wanted]
+            kind = {float: "a finite number of 32 bits", int: "an integer of 32 bits", bool: "true or false"}[wanted]
             raise TypeError(f"{self.name}: setting {name} must be {kind}, got {value!r} ({type(value).__name__})")
         return wanted(value)
 
