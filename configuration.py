@@ -996,7 +996,7 @@ def find_run(path, data_dir, name, holding="model_*.pt"):
         return Path(env_name).name.removesuffix(".h"), ini.name
 
     def is_ours(folder):  # a run of squared_mine begins with squared_ too, and drone_race is another drone
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             saved = json.loads((folder / "config.json").read_text())
             return label(saved.get("config_name", saved["env_name"])) == label(name)
 

@@ -89,7 +89,7 @@ class JsonLines(NoLogger):
     def __init__(self, path, first_step=0):
         self.path, self.warned = Path(path), False
         if self.path.exists():
-            kept = [line for line in self.path.read_text().splitlines() if _step(line) <= first_step]
+            kept = [line for line in self.path.read_text(errors="replace").splitlines() if _step(line) <= first_step]
             write_whole(self.path, lambda file: file.write("".join(line + "\n" for line in kept).encode()))
 
     def log(self, metrics, step):
@@ -110,8 +110,8 @@ class JsonLines(NoLogger):
 def _step(line):
     """The step of a line of metrics.jsonl; infinite where the line is torn."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.inf
 
 

@@ -151,15 +151,22 @@ def ini_file(draw, here):
 
 def checkpoint(draw, here):
     """The folder of a run in which one file is another."""
-    run = here / "run"
+    run = here / draw.base.name
     shutil.copytree(draw.base, run)
-    names = ["trainer_state.pt", "model_squared_000004.pt", "config.json"]
+    names = ["trainer_state.pt", "model_squared_000004.pt", "config.json", "metrics.jsonl"]
     path = run / draw.choice(names + names[:1])
     how = draw.choice(["flip", "cut", "swap", "swap", "swap", "other"])
     data = bytearray(path.read_bytes())
     if how == "cut":
         data = data[: draw.randrange(len(data))]
-    elif how == "flip" or path.suffix == ".json":
+    elif how == "swap" and path.suffix != ".pt":
+        junk = ["5", "[]", "null", '"x"', "[" * 3000, '{"step": "x"}', '{"step": NaN, "train": 5}', '{"train": {}}',
+                '{"step": 1e999, "environment/score": "x"}', "{", '{"step": 1' + "0" * 400 + "}", "\x00",
+                '{"train": {"gamma": []}, "env_name": 5}', '{"env_name": "squared", "env": [1]}']  # fmt: skip
+        lines = data.decode().splitlines()
+        lines.insert(draw.randrange(len(lines) + 1), draw.choice(junk))
+        data = bytearray("\n".join(lines if draw.random() < 0.5 else [draw.choice(junk)]).encode())
+    elif how == "flip" or path.suffix != ".pt":
         how = "flip"
         for _ in range(draw.randrange(1, 9)):
             place = draw.randrange(len(data)) if draw.random() < 0.5 else draw.choice([-1, 1]) * draw.randrange(800)
@@ -178,6 +185,8 @@ def checkpoint(draw, here):
         ["train", "squared", "--resume", str(run), "--train.total-timesteps", "2048", *more],
         ["eval", "squared", "--load-model-path", str(draw.choice([run, path])), "--eval.episodes", "4"],
         ["export", "squared", "--load-model-path", str(run), "--export.flat", str(here / "x.bin")],
+        ["diagnose", str(run)],
+        ["eval", "squared", "--load-model-path", "latest", "--data-dir", str(here), "--eval.episodes", "4"],
     ])  # fmt: skip
     return f"{path.name} {how}, {argv[0]}", argv, set(run.glob("*.pt")) if argv[0] != "train" else {path}
 
