@@ -222,10 +222,10 @@ def read(folder):
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: damaged or not a run's settings ({type(error).__name__}: {error})") from None
     for line in Path(folder, "metrics.jsonl").read_text(errors="replace").splitlines():
-        with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
-            numbers = {name: value for name, value in json.loads(line).items() if isinstance(value, int | float)}
-            if "step" in numbers:
-                entries.append(numbers)
+        with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            numbers = {name: float(value) for name, value in json.loads(line).items() if isinstance(value, int | float)}
+            if math.isfinite(numbers.get("step", math.nan)):
+                entries.append({**numbers, "step": int(numbers["step"])})
     return signs, entries
 
 
