@@ -35,6 +35,7 @@ FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
 SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS"]
+FLOAT_MAX = float(np.finfo(np.float32).max)  # of a setting
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
@@ -137,7 +138,7 @@ class Library:
     def _parse(self, name, value):
         wanted = type(self.settings[name])
         if wanted is float:
-            right = isinstance(value, (int, float, np.integer, np.floating)) and abs(value) <= np.finfo("f4").max
+            right = isinstance(value, (int, float, np.integer, np.floating)) and abs(value) <= FLOAT_MAX
         elif wanted is int:
             right = isinstance(value, (int, np.integer)) and -(2**31) <= value < 2**31
         else:

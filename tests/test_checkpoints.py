@@ -405,11 +405,3 @@ def test_a_write_that_fails_leaves_the_file_before(tmp_path):
         with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
             save(broken, path)
         assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.pt"]
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe[train]", b"\x99"])
-def test_an_ini_file_that_is_no_text_is_named(tmp_path, content):
-    (tmp_path / "a.ini").write_bytes(content)
-    for path, message in ((tmp_path / "a.ini", "cannot be read as text"), (tmp_path, "cannot be read as text")):
-        with pytest.raises(ConfigError, match=message):
-            configuration.parse_ini(path)
