@@ -28,6 +28,7 @@ from typing import Annotated, Literal
 import gymnasium
 import torch
 
+import checkpoints
 import emulation
 import environments
 import models
@@ -370,6 +371,8 @@ def parse_ini(path, strict=True):
         parser.read_string(path.read_text(), source=str(path))
     except configparser.Error as error:
         raise ConfigError(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text ({error}).") from None
     return parser
 
 
@@ -507,7 +510,7 @@ def load_config(env_name, argv=()):
     schema, values = resolve(env_name)
     argv, sizes = take_sizes(argv)
     argv = spell_out(schema, argv)
-    apply_saved(argv, env_name, values)
+    apply_saved(argv, env_name, schema, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
     reasons, steps, env, vec = {}, values["train"]["total_timesteps"], values["env"], values["vec"]
@@ -610,7 +613,7 @@ def count_agents(args):
     return vec["num_envs"] * copies * each * count
 
 
-def apply_saved(argv, name, values):
+def apply_saved(argv, name, schema, values):
     """Put the settings that a run was started with over `values`, where the command line names one: all of them for
     --resume, those of the environment and the network for --load-model-path and --baseline."""
     env_name, ini = find_config(name)
@@ -629,7 +632,7 @@ def apply_saved(argv, name, values):
         holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
         folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), name, holding)
         saved = (folder if folder.is_dir() else folder.parent) / "config.json"
-        settings = json.loads(saved.read_text()) if saved.exists() else None
+        settings = read_settings(saved, schema) if saved.exists() else None
     else:
         settings = None
     if settings is not None:
@@ -638,7 +641,28 @@ def apply_saved(argv, name, values):
             values[section] |= {key: own[key] for key in values[section]
                                 if key in own and (section != "base" or key not in RUN_SETTINGS)}
         if resume:  # of a run from before there were these
-            values["train"] |= {key: value for key, value in OFF.items() if key not in settings["train"]}
+            values["train"] |= {key: value for key, value in OFF.items() if key not in settings.get("train", {})}
+
+
+def read_settings(path, schema):
+    """The sections of a run's config.json; what stands outside of them, those of today too, is the base section's.
+    ConfigError for a file that is damaged."""
+    try:
+        saved = json.loads(path.read_text())
+        if not isinstance(saved, dict):
+            raise ValueError("it holds no sections")
+        for section in schema:
+            if not isinstance(saved.get(section, {}), dict):
+                raise ValueError(f"its section {section} is a {type(saved[section]).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged or not a run's settings ({error}). Give the settings on the command line, "
+                          "with a copy of the weights in another folder.") from None
+    for section, cls in schema.items():
+        own = saved if section == "base" else saved.get(section, {})
+        for known in dataclasses.fields(cls):
+            if known.name in own and (section != "env" or known.type in (bool, int, float, str)):
+                own[known.name] = coerce(own[known.name], known.type, f"{path}: {section}.{known.name}")
+    return saved
 
 
 def parse_arguments(env_name, schema, values, argv):
@@ -969,7 +993,7 @@ def load_policy(args, vecenv, env_name=""):
             if args.get("baseline"):
                 return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
             path = find_model(args["load_model_path"], args["data_dir"], args["config_name"])
-            return path, torch.load(path, weights_only=True, map_location="cpu")
+            return path, load_checkpoint(path)
 
         path, weights = ranks.connect().first(read)
     normalize = args["train"]["norm_obs"]
@@ -1006,13 +1030,47 @@ def load_policy(args, vecenv, env_name=""):
             except TypeError as error:
                 raise ConfigError(str(error)) from None
     if weights is not None:
+        check_kinds(weights, policy.state_dict(), path)
+        masks = infinite(policy.state_dict())
         try:
             policy.load_state_dict(weights)
         except RuntimeError as error:
             raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
                               f"size, must be those that it was trained with. ({error})") from None
+        check_finite(policy.state_dict(), masks, path)
     models.find_form(policy, env.single_observation_space)
     return policy
+
+
+def load_checkpoint(path, check=checkpoints.weights):
+    """As checkpoints.load; raises ConfigError."""
+    try:
+        return checkpoints.load(path, check)
+    except checkpoints.CheckpointError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_kinds(theirs, mine, path):
+    """ConfigError if weights are complex, or whole numbers where the network has others."""
+    for name in theirs.keys() & mine.keys():
+        pair = [one.dtype for one in (theirs[name], mine[name]) if isinstance(one, torch.Tensor)]
+        if len({(dtype.is_floating_point, dtype.is_complex) for dtype in pair}) > 1:
+            raise ConfigError(f"{path} does not fit this network: {name} is {pair[0]} there and {pair[1]} here.")
+
+
+def infinite(weights):
+    """The names of those that hold infinities, as a mask may."""
+    return {name for name, tensor in weights.items() if isinstance(tensor, torch.Tensor) and tensor.isinf().any()}
+
+
+def check_finite(weights, masks, path):
+    """ConfigError for weights that are NaN, or infinite under another name than those in `masks`."""
+    for name, tensor in weights.items():
+        if isinstance(tensor, torch.Tensor) and (tensor.isnan().any() or (name not in masks and tensor.isinf().any())):
+            bad = int((~tensor.isfinite()).sum())
+            raise ConfigError(f"{path}: {bad:,} of the {tensor.numel():,} numbers in {name} are not finite, so the "
+                              "network can decide nothing. Take an older checkpoint, or the best: "
+                              "--load-model-path best.")
 
 
 def make_network(name, env, hidden, encoded, normalize):
@@ -1067,7 +1125,7 @@ def find_run(path, data_dir, name, holding="model_*.pt"):
         return Path(env_name).name.removesuffix(".h"), ini.name
 
     def is_ours(folder):  # a run of squared_mine begins with squared_ too, and drone_race is another drone
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             saved = json.loads((folder / "config.json").read_text())
             return label(saved.get("config_name", saved["env_name"])) == label(name)
 
@@ -1100,11 +1158,18 @@ def find_baseline(env_name):
 def read_baseline(env_name):
     """(weights, metadata) of it: the env, policy and rnn sections that it was trained with, its score and its steps.
     `python watch.py ship` writes one."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     path = find_baseline(env_name)
     if not path.exists():
         raise ConfigError(f"--baseline: no trained policy ships with {env_name}; train one and use --load-model-path.")
-    with safe_open(path, "pt") as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return weights, {name: json.loads(value) for name, value in file.metadata().items()}
+    try:
+        with safe_open(path, "pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"{path}: damaged or not a shipped policy ({error}); git has the whole one.") from None
+    missing = {"env", "policy", "rnn", "score", "steps"} - about.keys()
+    if missing:
+        raise ConfigError(f"{path}: not a shipped policy, it lacks {', '.join(sorted(missing))}.")
+    return weights, about

@@ -440,10 +440,10 @@ class PuffeRL:
 
     def _try_checkpoint(self):
         try:
-            return self.save_checkpoint() if self.run_folder else ""
+            if self.run_folder:
+                self.save_checkpoint()
         except OSError as error:  # a full disk must not end the run; the last checkpoint stays whole
             print(f"checkpoint at epoch {self.epoch} not written: {error}. Training goes on.", file=sys.stderr)
-            return ""
 
     def load_checkpoint(self, path):
         """Go on from a file that save_checkpoint wrote (or the trainer_state.pt in a folder); returns its metadata.
@@ -460,11 +460,11 @@ class PuffeRL:
         return saved["metadata"]
 
     def close(self):
-        """Save, log what is left, stop the workers and the environments; returns the model's path."""
+        """Save, log what is left, release; returns the model's path. ConfigError if that could not be written."""
         try:
             self.record()
             self.mean_and_log()
-            return self._try_checkpoint()
+            return runs.save_the_end(self) if self.run_folder else ""
         finally:
             self.release()
 

@@ -25,7 +25,18 @@ import numpy as np
 import psutil
 import torch
 
-from configuration import OFF, ConfigError, Train, difference
+from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
+from configuration import (
+    OFF,
+    ConfigError,
+    Train,
+    check_finite,
+    check_kinds,
+    difference,
+    infinite,
+    load_checkpoint,
+    own_optimizer,
+)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Loggers: log(metrics, step), config, artifact, close
@@ -79,7 +90,7 @@ class JsonLines(NoLogger):
     def __init__(self, path, first_step=0):
         self.path, self.warned = Path(path), False
         if self.path.exists():
-            kept = [line for line in self.path.read_text().splitlines() if _step(line) <= first_step]
+            kept = [line for line in self.path.read_text(errors="replace").splitlines() if _step(line) <= first_step]
             write_whole(self.path, lambda file: file.write("".join(line + "\n" for line in kept).encode()))
 
     def log(self, metrics, step):
@@ -100,8 +111,8 @@ class JsonLines(NoLogger):
 def _step(line):
     """The step of a line of metrics.jsonl; infinite where the line is torn."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.inf
 
 
@@ -226,19 +237,6 @@ def make_logger(args, folder, first_step=0):
     return Several(loggers)
 
 
-def write_whole(path, write):
-    """Have `write(file)` write a file that is whole or not there at all: another name, fsync, rename."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def warn(text):
     """Say once on the error stream what is lost while the training goes on; True."""
     print(f"{text}. Training goes on.", file=sys.stderr)
@@ -250,6 +248,23 @@ def warn(text):
 
 UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
               "checkpoints.")
+
+
+def save_the_end(trainer):
+    """save_checkpoint, after which there is no other; ConfigError says what is left if it cannot be."""
+    try:
+        return trainer.save_checkpoint()
+    except OSError as problem:
+        error = problem
+    folder, whole = trainer.run_folder, "there is no whole one"
+    with contextlib.suppress(ConfigError):
+        path = folder / "trainer_state.pt"
+        epoch = load_checkpoint(path, WHOLE_RUN)["epoch"]
+        whole = f"the last whole one is {path}, of epoch {epoch}"
+    raise ConfigError(
+        f"the last checkpoint, of epoch {trainer.epoch}, was not written: {error}; {whole}. Free some space, and "
+        f"--resume {folder} trains what is missing; or copy that folder to a disk with room and resume the copy. A new "
+        "run writes to the folder that --data-dir names.")
 
 
 class Run:
@@ -301,21 +316,12 @@ class Run:
             old.unlink()
 
 
-def save(state, path):
-    """torch.save that leaves a whole file or none; raises OSError."""
-    try:
-        write_whole(path, lambda file: torch.save(state, file))
-    except RuntimeError as error:  # torch's own word for a write that failed
-        raise OSError(f"{path}: {error}") from None
-
-
 def on_the_cpu(tensors):
     """Copies there of all tensors of a dict."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-NUMBERS = ("epoch", "_rollouts", "_minibatches_owed", "_rate_factor", "_override_lr")  # of a trainer
-SCORES = ("best_score", "_recent")  # of its statistics
+SCORES = ("best_score", "_recent")  # of a trainer's statistics; the other NUMBERS are its own
 
 
 def _saved_tensors(trainer):
@@ -336,14 +342,14 @@ def state_of(trainer, metadata=None):
     tensors = on_the_cpu(_saved_tensors(trainer))
     environments = torch.from_numpy(trainer.vecenv.save())
     own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
-    numbers = {name: getattr(trainer, name) for name in NUMBERS}
+    numbers = {name: getattr(trainer.statistics if name in SCORES else trainer, name) for name in NUMBERS}
     return {
         "model": on_the_cpu(trainer.policy.state_dict()),
         "tensors": tensors,
         "adam": None if trainer.config["optimizer"] == "muon" else trainer.optimizer.state(),  # or another of torch's
         "environments": environments,
         "others": trainer.ranks.gather_to_first((own, environments))[1:],  # what the ranks after rank 0 have
-        "numbers": numbers | {name: getattr(trainer.statistics, name) for name in SCORES},
+        "numbers": numbers,
         "epoch": trainer.epoch,
         "global_step": trainer.global_step,
         "uptime": trainer.uptime,
@@ -362,10 +368,6 @@ def _plain(value):
         torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value)  # fmt: skip
 
 
-def _shapes(tensors):
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
 def restore(trainer, path):
     """Put a checkpoint, a file or the trainer_state.pt of a folder, into a trainer; returns what was saved. See
     PuffeRL.load_checkpoint."""
@@ -375,7 +377,7 @@ def restore(trainer, path):
     def read():
         if not path.exists():
             raise ConfigError(f"{path}: there is no such checkpoint.")
-        saved = torch.load(path, weights_only=True, map_location="cpu")
+        saved = load_checkpoint(path, WHOLE_RUN)
         others.extend(saved.pop("others"))
         return saved, 1 + len(others)
 
@@ -385,30 +387,20 @@ def restore(trainer, path):
         own, environments = group.scatter([(tensors, environments), *others])
         tensors = {**tensors, **own}
     say = print if group.rank == 0 else lambda text: None
-    before = json.loads(saved["config"])
-    if before["train"]["optimizer"] != trainer.config["optimizer"]:
-        raise ConfigError(f"{path} was trained with train.optimizer {before['train']['optimizer']}, which cannot be "
-                          "changed at resume.")
-    theirs, mine = _shapes(saved["model"]), _shapes(trainer.policy.state_dict())
-    if theirs != mine:
-        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
-        raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
-                          f"{theirs.get(name, 'not in it')} there and {mine.get(name, 'missing')} here.")
+    before, ours = saved["config"], _saved_tensors(trainer)
+    _check(trainer, saved, tensors, ours, path)
     unsaid = {**dataclasses.asdict(Train()), **OFF}  # what a run had before there were settings for it
     before = {"engine": trainer.args["engine"], **before, "train": {**unsaid, **before["train"]}}
     changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
     if changes:
         say(f"changed since {path} was written: {', '.join(changes)}")
-    ours = _saved_tensors(trainer)
+    _restore_optimizer(trainer, saved["adam"], tensors, ours, path, say)
     restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours, environments, say)
     trainer.policy.load_state_dict(saved["model"])
     for name in restored:
         ours[name].copy_(tensors[name])
-    if saved["adam"] is not None:
-        trainer.optimizer.load(saved["adam"])
-        trainer.engine.forget()
     for name, value in saved["numbers"].items():
-        setattr(trainer if name in NUMBERS else trainer.statistics, name, value)
+        setattr(trainer.statistics if name in SCORES else trainer, name, value)
     rate = before["train"].get("learning_rate")
     if trainer.config["target_kl"] is None or rate != trainer.config["learning_rate"]:
         trainer._rate_factor = 1.0  # it was of another rate
@@ -416,15 +408,80 @@ def restore(trainer, path):
     return saved
 
 
+def _shapes(tensors):
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _fits(theirs, ours):
+    """Whether a tensor can be copied into ours as it is."""
+    return theirs.shape == ours.shape and theirs.is_floating_point() == ours.is_floating_point()
+
+
+def _check(trainer, saved, tensors, ours, path):
+    """ConfigError, before anything is changed, for another optimizer or network, or numbers that cannot be."""
+    before = saved["config"]["train"]["optimizer"]
+    if before != trainer.config["optimizer"]:
+        raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be changed at resume.")
+    theirs, mine = _shapes(saved["model"]), _shapes(trainer.policy.state_dict())
+    if theirs != mine:
+        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
+        raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
+                          f"{theirs.get(name, 'not in it')} there and {mine.get(name, 'missing')} here.")
+    check_kinds(saved["model"], trainer.policy.state_dict(), path)
+    check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
+    learnt = {name: tensor for name, tensor in tensors.items() if name.startswith("state/") or name in OF_LEARNING}
+    check_finite({name: tensor for name, tensor in learnt.items() if name in ours and _fits(tensor, ours[name])}, (),
+                 path)
+    if "torch_random" in tensors:
+        try:
+            torch.Generator().set_state(tensors["torch_random"])
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(f"{path}: its torch_random is no state of a generator ({error}).") from None
+
+
+OF_LEARNING = ("momentum", "discounted_returns", "return_moments")  # what stays with other environments, mostly
+
+
+def _restore_optimizer(trainer, state, tensors, ours, path, say):
+    """Give the optimizer back what it had, or say that the file does not have it."""
+    muon = trainer.config["optimizer"] == "muon"
+    there = "momentum" in tensors and _fits(tensors["momentum"], ours["momentum"]) if muon else state is not None
+    if not there:
+        say(f"{path} holds no state of the optimizer, which begins as in a new run; the weights go on.")
+        return
+    if muon:
+        return  # its momentum is one of the tensors
+    try:
+        _check_averages(state, None if own_optimizer(trainer.config) else [*trainer.policy.parameters()])
+        trainer.optimizer.load(state)
+        trainer.engine.forget()
+    except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"{path}: its state of the optimizer is not one ({error}).") from None
+
+
+def _check_averages(state, parameters):
+    """ValueError for what torch's optimizers would take and stumble over later. parameters: those that AdamW's averages
+    must be as large as, or None for an optimizer of your own."""
+    for index, averages in state["state"].items():
+        for name, value in averages.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.is_floating_point() and not value.isfinite().all():
+                raise ValueError(f"{name} of weight {index} is not finite")
+            if parameters is not None and value.ndim and value.shape != parameters[index].shape:
+                raise ValueError(f"{name} of weight {index} is {tuple(value.shape)}")
+
+
 def _restore_environments(trainer, epoch, count, tensors, ours, environments, say):
     """Put the environments where they were or, if that cannot be, at new episodes, which is said; returns the names of
     the tensors that go on."""
+    fitting = {name for name in tensors.keys() & ours.keys() if _fits(tensors[name], ours[name])}
     try:
         if count != trainer.ranks.count:
             raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
-        # A run may begin or cease to scale rewards, and older ones have no random state.
-        optional = dict.fromkeys(("discounted_returns", "return_moments", "torch_random"))
-        if {**_shapes(tensors), **optional} != {**_shapes(ours), **optional}:
+        # A run may begin or cease to scale rewards, older ones have no random state, and the momentum is looked at.
+        optional = {"discounted_returns", "return_moments", "torch_random", "momentum"}
+        if (tensors.keys() ^ ours.keys()) - optional or (tensors.keys() & ours.keys()) - {"momentum"} - fitting:
             raise ValueError("there were other agents or spaces")
         if not len(environments):
             raise ValueError("those in Python cannot be saved")
@@ -438,8 +495,8 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
         trainer.running_returns.zero_()
         for state in trainer.engine.state.values():
             state.zero_()
-        return tensors.keys() & ours.keys() & {"momentum", "return_moments"}
-    return tensors.keys() & ours.keys()
+        return fitting & {"momentum", "return_moments"}
+    return fitting
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ To add one, write the method and plant its failure in tests/test_signs.py. The m
 those under `vital/` are measured for this file (`vital`).
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -212,11 +213,20 @@ class Signs:
 
 
 def read(folder):
-    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl. Raises OSError where they are not
-    there, ValueError where they cannot be read."""
-    config = json.loads(Path(folder, "config.json").read_text())
-    lines = Path(folder, "metrics.jsonl").read_text().splitlines()
-    return Signs(config["train"], config.get("agents")), [json.loads(line) for line in lines]
+    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl, without lines that a crash has torn.
+    Raises OSError where they are not there, ValueError where they cannot be read."""
+    path, entries = Path(folder, "config.json"), []
+    try:
+        config = json.loads(path.read_text())
+        signs = Signs(config["train"], config.get("agents"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: damaged or not a run's settings ({type(error).__name__}: {error})") from None
+    for line in Path(folder, "metrics.jsonl").read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            numbers = {name: float(value) for name, value in json.loads(line).items() if isinstance(value, int | float)}
+            if math.isfinite(numbers.get("step", math.nan)):
+                entries.append({**numbers, "step": int(numbers["step"])})
+    return signs, entries
 
 
 CURVES = ("environment/score", "environment/episode_return", "environment/episode_length", "losses/entropy",

@@ -78,7 +78,7 @@ class Ledger:
         """{number: record} of all finished trials."""
         for path in self.trials.glob("*.json"):
             if int(path.stem) not in self._results:
-                self._results[int(path.stem)] = json.loads(path.read_text())
+                self._results[int(path.stem)] = read_whole(path, RECORD)
         return dict(sorted(self._results.items()))
 
     def claims(self):
@@ -214,6 +214,24 @@ class Ledger:
         return True
 
 
+RECORD = {"trial": int, "status": str, "settings": dict, "curve": list, "score": float | int | None,
+          "cost": float | int | None, "steps": float | int, "error": str | None}  # fmt: skip
+TOLD = {"asked": dict, "options": list, "space": dict}
+
+
+def read_whole(path, kinds):
+    """A JSON file of the ledger's folder; SpaceError if it is damaged or its fields are not of these kinds."""
+    try:
+        found = json.loads(path.read_text())
+        wrong = [key for key, kind in kinds.items() if not isinstance(found[key], kind)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is a {type(found[wrong[0]]).__name__}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SpaceError(f"{path}: damaged ({type(error).__name__}: {error}). A trial without its file is run again; "
+                         "sweep.json is written anew by the command that began the sweep.") from None
+    return found
+
+
 def host_identity():
     """Machines, and containers with process numbers of their own, told apart."""
     parts = [socket.gethostname()]
@@ -277,18 +295,20 @@ class Curve:
         """From metrics.jsonl (its last line may be half written). A run that is resumed goes on from a checkpoint, with
         its clock too, so entries after that are replaced."""
         rows, names = [], {}
-        text = Path(path).read_text() if Path(path).exists() else ""
+        text = Path(path).read_text(errors="replace") if Path(path).exists() else ""
         for line in text.splitlines():
             try:
                 entry = json.loads(line)
-                names |= dict.fromkeys(entry)
-                step = entry["step"]
-            except (ValueError, KeyError, TypeError):
+                values = (entry["step"], entry.get(metric), entry.get(cost))
+                row = [float(value) if isinstance(value, int | float) else math.nan for value in values]
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 continue
-            while rows and rows[-1][0] >= step:
+            if not math.isfinite(row[0]):
+                continue
+            names |= dict.fromkeys(entry)
+            while rows and rows[-1][0] >= row[0]:
                 rows.pop()
-            values = (entry.get(metric), entry.get(cost))
-            rows.append((step, *(float(value) if isinstance(value, int | float) else math.nan for value in values)))
+            rows.append(row)
         columns = np.array(rows, dtype=float).reshape(-1, 3)
         known = np.isfinite(columns)
         costs = columns[known[:, 2], 2]
@@ -880,7 +900,7 @@ def begin(ledger, tuner, settings, options, config):
     whole = {"asked": asked, "options": list(options), "space": tuner.search_space, "created": time.time()}
     if ledger._appear(path, whole):
         return
-    held = json.loads(path.read_text())["asked"]
+    held = read_whole(path, TOLD)["asked"]
     different = [f"{key}: {held.get(key, 'nothing')} there, {asked.get(key, 'nothing')} now"
                  for key in {**held, **asked} if held.get(key, "nothing") != asked.get(key, "nothing")]
     if different:
@@ -981,7 +1001,7 @@ def make_logger(kind, folder, config):
 def load_sweep(folder):
     """(what sweep.json says, records of the finished trials, a Protein that has observed them all)."""
     folder = Path(folder)
-    told = json.loads((folder / "sweep.json").read_text())
+    told = read_whole(folder / "sweep.json", TOLD)
     records = list(Ledger(folder).results().values())
     asked = told["asked"]
     tuner = Protein(search_space=told["space"], num_trials=max(1, len(records)), metric=asked["metric"],
@@ -1160,7 +1180,7 @@ def load_runs(folder, metric, tag=None):
     """[{name, env, settings, step, score, cost, ...}] of all runs in a folder, those of sweeps included."""
     runs = []
     for path in sorted(Path(folder).glob("**/config.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             config = json.loads(path.read_text())
             curve = Curve.read(path.parent / "metrics.jsonl", metric)
             settings = {f"{section}.{key}": value for section in ("env", "vec", "policy", "rnn", "train")
@@ -1343,6 +1363,9 @@ def serve(folder, port):
     class Requests(watch.Requests):
         def do_GET(self):
             if self.refuse():
+                return
+            if self.path != "/":
+                self.answer(404, "there is / only")
                 return
             with lock:
                 text = made(len(list((Path(folder) / "trials").glob("*.json"))))

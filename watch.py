@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+import checkpoints
 import configuration
 import engines
 import models
@@ -603,7 +604,7 @@ class Page:
         try:
             for name, value in order.items():
                 getattr(self, f"_set_{name}")(value)
-        except (ValueError, TypeError, KeyError) as error:  # pufferl.ConfigError is one
+        except (ValueError, TypeError, KeyError, OverflowError) as error:  # pufferl.ConfigError is one
             self.problem = str(error)
         except Exception as error:  # of an environment that does not load; the last one plays on
             traceback.print_exc()
@@ -740,7 +741,7 @@ def png(picture, side):
 
 class Requests(http.server.BaseHTTPRequestHandler):
     """For a page of this machine: a subclass asks `refuse` before it does anything, and ends with `answer`. The sweep's
-    report is such a page too."""
+    report is such a page too. If it cannot be made, both sides are told in a line, and the next request may go well."""
 
     protocol_version = "HTTP/1.1"  # connections stay open for the next request
     timeout = 60
@@ -757,8 +758,21 @@ class Requests(http.server.BaseHTTPRequestHandler):
         self.answer(403, "this page is for http://127.0.0.1 and http://localhost only")
         return True
 
+    def handle_one_request(self):
+        self.answered = False
+        try:
+            super().handle_one_request()
+        except OSError:  # the other side has gone
+            self.close_connection = True
+        except Exception as error:
+            self.close_connection, problem = True, f"{type(error).__name__}: {error}"
+            print(f"the page was asked for, but could not be made: {problem}", file=sys.stderr)
+            if not self.answered:
+                self.answer(500, f"the page could not be made: {problem}")
+
     def answer(self, status, text="", kind="text/plain; charset=utf-8", sources=""):
         """sources: what the page may load, as in a Content-Security-Policy; by default nothing."""
+        self.answered = True
         body = text.encode()
         self.send_response(status)
         if status != 204:
@@ -785,7 +799,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), requests)
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):  # a page that was closed
+        if not isinstance(sys.exception(), OSError):  # a page that was closed
             super().handle_error(request, client_address)
 
 
@@ -795,17 +809,17 @@ class PlayRequests(Requests):
     ORDERS = ("pause", "step", "speed", "seed", "environment", "policy", "agent", "deterministic")
 
     def do_GET(self):
-        url = urllib.parse.urlsplit(self.path)
         if self.refuse():
             return
-        if url.path == "/":
+        path, _, query = self.path.partition("?")
+        if path == "/":
             nonce = f"{random.SystemRandom().getrandbits(128):032x}"
             page = (configuration.ROOT / "watch.html").read_text().replace("NONCE", nonce)
             own = f"'nonce-{nonce}'"
             self.answer(200, page, "text/html; charset=utf-8",
                         f"img-src data:; style-src {own}; script-src {own}; connect-src 'self'; ")
-        elif url.path == "/state":
-            asked = dict(urllib.parse.parse_qsl(url.query))
+        elif path == "/state":
+            asked = dict(urllib.parse.parse_qsl(query))
             try:
                 after, first = int(asked.get("after", -1)), max(0, int(asked.get("scores", 0)))
             except ValueError:
@@ -836,7 +850,7 @@ class PlayRequests(Requests):
             try:
                 order = json.loads(body)
                 known = isinstance(order, dict) and order.keys() <= set(self.ORDERS)
-            except ValueError:
+            except (ValueError, RecursionError):  # too deep
                 known = False
             if not known:
                 self.answer(400, f"an order is an object with some of {', '.join(self.ORDERS)}")
@@ -884,7 +898,7 @@ def ship(env_name, args):
         raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file that does not ship.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
-    saved = torch.load(model, weights_only=True, map_location="cpu")
+    saved = configuration.load_checkpoint(model)
     weights = {name: tensor.to(torch.half if tensor.is_floating_point() else tensor.dtype, copy=True,
                                memory_format=torch.contiguous_format) for name, tensor in saved.items()}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
@@ -910,9 +924,9 @@ def steps_of(model):
     path = model.parent / "trainer_state.pt"
     if not path.exists():
         raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps {model.name} was trained.")
-    state = torch.load(path, weights_only=True, map_location="cpu")
+    state = configuration.load_checkpoint(path, checkpoints.WHOLE_RUN)
     epoch = re.search(r"_(\d+)$", model.stem)
-    return state["global_step"] if epoch is None else int(epoch[1]) * state["global_step"] // state["epoch"]
+    return state["global_step"] if epoch is None else int(epoch[1]) * state["global_step"] // max(1, state["epoch"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
 SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS"]
+FLOAT_MAX = float(np.finfo(np.float32).max)  # of a setting
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
@@ -138,13 +139,13 @@ class Library:
     def _parse(self, name, value):
         wanted = type(self.settings[name])
         if wanted is float:
-            right = isinstance(value, (int, float, np.integer, np.floating)) and np.isfinite(value)
+            right = isinstance(value, (int, float, np.integer, np.floating)) and abs(value) <= FLOAT_MAX
         elif wanted is int:
             right = isinstance(value, (int, np.integer)) and -(2**31) <= value < 2**31
         else:
             right = isinstance(value, (bool, np.bool_, int, np.integer)) and value in (0, 1)
         if not right:
-            kind = {float: "a finite number", int: "an integer of 32 bits", bool: "true or false"}[wanted]
+            kind = {float: "a finite number of 32 bits", int: "an integer of 32 bits", bool: "true or false"}[wanted]
             raise TypeError(f"{self.name}: setting {name} must be {kind}, got {value!r} ({type(value).__name__})")
         return wanted(value)
 
@@ -268,6 +269,8 @@ class Envs:
         if not np.array_equal(saved[: len(self._identity)], self._identity):
             raise ValueError(f"this state was not saved from {self.num_envs} environments of {self.library.name} "
                              "with these settings and this build")  # fmt: skip
+        if len(saved) != len(self.save()):
+            raise ValueError(f"this state has {len(saved):,} bytes, {len(self.save()):,} are expected")
         position = saved.ctypes.data + len(self._identity)
         for i in range(self.num_envs):
             self.functions.ocean_load(self.address, i, position)

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [  # docs/design.md; a file imports from those before its own
-    {"arena", "emulation", "ocean", "protein", "ranks", "signs"},
+    {"arena", "checkpoints", "emulation", "ocean", "protein", "ranks", "signs"},
     {"kernels", "workers", "environments", "tensors"},
     {"models"},
     {"vector", "configuration"},
@@ -86,7 +86,8 @@ def test_nothing_is_too_long(path):
             assert REASON in (ast.get_docstring(node) or ""), f"{node.name} has {node.end_lineno - node.lineno} lines"
 
 
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md",
+         *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -48,6 +48,7 @@ def test_unknown_environment_names_the_nearest():
         ("breakout", {"frameskip": 0}, ValueError, "frameskip must lie within"),
         ("breakout", {"max_ball_speed": 2000.0}, ValueError, "at most 512"),
         ("breakout", {"ball_speed": float("nan")}, TypeError, "ball_speed must be a finite number"),
+        ("breakout", {"ball_speed": -1e300}, TypeError, "ball_speed must be a finite number of 32 bits"),
         ("cartpole", {"max_steps": 0}, ValueError, "max_steps"),
         ("memory", {"cues": 1}, ValueError, "cues must lie within"),
         ("squared", {"distance": 2**31}, TypeError, "32 bits"),

@@ -921,6 +921,14 @@ def test_ini_errors_name_file_and_key(tmp_path, text, message):
     assert "bad.ini" in str(error.value)
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe[train]", b"\x99", None])
+def test_an_ini_that_is_no_text_is_named(tmp_path, content):
+    path = tmp_path / "a.ini"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(pufferl.ConfigError, match=r"a\.ini: cannot be read as text"):
+        configuration.parse_ini(path)
+
+
 def test_an_ini_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "other.ini").write_text("num_envs = 3\n")

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import conftest
 import psutil
 import pytest
 import torch
-from conftest import read_until
+from conftest import read_until, wait_for
 from test_pufferl import Plain, make_trainer, run_epochs
 
 import configuration
@@ -139,6 +140,41 @@ def test_too_small_a_disk_is_an_error_before_anything_starts(tmp_path):
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 1 and "cannot write the run's folder" in output and "Traceback" not in output, output
     assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.part"))
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_an_error_that_says_what_to_do(tmp_path):
+    """The limit falls while it trains: later files are cut off as on a full disk."""
+    process = start("train", "squared", *SMALL, "--train.total-timesteps", "100000000",
+                    "--train.checkpoint-interval", "100000", cwd=tmp_path)  # fmt: skip
+    output = read_until(process, "run folder")
+    run = next((tmp_path / "experiments").iterdir())
+    wait_for((run / "metrics.jsonl").exists)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (16384, 16384))
+    process.send_signal(signal.SIGINT)
+    output += process.communicate(timeout=240)[0]
+    assert process.returncode == 1 and "Traceback" not in output, output
+    last = output.splitlines()[-1]
+    assert re.search(r"pufferl\.py: the last checkpoint, of epoch \d+, was not written: .*too large", last), output
+    assert f"the last whole one is experiments/{run.name}/trainer_state.pt, of epoch 0" in last
+    assert f"--resume experiments/{run.name} trains what is missing" in last and "--data-dir" in last
+    assert "checkpoint   " not in output and not list(run.glob("*.part")) and not list(run.glob("model_*.pt"))
+    again = start("train", "squared", *SMALL, "--train.total-timesteps", "8192", "--resume", str(run), cwd=tmp_path)
+    assert "checkpoint   " in again.communicate(timeout=240)[0] and again.returncode == 0
+
+
+def test_a_script_is_told_that_the_last_checkpoint_is_lost(tmp_path, monkeypatch):
+    def no_space(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = make_trainer(tmp_path, checkpoint_interval=1)
+    run_epochs(trainer, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        trainer.config["checkpoint_interval"] = 100
+        run_epochs(trainer, 1)
+        with pytest.raises(ConfigError, match=r"of epoch 3, was not written: .*No space.*trainer_state.pt, of epoch 2"):
+            trainer.close()
+    assert trainer.vecenv.closed, "all the rest ended"
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from conftest import start, wait_for
 from test_runs_loggers import OFFLINE, wandb_records
 
 import configuration
+import runs
+import signs
 import sweep
 from protein import Protein, SpaceError
 from sweep import Curve, Ledger
@@ -457,6 +459,36 @@ def test_what_brings_no_torch():
 
 
 # -- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
+    ledger = Ledger(tmp_path)
+    good = {"trial": 0, "status": "done", "settings": {}, "curve": [], "score": 1.0, "cost": None, "steps": 1,
+            "error": None}  # fmt: skip
+    others = [json.dumps({**good, **wrong}) for wrong in ({"curve": 5}, {"score": "x"})]
+    for content in ("", "{", "5", "[" * 100_000, "{}", *others):
+        (ledger.trials / "00000.json").write_text(content)
+        with pytest.raises(SpaceError, match=r"00000\.json: damaged \(\w+: .*run again"):
+            Ledger(tmp_path).results()
+    (ledger.trials / "00000.json").write_text(json.dumps(good))
+    assert Ledger(tmp_path).results() == {0: good}
+    (tmp_path / "sweep.json").write_text('{"asked": 5}')
+    with pytest.raises(SpaceError, match=r"sweep\.json: damaged"):
+        sweep.load_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["", "5", "{", '{"step": "x"}', '{"step": NaN}', '{"step": 1e999}', "[" * 100_000,
+                                  '{"step": 1' + "0" * 400 + "}", '{"step": [1]}', "\ufffd"],
+                         ids=range(10))  # fmt: skip
+def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
+    path, whole = tmp_path / "metrics.jsonl", '{"step": %d, "environment/score": 2.0, "performance/uptime": 3.0}'
+    path.write_text("\n".join([whole % 1, line, whole % 2]))
+    assert Curve.read(path, "environment/score").step.tolist() == [1, 2]
+    runs.JsonLines(path, first_step=1)
+    assert path.read_text() == whole % 1 + "\n"
+    path.write_text("\n".join([whole % 1, line, whole % 2]))
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"gamma": 0.9}}))
+    assert [entry["step"] for entry in signs.read(tmp_path)[1]] == [1, 2]
 
 
 def test_split_options():

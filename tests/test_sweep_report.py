@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import find_chromium
 from test_sweep import FAKE_SPACE, record
-from test_watch import ask
+from test_watch import ask, send
 
 import sweep
 from protein import Random, SpaceError
@@ -119,6 +119,23 @@ def test_the_live_page_is_for_this_machine_only(live):
     status, _, text = ask(port, "GET", "/", Host=f"evil.test:{port}")
     assert status == 403 and "squared" not in text
     assert ask(port, "GET", "/", Origin="http://evil.test")[0] == 403
+
+
+def test_the_live_page_outlives_bad_requests_and_a_broken_ledger(live, swept, capfd):
+    _, port = live.server_address
+    for begin in (b"", b"GET", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\xff\x00\r\n\r\n"):
+        send(port, begin, read=False)
+    assert ask(port, "GET", "/favicon.ico")[0] == ask(port, "GET", "//[")[0] == 404
+    assert ask(port, "POST", "/", {})[0] == 501
+    broken = swept.folder / "trials" / "00099.json"
+    broken.write_text("{")
+    status, _, text = ask(port, "GET", "/")
+    assert status == 500 and "the page could not be made" in text
+    broken.unlink()
+    assert ask(port, "GET", "/")[0] == 200
+    said = capfd.readouterr().err
+    assert "Traceback" not in said and said.count("could not be made") == 1
+    assert live.RequestHandlerClass.timeout == 60  # seconds until a connection that says nothing is closed
 
 
 def test_tsne_keeps_clusters_apart():

@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -430,6 +432,43 @@ def test_the_page_is_for_this_machine_only(server):
     _, headers, text = ask(port, "GET", "/")
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text), "no resource from elsewhere"
+
+
+def send(port, data, read=True):
+    """What comes back for some bytes, or nothing for a connection that is dropped at once."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(data)
+        if not read:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a crash does
+            return b""
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+BAD_ORDERS = ["[" * 4000, '{"seed": ' * 400, '{"step": Infinity}', '{"step": 1e999}', '{"agent": -Infinity}',
+              '{"speed": 1' + "0" * 400 + "}", '{"seed": NaN}', '{"seed": 1e308}', '{"step": "\\ud800"}',
+              '{"policy": {}}', '{"environment": []}', '{"pause": null, "agent": null}', "", "\x00"]  # fmt: skip
+
+
+def test_orders_that_cannot_be_leave_the_page_as_it_was(server):
+    """Its process says no more than its fixture allows: no traceback."""
+    process, port = server
+    for body in BAD_ORDERS:
+        lines = ["POST /order HTTP/1.1", "Host: localhost", "Content-Type: application/json",
+                 f"Content-Length: {len(body)}", "", body]  # fmt: skip
+        status = int(send(port, "\r\n".join(lines).encode()).split()[1])
+        assert status in (204, 400), body
+        if status == 204:
+            wait_for(lambda: json.loads(ask(port, "GET", "/state")[2])["environment"] == "squared")
+    for path in ("//[", "/state?after=1&after=x", "/state?" + "a&" * 500, "/%00", "/state?scores=-5"):
+        assert send(port, f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()).split()[1] in (b"200", b"400",
+                                                                                                 b"404"), path
+    for begin in (b"", b"GET", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\xff\x00\r\n\r\n",
+                  b"POST /order HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"):
+        send(port, begin, read=False)
+    order(port, pause=False, seed=0, agent=0, speed=10)
+    assert wait_for(lambda: (now := json.loads(ask(port, "GET", "/state")[2]))["problem"] is None and now)
+    assert process.poll() is None
 
 
 def test_states_and_orders(server):

@@ -1,0 +1,560 @@
+"""Commands, files, messages, environments and settings that nobody would write, made up at random.
+
+    python tests/fuzz.py                              # 60 seconds of it, another seed each day
+    python tests/fuzz.py --cases 1000 --seed 3        # a thousand
+    python tests/fuzz.py --seed 3 --only 17           # one of them again, with its output
+
+A case is right if it ends by itself with 0, or with 1 or 2 and one to eight lines on the error stream; with no
+traceback, no process left behind and no file harmed. Each runs in a process that is forked from one that has imported
+everything, with 6 GB of memory at most; one in fifty is typed as a command. COUNTS are left out.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import pufferl  # noqa: E402  before torch, for which it says how its threads wait
+
+# isort: split
+import numpy as np  # noqa: E402
+import psutil  # noqa: E402
+import torch  # noqa: E402
+
+import configuration  # noqa: E402
+import export  # noqa: E402, F401  not in each case
+import ocean  # noqa: E402
+import watch  # noqa: E402
+
+COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "vec.num_envs", "vec.total_agents",
+          "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune", "base.wandb")  # fmt: skip
+# Settings that may make a right case long.
+LONGER = ("total_timesteps", "replay_ratio", "horizon", "hidden_size", "num_layers", "max_steps", "input_size",
+          "seconds", "minibatch_size", "compile", "timeout")  # fmt: skip
+MEMORY = 6 << 30  # bytes more than the process begins with
+SECONDS = 20.0  # of the processor; a machine with others on it may take longer
+PATIENCE = 90.0  # seconds until a case hangs
+LINES = 8
+
+SMALL = ["--env.num-envs", "16", "--train.total-timesteps", "1024", "--train.minibatch-size", "256",
+         "--train.horizon", "16", "--policy.hidden-size", "8", "--vec.num-threads", "1",
+         "--logger", "none"]  # fmt: skip
+PLAY = ["--env.num-envs", "4", "--eval.episodes", "4", "--eval.max-steps", "2000", "--policy.hidden-size", "8"]
+
+WHOLE = ["-1", "0", "1", "2", "3", "7", "64", "2147483647", "2147483648", "9223372036854775807",
+         "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "nan", "inf", "-inf", "none",
+         "auto", "", "x", "[1]",
+         "9" * 5000]  # fmt: skip
+FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "nan", "inf", "-inf",
+             "none", "auto", "", "x", "1,5", "True"]  # fmt: skip
+TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff", "a b", "--help", "=",
+         "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..", "%(x)s", "{}"]  # fmt: skip
+FLAGS = ["True", "False", "1", "0", "2", "none", "auto", "", "yes"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is made up: each returns (name, function to run in a process of its own, files that must stay as they are)
+
+
+def value_for(kind, draw):
+    """Text for a setting of a type, most of it wrong."""
+    options = getattr(kind, "__args__", (kind,))
+    options = [name for option in options for name in getattr(option, "__args__", (option,))]
+    words = [option for option in options if isinstance(option, str)]
+    pools = {int: WHOLE, float: FRACTIONS, str: TEXTS, bool: FLAGS}
+    pool = [*words, *(text for one, texts in pools.items() if one in options for text in texts)]
+    return draw.choice(pool if pool and draw.random() < 0.9 else WHOLE + FRACTIONS + TEXTS + FLAGS)
+
+
+def settings_of(env_name):
+    """{"train.gamma": type, ...} of an environment."""
+    schema = configuration.resolve(env_name)[0]
+    found = {f"{section}.{field.name}": field.type for section, cls in schema.items()
+             for field in dataclasses.fields(cls)}  # fmt: skip
+    return {name: kind for name, kind in found.items() if name not in COUNTS}
+
+
+def command_line(draw, here):
+    env = draw.choice(["squared", "cartpole", "squared", "gym/CartPole-v1"])
+    verb = draw.choice(["train", "train", "eval"])
+    argv = [verb, env, *(SMALL if verb == "train" else PLAY)]
+    if "gym" in env:
+        argv = [*argv, "--vec.backend", "serial", "--vec.num-envs", "4"]
+        argv = [word for i, word in enumerate(argv) if "--env.num-envs" not in argv[max(0, i - 1) : i + 1]]
+    named = settings_of(env)
+    for name in draw.sample(sorted(named), draw.choice([1, 1, 2, 3])):
+        if verb == "eval" and name in ("eval.web", "eval.terminal", "eval.window"):
+            continue  # which end when somebody says so
+        option = "--" + name.removeprefix("base.").replace("_", "-" if draw.random() < 0.9 else "_")
+        text = value_for(named[name], draw)
+        argv += [f"{option}={text}"] if draw.random() < 0.3 else [option, text]
+    if draw.random() < 0.1:
+        odd = draw.choice(["--help", "-x", "--", "", "--train.", "--no.such", "é"])
+        argv.insert(draw.randrange(1, len(argv) + 1), odd)
+    argv = [word.replace("\0", "") for word in argv]
+    return " ".join(argv[:2] + argv[len(SMALL if verb == "train" else PLAY) + 2 :]), argv, {}
+
+
+def ini_file(draw, here):
+    """A file of config/ with changes, read from a copy of that folder."""
+    folder = here / "config"
+    shutil.copytree(ROOT / "config", folder)
+    path = folder / "squared.ini"
+    text = path.read_bytes() + b"\n[train]\ntotal_timesteps = 1024\nhorizon = 16\nminibatch_size = 256\n"
+    named, how = settings_of("squared"), draw.choice(["bytes", "values", "values", "lines", "cut"])
+    if how == "bytes":
+        text = bytearray(path.read_bytes())
+        for _ in range(draw.randrange(1, 6)):
+            text[draw.randrange(len(text))] = draw.choice([0, 10, 37, 61, 91, 93, 255, draw.randrange(256)])
+    elif how == "values":
+        chosen, lines = draw.sample(sorted(named), draw.randrange(1, 4)), []
+        for name in chosen:
+            section, key = name.split(".")
+            lines += [f"[{section}]", f"{key} = {value_for(named[name], draw)}"]
+        text = "\n".join(lines).encode(errors="surrogateescape")
+    elif how == "lines":
+        pieces = ["[", "]", "[]", "[train", "[train]", "[sweep.train.gamma]", "min = x", "= 5", "gamma", "gamma = ",
+                  "x = 1", "[base]", "env_name = squared nothing", "env_name =", "\t gamma = 1", "; x", "\ufeff",
+                  "[DEFAULT]",
+                  "gamma = 0.9"]  # fmt: skip
+        text = "\n".join(draw.choices(pieces, k=draw.randrange(1, 8))).encode()
+    else:
+        text = path.read_bytes()[: draw.randrange(400)]
+    path.write_bytes(bytes(text))
+
+    def run():
+        configuration.ROOT = here
+        pufferl.main(["train", "squared", *SMALL])
+
+    return f"{how}: {bytes(text)[:200]!r}", run, {path}
+
+
+def checkpoint(draw, here):
+    """The folder of a run in which one file is another."""
+    run = here / draw.base.name
+    shutil.copytree(draw.base, run)
+    names = ["trainer_state.pt", "model_squared_000004.pt", "config.json", "metrics.jsonl"]
+    path = run / draw.choice(names + names[:1])
+    how = draw.choice(["flip", "cut", "swap", "swap", "swap", "other"])
+    data = bytearray(path.read_bytes())
+    if how == "cut":
+        data = data[: draw.randrange(len(data))]
+    elif how == "swap" and path.suffix != ".pt":
+        junk = ["5", "[]", "null", '"x"', "[" * 3000, '{"step": "x"}', '{"step": NaN, "train": 5}', '{"train": {}}',
+                '{"step": 1e999, "environment/score": "x"}', "{", '{"step": 1' + "0" * 400 + "}", "\x00",
+                '{"train": {"gamma": []}, "env_name": 5}', '{"env_name": "squared", "env": [1]}']  # fmt: skip
+        lines = data.decode().splitlines()
+        lines.insert(draw.randrange(len(lines) + 1), draw.choice(junk))
+        data = bytearray("\n".join(lines if draw.random() < 0.5 else [draw.choice(junk)]).encode())
+    elif how == "flip" or path.suffix != ".pt":
+        how = "flip"
+        for _ in range(draw.randrange(1, 9)):
+            place = draw.randrange(len(data)) if draw.random() < 0.5 else draw.choice([-1, 1]) * draw.randrange(800)
+            data[place % len(data)] ^= 1 << draw.randrange(8)
+    elif how == "swap":
+        state, buffer = torch.load(path, weights_only=True), io.BytesIO()
+        how = f"swap {swap(state, draw)}"
+        torch.save(state, buffer)
+        data = buffer.getvalue()
+    else:
+        data = draw.choice([b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), os.urandom(2000), (run / draw.choice(
+            names)).read_bytes()])  # fmt: skip
+    path.write_bytes(bytes(data))
+    more = ["--env.num-envs", "16", "--logger", "none"]
+    argv = draw.choice([
+        ["train", "squared", "--resume", str(run), "--train.total-timesteps", "2048", *more],
+        ["eval", "squared", "--load-model-path", str(draw.choice([run, path])), "--eval.episodes", "4"],
+        ["export", "squared", "--load-model-path", str(run), "--export.flat", str(here / "x.bin")],
+        ["diagnose", str(run)],
+        ["eval", "squared", "--load-model-path", "latest", "--data-dir", str(here), "--eval.episodes", "4"],
+    ])  # fmt: skip
+    return f"{path.name} {how}, {argv[0]}", argv, set(run.glob("*.pt")) if argv[0] != "train" else {path}
+
+
+def swap(state, draw):
+    """Put something else into a nested dict, somewhere; returns where."""
+    names, place = [], state
+    while True:
+        key = draw.choice(list(place))
+        names.append(str(key))
+        deeper = place[key]
+        if not (isinstance(deeper, dict) and deeper and draw.random() < 0.85):
+            break
+        place = deeper
+    if names[0] == "environments":  # the memory of programs in C: SECURITY.md
+        return "nothing"
+    old, like = place[key], [None, "x", -1, 0, 10**30, math.nan, math.inf, [], {}, (), True, b"x", [[[]]],
+                             torch.zeros(3), torch.zeros(0), torch.tensor(math.nan), torch.zeros(2, 2).to_sparse(),
+                             torch.zeros(3, device="meta"), torch.zeros(1).expand(2**40)]  # fmt: skip
+    if isinstance(old, torch.Tensor):
+        like += [old * math.nan if old.is_floating_point() else old, old.double(), old.half(), old.bool(), old[:1],
+                 old.flatten(), old.to(torch.complex64), torch.zeros_like(old),
+                 torch.full(old.shape, 1e30)]  # fmt: skip
+    new = draw.choice([..., *like])
+    if new is ...:
+        del place[key]
+    else:
+        place[key] = new
+    if draw.random() < 0.2:
+        place[draw.choice(["train", "__class__", "extra", "pop"])] = 5
+    return f"{'.'.join(names)} = {str(new)[:60]!r}"
+
+
+ENVIRONMENT = """
+import time
+import gymnasium
+import numpy as np
+nan, inf = float("nan"), float("inf")
+
+class Odd(gymnasium.Env):
+    observation_space = gymnasium.spaces.{space}
+    action_space = gymnasium.spaces.{actions}
+
+    def __init__(self):
+        self.t = 0
+
+    def seen(self):
+        return {odd} if self.t >= {when} else self.observation_space.sample()
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t += 1
+        return self.seen(), {info}
+
+    def step(self, action):
+        self.t += 1
+        odd = self.t >= {when}
+        {late}
+        return self.seen(), {reward} if odd else 1.0, self.t % 7 == 0 if not odd else {end}, False, {info}
+"""
+OBSERVED = ["self.observation_space.sample()", "np.full(3, nan, np.float32)", "np.full(3, inf, np.float32)",
+            "np.full(3, 1e38, np.float32)", "np.zeros(4, np.float32)", "np.zeros((3, 1))", "np.zeros(3, np.int64)",
+            "[0, 0, 0]", "None", "'text'", "0.5", "np.array(['a', 'b', 'c'])", "{'a': 1}",
+            "np.zeros(3, complex)"]  # fmt: skip
+REWARDS = ["1.0", "nan", "inf", "-inf", "1e300", "-1e300", "None", "'x'", "np.ones(1)", "np.ones(2)", "True", "[1]",
+           "10**400", "np.float64(2)", "1j"]  # fmt: skip
+
+
+def environment(draw, here):
+    """A Gymnasium environment whose numbers are not what it says."""
+    odd = {"odd": OBSERVED[0], "reward": "1.0", "end": "self.t % 7 == 0", "info": "{}", "late": "pass"}
+    change = draw.choice(["odd", "odd", "reward", "reward", "end", "info", "late"])
+    odd[change] = draw.choice({"odd": OBSERVED, "reward": REWARDS, "end": ["None", "'x'", "nan", "np.zeros(2)", "2"],
+                               "info": ["None", "5", "{'score': nan}", "{'score': 'x'}", "{1: 2}"],
+                               "late": ["time.sleep(0.02)"]}[change])  # fmt: skip
+    odd |= {"space": draw.choice(["Box(-1, 1, (3,), np.float32)", "Box(-1, 1, (3,), np.float32)", "Discrete(3)"]),
+            "actions": draw.choice(["Discrete(2)", "Box(-1, 1, (2,), np.float32)"]),
+            "when": draw.choice([0, 1, 5, 40])}  # fmt: skip
+    path = here / "odd.py"
+    path.write_text(ENVIRONMENT.format(**odd))
+    argv = ["train", f"{path}:Odd", "--vec.num-envs", "4", "--vec.backend", "serial", "--train.total-timesteps", "512",
+            "--train.horizon", "16", "--train.minibatch-size", "64", "--logger", "none",
+            "--policy.hidden-size", "8"]  # fmt: skip
+    return f"{change} = {odd[change]}, {odd['space']}, from step {odd['when']}", argv, {path}
+
+
+def in_c(draw, here):
+    """An environment in C with settings of any size, stepped with random actions."""
+    name = draw.choice(draw.environments)
+    library = ocean.load(name)
+    chosen = {key: draw.choice([0, -1, 1, 2, 1e300, -1e300, 2**31, -(2**31), 2**63, 1e-300, 0.5, math.nan, math.inf])
+              for key in draw.sample(sorted(library.settings), min(len(library.settings), draw.choice([1, 1, 2])))}
+
+    def run():
+        try:
+            envs = pufferl.make(name, 2, num_threads=1, env_kwargs=chosen)
+        except (ValueError, TypeError, MemoryError) as error:
+            sys.exit(f"refused: {error}")
+        storage = envs.allocate(16)
+        generator = np.random.default_rng(0)
+        for _ in range(3):
+            envs.begin()
+            heads = envs.action_heads
+            for t in range(16):
+                row = storage.actions[t]
+                columns = [] if heads is None else [generator.integers(0, n, len(row)) for n in heads]
+                row[:] = np.stack(columns, -1) if columns else generator.uniform(-1, 1, row.shape)
+                envs.advance(0)
+            assert np.isfinite(storage.rewards).all(), "rewards are not finite"
+        envs.close()
+
+    return f"{name} {chosen}", run, {}
+
+
+def messages(draw, here):
+    """The page of a policy that plays, asked by a stranger."""
+    asked = [message(draw) for _ in range(40)]
+
+    def run():
+        args = pufferl.load_config("squared", ["--baseline", "--eval.port", "0"])
+        page = watch.Page("squared", args)
+
+        def stranger():
+            try:
+                for data, read in asked:
+                    with contextlib.suppress(OSError), socket.create_connection(
+                            ("127.0.0.1", page.port), timeout=5) as connection:  # fmt: skip
+                        connection.sendall(data)
+                        if read:
+                            connection.shutdown(socket.SHUT_WR)
+                            while connection.recv(1 << 16):
+                                pass
+                with socket.create_connection(("127.0.0.1", page.port), timeout=30) as connection:
+                    connection.sendall(b"GET /state HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                    answer = connection.recv(100)
+                    assert answer.startswith(b"HTTP/1.1 200"), answer
+            except BaseException:
+                traceback.print_exc()
+            page.close()
+
+        threading.Thread(target=stranger).start()
+        page.run()
+
+    return f"{[data for data, _ in asked[:3]]}...", run, {}
+
+
+def message(draw):
+    """(bytes, whether their answer is waited for)."""
+    keys = [*watch.PlayRequests.ORDERS, "run", "close", ""]
+    values = ["null", "true", "0", "-1", "1e999", "-Infinity", "NaN", "1" + "0" * 500, '"x"', '"\\ud800"', "[]", "{}",
+              "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"', '"latest"', '"squared"', '"untrained"']  # fmt: skip
+    body = "{" + ", ".join(f'"{draw.choice(keys)}": {draw.choice(values)}' for _ in range(draw.randrange(4))) + "}"
+    if draw.random() < 0.2:
+        body = draw.choice(["", "[", "null", "\0", body[:-1], body * 2, "x" * 4096, "x" * 5000])
+    verbs = ["POST /order", "POST /order", "POST /x", "GET /", "GET /state?after=-1", "GET /state?after=x&scores=y",
+             "GET //[", "GET /%00?scores=" + "9" * 5000, "PUT /", "", "\xff\x00", "GET " + "/a" * 40000]  # fmt: skip
+    verb = draw.choice(verbs)
+    host = draw.choice(["localhost", "127.0.0.1", "[::1]", "evil.test", "[", "", "localhost\r\nHost: evil.test"])
+    length = draw.choice([len(body.encode())] * 5 + [-1, 10**30, "x", 3])
+    kind = draw.choice(["application/json", "application/json", "text/plain", "", ";;;"])
+    text = f"{verb} HTTP/1.0\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n{body}"
+    data = text.encode("latin-1", "replace")
+    return (data, True) if draw.random() < 0.8 else (data[: draw.randrange(len(data))], False)
+
+
+KINDS = {"command line": (command_line, 4), "ini": (ini_file, 2), "checkpoint": (checkpoint, 4),
+         "environment": (environment, 2), "in C": (in_c, 4), "messages": (messages, 0.2)}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How a case runs, and what is wrong with how it ended
+
+
+def enter(here, run):
+    """In a process of its own: do as a command would, and exit as it would."""
+    os.setsid()
+    os.chdir(here)
+    output = os.open(here / "stderr", os.O_WRONLY | os.O_CREAT)
+    os.dup2(os.open(here / "stdout", os.O_WRONLY | os.O_CREAT), 1)
+    os.dup2(output, 2)
+    size = psutil.Process().memory_info().vms + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+                              for number in (1, 2))  # fmt: skip
+    if isinstance(run, list):
+        sys.argv, argv = ["pufferl.py", *run], run
+        pufferl.main(argv)
+    else:
+        run()
+
+
+def start(here, run, typed):
+    """The process of a case: (number, what waits for it)."""
+    if typed and isinstance(run, list):
+        with open(here / "stdout", "wb") as output, open(here / "stderr", "wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(ROOT / "pufferl.py"), *(word.encode(errors="surrogateescape") for word in run)],
+                cwd=here, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        return process.pid
+    sys.stdout.flush()
+    number = os.fork()
+    if number == 0:
+        code = 1
+        try:
+            enter(here, run)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                import multiprocessing.util
+
+                multiprocessing.util._exit_function()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+    return number
+
+
+def wait(number, seconds):
+    """(exit status or None for one that hangs and was killed, its seconds of the processor)."""
+    deadline, pause = time.monotonic() + seconds, 0.005
+    while time.monotonic() < deadline:
+        done, status, used = os.wait4(number, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        time.sleep(pause)
+        pause = min(0.1, 1.5 * pause)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(number, signal.SIGKILL)
+    _, _, used = os.wait4(number, 0)
+    return None, used.ru_utime + used.ru_stime
+
+
+def left_behind(session):
+    """The commands of processes of a session that go on, which are ended."""
+    found = []
+    for _ in range(20):  # they may need a moment
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        if not found:
+            return []
+        time.sleep(0.1)
+    names = []
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            names.append(" ".join(process.cmdline())[-80:])
+            process.kill()
+    return names
+
+
+def digest(files):
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}
+
+
+def judge(kind, name, status, used, here):
+    """What is wrong with how a case ended; None if nothing is."""
+    texts = [(here / stream).read_text(errors="replace") for stream in ("stdout", "stderr")]
+    errors = [line for line in texts[1].splitlines() if line.strip()]
+    if "Traceback" in texts[0] + texts[1]:
+        return f"a traceback: {errors[-1][:200] if errors else ''}"
+    if status is None:
+        began = "run folder" in texts[0] or any(word in name.replace("-", "_") for word in LONGER)
+        return None if began else "it hangs"
+    if status not in (0, 1, 2):
+        return f"it ended with {status}"
+    if status and not 1 <= len(errors) <= LINES:
+        return f"{len(errors)} lines for an error"
+    if status == 0 and kind == "in C" and errors:
+        return errors[-1][:200]
+    if used > SECONDS and not any(word in name.replace("-", "_") for word in LONGER):
+        return f"it took {used:.0f} s"
+    return None
+
+
+class Draw(random.Random):
+    """Random numbers, and what all cases share."""
+
+    base = None  # the folder of a whole run
+    environments = ocean.names()
+
+
+def case(seed, number, base, show=False, patience=PATIENCE, environments=None, kinds=(), typed=0.02):
+    """Make up and run a case; returns (kind, name, exit status, seconds, what is wrong or None)."""
+    draw = Draw(f"{seed} {number}")
+    draw.base, draw.environments = base, environments or ocean.names()
+    kind = draw.choices(kinds or list(KINDS), [KINDS[kind][1] for kind in kinds or KINDS])[0]
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        here = Path(folder)
+        name, run, files = KINDS[kind][0](draw, here)
+        before = digest(files)
+        process = start(here, run, draw.random() < typed)
+        status, used = wait(process, patience)
+        wrong = judge(kind, name, status, used, here)
+        others = left_behind(process)
+        if others and wrong is None:
+            wrong = f"left behind: {others}"
+        after = {path: text for path, text in digest(files).items()} if "--resume" not in run_words(run) else before
+        if before != after and wrong is None:
+            wrong = f"harmed: {[path.name for path in before if before[path] != after.get(path)]}"
+        if show:
+            print(f"{kind}: {name}\n{run_words(run)}\nended with {status} after {used:.1f} s of the processor: {wrong}")
+            for stream in ("stdout", "stderr"):
+                print(f"-- {stream}\n{(here / stream).read_text(errors='replace')}")
+    return kind, name, status, used, wrong
+
+
+def run_words(run):
+    return " ".join(run) if isinstance(run, list) else ""
+
+
+def whole_run(folder):
+    """A run to do harm to."""
+    here = Path(folder) / "first"
+    here.mkdir()
+    process = start(here, ["train", "squared", *SMALL, "--data-dir", str(Path(folder) / "runs")], False)
+    status, _ = wait(process, 300)
+    assert status == 0, (here / "stderr").read_text()
+    return next((Path(folder) / "runs").iterdir())
+
+
+def fuzz(cases=10**9, seconds=math.inf, seed=0, only=None, environments=None, show=True, **options):
+    """Run cases until one of both is used up; returns ({kind: Counter of exits}, [(number, kind, name, wrong)])."""
+    counts, faults, begun = collections.defaultdict(collections.Counter), [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fuzz-base-") as folder:
+        base = whole_run(folder)
+        for number in range(cases) if only is None else [only]:
+            if time.monotonic() - begun > seconds:
+                break
+            patience = min(PATIENCE, max(20.0, begun + seconds - time.monotonic() + 20))
+            shown = only is not None
+            found, name, status, _, wrong = case(seed, number, base, shown, patience, environments, **options)
+            counts[found]["hung" if status is None else status] += 1
+            if wrong:
+                faults.append((number, found, name, wrong))
+                if show:
+                    print(f"{number} {found}: {wrong}\n    {name[:300]}", flush=True)
+    return counts, faults
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10**9)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--seed", type=int, default=int(time.time() // 86400))
+    parser.add_argument("--only", type=int, help="the number of a case")
+    parser.add_argument("--kind", choices=list(KINDS), nargs="*", default=[])
+    parser.add_argument("--typed", type=float, default=0.02, help="the share of cases that are typed as commands")
+    parser.add_argument("--environments", nargs="*", help="those in C that are taken")
+    given = parser.parse_args()
+    seconds = given.seconds or (60 if given.cases == 10**9 else math.inf)
+    counts, faults = fuzz(given.cases, seconds, given.seed, given.only, given.environments, kinds=given.kind,
+                          typed=given.typed)  # fmt: skip
+    for kind, exits in sorted(counts.items()):
+        print(f"{kind:14} {sum(exits.values()):5} cases, exits {dict(exits)}")
+    print(json.dumps({"seed": given.seed, "cases": sum(sum(exits.values()) for exits in counts.values()),
+                      "faults": len(faults)}))  # fmt: skip
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()
