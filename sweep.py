@@ -38,6 +38,7 @@ from typing import Literal
 import numpy as np
 import psutil
 
+import processes
 import protein
 from protein import Protein, SpaceError, front_of
 
@@ -255,11 +256,6 @@ def write_json(path, content):
 # ---------------------------------------------------------------------------------------------------------------------
 # Trials: one training run in a process of its own
 
-# Linux tells the training run when the process that watches it dies; it then saves and stops.
-GUARD = ("import os, sys\n"
-         "try:\n    import ctypes; ctypes.CDLL(None).prctl(1, 15)\nexcept Exception:\n    pass\n"
-         "os.execv(sys.argv[1], sys.argv[1:])")
-
 
 @dataclass
 class Curve:
@@ -341,8 +337,9 @@ def run_trial(job, stop=None, started=None):
             command += ["--resume", str(previous)]
         output = stack.enter_context(open(folder / "output.txt", "ab"))
         position = output.tell()
-        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", GUARD, *command], stdout=output, stderr=output,
-                                   stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, **job["env"]})
+        # Where this process is killed, the training run is told to save and stop.
+        process = subprocess.Popen(processes.guarded(command), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                                   start_new_session=True, env={**os.environ, **job["env"]})
         try:
             if started:
                 with contextlib.suppress(psutil.Error):

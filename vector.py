@@ -35,7 +35,10 @@ import os
 import pickle
 import select
 import sys
+import threading
 import time
+import traceback
+import weakref
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -761,7 +764,7 @@ class Emulated(Vector):
 class Serial(Emulated):
     """Environments in Python, one after the other in this process; see `make`."""
 
-    _envs = None
+    _envs = inside = hung = None  # the last two are for workers.watch
 
     def __init__(self, creators, **options):
         super().__init__(creators, num_workers=1, **options)
@@ -771,17 +774,40 @@ class Serial(Emulated):
         if self._envs is None:
             creators = [(self._driver, (), {}), *self._creators[1:]]
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
+            threading.Thread(target=workers.watch, args=(weakref.ref(self),), daemon=True).start()
         self._envs.bind(vars(self.storage), 0)
 
     def _send(self, worker, kind, number):
-        self._finish(worker, self._envs.do(kind, number))
+        self._finish(worker, self._do(kind, number))
+
+    def _do(self, kind, number):
+        self.inside = [threading.get_ident()]
+        try:
+            return self._envs.do(kind, number)
+        except workers.Hung:
+            raise WorkerError(self.hung) from None
+        except Exception as error:
+            error.add_note(f"(environment {self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))} of "
+                           f"{self.name})")  # fmt: skip
+            raise
+        finally:
+            self.inside = None
+
+    def allowed(self):
+        """Seconds that a step, or the first reset, may take."""
+        return max(self.timeout, STARTUP) if self._starting else self.timeout
+
+    def who(self, frames):
+        """The number of the environment whose code some frames are in, or which it may be."""
+        number = self._envs.who(frames)
+        return f"0 to {self.num_envs - 1}" if number is None and self.num_envs > 1 else number or 0
 
     def step(self, actions):
         if not self._public:
             return super().step(actions)
         self._check_actions(actions, self.num_agents)
         self.storage.actions[0] = np.reshape(actions, (self.num_agents, self.action_dims))
-        infos = self._envs.step(0)
+        infos = self._do(workers.STEP, 0)
         for env, info in infos:
             self._add_to_log(env, info)
         return (*self._results, [info for _, info in infos])
@@ -837,7 +863,7 @@ class Multiprocessing(Emulated):
         process = self._workers[worker]
         try:
             kind, payload = process.receive()
-        except (EOFError, OSError):
+        except workers.Gone:
             self._fail(worker, "died" + process.how_it_died(), process.report())
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
@@ -990,7 +1016,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         raise ValueError(f"backend serial steps all environments in this process: num_workers is 1 and batch_size "
                          f"{num_envs}; for more workers take multiprocessing.")
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
-    options = {} if issubclass(backend, Serial) else options
+    options = {"timeout": timeout} if issubclass(backend, Serial) else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
 
 
