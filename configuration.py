@@ -34,6 +34,7 @@ import models
 import ocean
 import ranks
 import vector
+import workers
 
 ROOT = Path(__file__).resolve().parent
 
@@ -299,8 +300,24 @@ def out_of_memory(settings):
     except (MemoryError, RuntimeError) as error:
         texts = ("out of memory", "allocate memory", "Unable to allocate", "bad_alloc")
         if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
-            raise MemoryError(f"out of memory: lower {settings}. ({str(error).splitlines()[0]})") from error
+            what = (str(error) or type(error).__name__).splitlines()[0]
+            raise MemoryError(f"out of memory: lower {settings}. ({what})") from error
         raise
+
+
+EXPECTED = (ConfigError, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError)
+
+
+def in_words(error):
+    """What a command line says of an error: its text, or of one that an environment's own code raised what that code
+    did. None for a fault of ours, whose traceback is wanted."""
+    if isinstance(error, MemoryError) and not str(error):
+        return ("out of memory (MemoryError): lower vec.total_agents (or env.num_envs, vec.num_envs), train.horizon, "
+                "train.minibatch_size or policy.hidden_size.")
+    if isinstance(error, EXPECTED):
+        return str(error) or type(error).__name__
+    text, own = workers.own_part(error)
+    return f"this is in the environment's own code:\n{text}".rstrip() if own else None
 
 
 def find_config(env_name):

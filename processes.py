@@ -159,17 +159,25 @@ def lost_output():
     return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "lost", None)
 
 
-def stop_at_once(number=signal.SIGINT):
+def stop_at_once():
     """Have Ctrl-C end this process without a traceback, as it does while packages are imported. One that ignores it,
     because it was started in the background, goes on ignoring it."""
-    if signal.getsignal(number) is not signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def stop_in_order(number=signal.SIGINT):
-    """Have Ctrl-C raise KeyboardInterrupt again."""
-    if signal.getsignal(number) is signal.SIG_DFL:
-        signal.signal(number, signal.default_int_handler)
+def run_command(function):
+    """Run the main function of a command line. Ctrl-C is a KeyboardInterrupt in it, but no traceback after it."""
+    outlive_readers()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        function()
+    except KeyboardInterrupt:
+        stop_at_once()
+        os.kill(os.getpid(), signal.SIGINT)  # so that a shell sees how it ended
+    finally:
+        stop_at_once()  # also while Python takes itself apart
 
 
 def main():

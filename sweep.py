@@ -1360,8 +1360,8 @@ def main(argv=None):
                            config=(tyro.conf.PositionalRequiredArgs,)))
         else:
             sweep_command(argv[0], argv[1:])
-    except (ImportError, ValueError, RuntimeError, OSError, OverflowError) as error:  # also a port, or a folder
-        sys.exit(f"protein.py: {error}")
+    except (ImportError, ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:  # also a port
+        sys.exit(f"protein.py: {str(error) or type(error).__name__}")
 
 
 def sweep_command(env_name, argv):
