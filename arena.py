@@ -24,6 +24,8 @@ from numba import njit
 from numba.core import event
 from numba.core.compiler import Compiler
 
+import processes
+
 # Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
 FASTMATH = {"contract", "nsz", "arcp"}
 REDUCTION = FASTMATH | {"reassoc"}
@@ -164,7 +166,9 @@ class Arena:
                 offset += math.prod(shape) * dtype.itemsize
             offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
             ranges[group] = (start, offset)
-        if torch.device(device).type == "cpu":  # numpy asks Linux for huge pages; torch does not, and learns 2% slower
+        if torch.device(device).type == "cpu":
+            processes.check_memory(offset, "the trainer's arrays")
+            # numpy asks Linux for huge pages; torch does not, and learns 2% slower.
             block = torch.from_numpy(np.zeros(offset + self.ALIGNMENT, np.uint8))
         else:
             block = torch.zeros(offset + self.ALIGNMENT, dtype=torch.uint8, device=device)

@@ -107,12 +107,11 @@ def check_count(name, count, most, why):
                          f"{name} = {count}: must be above 0.")
 
 
-def check_memory(name, count, each, what):
-    """ValueError if `count` of what takes `each` bytes does not fit into memory."""
+def check_memory(size, what):
+    """MemoryError if so many bytes are more than is free. Linux would promise them, and end the process later."""
     free = available_memory()
-    if count * each > free:
-        raise ValueError(f"{name} = {count:,}: {what} would take {in_bytes(count * each)}, {in_bytes(free)} are free; "
-                         f"the most is about {max(1, int(free / each)):,}.")
+    if size > free:
+        raise MemoryError(f"{what} would take {in_bytes(size)}, and {in_bytes(free)} are free; take less")
 
 
 def in_bytes(count):

@@ -437,6 +437,7 @@ class LocalPool:
     this many, by CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, workers, gpus=0):
+        processes.check_count("sweep.workers", workers, *processes.processes_at_most())
         self.slots = workers * max(1, gpus)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]

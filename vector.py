@@ -55,6 +55,7 @@ import emulation
 import environments
 import kernels
 import ocean
+import processes
 import workers
 from arena import driver
 
@@ -186,6 +187,8 @@ class Vector:
             raise ValueError(f"horizon is {horizon}; it must be 1 or more.")
         T, N = horizon, self.num_agents
         observation = (*self.observation_shape,)
+        seen = int(np.prod(observation)) * np.dtype(self.observation_dtype).itemsize
+        processes.check_memory((T + 1) * N * (seen + 12 + 4 * self.action_dims), "the rollout's arrays")
         storage = SimpleNamespace(
             observations=zeros((T + 1, N, *observation), self.observation_dtype),  # row t: what the policy sees at t
             resets=zeros((T + 1, N), np.uint8),  # 1: the observation at t is the first of an episode
@@ -985,6 +988,9 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
                      "are serial, multiprocessing and ray.")
 
 
+ENVIRONMENT = 4000  # bytes of a small environment in Python
+
+
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
          seed=0, env_args=(), env_kwargs=None, timeout=60.0):  # fmt: skip
     """A vector of `num_envs` environments.
@@ -999,10 +1005,17 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env_args: the creator's positional arguments. env_kwargs: its keyword arguments, or the C environment's settings,
     one dict or a list of one dict an environment. seed: environment i is reset with seed + i. timeout: seconds after
     which a worker that does not answer is an error.
-    Raises ValueError for numbers that do not divide, and names numbers that do; TypeError for what is no environment.
+    Raises ValueError for numbers that do not divide, and names numbers that do, and for more threads or workers than
+    this machine can use; MemoryError for more environments than it can hold; TypeError for what is no environment.
     """
     if isinstance(env, str):
         env = environments.load_creator(env) or env
+    processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
+    if backend not in ("ray", Ray):  # a cluster has more cores than this machine
+        processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
+    # Of one in Python hardly anything is known before it is made, but this is about the least.
+    each = getattr(env, "struct_size", ENVIRONMENT)
+    processes.check_memory(num_envs * each, f"{num_envs:,} environments")
     backend = choose_backend(env, backend, num_envs, num_workers, batch_size)
     if backend is Native:
         num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
