@@ -702,9 +702,13 @@ def advice(trainer):
     name, library = trainer.config["env"], getattr(trainer.vecenv, "library", None)
     if library is not None and library.header.parent.parent != ocean.FOLDER:
         name = str(library.header)
-    if library is None and name not in ocean.names() and environments.load_creator(name) is None:
+    known = library or environments.load_creator(name) or (ocean.load(name) if name in ocean.names() else None)
+    if known is None:
         return "its reset() or step() returned it"
-    return f"the environment writes it: python -m ocean {shlex.quote(name)} --check"
+    settings = trainer.args.get("env", {}).items()
+    changed = [f"{key}={value}" for key, value in settings if known.settings.get(key, value) != value]
+    options = [name, "--check", *(["--set", *changed] if changed else [])]
+    return f"the environment writes it: python -m ocean {shlex.join(options)}"
 
 
 def explain_nan(trainer):
