@@ -123,6 +123,20 @@ def in_bytes(count):
     return f"{count:,.3g} TB" if count < 1e6 else f"{count:.0e} TB"
 
 
+def spare_folder(what):
+    """A folder of this user's for what is kept, where neither the project's nor the home can be written; says so."""
+    import tempfile
+
+    folder = Path(tempfile.gettempdir(), f"kept-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if folder.stat().st_uid != os.getuid():  # code is loaded from it, so it must be nobody else's
+        folder = Path(tempfile.mkdtemp())
+    print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder can be written",
+          file=sys.stderr)
+    return folder
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # A command line that others stop or stop reading
 
