@@ -188,7 +188,7 @@ def watch(reference):
             if not any(name in frame.filename for frame in stack for name in ("bdb.py", "pydevd", "debugpy")):
                 own = own_frames(stack) or stack
                 vector.hung = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
-                               f"{vector.allowed():.0f} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
+                               f"{vector.allowed():g} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(inside[0]), ctypes.py_object(Hung))
                 time.sleep(PATIENCE)
                 if vector.inside is inside:
