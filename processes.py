@@ -59,6 +59,16 @@ def leave_with(fd, parent, closing):
     threading.Thread(target=watch, daemon=True).start()
 
 
+def born(pid):
+    """When a process began: a number that tells it from a later one of the same number, and that nobody changes who
+    sets the machine's clock. Raises psutil.NoSuchProcess."""
+    import psutil
+
+    with contextlib.suppress(OSError):
+        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return psutil.Process(pid).create_time()
+
+
 def end_children(seconds=5.0):
     """End all processes that this one has started, and theirs: SIGTERM, and after so many seconds SIGKILL."""
     import psutil
@@ -160,16 +170,17 @@ def outlive_readers():
         before = getattr(sys, name)
         if before is not None and getattr(before, "buffer", None) is not None and before.fileno() == fd:
             before.flush()
-            raw = Heard(fd, "w", closefd=False)
-            buffered = io.BufferedWriter(raw)
-            setattr(sys, name, io.TextIOWrapper(buffered, before.encoding, before.errors,
-                                                line_buffering=before.line_buffering or name == "stderr",
+            heard = Heard(fd, "w", closefd=False)
+            buffer = heard if before.write_through else io.BufferedWriter(heard)  # unbuffered with python -u
+            setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, before.errors,
+                                                line_buffering=before.line_buffering,
                                                 write_through=before.write_through))  # fmt: skip
 
 
 def lost_output():
     """Why nobody reads stdout any more; None if somebody may."""
-    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "lost", None)
+    buffer = getattr(sys.stdout, "buffer", None)
+    return getattr(getattr(buffer, "raw", buffer), "lost", None)
 
 
 def stop_at_once():

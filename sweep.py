@@ -71,7 +71,7 @@ class Ledger:
         self.folder = Path(folder)
         self.trials = self.folder / "trials"
         self.trials.mkdir(parents=True, exist_ok=True)
-        self.owner = {"host": host_identity(), "pid": os.getpid(), "born": psutil.Process().create_time()}
+        self.owner = {"host": host_identity(), "pid": os.getpid(), "born": processes.born(os.getpid())}
         self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # told apart from another process with the same number
         self._results = {}
 
@@ -226,8 +226,7 @@ def host_identity():
 def is_alive(pid, born):
     """Whether the process that was started then still runs; numbers are used again."""
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return abs(process.create_time() - born) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        return abs(processes.born(pid) - born) < 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
@@ -326,7 +325,7 @@ def run_trial(job, stop=None, started=None):
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
     called with the process's (pid, creation time). Runs on any machine that has these files; also as a Ray task.
     """
-    begun = time.time()
+    begun, clock = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(job["folder"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -343,7 +342,7 @@ def run_trial(job, stop=None, started=None):
         try:
             if started:
                 with contextlib.suppress(psutil.Error):
-                    started((process.pid, psutil.Process(process.pid).create_time()))
+                    started((process.pid, processes.born(process.pid)))
             status = attend(process, folder, job, stop)
         except BaseException:
             end(process)
@@ -369,7 +368,7 @@ def run_trial(job, stop=None, started=None):
             (run / "trainer_state.pt").unlink(missing_ok=True)
         score, cost = points[-1][1:] if points else (None, None)
         return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
-                "curve": points, "error": error, "started": begun, "seconds": time.time() - begun,
+                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - clock,
                 "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
 
 

@@ -167,7 +167,7 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: now - 1e7)
     begun = trainer.uptime
     run_epochs(trainer, 3)
-    assert trainer.uptime > begun >= 0 and trainer.sps > 0
+    assert trainer.uptime > begun >= 0 and trainer.last_sps > 0
     assert "left" in runs.time_left(trainer) and "-" not in runs.time_left(trainer)
     names = sorted(path.name for path in trainer.run_folder.glob("model_*.pt"))
     assert names[-1] == "model_cartpole_000003.pt"
