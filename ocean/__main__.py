@@ -297,20 +297,21 @@ def main_python(creator, arguments):
                          f"{arguments.name} --eval.video out.mp4` draws it.")
     start = time.perf_counter()
     try:
-        settings = dict(parse_setting(creator, text) for text in arguments.set)
-        unknown = settings.keys() - creator.settings.keys()
-        if unknown:
-            raise SystemExit(f"{creator.name} has no setting {', '.join(unknown)}; it has: "
-                             f"{', '.join(creator.settings) or 'none'}")
+        known = creator.settings
+    except (ValueError, ImportError) as error:
+        raise SystemExit(str(error)) from None
+    settings = dict(parse_setting(creator, text) for text in arguments.set)
+    if settings.keys() - known.keys():
+        raise SystemExit(f"{creator.name} has no setting {', '.join(settings.keys() - known.keys())}; it has: "
+                         f"{', '.join(known) or 'none'}")
+    try:
         with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=arguments.seed) as vecenv:
             found = environments.check(creator, vecenv, settings, arguments.steps or 10_000)
     except Exception as error:
         text, own = workers.own_part(error)
-        if not own and isinstance(error, (ValueError, TypeError, ImportError)):
-            raise SystemExit(str(error)) from None
-        if not own:
+        if not own and not isinstance(error, (ValueError, TypeError, ImportError)):
             raise
-        found = [f"it raised this in its own code:\n{text}".rstrip()], []
+        found = [f"it raised this in its own code:\n{text}".rstrip() if own else str(error)], []
     return tell(creator.name, *found, time.perf_counter() - start)
 
 

@@ -160,12 +160,12 @@ def test_one_that_ignores_ctrl_c_goes_on_ignoring_it():
 @pytest.mark.parametrize("options", [["-u"], []], ids=["unbuffered", "buffered"])
 def test_outputs_are_what_they_were_until_nobody_reads_them(options):
     code = ("import sys; sys.path.insert(0, sys.argv[1]); import processes; processes.outlive_readers()\n"
-            "print('αβ', end='', flush=not sys.flags.unbuffered); sys.stdin.readline()\n"
+            "print('αβ', end='', flush=sys.argv[2] == 'buffered'); sys.stdin.readline()\n"
             "assert processes.lost_output() is None and not sys.stdout.isatty()\n"
             "print('more', flush=True); print('still more', flush=True)\n"
             "print(type(processes.lost_output()).__name__, file=sys.stderr)")  # fmt: skip
-    process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT)], stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT), "" if options else "buffered"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     assert process.stdout.read(4).decode() == "αβ"
     process.stdout.close()
     errors = process.communicate(b"\n", timeout=60)[1]
