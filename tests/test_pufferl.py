@@ -22,8 +22,10 @@ import configuration
 import kernels
 import models
 import pufferl
+import ranks
 import vector
 import watch
+import workers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -976,8 +978,8 @@ MANY = {
 
 @pytest.mark.parametrize("options", MANY)
 def test_numbers_that_the_machine_cannot_hold_start_nothing(options, capsys, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    monkeypatch.setattr(pufferl.PuffeRL, "__init__", None)
+    for place, name in ((ranks, "launch"), (workers, "Process"), (pufferl, "PuffeRL"), (watch, "Play")):
+        monkeypatch.setattr(place, name, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     words = options.split()
     verb, *words = words if words[0] == "eval" else ("train", *words)
