@@ -168,7 +168,9 @@ def outlive_readers():
     """Have stdout and stderr go nowhere, in place of raising BrokenPipeError, once they are closed at the other end."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         before = getattr(sys, name)
-        if before is not None and getattr(before, "buffer", None) is not None and before.fileno() == fd:
+        if before is None:  # closed from the beginning
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(before, "buffer") and before.fileno() == fd:
             before.flush()
             heard = Heard(fd, "w", closefd=False)
             buffer = heard if before.write_through else io.BufferedWriter(heard)  # unbuffered with python -u

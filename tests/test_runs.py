@@ -8,6 +8,7 @@ import math
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,6 +260,24 @@ def test_a_disk_that_fails_keeps_the_run_and_the_checkpoint(tmp_path, capfd, mon
     with pytest.MonkeyPatch.context() as patch:
         check_full_disk(trainer, lambda: patch.setattr(os, "fsync", no_space), patch.undo, capfd)
     trainer.close()
+
+
+@pytest.mark.slow
+def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
+    """Files stand where folders for compiled things would be, which stops root as well."""
+    project, rest = tmp_path / "project", tmp_path / "rest"
+    left_out = shutil.ignore_patterns(".git", "__pycache__", ".build", "experiments", "tests", "docs", ".venv")
+    shutil.copytree(ROOT, project, ignore=left_out)
+    for name in ("__pycache__", "ocean/.build", "ocean/__pycache__"):
+        (project / name).touch()
+    rest.mkdir()
+    options = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
+    done = subprocess.run([sys.executable, str(project / "pufferl.py"), "train", "squared", *options], cwd=rest,
+                          env={**os.environ, "HOME": "/proc/nowhere", "TMPDIR": str(rest)}, text=True,
+                          capture_output=True)  # fmt: skip
+    assert done.returncode == 0 and "checkpoint   " in done.stdout, done.stderr
+    assert f"compiled kernels are kept in {rest}" in done.stderr
+    assert f"compiled environments are kept in {rest}" in done.stderr
 
 
 # -- checkpoints and resume -------------------------------------------------------------------------------------------
