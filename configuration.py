@@ -89,7 +89,7 @@ class Vec:
     batch_size: int | None = None
     """Environments whose workers the policy waits for before it acts on them (default: all)."""
     timeout: float = 60.0
-    """Seconds after which a process that does not answer is an error."""
+    """Seconds after which an environment in Python that does not answer is an error, in whatever process it is."""
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
     num_buffers: int | None = None

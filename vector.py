@@ -1004,7 +1004,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
     env_args: the creator's positional arguments. env_kwargs: its keyword arguments, or the C environment's settings,
     one dict or a list of one dict an environment. seed: environment i is reset with seed + i. timeout: seconds after
-    which a worker that does not answer is an error.
+    which a worker, or a step in this process, that does not answer is an error.
     Raises ValueError for numbers that do not divide, and names numbers that do, and for more threads or workers than
     this machine can use; MemoryError for more environments than it can hold; TypeError for what is no environment.
     """
@@ -1013,8 +1013,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
     if backend not in ("ray", Ray):  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
-    # Of one in Python hardly anything is known before it is made, but this is about the least.
-    each = getattr(env, "struct_size", ENVIRONMENT)
+    # Of one in Python nothing is known before it is made, but it takes about as much as this at least.
+    each = getattr(env, "struct_size", 0 if _in_c(env) else ENVIRONMENT)
     processes.check_memory(num_envs * each, f"{num_envs:,} environments")
     backend = choose_backend(env, backend, num_envs, num_workers, batch_size)
     if backend is Native:
