@@ -745,7 +745,7 @@ def explain_nan(trainer):
 
 class Interrupts:
     """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end; the second one leaves at once,
-    unless it is a SIGHUP: a terminal that closes may send several. One that is ignored (nohup) stays so."""
+    unless it is a SIGHUP: a terminal that closes may send several. With nohup SIGHUP is ignored, and stays so."""
 
     def __init__(self):
         self.requested = False
@@ -754,7 +754,7 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle)
                             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                            if signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
+                            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
         return self
 
     def _handle(self, number, frame):

@@ -353,7 +353,7 @@ def launch(count, command):
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the trainer sets its threads itself; torchrun would warn
     options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT", "--no-python"]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, forward)
     try:
         run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
