@@ -20,9 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import njit
+from numba import config, njit
 from numba.core import event
 from numba.core.compiler import Compiler
+
+import processes
 
 # Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
 FASTMATH = {"contract", "nsz", "arcp"}
@@ -37,7 +39,14 @@ cell = njit(inline="always", error_model="numpy")
 def kept(**options):
     """njit without the GIL, whose result is kept in __pycache__ until one of SOURCES is edited."""
     def decorate(function):
-        compiled = njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+        compile_kept = njit(nogil=True, cache=True, error_model="numpy", **options)
+        try:
+            compiled = compile_kept(function)
+        except RuntimeError:  # numba finds no folder to keep it in
+            if config.CACHE_DIR:
+                raise
+            config.CACHE_DIR = str(processes.spare_folder("compiled kernels are"))
+            compiled = compile_kept(function)
         index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)  # None: nothing is kept
         if index is not None:
             index._source_stamp = index._source_stamp, SOURCES
@@ -164,7 +173,9 @@ class Arena:
                 offset += math.prod(shape) * dtype.itemsize
             offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
             ranges[group] = (start, offset)
-        if torch.device(device).type == "cpu":  # numpy asks Linux for huge pages; torch does not, and learns 2% slower
+        if torch.device(device).type == "cpu":
+            processes.check_memory(offset, "the trainer's arrays")
+            # numpy asks Linux for huge pages; torch does not, and learns 2% slower.
             block = torch.from_numpy(np.zeros(offset + self.ALIGNMENT, np.uint8))
         else:
             block = torch.zeros(offset + self.ALIGNMENT, dtype=torch.uint8, device=device)

@@ -33,9 +33,11 @@ import emulation
 import environments
 import models
 import ocean
+import processes
 import ranks
 import tensors
 import vector
+import workers
 
 ROOT = Path(__file__).resolve().parent
 
@@ -90,7 +92,7 @@ class Vec:
     batch_size: int | None = None
     """Environments whose workers the policy waits for before it acts on them (default: all)."""
     timeout: float = 60.0
-    """Seconds after which a process that does not answer is an error."""
+    """Seconds after which an environment in Python that does not answer is an error, in whatever process it is."""
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
     num_buffers: int | None = None
@@ -343,8 +345,24 @@ def out_of_memory(settings):
     except (MemoryError, RuntimeError) as error:
         texts = ("out of memory", "allocate memory", "Unable to allocate", "bad_alloc")
         if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
-            raise MemoryError(f"out of memory: lower {settings}. ({str(error).splitlines()[0]})") from error
+            what = (str(error) or type(error).__name__).splitlines()[0]
+            raise MemoryError(f"out of memory: lower {settings}. ({what})") from error
         raise
+
+
+EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError)
+
+
+def in_words(error):
+    """What a command line says of an error: its text, or of one that an environment's own code raised what that code
+    did. None for a fault of ours, whose traceback is wanted."""
+    if isinstance(error, MemoryError) and not str(error):
+        return ("out of memory (MemoryError): lower vec.total_agents (or env.num_envs, vec.num_envs), train.horizon, "
+                "train.minibatch_size or policy.hidden_size.")
+    if isinstance(error, EXPECTED):
+        return str(error) or type(error).__name__
+    text, own = workers.own_part(error)
+    return f"this is in the environment's own code:\n{text}".rstrip() if own else None
 
 
 def find_config(env_name):
@@ -526,11 +544,49 @@ def load_config(env_name, argv=()):
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
     args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
+    check_counts(args)
     if sizes:
         typed = any(option.partition("=")[0] == "--train.horizon" for option in argv)
         known = {"horizon": args["train"]["horizon"]} if typed or "batch_size" not in sizes else {}
         args["train"] |= sizes_of({**known, **sizes}, count_agents(args), "train.")
+        check_counts(args)
     return args
+
+
+EPISODE = 500  # bytes that an evaluation keeps of an episode
+STEP = 40  # bytes that a trainer keeps of an agent's step, at least
+
+
+def check_counts(values):
+    """ConfigError or MemoryError for numbers that this machine cannot hold, before anything is started by them."""
+    train, vec, evaluation = values["train"], values["vec"], values["eval"]
+    with making():
+        most, why = processes.processes_at_most()
+        if train["gpus"] > 1 or train["gpus"] < 1:
+            gpus = torch.cuda.device_count()
+            reason = f"{why} and {gpus or 'no'} GPU{'s' * (gpus > 1)}"
+            most_ranks = gpus if gpus and train["device"] == "cuda" else most
+            processes.check_count("train.gpus", train["gpus"], most_ranks, reason)
+        processes.check_count("vec.num_threads", vec["num_threads"], most, why)
+        if vec["backend"] != "ray":  # whose workers are on other machines
+            processes.check_count("vec.num_workers", vec["num_workers"], most, why)
+        episodes = evaluation["episodes"]
+        processes.check_memory(episodes * EPISODE, f"eval.episodes = {episodes:,}: to count them")
+    check_sizes(train)
+    for key in ("horizon", "minibatch_size"):
+        if train[key] != "auto":
+            processes.check_memory(train[key] * STEP, f"train.{key} = {train[key]:,}: the arrays")
+    size, layers = values["policy"]["hidden_size"], values["rnn"]["num_layers"]
+    if values["policy"]["name"] in POLICIES:  # weights, gradients, momentum and a copy
+        processes.check_memory(4 * 4 * 3 * size * size * max(1, layers),
+                               f"policy.hidden_size = {size:,} with rnn.num_layers = {layers:,}: the network")
+    for key, right, what in (("port", 0 <= evaluation["port"] < 65536, "must lie within 0 and 65535"),
+                             ("seconds", 0 < evaluation["seconds"] < math.inf, "must be above 0, and not inf"),
+                             ("fps", evaluation["fps"] is None or 0 < evaluation["fps"] < math.inf, "must be above 0")):
+        if not right:
+            raise ConfigError(f"eval.{key} = {evaluation[key]}: {what}.")
+    if not vec["timeout"] > 0:
+        raise ConfigError(f"vec.timeout = {vec['timeout']}: must be above 0.")
 
 
 def spell_out(schema, argv):
@@ -688,6 +744,7 @@ def parse_arguments(env_name, schema, values, argv):
     return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
 
 
+@out_of_memory("vec.num_envs, env.num_envs or vec.total_agents")
 def load_env(env_name, args):
     """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
     env_name, vec = find_config(env_name)[0], args["vec"]
@@ -815,8 +872,10 @@ def power_of_two(x, low, high):
 def check_sizes(train):
     """ConfigError for sizes that no rule can go with."""
     for key in ("total_timesteps", "horizon", "minibatch_size", "replay_ratio"):
-        if train[key] != "auto" and not train[key] > 0:
+        if train[key] != "auto" and not 0 < train[key] < math.inf:
             raise ConfigError(f"train.{key} = {train[key]}: must be above 0.")
+    if not 0 <= train["seed"] < 2**62:
+        raise ConfigError(f"train.seed = {train['seed']}: must lie within 0 and 2 ** 62.")
 
 
 def decide(train, facts):
@@ -955,7 +1014,7 @@ def check_train(config, vecenv, policy, agents, group):
         need(c[key] is None or c[key] > 0, key, "must be above 0, or none")
     need(c["cudagraphs"] == -1 or c["cudagraphs"] >= 1, "cudagraphs", "must be 1 or more, or -1 for none")
     check_own(c, need)
-    for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval", "seed"):
+    for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"):
         need(c[key] >= 0, key, "must be 0 or more")
     return c
 
@@ -979,6 +1038,7 @@ def check_own(c, need):
 POLICIES = ("auto", "default", "feed-forward", "board", "impala")  # the names of policy.name that need no file
 
 
+@out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
     torch.manual_seed(args["train"]["seed"])

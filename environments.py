@@ -22,13 +22,15 @@ import os
 import pkgutil
 import re
 import sys
+import time
+import warnings
 import zlib
 from typing import ClassVar
 
 import gymnasium
 import numpy as np
 
-from emulation import GymnasiumVectorPufferEnv, OldGym, PufferEnv
+from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferEnv
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
@@ -306,6 +308,75 @@ class FileCreator:
 
     def __call__(self, **kwargs):
         return self._callable()(**kwargs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Is an environment in Python as it should be?
+
+
+def check(creator, vecenv, settings, steps, seconds=30.0):
+    """Look for the usual bugs of an environment in Python: (problems, notes), sentences each. Gymnasium's and
+    PettingZoo's own checks come first; then `vecenv`, a vector of one of them with a `step` as vector.make gives it, is
+    stepped at random, as often or as long as is said. `python -m ocean NAME --check` does it."""
+    problems, notes = _check_interface(creator(**settings))
+    space = getattr(vecenv.driver_env, "env_single_observation_space", vecenv.single_observation_space)
+    flat, ends, rewarded, deadline = FlatObservation(space), 0, False, time.monotonic() + seconds
+    known = len(problems)
+    rng = np.random.default_rng(0)
+    seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
+    vecenv.single_action_space.seed(0)
+    for t in range(steps):
+        for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
+            where = f"observation{''.join(f'[{name!r}]' for name in names)}"
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                problems.append(f"step {t}: {where}{_first(~np.isfinite(values), values)}, which is not finite.")
+            elif isinstance(leaf, gymnasium.spaces.Box):
+                outside = (values < leaf.low) | (values > leaf.high)
+                if outside.any() and not any("lies outside" in note for note in notes):
+                    notes.append(f"step {t}: {where}{_first(outside, values)}, which lies outside {leaf}.")
+        if not np.isfinite(rewards).all():
+            problems.append(f"step {t}: the reward{_first(~np.isfinite(rewards), rewards)}, which is not finite.")
+        if len(problems) > known or time.monotonic() > deadline:
+            break
+        heads = vecenv.action_heads
+        actions = rng.integers(0, heads, (vecenv.num_agents, len(heads))) if heads else \
+            np.stack([vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)])  # fmt: skip
+        seen, rewards, terminals, truncations = vecenv.step(actions)[:4]
+        ends, rewarded = ends + int((terminals | truncations).sum()), rewarded or bool(rewards.any())
+    if not problems:
+        notes += [f"no episode ended in {t:,} steps. Is there a limit of steps?"] * (not ends)
+        notes += ["no reward but 0 was ever given. Can a random agent find one at all?"] * (not rewarded)
+    return problems, notes
+
+
+def _first(wrong, values):
+    """Which of the values (agents, ...) is the first wrong one, and what it is."""
+    agent, *index = np.argwhere(wrong)[0]
+    return f"{[int(i) for i in index] or ''} of agent {agent} is {values[(agent, *index)]}"
+
+
+def _check_interface(env):
+    """(problems, notes) of the package's own check of one environment."""
+    problems, notes = [], []
+    with warnings.catch_warnings(record=True) as warned, contextlib.closing(env):
+        warnings.simplefilter("always")
+        try:
+            if isinstance(env, gymnasium.Env):
+                from gymnasium.utils.env_checker import check_env
+
+                check_env(env, skip_render_check=True)
+            elif hasattr(env, "possible_agents") and not hasattr(env, "agent_iter"):
+                from pettingzoo.test import parallel_api_test
+
+                with contextlib.redirect_stdout(io.StringIO()):
+                    parallel_api_test(env, num_cycles=100)
+        except AssertionError as error:
+            problems.append(str(error).strip() or "its package's own check fails without a word")
+    for warning in warned:
+        text = re.sub("\x1b\\[[0-9;]*m", "", str(warning.message)).removeprefix("WARN: ").strip()
+        if "unwrapped version" not in text and text not in notes:
+            notes.append(text)
+    return problems, notes
 
 
 # ---------------------------------------------------------------------------------------------------------------------

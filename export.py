@@ -21,6 +21,11 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import processes
+
+if __name__ == "__main__":
+    processes.stop_at_once()  # while the packages below are imported
+
 import numpy as np
 import torch
 
@@ -312,9 +317,12 @@ def main(argv=None):
     configuration.SECTIONS["export"] = Export
     try:
         export(argv[0], pufferl.load_config(argv[0], argv[1:]))
-    except pufferl.ConfigError as error:
-        sys.exit(f"export.py: {error}")
+    except Exception as error:
+        words = configuration.in_words(error)
+        if words is None:
+            raise
+        sys.exit(f"export.py: {words}")
 
 
 if __name__ == "__main__":
-    main()
+    processes.run_command(main)

@@ -22,6 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import processes
+
+if __name__ == "__main__":
+    processes.stop_at_once()  # while the packages below are imported
+
 import numpy as np
 from scipy import linalg, optimize, special
 from scipy.stats import qmc
@@ -758,4 +763,4 @@ class Protein(Random):
 if __name__ == "__main__":
     import sweep  # which has this file as the module `protein`
 
-    sweep.main()
+    processes.run_command(sweep.main)

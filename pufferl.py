@@ -29,12 +29,18 @@ import math
 import os
 import random
 import secrets
+import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+import processes
+
+if __name__ == "__main__":
+    processes.stop_at_once()  # while the packages below are imported
 
 # torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
 os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -45,6 +51,7 @@ import torch
 
 import emulation
 import engines
+import environments
 import kernels
 import models
 import ocean
@@ -53,6 +60,7 @@ import runs
 import signs
 from arena import clock, compiling
 from configuration import (  # load_* for scripts
+    EXPECTED,
     Base,
     ConfigError,
     Train,
@@ -61,6 +69,7 @@ from configuration import (  # load_* for scripts
     decide,
     facts_of,
     find_run,
+    in_words,
     load_attribute,
     load_config,
     load_env,
@@ -69,7 +78,6 @@ from configuration import (  # load_* for scripts
     own_optimizer,
     sizes_of,
 )  # fmt: skip
-from emulation import Fault
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
@@ -703,11 +711,24 @@ def follow_frozen(trainer):
         trainer.engine.forget()
 
 
+def advice(trainer):
+    """How to find where an environment writes what is not finite."""
+    name, library = trainer.config["env"], getattr(trainer.vecenv, "library", None)
+    if library is not None and library.header.parent.parent != ocean.FOLDER:
+        name = str(library.header)
+    known = library or environments.load_creator(name) or (ocean.load(name) if name in ocean.names() else None)
+    if known is None:
+        return "its reset() or step() returned it"
+    settings = trainer.args.get("env", {}).items()
+    changed = [f"{key}={value}" for key, value in settings if known.settings.get(key, value) != value]
+    options = [name, "--check", *(["--set", *changed] if changed else [])]
+    return f"the environment writes it: python -m ocean {shlex.join(options)}"
+
+
 def explain_nan(trainer):
     """(how early, what): what was not finite first, the weights, then in the order of the rollout, then of the update.
     The earliest of all ranks is the cause."""
-    s, low = trainer.storage, "lower train.learning_rate"
-    check = f"the environment writes it: python -m ocean {trainer.env_name} --check"
+    s, low, check = trainer.storage, "lower train.learning_rate", advice(trainer)
     rollout = (("observations", s["observations"], check),
                ("logprobs", trainer.logprobs, forbidden(trainer) or f"the network's outputs overflow; {low}"),
                ("values", trainer.values, f"the network's outputs overflow; {low}"),
@@ -725,7 +746,10 @@ def explain_nan(trainer):
         rows = rows.all(1)
         if not rows.all():
             step = int(rows.int().argmin())
-            broken.append((step + order / 10, f"{name} not finite, first at step {step} of the rollout ({cause})"))
+            agent = int(torch.isfinite(tensor[step].float().flatten(1) if tensor.ndim > 2 else tensor[step][:, None])
+                        .all(1).int().argmin())  # fmt: skip
+            broken.append((step + order / 10,
+                           f"{name} not finite, first at step {step} of the rollout, of agent {agent} ({cause})"))
     for order, (name, tensor, cause) in enumerate(learning):
         if not torch.isfinite(tensor).all():
             broken.append((trainer.horizon + 1 + order, f"{name} not finite ({cause})"))
@@ -754,17 +778,22 @@ def forbidden(trainer):
 
 
 class Interrupts:
-    """Within it, the first SIGINT or SIGTERM asks for a stop at the epoch's end; the second one leaves at once."""
+    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end; the second one leaves at once,
+    unless it is a SIGHUP: a terminal that closes may send several. With nohup SIGHUP is ignored, and stays so."""
 
     def __init__(self):
         self.requested = False
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {number: signal.signal(number, self._handle)
+                            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
         return self
 
     def _handle(self, number, frame):
+        if self.requested and number == signal.SIGHUP:
+            return
         if self.requested:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -917,7 +946,7 @@ def train(env_name, args=None):
     args, group = load_config(env_name) if args is None else args, ranks.connect()
     if ranks.started():
         args["train"]["gpus"] = group.local_count
-    say, shown = print if group.rank == 0 else lambda *text, **options: None, 0.0
+    say, shown, heard = print if group.rank == 0 else lambda *text, **options: None, 0.0, True
     compiling.announce = lambda: say("compiling kernels, which happens once", flush=True)
     if not args["resume"]:
         find_interrupted(group, args)
@@ -945,7 +974,10 @@ def train(env_name, args=None):
             while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
                 trainer.evaluate()
                 trainer.train()
-                interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
+                if heard and processes.lost_output():
+                    heard = trainer.run.note(f"nobody reads the output any more ({processes.lost_output()}); the run "
+                                             "goes on without it", trainer.global_step)  # fmt: skip
+                interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard else math.inf
                 if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
                     trainer.print_dashboard()
                     shown = time.perf_counter()
@@ -1033,16 +1065,18 @@ def main(argv=None):
         if gpus != started and any(option.startswith("--train.gpus") for option in argv):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this machine; leave it out.")
         verbs[argv[0]](argv[1], args)
-    except (ConfigError, Fault, FloatingPointError, MemoryError, ranks.RankError) as error:
+    except Exception as error:
+        words = in_words(error)
+        if words is None or (ranks.started() and not isinstance(error, EXPECTED)):  # torchrun shows it
+            raise
         # Rank 0 says it where it happened there, or to all alike, as a gradient that is not finite does.
         alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
-        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {error}")
+        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {words}")
 
 
 if __name__ == "__main__":
     if ranks.started():
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        record(main)()  # so that torchrun shows the traceback of the rank that failed first
-    else:
-        main()
+        main = record(main)  # so that torchrun shows the traceback of the rank that failed first
+    processes.run_command(main)

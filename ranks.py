@@ -18,7 +18,6 @@ distributed package is not even initialised. Tensors on a CPU travel through glo
 
 import atexit
 import contextlib
-import ctypes
 import datetime
 import json
 import os
@@ -33,6 +32,8 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
+
+import processes
 
 TIMEOUT = datetime.timedelta(minutes=10)  # how long a rank waits for one that lives but does not come
 
@@ -64,7 +65,7 @@ class Ranks:
             return operation(*arguments, **options)
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.count}: another rank has ended or does not answer; what it "
-                            f"printed says why. ({str(error).splitlines()[0]})") from None
+                            f"printed says why. ({(str(error) or type(error).__name__).splitlines()[0]})") from None
         finally:
             self.seconds += time.perf_counter() - begun
 
@@ -322,9 +323,9 @@ def _disconnect():
 def _die_with_launcher():
     """Have Linux end this rank when its launcher is killed: else it would train on with nobody to stop it. With a
     checkpoint, unless the others are to start again without it."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         again = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL if again else signal.SIGTERM)
+        processes.die_with(os.getppid(), signal.SIGKILL if again else signal.SIGTERM)
 
 
 def started():
@@ -335,7 +336,8 @@ def started():
 def launch(count, command):
     """Run `command`, a script and its arguments, as `count` ranks on this machine, and return its exit code.
 
-    SIGINT and SIGTERM go on to the ranks, which decide what they mean; so there is no limit to how long saving takes.
+    SIGINT, SIGTERM and SIGHUP go on to the ranks, which decide what they mean; so there is no limit to how long saving
+    takes. No rank outlives this process, also if not all of them can be started.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -349,12 +351,19 @@ def launch(count, command):
                 child.send_signal(number)
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the trainer sets its threads itself; torchrun would warn
-    options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT"]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, forward)
+    options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT", "--no-python"]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, forward)
     try:
-        run.run(run.parse_args([*options, *command]))
+        run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1
+    except (OSError, RuntimeError) as error:
+        print(f"train.gpus = {count}: not all ranks could be started ({error}). `ulimit -u` shows how many processes "
+              "and threads you may have.", file=sys.stderr)  # fmt: skip
+        return 1
+    finally:
+        processes.end_children()
     return 0

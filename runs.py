@@ -296,9 +296,13 @@ class Run:
             self._metrics.log(metrics, step)
         for sentence in sentences:
             print(f"sign: {sentence}", file=sys.stderr)
-            if self._metrics is not None:
-                with contextlib.suppress(OSError), open(self.folder / "signs.txt", "a") as file:
-                    file.write(f"step {step:,}: {sentence}\n")
+            self.note(sentence, step)
+
+    def note(self, sentence, step):
+        """A line of signs.txt; None."""
+        if self._metrics is not None:
+            with contextlib.suppress(OSError), open(self.folder / "signs.txt", "a") as file:
+                file.write(f"step {step:,}: {sentence}\n")
 
     def model(self, epoch):
         """Where the model of an epoch lies."""

@@ -26,6 +26,11 @@ import sys
 import time
 from pathlib import Path
 
+import processes
+
+if __name__ == "__main__":
+    processes.stop_at_once()  # while the packages below are imported
+
 import torch
 
 import configuration
@@ -233,9 +238,12 @@ def main(argv=None):
         parser.add_argument("--seconds", type=float, default=1.0)
         options, rest = parser.parse_known_args(argv[2:])
         return autotune(env_name, options.seconds, rest)
-    except (configuration.ConfigError, RuntimeError, MemoryError) as error:
-        sys.exit(f"speed.py: {error}")
+    except Exception as error:
+        words = str(error) if isinstance(error, RuntimeError) else configuration.in_words(error)
+        if words is None:
+            raise
+        sys.exit(f"speed.py: {words}")
 
 
 if __name__ == "__main__":
-    main()
+    processes.run_command(main)

@@ -38,6 +38,7 @@ from typing import Literal
 import numpy as np
 import psutil
 
+import processes
 import protein
 from protein import Protein, SpaceError, front_of
 
@@ -70,7 +71,7 @@ class Ledger:
         self.folder = Path(folder)
         self.trials = self.folder / "trials"
         self.trials.mkdir(parents=True, exist_ok=True)
-        self.owner = {"host": host_identity(), "pid": os.getpid(), "born": psutil.Process().create_time()}
+        self.owner = {"host": host_identity(), "pid": os.getpid(), "born": processes.born(os.getpid())}
         self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # told apart from another process with the same number
         self._results = {}
 
@@ -243,8 +244,7 @@ def host_identity():
 def is_alive(pid, born):
     """Whether the process that was started then still runs; numbers are used again."""
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return abs(process.create_time() - born) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        return abs(processes.born(pid) - born) < 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
@@ -272,11 +272,6 @@ def write_json(path, content):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Trials: one training run in a process of its own
-
-# Linux tells the training run when the process that watches it dies; it then saves and stops.
-GUARD = ("import os, sys\n"
-         "try:\n    import ctypes; ctypes.CDLL(None).prctl(1, 15)\nexcept Exception:\n    pass\n"
-         "os.execv(sys.argv[1], sys.argv[1:])")
 
 
 @dataclass
@@ -350,7 +345,7 @@ def run_trial(job, stop=None, started=None):
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
     called with the process's (pid, creation time). Runs on any machine that has these files; also as a Ray task.
     """
-    begun = time.time()
+    begun, clock = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(job["folder"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -361,12 +356,13 @@ def run_trial(job, stop=None, started=None):
             command += ["--resume", str(previous)]
         output = stack.enter_context(open(folder / "output.txt", "ab"))
         position = output.tell()
-        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", GUARD, *command], stdout=output, stderr=output,
-                                   stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, **job["env"]})
+        # Where this process is killed, the training run is told to save and stop.
+        process = subprocess.Popen(processes.guarded(command), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                                   start_new_session=True, env={**os.environ, **job["env"]})
         try:
             if started:
                 with contextlib.suppress(psutil.Error):
-                    started((process.pid, psutil.Process(process.pid).create_time()))
+                    started((process.pid, processes.born(process.pid)))
             status = attend(process, folder, job, stop)
         except BaseException:
             end(process)
@@ -392,7 +388,7 @@ def run_trial(job, stop=None, started=None):
             (run / "trainer_state.pt").unlink(missing_ok=True)
         score, cost = points[-1][1:] if points else (None, None)
         return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
-                "curve": points, "error": error, "started": begun, "seconds": time.time() - begun,
+                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - clock,
                 "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
 
 
@@ -460,6 +456,7 @@ class LocalPool:
     this many, by CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, workers, gpus=0):
+        processes.check_count("sweep.workers", workers, *processes.processes_at_most())
         self.slots = workers * max(1, gpus)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
@@ -1427,8 +1424,8 @@ def main(argv=None):
                            config=(tyro.conf.PositionalRequiredArgs,)))
         else:
             sweep_command(argv[0], argv[1:])
-    except (ImportError, ValueError, RuntimeError, OSError, OverflowError) as error:  # also a port, or a folder
-        sys.exit(f"protein.py: {error}")
+    except (ImportError, ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:  # also a port
+        sys.exit(f"protein.py: {str(error) or type(error).__name__}")
 
 
 def sweep_command(env_name, argv):

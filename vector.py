@@ -37,7 +37,10 @@ import os
 import pickle
 import select
 import sys
+import threading
 import time
+import traceback
+import weakref
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +58,7 @@ import emulation
 import environments
 import kernels
 import ocean
+import processes
 import tensors
 import workers
 from arena import driver
@@ -194,6 +198,8 @@ class Vector:
             raise ValueError(f"horizon is {horizon}; it must be 1 or more.")
         T, N = horizon, self.num_agents
         observation = (*self.observation_shape,)
+        seen = int(np.prod(observation)) * np.dtype(self.observation_dtype).itemsize
+        processes.check_memory((T + 1) * N * (seen + 12 + 4 * self.action_dims), "the rollout's arrays")
         storage = SimpleNamespace(
             observations=zeros((T + 1, N, *observation), self.observation_dtype),  # row t: what the policy sees at t
             resets=zeros((T + 1, N), np.uint8),  # 1: the observation at t is the first of an episode
@@ -776,7 +782,7 @@ class Emulated(Vector):
 class Serial(Emulated):
     """Environments in Python, one after the other in this process; see `make`."""
 
-    _envs = None
+    _envs = inside = hung = None  # the last two are for workers.watch
 
     def __init__(self, creators, **options):
         super().__init__(creators, num_workers=1, **options)
@@ -786,6 +792,7 @@ class Serial(Emulated):
         if self._envs is None:
             creators = [(self._driver, (), {}), *self._creators[1:]]
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
+            threading.Thread(target=workers.watch, args=(weakref.ref(self),), daemon=True).start()
         self._envs.bind(vars(self.storage), 0)
 
     @property
@@ -796,14 +803,36 @@ class Serial(Emulated):
         return self._envs.envs
 
     def _send(self, worker, kind, number):
-        self._finish(worker, self._envs.do(kind, number))
+        self._finish(worker, self._do(kind, number))
+
+    def _do(self, kind, number):
+        self.inside = [threading.get_ident()]
+        try:
+            return self._envs.do(kind, number)
+        except workers.Hung:
+            raise WorkerError(self.hung) from None
+        except Exception as error:
+            error.add_note(f"(environment {self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))} of "
+                           f"{self.name})")  # fmt: skip
+            raise
+        finally:
+            self.inside = None
+
+    def allowed(self):
+        """Seconds that a step, or the first reset, may take."""
+        return max(self.timeout, STARTUP) if self._starting else self.timeout
+
+    def who(self, frames):
+        """The number of the environment whose code some frames are in, or which it may be."""
+        number = self._envs.who(frames)
+        return f"0 to {self.num_envs - 1}" if number is None and self.num_envs > 1 else number or 0
 
     def step(self, actions):
         if not self._public:
             return super().step(actions)
         self._check_actions(actions, self.num_agents)
         self.storage.actions[0] = np.reshape(actions, (self.num_agents, self.action_dims))
-        infos = self._envs.step(0)
+        infos = self._do(workers.STEP, 0)
         for env, info in infos:
             self._add_to_log(env, info)
         return (*self._results, [info for _, info in infos])
@@ -859,7 +888,7 @@ class Multiprocessing(Emulated):
         process = self._workers[worker]
         try:
             kind, payload = process.receive()
-        except (EOFError, OSError):
+        except workers.Gone:
             self._fail(worker, "died" + process.how_it_died(), process.report())
         if kind == workers.FAULT:  # which needs no traceback
             self.close()
@@ -1125,6 +1154,9 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
                      "are serial, multiprocessing and ray.")
 
 
+ENVIRONMENT = 4000  # bytes of a small environment in Python
+
+
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
          seed=0, env_args=(), env_kwargs=None, timeout=60.0, **settings):  # fmt: skip
     """A vector of `num_envs` environments.
@@ -1139,13 +1171,16 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
     env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:
     its keyword arguments, or the C environment's settings, one dict or a list of one dict an environment; any other
-    keyword is one of them for all. seed: environment i is reset with seed + i. timeout: seconds after which a worker
-    that does not answer is an error. num_workers and batch_size may be "auto", their default.
-    Raises ValueError for numbers that do not divide, and names numbers that do, and for a setting that the environment
-    does not have; TypeError for what is no environment.
+    keyword is one of them for all. seed: environment i is reset with seed + i. timeout: seconds after which a worker,
+    or a step in this process, that does not answer is an error. num_workers and batch_size may be "auto", their
+    default.
+    Raises ValueError for numbers that do not divide, and names numbers that do, for more threads or workers than this
+    machine can use, and for a setting that the environment does not have; MemoryError for more environments than it can
+    hold; TypeError for what is no environment.
     """
     env, num_workers, batch_size = _named(env), _number(num_workers), _number(batch_size)
     env_kwargs = _with_settings(env, env_kwargs, settings)
+    _check_counts(env, backend, num_envs, num_workers, num_threads)
     backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend
     if backend is Tensors and "num_envs" in getattr(env, "settings", ()) and num_envs > 1:
         num_envs, env_kwargs = 1, {"num_envs": num_envs, **(env_kwargs or {})}  # it holds them itself
@@ -1165,12 +1200,21 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         found = tensors.look(made, seed)
         backend, creators = (Serial if found is None else Tensors), [(lambda: found or made, (), {})]
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
-    options = {} if issubclass(backend, Serial | Tensors) else options
+    options = {"timeout": timeout} if issubclass(backend, Serial) else {} if backend is Tensors else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
 
 
 def _number(value):
     return None if value == "auto" else value
+
+
+def _check_counts(env, backend, num_envs, num_workers, num_threads):
+    processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
+    if backend not in ("ray", Ray):  # a cluster has more cores than this machine
+        processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
+    # Of one in Python nothing is known before it is made, but it takes about as much as this at least.
+    each = getattr(env, "struct_size", 0 if _in_c(env) else ENVIRONMENT)
+    processes.check_memory(num_envs * each, f"{num_envs:,} environments")
 
 
 OLD_KEYWORDS = {"zero_copy": "make had this one; nothing is copied now",

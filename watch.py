@@ -33,6 +33,11 @@ import urllib.parse
 from pathlib import Path
 from typing import NamedTuple
 
+import processes
+
+if __name__ == "__main__":
+    processes.stop_at_once()  # while the packages below are imported
+
 import numpy as np
 import torch
 
@@ -381,10 +386,10 @@ def write_video(pictures, path, fps):
         writer = imageio_ffmpeg.write_frames(
             path, (width + width % 2, height + height % 2), fps=fps, codec="libx264", pix_fmt_out="yuv420p", quality=8,
             macro_block_size=2, output_params=["-movflags", "+faststart"])  # fmt: skip
-        writer.send(None)
-        for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
-            writer.send(np.ascontiguousarray(np.pad(picture, pad, "edge")))
-        writer.close()
+        with contextlib.closing(writer):  # ffmpeg ends with its input, also where this process is killed
+            writer.send(None)
+            for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
+                writer.send(np.ascontiguousarray(np.pad(picture, pad, "edge")))
     elif path.endswith(".gif"):
         small = [shrink(Image.fromarray(picture), GIF_SIDE) for picture in itertools.chain([first], pictures)]
         small[0].save(path, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
@@ -975,11 +980,12 @@ def main(argv=None):
             ship(argv[0], args)
         else:
             play(argv[0], args)
-    except pufferl.ConfigError as error:
-        sys.exit(f"watch.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)  # as a shell's own commands do
+    except Exception as error:
+        words = configuration.in_words(error)
+        if words is None:
+            raise
+        sys.exit(f"watch.py: {words}")
 
 
 if __name__ == "__main__":
-    main()
+    processes.run_command(main)

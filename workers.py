@@ -13,19 +13,18 @@ A worker process imports this file before anything else of ours, so it takes nei
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import math
 import mmap
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -118,6 +117,16 @@ class Envs:
         row.truncations[:] = 0
         row.valid[:] = 1
 
+    def who(self, frames):
+        """The number of the environment whose code some frames are in; None if that cannot be seen."""
+        selves = {id(frame.f_locals.get("self")) for frame in frames} - {id(None)}
+        for number, env in zip(self.numbers, self.envs, strict=True):
+            for _ in range(20):  # and what it wraps
+                if id(env) in selves:
+                    return number
+                env = getattr(env, "env", None)
+        return None
+
     def render(self, index=0):
         env, copy = divmod(index, self.copies)
         frame = self.envs[env].render()
@@ -131,6 +140,70 @@ class Envs:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# What went wrong in an environment, without our frames
+
+
+OURS = [str(Path(__file__).with_name(f"{name}.py")) for name in ("emulation", "environments", "workers")]
+
+
+def own_frames(stack):
+    """Of a traceback.StackSummary, the frames of an environment's own code: those below the last file of ours that
+    calls environments, without the packages in between. None if the error is in ours."""
+    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS), default=len(stack) - 1)
+    if last == len(stack) - 1:
+        return None
+    own = [frame for frame in stack[last + 1 :] if not frame.filename.startswith("<frozen")]
+    first = next((i for i, frame in enumerate(own) if "site-packages" not in frame.filename), 0)
+    return traceback.StackSummary.from_list(own[first:])
+
+
+def own_part(error):
+    """(the traceback of an error as text, whether it is an environment's own, without our frames)."""
+    told = traceback.TracebackException.from_exception(error)
+    frames = own_frames(told.stack)
+    if frames is not None:
+        told.stack = frames
+    return "".join(told.format()), frames is not None
+
+
+class Hung(BaseException):
+    """Raised in a thread whose environment takes too long."""
+
+
+def watch(reference):
+    """Look once a second whether a vector that steps environments in this process (vector.Serial) still stands in the
+    same step, for more than vector.allowed() seconds. If so, Hung is raised in that step, and if that does not help,
+    because it waits in C code, this process ends with the same words: no checkpoint is written during a step, so the
+    last one is whole. reference: a weakref to it; it has `inside`, [number of the thread] in a step or None, and
+    `hung`, where the words go. Seconds are counted in looks, so that a process that was stopped for a while is not
+    taken for one that hangs."""
+    before, still, pause = None, 0.0, 0.0
+    while (vector := reference()) is not None and not (vector.closed and vector.inside is None):
+        inside = vector.inside
+        still = still + pause if inside is not None and inside is before else 0.0
+        before = inside
+        if still > vector.allowed():
+            frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(inside[0]))][::-1]
+            stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
+            if not any(name in frame.filename for frame in stack for name in ("bdb.py", "pydevd", "debugpy")):
+                own = own_frames(stack) or stack
+                vector.hung = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
+                               f"{vector.allowed():g} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(inside[0]), ctypes.py_object(Hung))
+                time.sleep(PATIENCE)
+                if vector.inside is inside:
+                    print(vector.hung, file=sys.stderr, flush=True)
+                    os._exit(1)
+            still = 0.0
+        pause = min(1.0, vector.timeout / 4)
+        del vector, inside
+        time.sleep(pause)
+
+
+PATIENCE = 3.0  # seconds that an environment has to notice
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Processes: shared memory for the arrays, and messages through a socket
 
 
@@ -138,7 +211,7 @@ class Envs:
 # if that is anything.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, DONE, ERROR, FAULT = range(6)
-CLOSING = 10.0  # seconds that an idle worker's environments have to close
+CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
 class SharedMemory:
@@ -165,13 +238,20 @@ def map_array(fd, shape, dtype, offset):
     return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype, math.prod(shape)).reshape(shape)
 
 
+class Gone(Exception):
+    """The other side of a socket is gone. No OSError: an environment may have sockets of its own."""
+
+
 def receive(channel, size):
-    """Exactly `size` bytes. Raises EOFError where the other side is gone."""
+    """Exactly `size` bytes. Raises Gone."""
     data = b""
     while len(data) < size:
-        part = channel.recv(size - len(data))
+        try:
+            part = channel.recv(size - len(data))
+        except OSError as error:
+            raise Gone from error
         if not part:
-            raise EOFError
+            raise Gone
         data += part
     return data
 
@@ -184,7 +264,9 @@ class Process:
     `if __name__ == "__main__"`. Both sides sleep on the socket; whichever side dies, the other one hears of it at once.
     """
 
-    CODE = "import sys; sys.path.insert(0, sys.argv[1]); import workers; workers.serve(*map(int, sys.argv[2:]))"
+    # The guard comes first: the other imports take seconds.
+    CODE = ("import sys; sys.path.insert(0, sys.argv[1]); numbers = [*map(int, sys.argv[2:])]; import processes; "
+            "processes.leave_with(numbers[0], numbers.pop(), numbers.pop()); import workers; workers.serve(*numbers)")
 
     def __init__(self, memory, setup):
         self._channel, theirs = socket.socketpair()
@@ -193,8 +275,8 @@ class Process:
         # A worker's own threads would only take the cores from the other workers.
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", self.CODE, str(Path(__file__).parent), *map(str, fds)], pass_fds=fds,
-            stdin=subprocess.DEVNULL, start_new_session=True, env=environment)  # fmt: skip
+            [sys.executable, "-c", self.CODE, str(Path(__file__).parent), *map(str, (*fds, CLOSING, os.getpid()))],
+            pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)  # fmt: skip
         theirs.close()
         self.pid, setup = self._process.pid, pickle.dumps(setup)
         self._say(struct.pack("<Q", len(setup)) + setup)
@@ -211,7 +293,7 @@ class Process:
             self._channel.sendall(data)
 
     def receive(self):
-        """(kind, payload) of the next answer. Raises EOFError or OSError if the process is gone."""
+        """(kind, payload) of the next answer. Raises Gone if the process is."""
         kind, size = ANSWER.unpack(receive(self._channel, ANSWER.size))
         return kind, receive(self._channel, size)
 
@@ -246,7 +328,11 @@ class Process:
 
 
 def send_answer(channel, kind, payload):
-    channel.sendall(ANSWER.pack(kind, len(payload)) + payload)
+    """Raises Gone."""
+    try:
+        channel.sendall(ANSWER.pack(kind, len(payload)) + payload)
+    except OSError as error:
+        raise Gone from error
 
 
 def serve(channel_fd, memory_fd, report_fd):
@@ -260,7 +346,6 @@ def serve(channel_fd, memory_fd, report_fd):
     faulthandler.enable(report)  # where a crash happened
     faulthandler.register(signal.SIGUSR1, report)  # where it hangs, when the trainer asks
     channel = socket.socket(fileno=channel_fd)
-    threading.Thread(target=_leave_with_parent, args=(channel_fd,), daemon=True).start()
     envs = None
     try:
         (size,) = struct.unpack("<Q", receive(channel, 8))
@@ -273,27 +358,18 @@ def serve(channel_fd, memory_fd, report_fd):
             kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
             answer = envs.do(kind, number)
             send_answer(channel, DONE, pickle.dumps(answer) if kind == RENDER or answer else b"")
-    except (EOFError, ConnectionError):
+    except Gone:
         pass
     except emulation.Fault as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Gone):
             send_answer(channel, FAULT, str(error).encode())
-    except BaseException:
-        with contextlib.suppress(OSError):
-            send_answer(channel, ERROR, traceback.format_exc().encode())
+    except BaseException as error:
+        with contextlib.suppress(Gone):
+            send_answer(channel, ERROR, own_part(error)[0].encode())
     finally:
         if envs is not None:
             with contextlib.suppress(Exception):
                 envs.close()
-
-
-def _leave_with_parent(channel_fd):
-    """End this process when the other side is gone, even in the middle of a step."""
-    poller = select.poll()
-    poller.register(channel_fd, 0)  # only hang-ups
-    poller.poll()
-    time.sleep(CLOSING)  # an idle worker has left by itself
-    os._exit(1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

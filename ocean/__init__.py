@@ -29,6 +29,8 @@ from pathlib import Path
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is the file beside this one
 
+import processes
+
 FOLDER = Path(__file__).resolve().parent
 # No -ffast-math: a NaN must stay one, and every build of one machine must give the same trajectories.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
@@ -368,9 +370,10 @@ def _macros(compiler, *flags):
 _load = functools.cache(Library)  # the path tells one state of the sources from the next
 
 
+@functools.cache
 def _cache_folder():
-    """ocean/.build, or the user's cache folder where the tree is read-only."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ocean"
+    """ocean/.build, or the user's cache folder where the tree is read-only, or else a temporary one."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ocean"
     for folder in (FOLDER / ".build", user):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -378,7 +381,7 @@ def _cache_folder():
             continue
         if os.access(folder, os.W_OK):
             return folder
-    raise RuntimeError(f"no place for compiled environments: neither {FOLDER / '.build'} nor {user} can be written")
+    return processes.spare_folder("compiled environments are")
 
 
 def nearest(name, known):

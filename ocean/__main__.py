@@ -5,6 +5,7 @@
     python -m ocean breakout --random --set frameskip=2 balls=0
     python -m ocean breakout --png breakout.png --steps 200      # no window: the picture after some random steps
     python -m ocean path/to/own.h --check            # a million steps under sanitizers, looking for the usual bugs
+    python -m ocean my_file.py:make_env --check      # of any in Python, as gym/CartPole-v1, 10,000 steps
     python -m ocean breakout --standalone            # a program of its own; --debug, --profile: the same to look into
 
 In the window: F12 saves a picture, ctrl+F12 starts and stops a GIF, R begins anew, escape ends. The first agent is the
@@ -284,13 +285,46 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
 def run_check(library, settings, steps):
     start = time.perf_counter()
     problems, notes = check(library, settings, steps)
+    return tell(library.name, problems, notes, time.perf_counter() - start)
+
+
+def tell(name, problems, notes, seconds):
     for text in problems:
-        print(f"{library.name}: PROBLEM: {text}")
+        print(f"{name}: PROBLEM: {text}")
     for text in notes:
-        print(f"{library.name}: look at this: {text}")
+        print(f"{name}: look at this: {text}")
     if not problems:
-        print(f"{library.name}: no problem found ({time.perf_counter() - start:.0f} s)")
+        print(f"{name}: no problem found ({seconds:.0f} s)")
     return 1 if problems else 0
+
+
+def main_python(creator, arguments):
+    """--check of an environment in Python: stepped as the trainer steps it, without the trainer."""
+    import environments
+    import vector
+    import workers
+
+    if not arguments.check:
+        raise SystemExit(f"{arguments.name} is an environment in Python: --check looks at it; `python pufferl.py eval "
+                         f"{arguments.name} --eval.video out.mp4` draws it.")
+    start = time.perf_counter()
+    try:
+        known = creator.settings
+    except (ValueError, ImportError) as error:
+        raise SystemExit(str(error)) from None
+    settings = dict(parse_setting(creator, text) for text in arguments.set)
+    if settings.keys() - known.keys():
+        raise SystemExit(f"{creator.name} has no setting {', '.join(settings.keys() - known.keys())}; it has: "
+                         f"{', '.join(known) or 'none'}")
+    try:
+        with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=arguments.seed) as vecenv:
+            found = environments.check(creator, vecenv, settings, arguments.steps or 10_000)
+    except Exception as error:
+        text, own = workers.own_part(error)
+        if not own and not isinstance(error, (ValueError, TypeError, ImportError)):
+            raise
+        found = [f"it raised this in its own code:\n{text}".rstrip() if own else str(error)], []
+    return tell(creator.name, *found, time.perf_counter() - start)
 
 
 def restart_with_sanitizers():
@@ -463,6 +497,8 @@ def parse_setting(library, text):
     key, separator, value = text.partition("=")
     if not separator:
         raise SystemExit(f"--set wants name=value, got {text!r}; {library.name} has: {', '.join(library.settings)}")
+    if isinstance(library.settings.get(key), str):
+        return key, value
     try:
         return key, json.loads(value.lower() if re.fullmatch("(?i)true|false", value) else value)
     except json.JSONDecodeError:
@@ -472,7 +508,8 @@ def parse_setting(library, text):
 def main():
     parser = argparse.ArgumentParser(prog="python -m ocean", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("name", nargs="?", help="an environment, or the path of a header of your own")
+    parser.add_argument("name", nargs="?", help="an environment, or the path of a header of your own; with "
+                        "--check any that pufferl.py takes")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings that are not the default")
     parser.add_argument("--random", action="store_true", help="watch an agent at random")
     parser.add_argument("--check", action="store_true", help="look for the usual bugs, then end with status 0 or 1")
@@ -491,6 +528,15 @@ def main():
     if arguments.name is None:
         print("\n".join(ocean.names()))
         return 0
+    if not arguments.name.endswith(".h") and arguments.name not in ocean.names():
+        import environments
+
+        try:
+            creator = environments.load_creator(arguments.name)
+        except (ValueError, ImportError) as error:
+            raise SystemExit(str(error)) from None
+        if creator is not None:
+            return main_python(creator, arguments)
     build_program = arguments.standalone is not None or arguments.profile
     debug = not build_program and (arguments.debug or (arguments.check and not arguments.fast))
     try:

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [  # docs/design.md; a file imports from those before its own
+    {"processes"},
     {"arena", "checkpoints", "emulation", "ocean", "protein", "ranks", "signs"},
     {"kernels", "workers", "environments", "tensors"},
     {"models"},

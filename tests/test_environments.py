@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import emulation
 import environments
+import ocean.__main__ as ocean_main
 import vector
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -289,3 +291,73 @@ def test_pokemon_red_is_rewarded_for_tiles_levels_and_badges(tmp_path):
     env.reset()
     assert env.step(1)[4] == {"tiles": 1, "levels": 0, "badges": 0}
     env.close()
+
+
+SOUND = """
+import gymnasium, numpy as np
+
+class Sound(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-5, 5, (2,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, trouble="none"):
+        self.trouble = trouble
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        if self.t == 7 and self.trouble == "nan":
+            seen[1] = np.nan
+        if self.t == 7 and self.trouble == "raise":
+            raise ConnectionError("the simulator hung up")
+        if self.trouble == "first" or (self.t == 7 and self.trouble == "range"):
+            seen[0] = 9
+        reward = np.inf if self.t == 7 and self.trouble == "reward" else float(action)
+        return seen, reward, self.t == 20 and self.trouble != "endless", False, {}
+"""
+TROUBLES = {
+    "none": r"^Sound_Sound: no problem found",
+    "nan": r"PROBLEM: step 7: observation\[1\] of agent 0 is nan, which is not finite",
+    "reward": r"PROBLEM: step 7: the reward of agent 0 is inf",
+    "first": r"PROBLEM: .*the observation of the first step\(\) breaks its space: element \(0,\) is 9.0",
+    "range": r"look at this: step 7: observation\[0\] of agent 0 is 9.0, which lies outside Box",
+    "endless": r"look at this: no episode ended in \d+ steps",
+    "raise": r"(?s)PROBLEM: it raised this in its own code:.*in step.*ConnectionError: the simulator hung up",
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_path, capsys, monkeypatch):
+    (tmp_path / "Sound.py").write_text(SOUND)
+    options = ["--check", "--steps", "60", "--set", f"trouble={trouble}"]
+    monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/Sound.py:Sound", *options])
+    status = ocean_main.main()
+    said = capsys.readouterr().out
+    assert re.search(TROUBLES[trouble], said, re.MULTILINE), said
+    assert status == (trouble in ("nan", "reward", "raise", "first")), said
+
+
+@pytest.mark.parametrize("name, message", [
+    ("gym/CartPole-v7", "Gymnasium knows no environment|v7"),
+    ("gym/CartPole-v1 --set limit=3", "no setting limit; it has"),
+    ("nothing.py:Env", "there is no such file"), ("gym/CartPole-v1 --png out.png", "is an environment in Python"),
+])  # fmt: skip
+def test_check_says_what_it_cannot_look_at(name, message, monkeypatch):
+    name, *options = name.split()
+    monkeypatch.setattr("sys.argv", ["ocean", name, *options, *([] if "--png" in options else ["--check"])])
+    with pytest.raises(SystemExit, match=message):
+        ocean_main.main()
+
+
+def test_check_takes_pettingzoo(capsys, monkeypatch):
+    pytest.importorskip("pettingzoo")
+    monkeypatch.setattr("sys.argv", ["ocean", "pettingzoo/classic/rps_v2", "--check", "--steps", "50"])
+    try:
+        status = ocean_main.main()
+    except SystemExit as error:
+        pytest.skip(str(error))
+    assert status == 0 and "no problem found" in capsys.readouterr().out

@@ -22,8 +22,10 @@ import configuration
 import kernels
 import models
 import pufferl
+import ranks
 import vector
 import watch
+import workers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -1061,3 +1063,95 @@ def test_memory_needs_the_recurrent_state(tmp_path):
     args = pufferl.load_config("memory", ["--data-dir", str(tmp_path), "--logger", "none", "--rnn.name", "none"])
     args["load_model_path"] = str(pufferl.train("memory", args).run_folder)
     assert watch.evaluate("memory", args)["score"][0] < 0.65
+
+
+# -- numbers that a machine cannot hold, and what a command line says of errors ----------------------------------------
+
+MANY = {
+    "--train.gpus 50": r"train.gpus = 50: this machine has \d+ cores and no GPU; the most is \d+\.",
+    "--train.gpus 2147483648": "train.gpus = 2147483648: this machine has",
+    "--train.gpus 0": "train.gpus = 0: must be above 0",
+    "--vec.num-threads 100000": r"vec.num_threads = 100000: this machine has \d+ cores; the most is",
+    "--env.num-envs 2e12": "2,000,000,000,000 environments would take",
+    "--vec.total-agents 2e12": "environments would take",
+    "--policy.hidden-size 1e7": "policy.hidden_size = 10,000,000 .*: the network would take",
+    "--rnn.num-layers 1e9": "rnn.num_layers = 1,000,000,000: the network would take",
+    "--train.horizon 1e13": "train.horizon = 10,000,000,000,000: the arrays would take",
+    "--train.minibatch-size 1e13": "train.minibatch_size = 10,000,000,000,000: the arrays would take",
+    "--train.seed 1e30": r"train.seed = \d+: must lie within",
+    "gym/CartPole-v1 --vec.num-workers 100000 --vec.num-envs 100000": "vec.num_workers = 100000: this machine has",
+    "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "2,000,000,000 environments would take",
+    "eval --eval.episodes 1e30": "eval.episodes = .* would take .*, and .* are free",
+    "eval --eval.port 70000": "eval.port = 70000: must lie within",
+    "eval --eval.fps 0": "eval.fps = 0.0: must be above 0",
+}
+
+
+@pytest.mark.parametrize("options", MANY)
+def test_numbers_that_the_machine_cannot_hold_start_nothing(options, capsys, monkeypatch):
+    for place, name in ((ranks, "launch"), (workers, "Process"), (pufferl, "PuffeRL"), (watch, "Play")):
+        monkeypatch.setattr(place, name, None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    words = options.split()
+    verb, *words = words if words[0] == "eval" else ("train", *words)
+    env = words.pop(0) if words[0].startswith("gym") else "squared"
+    with pytest.raises(SystemExit, match=MANY[options]):
+        pufferl.main([verb, env, *words])
+
+
+def test_with_gpus_there_are_as_many_ranks(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(configuration.ConfigError, match=r"train.gpus = 4: .* and 3 GPUs; the most is 3"):
+        pufferl.load_config("squared", ["--train.gpus", "4", "--train.device", "cuda"])
+    assert pufferl.load_config("squared", ["--train.gpus", "3", "--train.device", "cuda"])["train"]["gpus"] == 3
+    assert pufferl.load_config("squared", ["--train.gpus", "4"])["train"]["gpus"] == 4  # on the CPU
+
+
+def test_an_error_without_words_says_what_to_lower(monkeypatch):
+    def no_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(pufferl, "make_trainer", no_memory)
+    with pytest.raises(SystemExit, match=r"pufferl.py: out of memory \(MemoryError\): lower vec.total_agents"):
+        pufferl.main(["train", "squared", "--logger", "none"])
+    with pytest.raises(MemoryError, match=r"out of memory: lower train.horizon. \(MemoryError\)"):
+        configuration.out_of_memory("train.horizon")(no_memory)()
+
+
+WRONG = """
+import gymnasium
+
+class Wrong(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, where="step"):
+        self.where = where
+        self.fail("init")
+
+    def fail(self, where):
+        if where == self.where:
+            raise RuntimeError("the sky has fallen")
+
+    def reset(self, seed=None, options=None):
+        self.fail("reset")
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.fail("step")
+        return self.observation_space.sample(), 0.0, False, False, {}
+"""
+
+
+@pytest.mark.parametrize("where", ["init", "reset", "step", "import"])
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+def test_an_environment_that_raises_is_shown_by_its_own_lines(tmp_path, where, backend):
+    path = tmp_path / "wrong.py"
+    path.write_text(WRONG + ("1 / 0\n" if where == "import" else ""))
+    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir", str(tmp_path)]
+    options += ["--env.where", where] if where != "import" else []
+    with pytest.raises(SystemExit) as ended:
+        pufferl.main(["train", f"{path}:Wrong", *options])
+    said = str(ended.value)
+    assert said.splitlines()[0].startswith("pufferl.py: ") and "wrong.py" in said
+    assert ("ZeroDivisionError" if where == "import" else "RuntimeError: the sky has fallen") in said
+    assert not any(f"{name}.py" in said for name in ("workers", "emulation", "vector", "engines", "configuration"))

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import weakref
 from pathlib import Path
 
 import conftest
+import gymnasium
 import psutil
 import pytest
 import torch
@@ -26,6 +28,7 @@ from test_pufferl import Plain, make_trainer, run_epochs
 import configuration
 import models
 import pufferl
+import runs
 import vector
 from pufferl import ConfigError, PuffeRL, make
 
@@ -113,6 +116,65 @@ def test_a_second_signal_leaves_no_worker_behind(tmp_path):
     process, output, children = interrupted(tmp_path, "train", "gym/CartPole-v1", *long, wait=3.0)
     assert process.returncode == -signal.SIGINT and len(children) == 2, output
     assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_a_closed_terminal_stops_a_run_with_a_checkpoint(tmp_path):
+    """Two SIGHUPs, as the system and the shell each send one."""
+    process = start("train", "squared", *SMALL, cwd=tmp_path)
+    read_until(process, "run folder")
+    time.sleep(1.0)
+    for _ in range(2):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.01)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and "stopping after this epoch" in output and "checkpoint   " in output, output
+    assert list(tmp_path.glob("experiments/*/model_*.pt"))
+
+
+def test_nohup_goes_on(tmp_path):
+    few = [*SMALL, "--train.total-timesteps", str(64 * 64 * 20)]
+    process = start("train", "squared", *few, cwd=tmp_path,
+                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))  # fmt: skip
+    output = read_until(process, "run folder")
+    process.send_signal(signal.SIGHUP)
+    output += process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and "stopping" not in output and f"{64 * 64 * 20:,} steps in" in output, output
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path):
+    """As `| head -1` does; the file that keeps what was said of the run says it."""
+    few = [*SMALL, "--train.total-timesteps", str(64 * 64 * 40), "--train.log-interval", "0"]
+    command = [sys.executable, str(ROOT / "pufferl.py"), "train", "squared", *few]
+    process = conftest.start(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(120) == 0 and "Traceback" not in errors and "Broken" not in errors, errors
+    (run,) = (tmp_path / "experiments").iterdir()
+    assert (run / "signs.txt").read_text().count("nobody reads the output any more ([Errno 32] Broken pipe)") == 1
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps[-1] == 64 * 64 * 40 and list(run.glob("model_*.pt"))
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *_: "20260101-000000")
+    trainers = [make_trainer(tmp_path) for _ in range(3)]
+    assert len({trainer.run_folder for trainer in trainers}) == 3
+    for trainer in trainers:
+        trainer.release()
+
+
+def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
+    trainer, now = make_trainer(tmp_path, checkpoint_interval=1), time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 1e7)
+    begun = trainer.uptime
+    run_epochs(trainer, 3)
+    assert trainer.uptime > begun >= 0 and trainer.last_sps > 0
+    assert "left" in runs.time_left(trainer) and "-" not in runs.time_left(trainer)
+    names = sorted(path.name for path in trainer.run_folder.glob("model_*.pt"))
+    assert names[-1] == "model_cartpole_000003.pt"
+    assert configuration.find_model(str(trainer.run_folder), tmp_path, "cartpole").name == names[-1]
+    trainer.release()
 
 
 # -- disks ------------------------------------------------------------------------------------------------------------
@@ -234,6 +296,24 @@ def test_a_disk_that_fails_keeps_the_run_and_the_checkpoint(tmp_path, capfd, mon
     with pytest.MonkeyPatch.context() as patch:
         check_full_disk(trainer, lambda: patch.setattr(os, "fsync", no_space), patch.undo, capfd)
     trainer.close()
+
+
+@pytest.mark.slow
+def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
+    """Files stand where folders for compiled things would be, which stops root as well."""
+    project, rest = tmp_path / "project", tmp_path / "rest"
+    left_out = shutil.ignore_patterns(".git", "__pycache__", ".build", "experiments", "tests", "docs", ".venv")
+    shutil.copytree(ROOT, project, ignore=left_out)
+    for name in ("__pycache__", "ocean/.build", "ocean/__pycache__"):
+        (project / name).touch()
+    rest.mkdir()
+    options = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
+    done = subprocess.run([sys.executable, str(project / "pufferl.py"), "train", "squared", *options], cwd=rest,
+                          env={**os.environ, "HOME": "/proc/nowhere", "TMPDIR": str(rest)}, text=True,
+                          capture_output=True)  # fmt: skip
+    assert done.returncode == 0 and "checkpoint   " in done.stdout, done.stderr
+    assert f"compiled kernels are kept in {rest}" in done.stderr
+    assert f"compiled environments are kept in {rest}" in done.stderr
 
 
 # -- checkpoints and resume -------------------------------------------------------------------------------------------
@@ -421,6 +501,44 @@ def test_a_planted_nan_is_named_and_the_checkpoint_left(tmp_path, name, space):
     trainer.release()
     assert (trainer.run_folder / "trainer_state.pt").read_bytes() == saved
     assert str(trainer.run_folder) in str(error.value)
+
+
+class Poisoned(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        return self.observation_space.low, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("name, advice", [
+    ("squared", "python -m ocean squared --check"),
+    ("my_file.py:Poisoned", "python -m ocean {folder}/my_file.py:Poisoned --check --set limit=3"),
+    ("mine.h", "python -m ocean {folder}/mine.h --check"),
+    (None, "its reset.. or step.. returned it"),
+])  # fmt: skip
+def test_a_nan_says_how_to_find_it_in_any_kind_of_environment(tmp_path, name, advice):
+    env, settings = name, {}
+    if name == "mine.h":
+        env = str(tmp_path / name)
+        (tmp_path / name).write_text((ROOT / "ocean/squared/squared.h").read_text())
+    elif name and ".py:" in name:
+        env, settings = str(tmp_path / name), {"limit": 3}
+        (tmp_path / "my_file.py").write_text("import gymnasium\n\nclass Poisoned(gymnasium.make('CartPole-v1')"
+                                             ".unwrapped.__class__):\n    def __init__(self, limit=2):\n"
+                                             "        super().__init__()\n")
+    vecenv = vector.make(env or Poisoned, 2, *([] if env in ("squared", str(tmp_path / "mine.h")) else ["serial"]),
+                         env_kwargs=settings)  # fmt: skip
+    config = {"data_dir": None, "horizon": 4, "settings": {"env": {"num_envs": 2, **settings}}}
+    config |= {"env": env} if env else {}
+    trainer = PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv, hidden_size=8))
+    trainer.evaluate()
+    trainer.storage["rewards"][2, 1] = math.nan
+    with pytest.raises(FloatingPointError, match=rf"step 2 of .*, of agent 1 .*{advice.format(folder=tmp_path)}\)"):
+        trainer.train()
+    trainer.release()
 
 
 def test_outputs_that_overflow_are_named(tmp_path):

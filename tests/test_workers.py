@@ -23,6 +23,7 @@ from test_vector import Constant, Squared, Walk, assert_same, rollout
 import emulation
 import environments
 import vector
+import workers
 from emulation import GymnasiumPufferEnv, GymnasiumTogether
 from vector import Multiprocessing, Ray, Serial, WorkerError
 
@@ -377,6 +378,89 @@ def test_an_environment_that_cannot_be_made_in_the_worker():
 
     with pytest.raises(WorkerError, match=r"(?s)worker 1 .*OSError: no display"):
         vector.make(creator, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"number": 1}]).reset()
+
+
+class Behind(Walk):
+    """Behind a socket, as many simulators are."""
+
+    def step(self, action):
+        if self.trouble and self.t == 2:
+            raise self.trouble("the simulator hung up")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("error", [EOFError, ConnectionResetError, BrokenPipeError])
+def test_an_environments_own_connection_is_not_that_to_the_worker(error):
+    with vector.make(Behind, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"trouble": error}]) as vecenv:
+        vecenv.reset(seed=0)
+        said = rf"(?s)worker 1 .*raised.*in step.*{error.__name__}: the simulator hung up"
+        with pytest.raises(WorkerError, match=said) as raised:
+            for _ in range(4):
+                vecenv.step(np.ones(2, int))
+    assert str(raised.value).count("  File ") == 1, "its own line alone"
+
+
+class Spins(Walk):
+    def step(self, action):
+        while self.trouble and self.t == 2:
+            pass
+        return super().step(action)
+
+
+@pytest.mark.parametrize("horizon", [1, 4])
+def test_an_environment_of_this_process_that_hangs_is_named(horizon):
+    vecenv = vector.make(Spins, 3, Serial, env_kwargs=[{}, {"trouble": "spin"}, {}], timeout=0.5)
+    with vecenv, mock.patch.object(vector, "STARTUP", 0.5), pytest.raises(WorkerError) as raised:
+        if horizon == 1:
+            vecenv.reset(seed=0)
+            for _ in range(4):
+                vecenv.step(np.ones(3, int))
+        vecenv.allocate(horizon)
+        while vecenv.wait()[1] < horizon:
+            vecenv.advance(0)
+    said = str(raised.value)
+    assert said.startswith("environment 1 of Spins has not answered for 0.5 s (vec.timeout). It is in:\n  File ")
+    assert "in step" in said and said.count("  File ") == 1
+
+
+def test_one_that_waits_in_c_code_ends_the_process_with_the_same_words():
+    script = """
+import sys
+sys.path.insert(0, "tests")
+import numpy as np, vector
+from test_vector import Walk
+vecenv = vector.make(Walk, 2, "serial", env_kwargs=[{}, {"trouble": "hang"}], timeout=0.5)
+vecenv.reset(seed=0)
+for _ in range(4):
+    vecenv.step(np.ones(2, int))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "environment 1 of Walk has not answered" in done.stderr
+    assert "time.sleep(1000)" in done.stderr
+
+
+def test_a_slow_step_is_not_one_that_hangs():
+    """Each shorter than the timeout, all together longer."""
+    class Slow(Walk):
+        def step(self, action):
+            time.sleep(0.15)
+            return super().step(action)
+
+    with vector.make(Slow, 2, Serial, timeout=0.8) as vecenv:
+        vecenv.reset(seed=0)
+        for _ in range(6):
+            vecenv.step(np.ones(2, int))
+
+
+def test_an_error_of_this_process_says_which_environment():
+    with vector.make(Walk, 3, Serial, env_kwargs=[{}, {}, {"trouble": "raise"}]) as vecenv:
+        vecenv.reset(seed=0)
+        with pytest.raises(ArithmeticError) as raised:
+            for _ in range(4):
+                vecenv.step(np.ones(3, int))
+    assert raised.value.__notes__ == ["(environment 2 of Walk)"]
+    text, own = workers.own_part(raised.value)
+    assert own and text.count("  File ") == 1 and "in step" in text and text.endswith("(environment 2 of Walk)\n")
 
 
 @pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 1}])

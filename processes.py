@@ -1,0 +1,217 @@
+"""Processes: none outlives the one that started it, none is started that this machine cannot hold.
+
+    subprocess.Popen(guarded([sys.executable, "train.py"]))     # gets SIGTERM when this process is gone
+    check_count("train.gpus", 50, *processes_at_most())         # ValueError: the most is 16
+    outlive_readers()                                           # `| head -1` and a closed ssh end no run
+
+Whatever starts processes in this project does it with these. The file takes nothing but Python's own library, because
+each process begins with it.
+"""
+
+import contextlib
+import io
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Nothing is left behind
+
+ALONE = 2.0  # seconds that a worker's environments have to close when the process that started it was killed
+
+
+def guarded(command, number=signal.SIGTERM):
+    """The command line of `command` as a process that gets a signal when this one is gone, also by `kill -9`."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(number)), *command]
+
+
+def die_with(parent, number):
+    """Have Linux send this process a signal when its parent process, whose number is `parent`, is gone, or now if it is
+    gone already. It stays so over an exec. Linux means the thread that has started this process, so that thread must
+    live as long. Other systems have no such thing: there a rank or a trial lives on if what started it is killed, while
+    workers of Multiprocessing end everywhere (see leave_with)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def leave_with(fd, parent, closing):
+    """End this process when the other side of the socket `fd` is gone, even in the middle of a step. The main thread
+    sees it too and closes what it has: for that it has `closing` seconds, or ALONE if `parent`, a process number, is
+    gone as well."""
+
+    def watch():
+        poller = select.poll()
+        poller.register(fd, 0)  # only hang-ups
+        poller.poll()
+        begun = time.monotonic()
+        while time.monotonic() - begun < (closing if os.getppid() == parent else ALONE):
+            time.sleep(0.1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def born(pid):
+    """When a process began: a number that tells it from a later one of the same number, and that nobody changes who
+    sets the machine's clock. Raises psutil.NoSuchProcess."""
+    import psutil
+
+    with contextlib.suppress(OSError):
+        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return psutil.Process(pid).create_time()
+
+
+def end_children(seconds=5.0):
+    """End all processes that this one has started, and theirs: SIGTERM, and after so many seconds SIGKILL."""
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    for how in ("terminate", "kill"):
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                getattr(child, how)()
+        children = psutil.wait_procs(children, timeout=seconds)[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What this machine can hold
+
+
+def cores():
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes_at_most():
+    """(how many processes or threads may be asked for, why): more than that only wait for each other."""
+    return max(16, 4 * cores()), f"this machine has {cores()} cores"
+
+
+def available_memory():
+    """Bytes that this process may still take, by what the machine and its container have left."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    for folder, limit, used, cache in (
+            ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            bound, taken = (int(Path(folder, name).read_text()) for name in (limit, used))
+            stat = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
+            free = min(free, bound - taken + int(stat.get(cache, 0)))
+    return max(0, free)
+
+
+def check_count(name, count, most, why):
+    """ValueError if a setting asks for more than `most`, or for less than one."""
+    if count is not None and not 1 <= count <= most:
+        raise ValueError(f"{name} = {count}: {why}; the most is {most}." if count > 0 else
+                         f"{name} = {count}: must be above 0.")
+
+
+def check_memory(size, what):
+    """MemoryError if so many bytes are more than is free. Linux would promise them, and end the process later."""
+    free = available_memory()
+    if size > free:
+        raise MemoryError(f"{what} would take {in_bytes(size)}, and {in_bytes(free)} are free; take less")
+
+
+def in_bytes(count):
+    """A number of bytes for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 1e6 else f"{count:.0e} TB"
+
+
+def spare_folder(what):
+    """A folder of this user's for what is kept, where neither the project's nor the home can be written; says so."""
+    import tempfile
+
+    folder = Path(tempfile.gettempdir(), f"kept-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if folder.stat().st_uid != os.getuid():  # code is loaded from it, so it must be nobody else's
+        folder = Path(tempfile.mkdtemp())
+    print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder can be written",
+          file=sys.stderr)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A command line that others stop or stop reading
+
+
+class Heard(io.FileIO):
+    """An output that goes on when nobody can read it any more; then `lost` says why."""
+
+    lost = None
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.lost = self.lost or error
+            return len(data)
+
+
+def outlive_readers():
+    """Have stdout and stderr go nowhere, in place of raising BrokenPipeError, once they are closed at the other end."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        before = getattr(sys, name)
+        if before is None:  # closed from the beginning
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(before, "buffer") and before.fileno() == fd:
+            before.flush()
+            heard = Heard(fd, "w", closefd=False)
+            buffer = heard if before.write_through else io.BufferedWriter(heard)  # unbuffered with python -u
+            setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, before.errors,
+                                                line_buffering=before.line_buffering,
+                                                write_through=before.write_through))  # fmt: skip
+
+
+def lost_output():
+    """Why nobody reads stdout any more; None if somebody may."""
+    buffer = getattr(sys.stdout, "buffer", None)
+    return getattr(getattr(buffer, "raw", buffer), "lost", None)
+
+
+def stop_at_once():
+    """Have Ctrl-C end this process without a traceback, as it does while packages are imported. One that ignores it,
+    because it was started in the background, goes on ignoring it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run_command(function):
+    """Run the main function of a command line. Ctrl-C is a KeyboardInterrupt in it, but no traceback after it."""
+    outlive_readers()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        function()
+    except KeyboardInterrupt:
+        stop_at_once()
+        os.kill(os.getpid(), signal.SIGINT)  # so that a shell sees how it ended
+    finally:
+        stop_at_once()  # also while Python takes itself apart
+
+
+def main():
+    """processes.py PARENT SIGNAL COMMAND...: become the command, guarded."""
+    parent, number, *command = sys.argv[1:]
+    die_with(int(parent), int(number))
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

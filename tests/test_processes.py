@@ -1,0 +1,186 @@
+"""processes.py: nothing is left running or started that the machine cannot hold, and Ctrl-C shows no traceback."""
+
+import contextlib
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import start
+
+import ocean
+import processes
+
+ROOT = Path(__file__).resolve().parent.parent
+PUFFERL, QUIET = str(ROOT / "pufferl.py"), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+FOREVER = ["--train.total-timesteps", "1000000000", "--logger", "none", "--train.minibatch-size", "1024"]
+TRAIN = [sys.executable, PUFFERL, "train"]
+PARENTS = {  # each kind of process that starts others
+    "ranks": [*TRAIN, "squared", "--env.num-envs", "64", *FOREVER, "--train.gpus", "2"],
+    "workers": [*TRAIN, "gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend", "multiprocessing",
+                "--vec.num-workers", "2", *FOREVER, "--train.horizon", "128", "--train.replay-ratio", "1"],
+    "sweep": [sys.executable, str(ROOT / "protein.py"), "squared", "--sweep.workers", "2", "--sweep.logger", "none",
+              "--sweep.train.total-timesteps.min", "1e8", "--sweep.train.total-timesteps.max", "1e9",
+              "--sweep.train.total-timesteps.mean", "5e8"],
+    "video": [sys.executable, PUFFERL, "eval", "breakout", "--baseline", "--eval.episodes", "1", "--eval.video",
+              "out.mp4"],
+}  # fmt: skip
+CHILDREN = {"ranks": 2, "workers": 2}  # of others one
+
+
+def alive(mark):
+    """The processes that were started with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def left_after_kill(kind, folder, moment, children):
+    """Start a parent, kill -9 it `moment` seconds after it has so many children: the command lines of what is there 5
+    seconds later."""
+    mark, deadline = secrets.token_hex(8), time.monotonic() + 120
+    folder.mkdir()
+    for name in ("squared", "breakout"):  # a compiler ends by itself, but it may take longer
+        ocean.load(name)
+    parent = start(PARENTS[kind], cwd=folder, env={**os.environ, "TEST_MARK": mark}, **QUIET)
+    try:
+        while len(psutil.Process(parent.pid).children()) < children and time.monotonic() < deadline:
+            assert parent.poll() is None, f"{kind} has ended by itself"
+            time.sleep(0.1)
+        time.sleep(moment)
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and alive(mark):
+            time.sleep(0.1)
+        return [" ".join(process.cmdline())[-200:] for process in alive(mark)]
+    finally:
+        for process in alive(mark):
+            process.kill()
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems tell nobody that a parent was killed")
+
+
+@LINUX
+def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
+    """All kinds side by side, each when it has just begun to start others, or is about to."""
+    kinds, moments = list(PARENTS), random.Random(7)
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        left = pool.map(lambda kind, moment: left_after_kill(kind, tmp_path / kind, moment, CHILDREN.get(kind, 1)),
+                        kinds, [moments.uniform(0.0, 1.0) for _ in kinds])  # fmt: skip
+        assert dict(zip(kinds, left, strict=True)) == {kind: [] for kind in kinds}
+
+
+@LINUX
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(50))
+def test_nothing_outlives_a_parent_that_is_killed_at_any_moment(number, tmp_path):
+    moments = random.Random(number)
+    kind = list(PARENTS)[number % len(PARENTS)]
+    assert left_after_kill(kind, tmp_path / "run", moments.uniform(0.0, 15.0 if kind != "video" else 2.0), 0) == []
+
+
+def test_a_guarded_process_whose_parent_is_gone_already_ends_at_once():
+    """It was killed before the guard could ask to be told."""
+    command = processes.guarded([sys.executable, "-c", "import time; time.sleep(60)"])
+    command[command.index(str(os.getpid()))] = str(2**22 - 7)
+    assert subprocess.run(command, timeout=30).returncode == -signal.SIGTERM
+
+
+HALF = """
+import subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import processes, ranks, psutil
+
+class Popen(subprocess.Popen):
+    count = 0
+    def __init__(self, *arguments, **options):
+        Popen.count += 1
+        if Popen.count == 3:
+            print([child.pid for child in psutil.Process().children()], flush=True)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        super().__init__(*arguments, **options)
+
+import torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler as handler
+handler.Popen = Popen
+sys.exit(ranks.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared", "--train.gpus", "4"]))
+"""
+
+
+def test_a_launch_that_fails_half_way_leaves_no_rank(tmp_path):
+    mark = secrets.token_hex(8)
+    done = subprocess.run([sys.executable, "-c", HALF, str(ROOT)], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "TEST_MARK": mark}, timeout=200)  # fmt: skip
+    assert done.stdout.count(",") == 1, "two ranks had been started"
+    assert alive(mark) == []
+    assert done.returncode == 1 and "train.gpus = 4: not all ranks could be started" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- Ctrl-C, and outputs that nobody reads ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["pufferl.py", "protein.py", "watch.py", "speed.py", "export.py"])
+def test_ctrl_c_shows_no_traceback_at_any_moment(file):
+    """Also while packages are imported."""
+    moments = random.Random(file)
+    for _ in range(2):
+        options = ["squared", "--help"] if file != "pufferl.py" else ["train", "squared", "--help"]
+        process = start([sys.executable, "-S", "-c", "import signal, sys, os\n"
+                         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+                         "os.execv(sys.argv[1], sys.argv[1:])", sys.executable, str(ROOT / file), *options],
+                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        time.sleep(0.4 + moments.uniform(0.0, 2.0))  # Python itself has begun
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=60)[0]
+        assert "Traceback" not in output and "KeyboardInterrupt" not in output, output
+        assert process.returncode in (-signal.SIGINT, 0), output
+
+
+def test_one_that_ignores_ctrl_c_goes_on_ignoring_it():
+    code = ("import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, sys.argv[1]); "
+            "import processes; processes.stop_at_once(); processes.run_command("
+            "lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("options", [["-u"], []], ids=["unbuffered", "buffered"])
+def test_outputs_are_what_they_were_until_nobody_reads_them(options):
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import processes; processes.outlive_readers()\n"
+            "print('αβ', end='', flush=sys.argv[2] == 'buffered'); sys.stdin.readline()\n"
+            "assert processes.lost_output() is None and not sys.stdout.isatty()\n"
+            "print('more', flush=True); print('still more', flush=True)\n"
+            "print(type(processes.lost_output()).__name__, file=sys.stderr)")  # fmt: skip
+    process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT), "" if options else "buffered"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout.read(4).decode() == "αβ"
+    process.stdout.close()
+    errors = process.communicate(b"\n", timeout=60)[1]
+    assert process.returncode == 0 and errors.decode() == "BrokenPipeError\n"
+
+
+# -- what a machine can hold ------------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
+    files = {"memory.max": "3000000", "memory.current": "2000000", "memory.stat": "anon 5\ninactive_file 500000"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    before = processes.available_memory()
+    monkeypatch.setattr(processes, "Path", lambda folder, name: tmp_path / name)
+    assert processes.available_memory() == 1_500_000 < before
+    (tmp_path / "memory.max").write_text("max")
+    assert processes.available_memory() > 1_500_000
