@@ -1090,16 +1090,21 @@ def load_policy(args, vecenv, env_name=""):
             except TypeError as error:
                 raise ConfigError(str(error)) from None
     if weights is not None:
-        check_kinds(weights, policy.state_dict(), path)
-        masks = infinite(policy.state_dict())
-        try:
-            policy.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
-                              f"size, must be those that it was trained with. ({error})") from None
-        check_finite(policy.state_dict(), masks, path)
+        put_weights(policy, weights, path)
     models.find_form(policy, env.single_observation_space)
     return policy
+
+
+def put_weights(policy, weights, path):
+    """Weights of the file `path` into a network; raises ConfigError if they do not fit or are not finite."""
+    check_kinds(weights, policy.state_dict(), path)
+    masks = infinite(policy.state_dict())
+    try:
+        policy.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
+                          f"size, must be those that it was trained with. ({error})") from None
+    check_finite(policy.state_dict(), masks, path)
 
 
 def load_checkpoint(path, check=checkpoints.weights):
