@@ -844,6 +844,7 @@ class Facts:
     step_seconds: float | None = None  # of one agent's step, in the environment and the network
     learn_seconds: float | None = None  # of learning from one step once
     cut: int | None = None  # steps after which every episode is cut off, if none ends by itself
+    here: bool = False  # whether this process steps the environments sooner than it can ask others to
 
 
 EPOCHS = 90  # of a run, if its agents are few enough: the policy that acts is never far behind the one that learns

@@ -810,6 +810,7 @@ MEASURED_SECONDS = 1.0  # that measure spends, after the epoch in which kernels 
 MEASURED_AGENTS = {True: 1024, False: 16}  # at most; in C or not
 MEASURED_HORIZON = 16
 MEASURED_EPISODES = 16  # at least, before anything is said of them
+EXCHANGE = 3e-4  # seconds that a step of all environments costs more in processes of their own, for the messages
 
 
 def measure(env_name, args, vecenv, facts):
@@ -850,8 +851,11 @@ def measure(env_name, args, vecenv, facts):
     steps = (trainer.epoch - warm) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps for stage, seconds in trainer.statistics.seconds.items()}
     side_by_side = 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
-    return dataclasses.replace(facts, step_seconds=spent["environment"] / side_by_side + spent["policy"],
-                               learn_seconds=spent["learn"], cut=episodes.cut)  # fmt: skip
+    chosen = args["vec"]["backend"] != "auto" or args["vec"]["num_workers"] or args["vec"]["batch_size"]
+    saved = spent["environment"] * vecenv.num_agents * (1 - 1 / side_by_side)
+    here = side_by_side > 1 and not chosen and saved < EXCHANGE
+    seconds = spent["environment"] / (1 if here else side_by_side) + spent["policy"]
+    return dataclasses.replace(facts, step_seconds=seconds, learn_seconds=spent["learn"], cut=episodes.cut, here=here)
 
 
 class EpisodeEnds:
@@ -885,12 +889,12 @@ def settle(env_name, args, vecenv):
     def choose():
         unknown = "auto" in (section["replay_ratio"], section["gamma"])
         found = measure(env_name, args, vecenv, facts) if unknown else facts
-        return decide(section, found), found.step_seconds, found.learn_seconds
+        return decide(section, found), found
 
-    chosen, *seconds = group.first(choose)
+    chosen, found = group.first(choose)
     section |= {name: value for name, (value, _) in chosen.items()}
     args["auto"] = args.get("auto", {}) | {f"train.{name}": reason for name, (_, reason) in chosen.items()}
-    return dataclasses.replace(facts, step_seconds=seconds[0], learn_seconds=seconds[1])
+    return found
 
 
 def find_interrupted(group, args):
@@ -898,7 +902,9 @@ def find_interrupted(group, args):
     args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
     if args["resume"]:  # what it chose by measuring stays
         saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
-        args["train"] |= {name: value for name, value in saved["train"].items() if args["train"].get(name) == "auto"}
+        for section in ("train", "vec"):
+            kept = {name: value for name, value in saved[section].items() if args[section].get(name) == "auto"}
+            args[section] |= kept
 
 
 def make_trainer(env_name, args):
@@ -906,6 +912,11 @@ def make_trainer(env_name, args):
     group, vecenv = ranks.connect(), load_env(env_name, args)
     try:
         facts = settle(env_name, args, vecenv)
+        if facts.here:
+            vecenv.close()
+            args["vec"]["backend"] = "serial"
+            args["auto"]["vec.backend"] = "a step of all environments is shorter than messages to other processes"
+            vecenv = load_env(env_name, args)
         policy = load_policy(args, vecenv, env_name)
         normalises = models.find_normalizer(policy) is not None
         loaded = args["load_model_path"] or args["baseline"]

@@ -548,6 +548,23 @@ def test_episodes_that_are_all_cut_off_soon_shorten_the_view(tmp_path, name, opt
     assert trainer.config["gamma"] == gamma
 
 
+@pytest.mark.parametrize(("exchange", "options", "backend"), [
+    (10.0, [], "serial"), (0.0, [], "auto"), (10.0, ["--vec.num-workers", "2"], "auto"),
+    (10.0, ["--vec.backend", "multiprocessing"], "multiprocessing"),
+])  # fmt: skip
+def test_environments_that_are_quicker_than_messages_stay_in_this_process(
+        tmp_path, monkeypatch, exchange, options, backend):  # fmt: skip
+    monkeypatch.setattr(vector, "physical_cores", lambda: 2)
+    monkeypatch.setattr(pufferl, "EXCHANGE", exchange)
+    name = f"{ROOT}/tests/brought.py:Catch"
+    args = pufferl.load_config(name, ["--train.total-timesteps", "256", "--logger", "none", "--data-dir", str(tmp_path),
+                                      "--vec.num-envs", "8", *options])  # fmt: skip
+    trainer = pufferl.train(name, args)
+    assert type(trainer.vecenv) is (vector.Serial if backend == "serial" else vector.Multiprocessing)
+    assert trainer.args["vec"]["backend"] == backend
+    assert ("vec.backend" in trainer.args["auto"]) == (backend == "serial")
+
+
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=40), ended=st.booleans(), agents=st.integers(1, 3))
 def test_how_episodes_end(lengths, ended, agents):
     steps = sum(lengths) + 3
