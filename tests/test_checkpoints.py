@@ -50,15 +50,14 @@ def evaluate(path, *more):
     return watch.evaluate("squared", pufferl.load_config("squared", options))
 
 
-def fresh_trainer():
-    return make_trainer(None, "squared", hidden_size=8, num_envs=4, num_threads=1, num_buffers=1, minibatch_size=32,
-                        data_dir=None)  # fmt: skip
+def fresh_trainer(folder):
+    return make_trainer(folder, "squared", hidden_size=8, num_envs=4, num_threads=1, num_buffers=1, minibatch_size=32)
 
 
 @pytest.fixture(scope="module")
-def trainer():
+def trainer(tmp_path_factory):
     """One for all refusals, each of which leaves it as it was."""
-    made = fresh_trainer()
+    made = fresh_trainer(tmp_path_factory.mktemp("fresh"))
     yield made
     made.release()
 
@@ -254,7 +253,7 @@ def test_attributes_that_a_file_brings_stand_for_nothing(folder):
     loud = Loud({**state, "model": Loud({**state["model"], "encoder.bias": bias})})
     torch.save(loud, folder / "trainer_state.pt")
     assert torch.load(folder / "trainer_state.pt", weights_only=True).pop == 3
-    trainer = fresh_trainer()
+    trainer = fresh_trainer(folder.parent)
     trainer.load_checkpoint(folder)
     assert trainer.epoch == 2 and torch.equal(trainer.policy.encoder.bias, state["model"]["encoder.bias"])
     run_epochs(trainer, 1)
@@ -264,7 +263,7 @@ def test_attributes_that_a_file_brings_stand_for_nothing(folder):
 def test_bytes_of_environments_that_are_too_few_begin_new_episodes(folder, capsys):
     state = torch.load(folder / "trainer_state.pt", weights_only=True)
     with_(folder / "trainer_state.pt", environments=state["environments"][:-8].clone())
-    trainer = fresh_trainer()
+    trainer = fresh_trainer(folder.parent)
     trainer.load_checkpoint(folder)
     assert "all environments begin new episodes (this state has" in capsys.readouterr().out and trainer.epoch == 2
     trainer.release()
