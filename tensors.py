@@ -350,8 +350,8 @@ class TensorEnv:
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def render(self):
-        """What the environment draws, on the host."""
-        frames = self.env.render()
+        """What the environment draws, on the host; None if it cannot."""
+        frames = self.env.render() if hasattr(self.env, "render") else None
         return frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
 
     def close(self):

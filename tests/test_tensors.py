@@ -672,6 +672,24 @@ def test_other_backends_say_who_takes_them():
 # Runs
 
 
+def test_a_later_nan_ends_the_run_with_its_place():
+    """Only the first reset and step are checked; then the trainer finds it before it learns from it."""
+
+    class Late(Kept):
+        def _see(self):
+            seen = super()._see()
+            self.calls = getattr(self, "calls", 0) + 1
+            seen[1, 0] = math.nan if self.calls == 20 else seen[1, 0]
+            return seen
+
+    trainer = make_trainer(vector.make(lambda: Late(64, limit=100)))
+    with pytest.raises(FloatingPointError, match="observations not finite, first at step"):
+        for _ in range(4):
+            trainer.evaluate()
+            trainer.train()
+    trainer.release()
+
+
 def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
     """Weights, optimizer and step count go on; episodes begin anew, from the same seed each time."""
 
