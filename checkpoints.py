@@ -164,7 +164,7 @@ def numbers(value, name):
     return {key: NUMBERS[key](one, key) for key, one in items.items()}
 
 
-NEEDED = {"model": tensors, "tensors": tensors, "environments": octets, "others": other_ranks, "numbers": numbers,
+NEEDED = {"model": weights, "tensors": tensors, "environments": octets, "others": other_ranks, "numbers": numbers,
           "epoch": count, "global_step": count, "uptime": finite, "config": settings}  # fmt: skip
 # With what stands for it. The metadata is the user's own.
 OPTIONAL = {"adam": (optional(dictionary), None), "metadata": (lambda value, name: value, {})}

@@ -330,9 +330,11 @@ def difference(before, after, name=""):
     changes = []
     for key in {**before, **after}:
         old, new = before.get(key), after.get(key)
+        if not name and key in RUN_SETTINGS:
+            continue
         if isinstance(old, dict) and isinstance(new, dict):
             changes += difference(old, new, f"{name}{key}.")
-        elif old != new and (name or key not in RUN_SETTINGS):
+        elif old != new:
             changes.append(f"{name}{key}: {old} is now {new}")
     return changes
 

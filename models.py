@@ -787,23 +787,29 @@ def is_plain(policy):
 
 def find_form(policy, space):
     """Remember of a network without memory that takes a state all the same, as PufferLib 3's do, whether its forward
-    sees a batch (B, *observation) or time, (T, N, *observation): it is tried once, on zeros of the space."""
+    sees a batch (B, *observation) or time, (T, N, *observation): it is tried once, on zeros of the space, without any
+    trace in the network or in torch's random numbers."""
     ours = isinstance(policy, Default | Encoded | Normalized | Board)
-    if ours or is_plain(policy) or hasattr(policy, "initial_state"):
+    if ours or is_plain(policy) or hasattr(policy, "initial_state") or hasattr(policy, "takes_batches"):
         return
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
-    policy.takes_batches = False
-    with torch.no_grad():
-        try:
+    policy.takes_batches, learning = False, [module for module in policy.modules() if module.training]
+    policy.eval()  # a batch norm would take the zeros for observations
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
             over_time(policy, zeros, {})
-        except Exception as error:
-            policy.takes_batches = True
-            try:
+    except Exception as error:
+        policy.takes_batches = True
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
                 over_time(policy, zeros, {})
-            except Exception:
-                del policy.takes_batches
-                raise error from None
+        except Exception:
+            del policy.takes_batches
+            raise error from None
+    finally:
+        for module in learning:
+            module.training = True
 
 
 def over_time(policy, observations, state, forward=None):

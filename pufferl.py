@@ -740,14 +740,11 @@ def explain_nan(trainer):
         return -1, "weights not finite (too large an update, or something outside, wrote them)"
     broken = []
     for order, (name, tensor, cause) in enumerate(rollout):
-        rows = torch.isfinite(tensor.float().flatten(1))
+        fine = torch.isfinite(tensor.float()).reshape(*tensor.shape[:2], -1).all(2)  # (T, N), of all agents
         if name in ("logprobs", "rewards"):  # the dead's are never used
-            rows |= s["valid"][: trainer.horizon] == 0
-        rows = rows.all(1)
-        if not rows.all():
-            step = int(rows.int().argmin())
-            agent = int(torch.isfinite(tensor[step].float().flatten(1) if tensor.ndim > 2 else tensor[step][:, None])
-                        .all(1).int().argmin())  # fmt: skip
+            fine |= s["valid"][: trainer.horizon] == 0
+        if not fine.all():
+            step, agent = (~fine).nonzero()[0].tolist()
             broken.append((step + order / 10,
                            f"{name} not finite, first at step {step} of the rollout, of agent {agent} ({cause})"))
     for order, (name, tensor, cause) in enumerate(learning):

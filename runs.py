@@ -321,8 +321,9 @@ class Run:
 
 
 def on_the_cpu(tensors):
-    """Copies there of all tensors of a dict."""
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+    """Copies there of all tensors of a dict; what else a module's get_extra_state has put there, as it is."""
+    return {name: tensor.to("cpu", copy=True) if isinstance(tensor, torch.Tensor) else tensor
+            for name, tensor in tensors.items()}  # fmt: skip
 
 
 SCORES = ("best_score", "_recent")  # of a trainer's statistics; the other NUMBERS are its own
@@ -358,18 +359,25 @@ def state_of(trainer, metadata=None):
         "global_step": trainer.global_step,
         "uptime": trainer.uptime,
         "config": json.dumps(trainer.args, default=str),
-        "metadata": _plain(metadata or {}),
+        "metadata": _plain(metadata or {}, "metadata"),
     }
 
 
-def _plain(value):
-    """numpy's numbers and arrays as Python's and tensors, which torch.load reads without trust."""
+def _plain(value, name):
+    """numpy's numbers and arrays as Python's and tensors, which are all that a checkpoint may hold. Raises ConfigError
+    for anything else: it could be written, but not read without trust."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {_plain(key, name): _plain(one, f"{name}[{key!r}]") for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_plain, value))
-    return value.item() if isinstance(value, np.generic) else (
-        torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value)  # fmt: skip
+        parts = [_plain(one, f"{name}[{i}]") for i, one in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(value.copy())
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is not None and type(value) not in (bool, int, float, complex, str, bytes, torch.Tensor):
+        raise ConfigError(f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, tensors, and lists, "
+                          "tuples and dicts of them.")
+    return value
 
 
 def restore(trainer, path):
@@ -413,7 +421,7 @@ def restore(trainer, path):
 
 
 def _shapes(tensors):
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
 
 
 def _fits(theirs, ours):

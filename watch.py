@@ -767,7 +767,7 @@ class Requests(http.server.BaseHTTPRequestHandler):
         self.answered = False
         try:
             super().handle_one_request()
-        except OSError:  # the other side has gone
+        except (ConnectionError, TimeoutError):  # the other side has gone
             self.close_connection = True
         except Exception as error:
             self.close_connection, problem = True, f"{type(error).__name__}: {error}"
@@ -804,7 +804,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), requests)
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), OSError):  # a page that was closed
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # a page that was closed
             super().handle_error(request, client_address)
 
 
