@@ -644,10 +644,13 @@ def sizes_of(settings, agents, where=""):
                 and settings[key] not in (None, "auto")]  # fmt: skip
     if batch not in (None, "auto"):
         size = coerce(batch, int, f"{where}batch_size")
-        if size < agents or size % agents or (horizons and settings[horizons[0]] != size // agents):
-            raise ConfigError(f"{where}batch_size = {size}: is horizon × agents, in place of "
-                              f"{horizons[0] if horizons else 'horizon'}; there are {agents} agents. Take a multiple "
-                              "of that, or set vec.total_agents and horizon.")
+        if size < agents or size % agents:
+            raise ConfigError(f"{where}batch_size = {size}: is agents × horizon, and there are {agents} agents. Take a "
+                              "multiple of that, or set vec.total_agents and horizon.")
+        if horizons and settings[horizons[0]] != size // agents:
+            raise ConfigError(f"{where}batch_size = {size} with {agents} agents is a horizon of {size // agents}, but "
+                              f"{horizons[0]} is {settings[horizons[0]]}: give one of the two, or as many agents as "
+                              "fit both. A batch holds one segment an agent here.")
         settings |= {"horizon": size // agents}
         horizons = ["horizon"]
     if iterations is not None:
@@ -691,6 +694,10 @@ def apply_saved(argv, name, schema, values):
         folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), name, holding)
         saved = (folder if folder.is_dir() else folder.parent) / "config.json"
         settings = read_settings(saved, schema) if saved.exists() else None
+        if resume and settings is not None and not same_environment(settings.get("env_name", env_name), env_name):
+            raise ConfigError(f"--resume {folder}: this is a run of {settings['env_name']}, and would go on as one of "
+                              f"{env_name}. Name that environment, or take its weights alone: --load-model-path "
+                              f"{folder if folder.is_dir() else folder.parent}.")
     else:
         settings = None
     if settings is not None:
@@ -700,6 +707,13 @@ def apply_saved(argv, name, schema, values):
                                 if key in own and (section != "base" or key not in RUN_SETTINGS)}
         if resume:  # of a run from before there were these
             values["train"] |= {key: value for key, value in OFF.items() if key not in settings.get("train", {})}
+
+
+def same_environment(one, other):
+    """Whether two names are of one environment; of files the folder may be another one by now."""
+    one, other = (str(name).removeprefix("puffer_") for name in (one, other))
+    files = all(".py:" in name or name.endswith(".h") for name in (one, other))
+    return Path(one).name == Path(other).name if files else one == other
 
 
 def read_settings(path, schema):

@@ -90,7 +90,8 @@ def test_tile_on_every_processor(tmp_path, target):
     if "haswell" in flags[0] and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX2")
     source, program = Path(__file__).with_name("tile_main.c"), tmp_path / "tile"
-    subprocess.run([compiler, "-O3", "-fno-math-errno", *flags, "-o", program, source, "-lm"], check=True)
+    level = "-O1" if flags[-1] == CHECKED[-1] else "-O3"
+    subprocess.run([compiler, level, "-fno-math-errno", *flags, "-o", program, source, "-lm"], check=True)
     done = subprocess.run([*runner, program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

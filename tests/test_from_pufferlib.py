@@ -609,7 +609,7 @@ def test_sizes_on_the_command_line():
     args = config_of("--train.num-iterations", "10", "--vec.total-agents", "128")
     assert args["train"]["total_timesteps"] == 10 * 128 * 64
     for options, message in ((["--train.batch-size", "1000"], "there are 1024 agents"),
-                             (["--train.batch-size", "32768", "--train.horizon", "64"], "in place of horizon"),
+                             (["--train.batch-size", "32768", "--train.horizon", "64"], "but horizon is 64"),
                              (["--train.batch-size", "many"], "must be an int")):  # fmt: skip
         with pytest.raises(configuration.ConfigError, match=message):
             config_of(*options)

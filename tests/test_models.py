@@ -180,6 +180,28 @@ def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
     torch.testing.assert_close(held[keep], expected, atol=1e-5, rtol=1e-4)
 
 
+class OldStyle(models.Default):
+    """As PufferLib 3's: a state that it does not use; a norm and a dropout."""
+
+    def __init__(self, env):
+        super().__init__(env, 8)
+        self.norm, self.drop = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
+
+    def forward(self, observations, state=None):
+        return self.decode_actions(self.drop(self.norm(self.encode_observations(observations))))
+
+
+def test_to_find_out_the_form_of_a_network_leaves_no_trace():
+    env = SimpleNamespace(single_observation_space=gymnasium.spaces.Box(-1, 1, (3,)),
+                          single_action_space=gymnasium.spaces.Discrete(2))  # fmt: skip
+    policy = OldStyle(env)
+    policy.drop.eval()
+    before, random = {name: tensor.clone() for name, tensor in policy.state_dict().items()}, torch.get_rng_state()
+    models.find_form(policy, env.single_observation_space)
+    assert policy.takes_batches and all(torch.equal(before[name], now) for name, now in policy.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state()) and policy.norm.training and not policy.drop.training
+
+
 def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
     """The scan's gradient consumes what the forward pass left for it."""
     gru = models.MinGRU(6, 2)

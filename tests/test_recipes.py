@@ -65,7 +65,8 @@ def test_stages(recipe):
 
 def test_target_kl(recipe):
     names = recipe("A target for how far the policy moves")
-    assert names["moved"][0] < 0.01 < np.mean(names["moved"][-5:]) < 0.04 and names["rates"][-1] > 2 * names["rates"][0]
+    assert names["moved"][0] < 0.005 < np.mean(names["moved"][-5:]) < 0.04
+    assert names["rates"][-1] > 1.5 * names["rates"][0]
 
 
 def test_a_bonus_for_what_is_new(recipe):

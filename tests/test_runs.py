@@ -1,5 +1,6 @@
 """Runs that can be trusted: crashes, signals, full disks, resume, NaNs, memory, policies taken over."""
 
+import collections
 import contextlib
 import errno
 import gc
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import conftest
 import gymnasium
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -120,7 +122,11 @@ def test_a_second_signal_leaves_no_worker_behind(tmp_path):
 
 def test_a_closed_terminal_stops_a_run_with_a_checkpoint(tmp_path):
     """Two SIGHUPs, as the system and the shell each send one."""
-    process = start("train", "squared", *SMALL, cwd=tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may themselves run under nohup
+    try:
+        process = start("train", "squared", *SMALL, cwd=tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     read_until(process, "run folder")
     time.sleep(1.0)
     for _ in range(2):
@@ -362,6 +368,62 @@ def test_metadata_comes_back(tmp_path):
     path = trainer.save_checkpoint(tmp_path / "mine.pt", metadata={"stage": 2, "note": "α", "goal": torch.ones(2)})
     metadata = make_trainer(tmp_path).load_checkpoint(path)
     assert metadata["stage"] == 2 and metadata["note"] == "α" and torch.equal(metadata["goal"], torch.ones(2))
+    pair = collections.namedtuple("pair", "x y")(np.float32(0.5), {1: np.arange(2)})
+    path = trainer.save_checkpoint(tmp_path / "mine.pt", metadata={"pair": pair, "none": None})
+    x, y = make_trainer(tmp_path).load_checkpoint(path)["pair"]
+    assert x == 0.5 and y[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("value", [Path("here"), np.array(["a"]), object(), {"deep": [Path("here")]}])
+def test_metadata_that_could_not_be_read_is_refused_when_it_is_saved(tmp_path, value):
+    with pytest.raises(ConfigError, match=r"metadata\['mine'\].* is a .*; a checkpoint holds numbers, text, tensors"):
+        make_trainer(tmp_path).save_checkpoint(tmp_path / "mine.pt", metadata={"mine": value})
+    assert not (tmp_path / "mine.pt").exists()
+
+
+def test_a_dead_agent_is_not_blamed(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.evaluate()
+    trainer.storage["valid"][:, 0] = 0
+    trainer.logprobs[2, [0, 5]] = math.nan
+    assert "first at step 2 of the rollout, of agent 5" in pufferl.explain_nan(trainer)[1]
+
+
+def test_what_is_of_one_run_is_no_change():
+    one, other = ({"auto": {"train.gamma": reason}, "train": {"gamma": 0.9, "seed": 1}} for reason in ("a", "b"))
+    assert configuration.difference(one, other) == []
+    assert configuration.difference(one, {**other, "train": {"gamma": 0.8}}) == [
+        "train.gamma: 0.9 is now 0.8", "train.seed: 1 is now None"]
+
+
+class Remembers(models.Default):
+    """A network that keeps something beside its weights, as torch lets it."""
+
+    def get_extra_state(self):
+        return {"seen": 3}
+
+    def set_extra_state(self, state):
+        self.restored = state["seen"]
+
+
+def test_what_a_network_keeps_beside_its_weights_is_resumed(tmp_path):
+    trainer = make_trainer(tmp_path, policy=lambda env: Remembers(env, 8))
+    path = trainer.save_checkpoint(tmp_path / "mine.pt")
+    again = make_trainer(tmp_path, policy=lambda env: Remembers(env, 8))
+    again.load_checkpoint(path)
+    assert again.policy.restored == 3
+
+
+def test_a_run_of_another_environment_is_not_gone_on_with(tmp_path):
+    trainer = pufferl.train("bandit", configuration.load_config("bandit", [
+        "--train.total-timesteps", "100", "--logger", "none", "--data-dir", str(tmp_path)]))
+    run = str(trainer.run_folder)
+    assert configuration.load_config("puffer_bandit", ["--resume", run])["env_name"] == "bandit"
+    with pytest.raises(ConfigError, match="this is a run of bandit, and would go on as one of squared"):
+        configuration.load_config("squared", ["--resume", run])
+    assert configuration.same_environment("a/mine.py:Env", "/b/mine.py:Env")
+    assert not configuration.same_environment("a/mine.py:Env", "a/mine.py:Other")
+    assert not configuration.same_environment("dm_control/walker/walk", "dm_control/humanoid/walk")
 
 
 def test_what_changed_at_resume_is_said_and_takes_effect(tmp_path, capsys):
