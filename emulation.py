@@ -582,27 +582,34 @@ class PufferEnv:
         return self._into(view, "reset", lambda: self.reset(seed)[1])
 
     def step_into(self, view):
-        if self._keeps or self._unwatched:
+        if self._keeps or "step" in self._unwatched:
             return self._into(view, "step", lambda: self.step(self._env_actions(self.actions))[4])
         self.__dict__.update(view)
         return self.step(self._env_actions(self.actions))[4]
 
     def _into(self, view, name, call):
         """What `call` returns, with its results in `view`. An environment of PufferLib's may keep the arrays that it
-        was made with, as C code does that was given their addresses: the first reset and the first step show it, and
-        from then on it works in those, and they are copied."""
-        home, seen = self._home, None
+        was made with, as C code does that was given their addresses: the first reset or step that changes a number in
+        either place shows it, and from then on it works in those, and they are copied."""
+        home, watched = self._home, False
         if self._keeps:
             for key, start in (("rewards", 0), ("terminals", 0), ("truncations", 0), ("masks", 1)):
                 home[key][:] = start
-            home["actions"][:] = view["actions"]
         elif name in self._unwatched and not np.may_share_memory(home["observations"], view["observations"]):
-            seen = home["observations"].tobytes()
+            watched, home_before, view_before = True, _octets(home), _octets(view)
+        if (self._keeps or watched) and home["actions"] is not None:
+            home["actions"][:] = view["actions"]
         self.__dict__.update(home if self._keeps else view)
         infos = call()
-        self._unwatched = self._unwatched - {name}
-        if seen is not None and home["observations"].tobytes() != seen:
-            self._keeps = True
+        if watched:
+            home_now, view_now = _octets(home), _octets(view)
+            if view_now != view_before:
+                self._unwatched = self._unwatched - {name}
+            # What writes the same numbers again changes nothing. Both places are right then, as long as they are equal.
+            trusted = view_now != view_before or (name == "step" and "reset" not in self._unwatched)
+            self._keeps = home_now != home_before or not (trusted or home_now[0] == view_now[0])
+        if watched and self._keeps:
+            self._unwatched = frozenset()
             warn_once(f"{type(self).__name__} writes into the arrays that it was made with, which are copied at every "
                       "step. Without the copy: write into self.observations, self.rewards and so on as they are at the "
                       "call, and keep no view of them.")  # fmt: skip
@@ -630,6 +637,11 @@ class PufferEnv:
     @property
     def driver_env(self):
         return self
+
+
+def _octets(arrays):
+    """What an environment writes at every call, as bytes."""
+    return [arrays[name].tobytes() for name in ("observations", "rewards", "terminals", "truncations", "masks")]
 
 
 def new_rows(env, num_agents=None):

@@ -228,18 +228,39 @@ class Kept(Walks):
 
 
 def test_what_is_copied():
-    """An observation once, from the environment's tensor into the rollout's row; actions never."""
+    """An observation once, from the environment's tensor into the rollout's row; actions, which it may change, once."""
     env = Kept(64, limit=100)
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(4)
         for t in range(4):
             with Watched() as watched:
                 vecenv.advance(0)
-            assert env.given.data_ptr() == storage.actions[t].ctypes.data and env.given.dtype == torch.int32
+            assert env.given.data_ptr() != storage.actions[t].ctypes.data and env.given.dtype == torch.int32
+            assert "aten::clone" in watched.names
             copied = [(source, target) for source, target, size in watched.copies if size == 2 * 64]
             assert copied == [(env.seen.data_ptr(), storage.observations[t + 1].ctypes.data)]
             assert sum(size for _, _, size in watched.copies) == 64 * (2 + 4)  # reward, two flags and resets
         np.testing.assert_array_equal(storage.observations[4], env.seen.numpy())
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(9, dtype=np.int32),
+                                   spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(9)])  # fmt: skip
+def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(space):
+    class Clamps(Unmoved):
+        single_action_space = space
+
+        def step(self, actions):
+            actions.clamp_(-1, 1)
+            return super().step(actions)
+
+    env = Clamps("disabled")
+    env.answer = *env.answer[:2], torch.zeros(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+    with vector.make(lambda: env) as vecenv:
+        storage = vecenv.allocate(2)
+        for t in range(2):
+            storage.actions[t] = 7
+            vecenv.advance(0)
+            assert (env.given == 1).all() and (storage.actions[t] == 7).all()
 
 
 def test_arrays_of_jax_are_seen_where_they_lie():
