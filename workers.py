@@ -171,7 +171,7 @@ class Hung(BaseException):
 
 
 def watch(reference):
-    """Look once a second whether a vector that steps environments in this process (vector.Serial) still stands in the
+    """Look once a second whether a vector that steps environments in this process (Serial, Tensors) still stands in the
     same step, for more than vector.allowed() seconds. If so, Hung is raised in that step, and if that does not help,
     because it waits in C code, this process ends with the same words: no checkpoint is written during a step, so the
     last one is whole. reference: a weakref to it; it has `inside`, [number of the thread] in a step or None, and
@@ -187,8 +187,11 @@ def watch(reference):
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
             if not any(name in frame.filename for frame in stack for name in ("bdb.py", "pydevd", "debugpy")):
                 own = own_frames(stack) or stack
-                vector.hung = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
-                               f"{vector.allowed():g} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
+                words = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
+                         f"{vector.allowed():g} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
+                if vector.inside is not inside:  # it has answered meanwhile
+                    continue
+                vector.hung = words
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(inside[0]), ctypes.py_object(Hung))
                 time.sleep(PATIENCE)
                 if vector.inside is inside:

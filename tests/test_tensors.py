@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import configuration
 import environments
 import fused
 import models
@@ -634,6 +635,59 @@ def test_only_what_returns_tensors_is_taken_for_it(tmp_path):
     args = pufferl.load_config(CARTPOLE, ["--env.num-envs", "12"])
     assert args["vec"]["num_envs"] == 1
     assert pufferl.load_env(CARTPOLE, args).num_agents == 12
+
+
+def test_env_num_envs_multiplies_that_of_the_vector():
+    """Whoever says that it is one of tensors, and however it is said."""
+    for backend in ("tensors", None):
+        with vector.make(CARTPOLE, 8, backend, env_kwargs={"num_envs": 4}) as vecenv:
+            assert type(vecenv) is vector.Tensors and vecenv.num_agents == 32
+        with pytest.raises(ValueError, match="env_kwargs is a list of 2; give one dict"):
+            vector.make(CARTPOLE, 2, backend, env_kwargs=[{"num_envs": 4}] * 2)
+    for options in (["--vec.num-envs", "3"], ["--vec.total-agents", "12"], ["--vec.num-envs", "3", "--vec.backend",
+                    "tensors"], ["--vec.total-agents", "12", "--vec.backend", "tensors"]):  # fmt: skip
+        args = pufferl.load_config(CARTPOLE, ["--env.num-envs", "4", *options])
+        with pufferl.load_env(CARTPOLE, args) as vecenv:
+            assert vecenv.num_agents == configuration.count_agents(args) == 12
+
+
+def test_what_has_no_workers_takes_no_settings_of_them():
+    for options in ({"num_workers": 2}, {"batch_size": 2}):
+        for backend in ("tensors", None):
+            with pytest.raises(ValueError, match="backend tensors steps all environments in this process: num_workers"):
+                vector.make(CARTPOLE, 4, backend, **options)
+        with pytest.raises(ValueError, match="backend package steps all .* take multiprocessing"):
+            vector.make("gym/CartPole-v1", 4, "package", **options)
+
+
+def test_environments_that_hang_are_named(monkeypatch):
+    class Spins(Unmoved):
+        def step(self, actions):
+            while self.spins:
+                pass
+            return super().step(actions)
+
+    env = Spins("same_step")
+    env.spins = False
+    monkeypatch.setattr(vector, "STARTUP", 0.5)
+    with vector.make(lambda: env, timeout=0.5) as vecenv:
+        vecenv.allocate(2)
+        vecenv.advance(0)
+        env.spins = True
+        with pytest.raises(vector.WorkerError, match=r"(?s)^environment 0 to 7 of .* has not answered for 0.5 s.*in ste"):
+            vecenv.advance(0)
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
+def test_an_end_is_named_once(mode):
+    with vector.make(lambda: Walks(mode=mode)) as vecenv:
+        vecenv.reset()
+        ended = []
+        for _ in range(20):
+            _, _, terminals, truncations, _ = vecenv.step(np.full(5, 2))
+            assert vecenv.finished() == np.flatnonzero(terminals | truncations).tolist()
+            ended += vecenv.finished()
+        assert len(ended) > 5
 
 
 class Wrong(Unmoved):

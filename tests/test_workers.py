@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -421,6 +422,35 @@ def test_an_environment_of_this_process_that_hangs_is_named(horizon):
     said = str(raised.value)
     assert said.startswith("environment 1 of Spins has not answered for 0.5 s (vec.timeout). It is in:\n  File ")
     assert "in step" in said and said.count("  File ") == 1
+
+
+def test_a_step_that_ends_while_the_words_are_made_is_no_error(monkeypatch):
+    """To name an environment takes a while."""
+    class Late(Walk):
+        ended = threading.Event()
+
+        def step(self, action):
+            while self.t == 2 and not self.ended.is_set():
+                pass
+            return super().step(action)
+
+    def who(self, frames):
+        inside = self.inside
+        Late.ended.set()
+        while self.inside is inside:
+            time.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr(Serial, "who", who)
+    monkeypatch.setattr(vector, "STARTUP", 0.5)
+    with vector.make(Late, 1, Serial, timeout=0.5) as vecenv:
+        vecenv.reset(seed=0)
+        for _ in range(4):
+            vecenv.step(np.ones(1, int))
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 1:  # it would come now
+            sum(range(1000))
+        assert Late.ended.is_set() and vecenv.hung is None
 
 
 def test_one_that_waits_in_c_code_ends_the_process_with_the_same_words():
