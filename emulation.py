@@ -177,7 +177,7 @@ class FlatObservation:
         """The observation that `flatten` made flat: arrays are views of `flat`, Discrete values numpy scalars."""
         views = iter(self.fields(np.ascontiguousarray(flat)[None]))
 
-        def build(space):
+        def nest(space):
             children = _children(space)
             if children is None:
                 value = next(views)[0]
@@ -186,10 +186,10 @@ class FlatObservation:
                 if isinstance(space, spaces.Text):
                     return "".join(map(chr, value[value != 0]))
                 return np.asarray(value)
-            parts = [build(sub) for _, _, sub in children]
+            parts = [nest(sub) for _, _, sub in children]
             return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
-        return build(self.space)
+        return nest(self.space)
 
 
 def nativize_dtype(env):
@@ -197,12 +197,12 @@ def nativize_dtype(env):
     (torch dtype, shape, first byte, bytes) of a leaf, {field: ...} of a structure."""
     import torch
 
-    def build(dtype, offset):
+    def nest(dtype, offset):
         if dtype.names is not None:
-            return {name: build(dtype.fields[name][0], offset + dtype.fields[name][1]) for name in dtype.names}
+            return {name: nest(dtype.fields[name][0], offset + dtype.fields[name][1]) for name in dtype.names}
         return torch.from_numpy(np.zeros(1, dtype.base)).dtype, dtype.shape, offset, dtype.itemsize
 
-    return build(getattr(env, "obs_dtype", env), 0)
+    return nest(getattr(env, "obs_dtype", env), 0)
 
 
 def nativize_tensor(observations, native_dtype):
@@ -214,16 +214,16 @@ def nativize_tensor(observations, native_dtype):
         return observations
     octets, lead = observations.view(torch.uint8), observations.shape[:-1]
 
-    def build(native):
+    def nest(native):
         if isinstance(native, dict):
-            return {name: build(part) for name, part in native.items()}
+            return {name: nest(part) for name, part in native.items()}
         dtype, shape, offset, size = native
         if size == 0:
             return torch.empty(*lead, *shape, dtype=dtype, device=observations.device)
         part = octets[..., offset : offset + size].view(dtype)
         return part.unflatten(-1, shape) if shape else part.squeeze(-1)
 
-    return build(native_dtype)
+    return nest(native_dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -293,17 +293,17 @@ class FlatAction:
         row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
         parts = iter(self.parts)
 
-        def build(space):
+        def nest(space):
             children = _children(space)
             if children is None:
                 leaf, first, count = next(parts)
                 if isinstance(leaf, spaces.Discrete):
                     return np.int64(row[first])
                 return row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
-            values = [build(sub) for _, _, sub in children]
+            values = [nest(sub) for _, _, sub in children]
             return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
 
-        return build(self.space)
+        return nest(self.space)
 
     def flatten(self, action):
         """The row that `unflatten` turns into this action."""

@@ -641,12 +641,15 @@ class Emulated(Vector):
 
     def _fail(self, worker, what, text="", cause=None):
         """End all workers and raise WorkerError: a worker has done `what`, and `text` is what else is known."""
-        each = self.num_envs // self.num_processes
-        first, last = worker * each, (worker + 1) * each - 1
-        which = f"environment {first}" if first == last else f"environments {first} to {last}"
         with contextlib.suppress(Exception):
             self.close()
-        raise WorkerError(f"worker {worker} ({which} of {self.name}) {what}.\n{text}".rstrip()) from cause
+        raise WorkerError(f"worker {worker} ({self._which(worker)} of {self.name}) {what}.\n{text}".rstrip()) from cause
+
+    def _which(self, worker):
+        """The environments of a worker, in words."""
+        each = self.num_envs // self.num_processes
+        first, last = worker * each, (worker + 1) * each - 1
+        return f"environment {first}" if first == last else f"environments {first} to {last}"
 
     def _finish(self, worker, infos):
         """A worker has answered; infos: [(environment, info)]."""
@@ -896,8 +899,11 @@ class Multiprocessing(Emulated):
         except workers.Gone:
             self._fail(worker, "died" + process.how_it_died(), process.report())
         if kind == workers.FAULT:  # which needs no traceback
+            words, number = pickle.loads(payload)
+            fault = emulation.Fault(words)
+            fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} of {self.name})")
             self.close()
-            raise emulation.Fault(payload.decode())
+            raise fault
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
         answer = pickle.loads(payload) if payload else ()

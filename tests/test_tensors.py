@@ -656,7 +656,7 @@ def test_what_has_no_workers_takes_no_settings_of_them():
         for backend in ("tensors", None):
             with pytest.raises(ValueError, match="backend tensors steps all environments in this process: num_workers"):
                 vector.make(CARTPOLE, 4, backend, **options)
-        with pytest.raises(ValueError, match="backend package steps all .* take multiprocessing"):
+        with pytest.raises(ValueError, match=r"backend package steps all .* take multiprocessing"):
             vector.make("gym/CartPole-v1", 4, "package", **options)
 
 
@@ -674,8 +674,21 @@ def test_environments_that_hang_are_named(monkeypatch):
         vecenv.allocate(2)
         vecenv.advance(0)
         env.spins = True
-        with pytest.raises(vector.WorkerError, match=r"(?s)^environment 0 to 7 of .* has not answered for 0.5 s.*in ste"):
+        with pytest.raises(vector.WorkerError, match=r"(?s)^environment 0 to 7 of .* has not answered for 0.5 s.*step"):
             vecenv.advance(0)
+
+
+def test_an_error_is_shown_by_the_environments_own_lines():
+    class Falls(Unmoved):
+        def step(self, actions):
+            raise RuntimeError("the sky has fallen")
+
+    with vector.make(lambda: Falls("same_step")) as vecenv, pytest.raises(RuntimeError) as raised:
+        vecenv.allocate(2)
+        vecenv.advance(0)
+    words = configuration.in_words(raised.value)
+    assert words.startswith("this is in the environment's own code:") and words.count("  File ") == 1
+    assert "in step" in words and words.endswith(")") and "(environment 0 to 7 of " in words
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
