@@ -348,7 +348,10 @@ def out_of_memory(settings):
         texts = ("out of memory", "allocate memory", "Unable to allocate", "bad_alloc")
         if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
             what = (str(error) or type(error).__name__).splitlines()[0]
-            raise MemoryError(f"out of memory: lower {settings}. ({what})") from error
+            told, (text, own) = MemoryError(f"out of memory: lower {settings}. ({what})"), workers.own_part(error)
+            if own:
+                told.add_note(f"This is in the environment's own code:\n{text}".rstrip())
+            raise told from error
         raise
 
 
@@ -358,13 +361,15 @@ EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks
 def in_words(error):
     """What a command line says of an error: its text, or of one that an environment's own code raised what that code
     did. None for a fault of ours, whose traceback is wanted."""
+    text, own = workers.own_part(error)
+    if own and (not isinstance(error, EXPECTED) or isinstance(error, FloatingPointError | MemoryError)):
+        return f"this is in the environment's own code:\n{text}".rstrip()
     if isinstance(error, MemoryError) and not str(error):
         return ("out of memory (MemoryError): lower vec.total_agents (or env.num_envs, vec.num_envs), train.horizon, "
                 "train.minibatch_size or policy.hidden_size.")
     if isinstance(error, EXPECTED):
-        return str(error) or type(error).__name__
-    text, own = workers.own_part(error)
-    return f"this is in the environment's own code:\n{text}".rstrip() if own else None
+        return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+    return None
 
 
 def find_config(env_name):

@@ -177,7 +177,7 @@ class FlatObservation:
         """The observation that `flatten` made flat: arrays are views of `flat`, Discrete values numpy scalars."""
         views = iter(self.fields(np.ascontiguousarray(flat)[None]))
 
-        def build(space):
+        def nest(space):
             children = _children(space)
             if children is None:
                 value = next(views)[0]
@@ -186,10 +186,10 @@ class FlatObservation:
                 if isinstance(space, spaces.Text):
                     return "".join(map(chr, value[value != 0]))
                 return np.asarray(value)
-            parts = [build(sub) for _, _, sub in children]
+            parts = [nest(sub) for _, _, sub in children]
             return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
-        return build(self.space)
+        return nest(self.space)
 
 
 def nativize_dtype(env):
@@ -197,12 +197,12 @@ def nativize_dtype(env):
     (torch dtype, shape, first byte, bytes) of a leaf, {field: ...} of a structure."""
     import torch
 
-    def build(dtype, offset):
+    def nest(dtype, offset):
         if dtype.names is not None:
-            return {name: build(dtype.fields[name][0], offset + dtype.fields[name][1]) for name in dtype.names}
+            return {name: nest(dtype.fields[name][0], offset + dtype.fields[name][1]) for name in dtype.names}
         return torch.from_numpy(np.zeros(1, dtype.base)).dtype, dtype.shape, offset, dtype.itemsize
 
-    return build(getattr(env, "obs_dtype", env), 0)
+    return nest(getattr(env, "obs_dtype", env), 0)
 
 
 def nativize_tensor(observations, native_dtype):
@@ -214,16 +214,16 @@ def nativize_tensor(observations, native_dtype):
         return observations
     octets, lead = observations.view(torch.uint8), observations.shape[:-1]
 
-    def build(native):
+    def nest(native):
         if isinstance(native, dict):
-            return {name: build(part) for name, part in native.items()}
+            return {name: nest(part) for name, part in native.items()}
         dtype, shape, offset, size = native
         if size == 0:
             return torch.empty(*lead, *shape, dtype=dtype, device=observations.device)
         part = octets[..., offset : offset + size].view(dtype)
         return part.unflatten(-1, shape) if shape else part.squeeze(-1)
 
-    return build(native_dtype)
+    return nest(native_dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -293,17 +293,17 @@ class FlatAction:
         row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
         parts = iter(self.parts)
 
-        def build(space):
+        def nest(space):
             children = _children(space)
             if children is None:
                 leaf, first, count = next(parts)
                 if isinstance(leaf, spaces.Discrete):
                     return np.int64(row[first])
                 return row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
-            values = [build(sub) for _, _, sub in children]
+            values = [nest(sub) for _, _, sub in children]
             return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
 
-        return build(self.space)
+        return nest(self.space)
 
     def flatten(self, action):
         """The row that `unflatten` turns into this action."""
@@ -582,27 +582,34 @@ class PufferEnv:
         return self._into(view, "reset", lambda: self.reset(seed)[1])
 
     def step_into(self, view):
-        if self._keeps or self._unwatched:
+        if self._keeps or "step" in self._unwatched:
             return self._into(view, "step", lambda: self.step(self._env_actions(self.actions))[4])
         self.__dict__.update(view)
         return self.step(self._env_actions(self.actions))[4]
 
     def _into(self, view, name, call):
         """What `call` returns, with its results in `view`. An environment of PufferLib's may keep the arrays that it
-        was made with, as C code does that was given their addresses: the first reset and the first step show it, and
-        from then on it works in those, and they are copied."""
-        home, seen = self._home, None
+        was made with, as C code does that was given their addresses: the first reset or step that changes a number in
+        either place shows it, and from then on it works in those, and they are copied."""
+        home, watched = self._home, False
         if self._keeps:
             for key, start in (("rewards", 0), ("terminals", 0), ("truncations", 0), ("masks", 1)):
                 home[key][:] = start
-            home["actions"][:] = view["actions"]
         elif name in self._unwatched and not np.may_share_memory(home["observations"], view["observations"]):
-            seen = home["observations"].tobytes()
+            watched, home_before, view_before = True, _octets(home), _octets(view)
+        if (self._keeps or watched) and home["actions"] is not None:
+            home["actions"][:] = view["actions"]
         self.__dict__.update(home if self._keeps else view)
         infos = call()
-        self._unwatched = self._unwatched - {name}
-        if seen is not None and home["observations"].tobytes() != seen:
-            self._keeps = True
+        if watched:
+            home_now, view_now = _octets(home), _octets(view)
+            if view_now != view_before:
+                self._unwatched = self._unwatched - {name}
+            # What writes the same numbers again changes nothing. Both places are right then, as long as they are equal.
+            trusted = view_now != view_before or (name == "step" and "reset" not in self._unwatched)
+            self._keeps = home_now != home_before or not (trusted or home_now[0] == view_now[0])
+        if watched and self._keeps:
+            self._unwatched = frozenset()
             warn_once(f"{type(self).__name__} writes into the arrays that it was made with, which are copied at every "
                       "step. Without the copy: write into self.observations, self.rewards and so on as they are at the "
                       "call, and keep no view of them.")  # fmt: skip
@@ -630,6 +637,11 @@ class PufferEnv:
     @property
     def driver_env(self):
         return self
+
+
+def _octets(arrays):
+    """What an environment writes at every call, as bytes."""
+    return [arrays[name].tobytes() for name in ("observations", "rewards", "terminals", "truncations", "masks")]
 
 
 def new_rows(env, num_agents=None):

@@ -239,9 +239,10 @@ def main(argv=None):
         options, rest = parser.parse_known_args(argv[2:])
         return autotune(env_name, options.seconds, rest)
     except Exception as error:
-        words = str(error) if isinstance(error, RuntimeError) else configuration.in_words(error)
-        if words is None:
+        words = configuration.in_words(error)
+        if words is None and not isinstance(error, RuntimeError):
             raise
+        words = words or str(error)
         sys.exit(f"speed.py: {words}")
 
 

@@ -26,8 +26,9 @@ The modes of autoreset, for episodes that end:
     disabled: it is the last one, and reset(options={"reset_mask": ended}) is called for those that ended.
 
 What is copied: each observation, reward and flag once, into its row of the rollout, which is kept to learn from. An
-array of JAX is seen as a tensor where it lies (dlpack). Actions are the row of the rollout itself, if their dtype is
-int32 or float32, nothing is added (Discrete's start) and nothing has to be clipped to bounds.
+array of JAX is seen as a tensor where it lies (dlpack). Actions are copied too, so that an environment may write into
+them: the rollout keeps those that the policy chose. Only JAX, whose arrays cannot be written to, is given the row
+itself, if their dtype is int32 or float32, nothing is added (Discrete's start) and nothing is clipped to bounds.
 """
 
 from types import SimpleNamespace
@@ -220,15 +221,18 @@ class TensorEnv:
         self._write_masks(view.action_masks, info)
 
     def _actions(self, actions):
-        """Actions (num_agents, columns) of the policy as the environment takes them."""
-        actions = actions.to(self.device)
+        """Actions (num_agents, columns) of the policy as the environment takes them. A torch environment gets its own
+        copy: if it clamps them in place, what is learnt from stays what the policy chose."""
+        row, actions = actions, actions.to(self.device)
         if self._starts is not None:
             actions = actions + self._starts
         if self._bounds is not None:
             actions = torch.clamp(actions, *self._bounds)
         shape = self.env_single_action_space.shape
         actions = actions.reshape(self.num_agents, *shape).to(self._action_dtype)
-        return actions if self._from_dlpack is None else self._from_dlpack(actions)
+        if self._from_dlpack is not None:
+            return self._from_dlpack(actions)
+        return actions.clone() if actions.data_ptr() == row.data_ptr() else actions
 
     def _write_final(self, view, observations, info):
         """The last observations of the episodes that ended."""

@@ -158,6 +158,25 @@ class Vector:
     has_valid = True
     device = None
     can_step_in_kernels = False  # see Native
+    inside = hung = None  # for workers.watch
+
+    def _watched(self, call, *arguments):
+        """Have environments of this process do something while workers.watch looks on."""
+        self.inside = [threading.get_ident()]
+        try:
+            return call(*arguments)
+        except workers.Hung:
+            raise WorkerError(self.hung) from None
+        except Exception as error:
+            error.add_note(f"(environment {self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))} of "
+                           f"{self.name})")  # fmt: skip
+            raise
+        finally:
+            self.inside = None
+
+    def allowed(self):
+        """Seconds that a step, or the first reset, may take."""
+        return max(self.timeout, STARTUP) if self._starting else self.timeout
 
     def number_from(self, first_env):
         """Give the environments the random numbers of number first_env and on, where other ranks have those before.
@@ -622,12 +641,15 @@ class Emulated(Vector):
 
     def _fail(self, worker, what, text="", cause=None):
         """End all workers and raise WorkerError: a worker has done `what`, and `text` is what else is known."""
-        each = self.num_envs // self.num_processes
-        first, last = worker * each, (worker + 1) * each - 1
-        which = f"environment {first}" if first == last else f"environments {first} to {last}"
         with contextlib.suppress(Exception):
             self.close()
-        raise WorkerError(f"worker {worker} ({which} of {self.name}) {what}.\n{text}".rstrip()) from cause
+        raise WorkerError(f"worker {worker} ({self._which(worker)} of {self.name}) {what}.\n{text}".rstrip()) from cause
+
+    def _which(self, worker):
+        """The environments of a worker, in words."""
+        each = self.num_envs // self.num_processes
+        first, last = worker * each, (worker + 1) * each - 1
+        return f"environment {first}" if first == last else f"environments {first} to {last}"
 
     def _finish(self, worker, infos):
         """A worker has answered; infos: [(environment, info)]."""
@@ -782,7 +804,7 @@ class Emulated(Vector):
 class Serial(Emulated):
     """Environments in Python, one after the other in this process; see `make`."""
 
-    _envs = inside = hung = None  # the last two are for workers.watch
+    _envs = None
 
     def __init__(self, creators, **options):
         super().__init__(creators, num_workers=1, **options)
@@ -806,21 +828,7 @@ class Serial(Emulated):
         self._finish(worker, self._do(kind, number))
 
     def _do(self, kind, number):
-        self.inside = [threading.get_ident()]
-        try:
-            return self._envs.do(kind, number)
-        except workers.Hung:
-            raise WorkerError(self.hung) from None
-        except Exception as error:
-            error.add_note(f"(environment {self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))} of "
-                           f"{self.name})")  # fmt: skip
-            raise
-        finally:
-            self.inside = None
-
-    def allowed(self):
-        """Seconds that a step, or the first reset, may take."""
-        return max(self.timeout, STARTUP) if self._starting else self.timeout
+        return self._watched(self._envs.do, kind, number)
 
     def who(self, frames):
         """The number of the environment whose code some frames are in, or which it may be."""
@@ -891,8 +899,11 @@ class Multiprocessing(Emulated):
         except workers.Gone:
             self._fail(worker, "died" + process.how_it_died(), process.report())
         if kind == workers.FAULT:  # which needs no traceback
+            words, number = pickle.loads(payload)
+            fault = emulation.Fault(words)
+            fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} of {self.name})")
             self.close()
-            raise emulation.Fault(payload.decode())
+            raise fault
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
         answer = pickle.loads(payload) if payload else ()
@@ -981,8 +992,9 @@ class Tensors(Vector):
     """
 
     num_workers = num_processes = 1
+    _starting = True  # the first step may compile
 
-    def __init__(self, creators, *, seed=0, num_threads=None, name="tensors"):
+    def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors"):
         if len(creators) != 1:
             raise ValueError(f"backend tensors steps one object that holds many environments, not {len(creators)}: "
                              "leave vec.num_envs at 1 and set its own number, env.num_envs.")  # fmt: skip
@@ -991,7 +1003,7 @@ class Tensors(Vector):
         if self._env is None:
             raise ValueError(f"backend tensors: {env} has no num_envs and single_observation_space, or its reset "
                              "returns neither torch tensors nor arrays with __dlpack__ as JAX's; take another backend.")
-        self.seed, self.name, self.num_envs = seed, name, self._env.num_agents
+        self.seed, self.name, self.timeout, self.num_envs = seed, name, timeout, self._env.num_agents
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_agents = self.agents_per_batch = self.num_envs
         self.ranges = [slice(0, self.num_agents)]
@@ -1010,6 +1022,8 @@ class Tensors(Vector):
 
     def allocate(self, horizon):
         """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        if self.storage is None:
+            threading.Thread(target=workers.watch, args=(weakref.ref(self),), daemon=True).start()
         self.storage = self.new_storage(horizon, aligned_zeros)
         self.storage.valid[:] = 1
         self._host = {name: None if array is None else torch.from_numpy(array)
@@ -1038,7 +1052,7 @@ class Tensors(Vector):
 
     def restart(self, seed=None):
         """Begin new episodes in all environments, observations in row T; with a seed, with its random numbers."""
-        self._env.reset_into(self._rows[-1], seed)
+        self._watched(self._env.reset_into, self._rows[-1], seed)
 
     def begin(self):
         """The last row becomes the first of the next rollout; the buffer stands at t = 0."""
@@ -1056,10 +1070,17 @@ class Tensors(Vector):
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
+        self._watched(self._step)
+        self._t, self._starting = self._t + 1, False
+
+    def _step(self):
         self._env.step_into(self._rows[self._t])
         for name in self._told:
             self._host[name][self._t].copy_(self._arrays[name][self._t])
-        self._t += 1
+
+    def who(self, frames):
+        """Which environments the code of some frames steps: all of them."""
+        return f"0 to {self.num_envs - 1}"
 
     def log(self, env=None):
         """Means over the episodes finished since the last call, and their number n; of all environments, or of one. {}
@@ -1068,7 +1089,8 @@ class Tensors(Vector):
 
     def finished(self):
         """The environments in which an episode ended at the last step."""
-        return self._arrays["resets"][-1].nonzero()[:, 0].tolist()
+        ended = self._arrays["terminals"][-1] | self._arrays["truncations"][-1]
+        return ended.nonzero()[:, 0].tolist()
 
     def save(self):
         """Nothing: they cannot be saved, so `load` begins new episodes."""
@@ -1107,6 +1129,8 @@ def _named(env):
     creator for another name, else what it is."""
     if isinstance(env, str):
         return environments.load_creator(env) or ocean.load(env.removeprefix("puffer_"))
+    if hasattr(env, "__fspath__"):
+        return ocean.load(env)
     own = vars(env) if isinstance(env, type) else {}  # a subclass that changes what a step does has no name of its own
     return ocean.load(own["ocean_name"]) if "ocean_name" in own else env
 
@@ -1180,32 +1204,60 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     """
     env, num_workers, batch_size = _named(env), _number(num_workers), _number(batch_size)
     env_kwargs = _with_settings(env, env_kwargs, settings)
-    _check_counts(env, backend, num_envs, num_workers, num_threads)
     backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend
-    if backend is Tensors and "num_envs" in getattr(env, "settings", ()) and num_envs > 1:
-        num_envs, env_kwargs = 1, {"num_envs": num_envs, **(env_kwargs or {})}  # it holds them itself
+    _check_alone(backend, num_envs, num_workers, batch_size)
     if backend is Native:
         num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
+    holds = not getattr(env, "takes_copies", True) and "num_envs" in env.settings  # as many as it is told
+    if holds and backend is Tensors:
+        num_envs, env_kwargs = 1, _all_in_one(num_envs, env_kwargs)
+    _check_counts(env, asked, num_envs, num_workers, num_threads)
+    if backend is Native:
         return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
     if _in_c(env):
         header = str(env.header if isinstance(env, ocean.Library) else env)
         creators, name = _ocean_creators(header, num_envs, env_kwargs), Path(header).stem
     else:
         creators, name = _creators(env, num_envs, env_args, env_kwargs)
-    if backend is Serial and (num_workers not in (None, 1) or batch_size not in (None, num_envs)):
-        raise ValueError(f"backend serial steps all environments in this process: num_workers is 1 and batch_size "
-                         f"{num_envs}; for more workers take multiprocessing.")
-    if backend is Serial and asked in (None, "auto") and len(creators) == 1:  # one may hold many, as tensors
-        made = emulation.build(*creators[0], seed)
+    alone = backend is Serial and len(creators) == 1
+    if asked in (None, "auto") and (alone or (holds and backend in (Serial, Multiprocessing))):
+        made = emulation.build(*creators[0], seed)  # one may hold many, as tensors
         found = tensors.look(made, seed)
-        backend, creators = (Serial if found is None else Tensors), [(lambda: found or made, (), {})]
+        if found is not None:
+            backend = Tensors
+            _check_alone(backend, num_envs, num_workers, batch_size)
+        if alone:
+            creators = [(lambda: found or made, (), {})]
+        else:
+            if found is not None:
+                creators, _ = _creators(env, 1, env_args, _all_in_one(num_envs, env_kwargs))
+            with contextlib.closing(found or made):
+                pass
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
-    options = {"timeout": timeout} if issubclass(backend, Serial) else {} if backend is Tensors else options
+    options = {"timeout": timeout} if issubclass(backend, (Serial, Tensors)) else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
 
 
 def _number(value):
     return None if value == "auto" else value
+
+
+def _check_alone(backend, num_envs, num_workers, batch_size):
+    if issubclass(backend, (Serial, Tensors)) and (num_workers not in (None, 1) or batch_size not in (None, num_envs)):
+        other = "" if backend is Tensors else "; for more workers take multiprocessing"
+        raise ValueError(f"backend {backend.__name__.lower()} steps all environments in this process: num_workers is 1 "
+                         f"and batch_size {num_envs}{other}.")
+
+
+def _all_in_one(num_envs, env_kwargs):
+    """The env_kwargs of one object that holds all environments: its own number times the vector's."""
+    if num_envs == 1:
+        return env_kwargs
+    if isinstance(env_kwargs, (list, tuple)):
+        raise ValueError("backend tensors makes one object that holds all environments, but env_kwargs is a list of "
+                         f"{len(env_kwargs)}; give one dict.")
+    total, others = _count_copies(num_envs, env_kwargs)
+    return {**(others or {}), "num_envs": total}
 
 
 def _check_counts(env, backend, num_envs, num_workers, num_threads):

@@ -15,6 +15,7 @@ A worker process imports this file before anything else of ours, so it takes nei
 import contextlib
 import ctypes
 import faulthandler
+import itertools
 import math
 import mmap
 import os
@@ -143,16 +144,21 @@ class Envs:
 # What went wrong in an environment, without our frames
 
 
-OURS = [str(Path(__file__).with_name(f"{name}.py")) for name in ("emulation", "environments", "workers")]
+# The files that call environments. In the first two only these functions do; a policy calls others of them.
+OURS = [str(Path(__file__).with_name(f"{name}.py")) for name in ("emulation", "tensors", "environments", "workers")]
+CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks", "look", "build",
+         "create", "render", "close")  # fmt: skip
 
 
 def own_frames(stack):
-    """Of a traceback.StackSummary, the frames of an environment's own code: those below the last file of ours that
-    calls environments, without the packages in between. None if the error is in ours."""
-    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS), default=len(stack) - 1)
-    if last == len(stack) - 1:
+    """Of a traceback.StackSummary, the frames of an environment's own code: those below the last of ours that calls
+    environments, without the packages in between. None if the error is in ours."""
+    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[2:] or
+                (frame.filename in OURS and frame.name in CALLS)), default=len(stack))  # fmt: skip
+    below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
+    if not below:
         return None
-    own = [frame for frame in stack[last + 1 :] if not frame.filename.startswith("<frozen")]
+    own = [frame for frame in below if not frame.filename.startswith("<frozen")]
     first = next((i for i, frame in enumerate(own) if "site-packages" not in frame.filename), 0)
     return traceback.StackSummary.from_list(own[first:])
 
@@ -171,7 +177,7 @@ class Hung(BaseException):
 
 
 def watch(reference):
-    """Look once a second whether a vector that steps environments in this process (vector.Serial) still stands in the
+    """Look once a second whether a vector that steps environments in this process (Serial, Tensors) still stands in the
     same step, for more than vector.allowed() seconds. If so, Hung is raised in that step, and if that does not help,
     because it waits in C code, this process ends with the same words: no checkpoint is written during a step, so the
     last one is whole. reference: a weakref to it; it has `inside`, [number of the thread] in a step or None, and
@@ -187,8 +193,11 @@ def watch(reference):
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
             if not any(name in frame.filename for frame in stack for name in ("bdb.py", "pydevd", "debugpy")):
                 own = own_frames(stack) or stack
-                vector.hung = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
-                               f"{vector.allowed():g} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
+                words = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
+                         f"{vector.allowed():g} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
+                if vector.inside is not inside:  # it has answered meanwhile
+                    continue
+                vector.hung = words
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(inside[0]), ctypes.py_object(Hung))
                 time.sleep(PATIENCE)
                 if vector.inside is inside:
@@ -207,8 +216,8 @@ PATIENCE = 3.0  # seconds that an environment has to notice
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A kind and a number to the worker, a kind and bytes from it: a traceback, the words of a Fault, or what Envs.do gave,
-# if that is anything.
+# A kind and a number to the worker, a kind and bytes from it: a traceback, (the words of a Fault, its environment or
+# None) pickled, or what Envs.do gave, if that is anything.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, DONE, ERROR, FAULT = range(6)
 CLOSING = 10  # seconds that an idle worker's environments have to close
@@ -362,7 +371,8 @@ def serve(channel_fd, memory_fd, report_fd):
         pass
     except emulation.Fault as error:
         with contextlib.suppress(Gone):
-            send_answer(channel, FAULT, str(error).encode())
+            number = envs and envs.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))
+            send_answer(channel, FAULT, pickle.dumps((str(error), number)))
     except BaseException as error:
         with contextlib.suppress(Gone):
             send_answer(channel, ERROR, own_part(error)[0].encode())

@@ -1,5 +1,6 @@
 """Emulation: flat and back is the identity, wrapped environments pass their libraries' checks."""
 
+import contextlib
 import warnings
 from types import SimpleNamespace
 
@@ -707,13 +708,51 @@ def test_a_puffer_env_that_keeps_its_first_arrays_works_and_is_told(late):
             actions = np.arange(6) % 5
             observations, rewards, terminals, _, _ = vecenv.step(actions)
             assert (observations == t).all() and terminals.tolist() == [t % 3 == 0] * 6
-            if t > 1 or not late:  # else it has read the actions elsewhere, once
-                assert rewards.tolist() == (actions * 0.5).tolist()
+            assert rewards.tolist() == (actions * 0.5).tolist()
     assert len(caught) == 1
     with vector.make(Guess, 3, backend="serial") as vecenv:
         vecenv.reset()
         vecenv.step(np.zeros(24, int))
         assert not any(env._keeps or env._unwatched for env in vecenv._envs.envs), "one that writes where it is told to"
+
+
+class Bandit(Keeps):
+    """What is seen never changes, and the first reward comes late."""
+
+    def __init__(self, num_agents=2, buf=None, seed=0, seen=0, keeps=True):
+        super().__init__(num_agents, buf, seed)
+        self.seen, self.keeps = seen, keeps
+        self.observations[:] = seen
+
+    def reset(self, seed=None):
+        self.t = 0
+        if not self.keeps:
+            self.observations[:] = self.seen
+        return self.observations, []
+
+    def step(self, actions):
+        self.t += 1
+        rewards, read = (self.c[2], self.c[1]) if self.keeps else (self.rewards, actions)
+        if self.t % 3 == 0:
+            rewards[:] = read
+        if not self.keeps:
+            self.observations[:] = self.seen
+        return self.observations, self.rewards, self.terminals, self.truncations, []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seen", [0, 5])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_rewards_arrive_though_nothing_is_seen_to_change(seen, keeps):
+    """Whichever arrays it writes into; only one that keeps its first ones is told."""
+    emulation.warn_once.cache_clear()
+    told = pytest.warns(UserWarning, match="Bandit writes into the arrays") if keeps else contextlib.nullcontext()
+    with told, vector.make(Bandit, 3, "serial", env_kwargs={"seen": seen, "keeps": keeps}) as vecenv:
+        assert (vecenv.reset()[0] == seen).all()
+        for t in range(1, 8):
+            observations, rewards, _, _, _ = vecenv.step(np.arange(6) % 5)
+            assert (observations == seen).all() and rewards.tolist() == [[0] * 6, [0, 1, 2, 3, 4, 0]][t % 3 == 0]
+        assert all(env._keeps == keeps and "step" not in env._unwatched for env in vecenv.envs if env.t)
 
 
 @pytest.mark.parametrize("name", ["single_observation_space", "single_action_space", "num_agents"])

@@ -1120,6 +1120,7 @@ def test_an_error_without_words_says_what_to_lower(monkeypatch):
 
 WRONG = """
 import gymnasium
+import numpy as np
 
 class Wrong(gymnasium.Env):
     observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
@@ -1131,6 +1132,11 @@ class Wrong(gymnasium.Env):
     def fail(self, where):
         if where == self.where:
             raise RuntimeError("the sky has fallen")
+        if where == self.where.removesuffix(" divides"):
+            with np.errstate(all="raise"):
+                np.ones(1) / np.zeros(1)
+        if where == self.where.removesuffix(" is full"):
+            raise MemoryError
 
     def reset(self, seed=None, options=None):
         self.fail("reset")
@@ -1138,8 +1144,36 @@ class Wrong(gymnasium.Env):
 
     def step(self, action):
         self.fail("step")
-        return self.observation_space.sample(), 0.0, False, False, {}
+        shape = 4 if self.where == "shape" else 3
+        return np.zeros(shape, np.float32), 0.0, False, False, {}
 """
+
+
+def said_of(tmp_path, backend, where):
+    """What the command line says of that environment."""
+    path = tmp_path / "wrong.py"
+    path.write_text(WRONG)
+    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        pufferl.main(["train", f"{path}:Wrong", *options, "--env.where", where])
+    return str(ended.value)
+
+
+@pytest.mark.parametrize("where, words", [("step divides", "FloatingPointError: divide by zero"),
+                                          ("step is full", "MemoryError"),
+                                          ("reset is full", "MemoryError")])  # fmt: skip
+def test_what_may_be_ours_is_shown_by_an_environments_own_lines(tmp_path, where, words):
+    said = said_of(tmp_path, "serial", where)
+    assert "this is in the environment's own code" in said.lower() and words in said and "wrong.py" in said
+    assert ("(environment 0 of " in said) == ("step" in where) and "emulation.py" not in said
+    assert ("out of memory: lower vec" in said) == ("full" in where)
+
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+def test_a_fault_says_which_environment(tmp_path, backend):
+    said = said_of(tmp_path, backend, "shape")
+    assert "the first step() breaks its space" in said and "(environment 0 of " in said
+    assert len(said.splitlines()) == 2
 
 
 @pytest.mark.parametrize("where", ["init", "reset", "step", "import"])

@@ -139,6 +139,16 @@ def test_the_best_command_has_the_given_options(monkeypatch, capsys):
     assert last.endswith(" train squared --train.horizon 16 --vec.backend native --vec.num-buffers 2")
 
 
+def test_an_environment_that_raises_is_shown_by_its_own_lines(tmp_path):
+    path = tmp_path / "boom.py"
+    path.write_text("import gymnasium\n\nclass Boom(gymnasium.Env):\n"
+                    "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n\n"
+                    "    def reset(self, seed=None, options=None):\n        return 0, {}\n\n"
+                    "    def step(self, action):\n        raise RuntimeError('boom')\n")  # fmt: skip
+    with pytest.raises(SystemExit, match=r"(?s)own code:.*boom.py.*in step.*RuntimeError: boom"):
+        speed.main(["profile", f"{path}:Boom", "--logger", "none", "--vec.backend", "serial"])
+
+
 def test_an_unknown_environment_is_an_error():
     with pytest.raises(SystemExit, match="Did you mean CartPole-v1"):
         speed.main(["autotune", "gym/CartPol-v1"])

@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import configuration
 import environments
 import fused
 import models
@@ -228,18 +229,39 @@ class Kept(Walks):
 
 
 def test_what_is_copied():
-    """An observation once, from the environment's tensor into the rollout's row; actions never."""
+    """An observation once, from the environment's tensor into the rollout's row; actions, which it may change, once."""
     env = Kept(64, limit=100)
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(4)
         for t in range(4):
             with Watched() as watched:
                 vecenv.advance(0)
-            assert env.given.data_ptr() == storage.actions[t].ctypes.data and env.given.dtype == torch.int32
+            assert env.given.data_ptr() != storage.actions[t].ctypes.data and env.given.dtype == torch.int32
+            assert "aten::clone" in watched.names
             copied = [(source, target) for source, target, size in watched.copies if size == 2 * 64]
             assert copied == [(env.seen.data_ptr(), storage.observations[t + 1].ctypes.data)]
             assert sum(size for _, _, size in watched.copies) == 64 * (2 + 4)  # reward, two flags and resets
         np.testing.assert_array_equal(storage.observations[4], env.seen.numpy())
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(9, dtype=np.int32),
+                                   spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(9)])  # fmt: skip
+def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(space):
+    class Clamps(Unmoved):
+        single_action_space = space
+
+        def step(self, actions):
+            actions.clamp_(-1, 1)
+            return super().step(actions)
+
+    env = Clamps("disabled")
+    env.answer = *env.answer[:2], torch.zeros(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+    with vector.make(lambda: env) as vecenv:
+        storage = vecenv.allocate(2)
+        for t in range(2):
+            storage.actions[t] = 7
+            vecenv.advance(0)
+            assert (env.given == 1).all() and (storage.actions[t] == 7).all()
 
 
 def test_arrays_of_jax_are_seen_where_they_lie():
@@ -613,6 +635,72 @@ def test_only_what_returns_tensors_is_taken_for_it(tmp_path):
     args = pufferl.load_config(CARTPOLE, ["--env.num-envs", "12"])
     assert args["vec"]["num_envs"] == 1
     assert pufferl.load_env(CARTPOLE, args).num_agents == 12
+
+
+def test_env_num_envs_multiplies_that_of_the_vector():
+    """Whoever says that it is one of tensors, and however it is said."""
+    for backend in ("tensors", None):
+        with vector.make(CARTPOLE, 8, backend, env_kwargs={"num_envs": 4}) as vecenv:
+            assert type(vecenv) is vector.Tensors and vecenv.num_agents == 32
+        with pytest.raises(ValueError, match="env_kwargs is a list of 2; give one dict"):
+            vector.make(CARTPOLE, 2, backend, env_kwargs=[{"num_envs": 4}] * 2)
+    for options in (["--vec.num-envs", "3"], ["--vec.total-agents", "12"], ["--vec.num-envs", "3", "--vec.backend",
+                    "tensors"], ["--vec.total-agents", "12", "--vec.backend", "tensors"]):  # fmt: skip
+        args = pufferl.load_config(CARTPOLE, ["--env.num-envs", "4", *options])
+        with pufferl.load_env(CARTPOLE, args) as vecenv:
+            assert vecenv.num_agents == configuration.count_agents(args) == 12
+
+
+def test_what_has_no_workers_takes_no_settings_of_them():
+    for options in ({"num_workers": 2}, {"batch_size": 2}):
+        for backend in ("tensors", None):
+            with pytest.raises(ValueError, match="backend tensors steps all environments in this process: num_workers"):
+                vector.make(CARTPOLE, 4, backend, **options)
+        with pytest.raises(ValueError, match=r"backend package steps all .* take multiprocessing"):
+            vector.make("gym/CartPole-v1", 4, "package", **options)
+
+
+def test_environments_that_hang_are_named(monkeypatch):
+    class Spins(Unmoved):
+        def step(self, actions):
+            while self.spins:
+                pass
+            return super().step(actions)
+
+    env = Spins("same_step")
+    env.spins = False
+    monkeypatch.setattr(vector, "STARTUP", 0.5)
+    with vector.make(lambda: env, timeout=0.5) as vecenv:
+        vecenv.allocate(2)
+        vecenv.advance(0)
+        env.spins = True
+        with pytest.raises(vector.WorkerError, match=r"(?s)^environment 0 to 7 of .* has not answered for 0.5 s.*step"):
+            vecenv.advance(0)
+
+
+def test_an_error_is_shown_by_the_environments_own_lines():
+    class Falls(Unmoved):
+        def step(self, actions):
+            raise RuntimeError("the sky has fallen")
+
+    with vector.make(lambda: Falls("same_step")) as vecenv, pytest.raises(RuntimeError) as raised:
+        vecenv.allocate(2)
+        vecenv.advance(0)
+    words = configuration.in_words(raised.value)
+    assert words.startswith("this is in the environment's own code:") and words.count("  File ") == 1
+    assert "in step" in words and words.endswith(")") and "(environment 0 to 7 of " in words
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
+def test_an_end_is_named_once(mode):
+    with vector.make(lambda: Walks(mode=mode)) as vecenv:
+        vecenv.reset()
+        ended = []
+        for _ in range(20):
+            _, _, terminals, truncations, _ = vecenv.step(np.full(5, 2))
+            assert vecenv.finished() == np.flatnonzero(terminals | truncations).tolist()
+            ended += vecenv.finished()
+        assert len(ended) > 5
 
 
 class Wrong(Unmoved):

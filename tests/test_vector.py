@@ -319,6 +319,19 @@ def test_impossible_combinations_name_the_possible_ones(options, message):
         vector.make(Walk, **{"backend": "multiprocessing", **options})
 
 
+def test_a_header_by_its_path_takes_settings_as_keywords():
+    with vector.make(Path(ocean.__file__).parent / "breakout/breakout.h", 4, frameskip=2) as vecenv:
+        assert isinstance(vecenv, Native) and vecenv.num_envs == 4
+    with pytest.raises(ValueError, match=r"has no setting 'frameskp'.*frameskip"):
+        vector.make(Path(ocean.__file__).parent / "breakout/breakout.h", 4, frameskp=2)
+
+
+def test_the_memory_is_that_of_all_copies(monkeypatch):
+    monkeypatch.setattr(vector.processes, "available_memory", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"^64 environments would take"):
+        vector.make("breakout", 1, env_kwargs={"num_envs": 64})
+
+
 CHOICES = [  # environment, settings of the vec section, cores, the backend
     ("cartpole", {"num_envs": 4}, 4, Native),
     ("cartpole", {"num_envs": 2, "backend": "serial"}, 4, Serial),

@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+import torch
 from conftest import read_until, start
 from gymnasium import spaces
 from hypothesis import given, settings
@@ -423,6 +425,35 @@ def test_an_environment_of_this_process_that_hangs_is_named(horizon):
     assert "in step" in said and said.count("  File ") == 1
 
 
+def test_a_step_that_ends_while_the_words_are_made_is_no_error(monkeypatch):
+    """To name an environment takes a while."""
+    class Late(Walk):
+        ended = threading.Event()
+
+        def step(self, action):
+            while self.t == 2 and not self.ended.is_set():
+                pass
+            return super().step(action)
+
+    def who(self, frames):
+        inside = self.inside
+        Late.ended.set()
+        while self.inside is inside:
+            time.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr(Serial, "who", who)
+    monkeypatch.setattr(vector, "STARTUP", 0.5)
+    with vector.make(Late, 1, Serial, timeout=0.5) as vecenv:
+        vecenv.reset(seed=0)
+        for _ in range(4):
+            vecenv.step(np.ones(1, int))
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 1:  # it would come now
+            sum(range(1000))
+        assert Late.ended.is_set() and vecenv.hung is None
+
+
 def test_one_that_waits_in_c_code_ends_the_process_with_the_same_words():
     script = """
 import sys
@@ -452,6 +483,18 @@ def test_a_slow_step_is_not_one_that_hangs():
             vecenv.step(np.ones(2, int))
 
 
+def test_a_fault_says_which_environment_of_a_worker_it_was():
+    class Wide(Walk):
+        def reset(self, *, seed=None, options=None):
+            seen, info = super().reset(seed=seed)
+            return ({**seen, "x": np.zeros(3)} if self.trouble else seen), info
+
+    vecenv = vector.make(Wide, 4, Multiprocessing, num_workers=2, env_kwargs=[{}] * 3 + [{"trouble": "wide"}])
+    with vecenv, pytest.raises(emulation.Fault, match="breaks its space") as raised:
+        vecenv.reset(seed=0)
+    assert raised.value.__notes__ == ["(environment 3 of Wide)"]
+
+
 def test_an_error_of_this_process_says_which_environment():
     with vector.make(Walk, 3, Serial, env_kwargs=[{}, {}, {"trouble": "raise"}]) as vecenv:
         vecenv.reset(seed=0)
@@ -461,6 +504,13 @@ def test_an_error_of_this_process_says_which_environment():
     assert raised.value.__notes__ == ["(environment 2 of Walk)"]
     text, own = workers.own_part(raised.value)
     assert own and text.count("  File ") == 1 and "in step" in text and text.endswith("(environment 2 of Walk)\n")
+
+
+def test_a_policys_error_is_not_an_environments():
+    """It reads its observations with what the environments' files have for that."""
+    with pytest.raises(RuntimeError, match="unflatten") as raised:
+        emulation.nativize_tensor(torch.zeros(2, 3), {"a": (torch.float32, (5,), 0, 12)})
+    assert not workers.own_part(raised.value)[1]
 
 
 @pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 1}])
