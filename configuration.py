@@ -266,7 +266,8 @@ SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Ev
 # Names from other trainers and from PufferLib's command lines: understood if the meaning is the same. A name is
 # "section.key", of the base section the key alone; NAME=VALUE is a flag that stands for a value.
 RENAMED = {
-    "train.num_steps": "train.horizon", "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon",
+    "train.lr": "train.learning_rate", "train.num_steps": "train.horizon",
+    "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon",
     "train.n_epochs": "train.replay_ratio", "train.update_epochs": "train.replay_ratio",
     "train.clip_range": "train.clip_coef", "train.adam_beta1": "train.momentum", "train.beta1": "train.momentum",
     "train.adam_beta2": "train.beta2", "train.adam_eps": "train.eps", "train.data_dir": "data_dir",
@@ -316,6 +317,9 @@ REFUSED = {
 
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
                 "launch")  # of one run
+
+
+OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch")  # what else config.json has, no settings
 
 
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None}
@@ -471,8 +475,9 @@ def coerce(value, kind, where):
     raise ConfigError(f"{where} = {value!r}: must be {'an' if kind is int else 'a'} {kind.__name__}.")
 
 
-def translate(section, key, known, where):
-    """The present name of a setting; ConfigError with the nearest names for one that does not exist."""
+def translate(section, key, known, where, schema=SECTIONS):
+    """The present name of a setting; ConfigError with the nearest names for one that does not exist, those of the other
+    sections of `schema` too."""
     if key in known:
         return key
     old = key if section == "base" else f"{section}.{key}"
@@ -483,9 +488,37 @@ def translate(section, key, known, where):
         raise ConfigError(f"{where}: it is {new} now.")
     if old in REFUSED:
         raise ConfigError(f"{where}: {REFUSED[old]}.")
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    for cutoff in (1.0, 0.8, 0.5):
+        near = difflib.get_close_matches(key, known, 3, cutoff)
+        near = near or in_other_sections(key, schema, cutoff, where.startswith("--"))
+        if near:
+            break
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError(f"{where}: there is no such setting.{hint} There are: {', '.join(known)}.")
+
+
+def in_other_sections(key, schema, cutoff, option):
+    """Where a setting near `key` stands, by its present name or another trainer's, ["train.horizon"]; option: as the
+    command line has it, ["--train.horizon"]."""
+    names = [("" if section == "base" else f"{section}.") + f.name
+             for section, cls in schema.items() for f in dataclasses.fields(cls)]  # fmt: skip
+    names = [*RENAMED.items(), *((name, name) for name in (*names, *(f"train.{name}" for name in SIZES)))]
+    near = difflib.get_close_matches(key, {old.rpartition(".")[2] for old, _ in names}, 1, cutoff)
+    found = {new.partition("=")[0] for old, new in names if old.rpartition(".")[2] in near}
+    return sorted("--" + name.replace("_", "-") if option else name for name in found)
+
+
+def check_names(args, *sections):
+    """ConfigError for a setting in these sections of `args` that does not exist, with the nearest ones; without
+    sections for all but env and train, which are checked where they are used, and for a section that does not exist."""
+    outside = [*SECTIONS, "env", "sweep", "env_name", *(f.name for f in dataclasses.fields(Base)), *OF_A_RUN]
+    for section in sections or ("base", *(name for name in SECTIONS if name != "train")):
+        known = outside if section == "base" else [f.name for f in dataclasses.fields(SECTIONS[section])]
+        for key in args if section == "base" else args.get(section, {}):
+            where = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
+            name = translate(section, key, known, where)
+            if name != key:
+                raise ConfigError(f"{where}: it is {name} now.")
 
 
 def read_ini(path, schema, values):
@@ -496,13 +529,14 @@ def read_ini(path, schema, values):
             values["sweep"].setdefault(section, {}).update(parser[section])
             continue
         if section not in schema:
-            raise ConfigError(f"{path} [{section}]: there is no such section. There are: {', '.join(schema)}, sweep.")
+            near = ocean.nearest(section, [*schema, "sweep"])
+            raise ConfigError(f"{path} [{section}]: there is no such section: {near}.")
         types = {f.name: f.type for f in dataclasses.fields(schema[section])}
         for key, text in parser[section].items():
             if (section, key) == ("base", "env_name"):
                 continue  # see find_config
             where = f"{path} [{section}] {key}"
-            key = translate(section, key, list(types), where)
+            key = translate(section, key, list(types), where, schema)
             values[section][key] = coerce(text, types[key], where)
 
 
@@ -603,9 +637,9 @@ def spell_out(schema, argv):
             section, dot, key = new.rpartition(".")
             if (section or "base") not in schema:
                 raise ConfigError(f"{name}: {REFUSED[section]}." if section in REFUSED else
-                                  f"{name}: there is no section {section!r}. There are: {', '.join(schema)}.")
+                                  f"{name}: there is no section {section!r}: {ocean.nearest(section, schema)}.")
             types = {f.name: f.type for f in dataclasses.fields(schema[section or "base"])}
-            key = translate(section or "base", key, list(types), name)
+            key = translate(section or "base", key, list(types), name, schema)
             if flag:  # it has no value, and stands for one
                 equals, value = flag, meant
             given, kind, name = name, types[key], "--" + (section + dot + key).replace("_", "-")
@@ -749,6 +783,7 @@ def parse_arguments(env_name, schema, values, argv):
 @out_of_memory("vec.num_envs, env.num_envs or vec.total_agents")
 def load_env(env_name, args):
     """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
+    check_names(args, "vec")
     env_name, vec = find_config(env_name)[0], args["vec"]
     env = load_creator(env_name) or load_library(env_name)
     if isinstance(env, ocean.Library) and vec["backend"] not in ("auto", "native"):
@@ -1044,6 +1079,7 @@ POLICIES = ("auto", "default", "feed-forward", "board", "impala")  # the names o
 @out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
+    check_names(args, "policy", "rnn")
     torch.manual_seed(args["train"]["seed"])
     name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
     kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name in ("default", "auto") else "none")

@@ -64,6 +64,7 @@ from configuration import (  # load_* for scripts
     Base,
     ConfigError,
     Train,
+    check_names,
     check_sizes,
     check_train,
     decide,
@@ -952,6 +953,7 @@ def train(env_name, args=None):
     """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder. args: from load_config,
     which is asked by default."""
     args, group = load_config(env_name) if args is None else args, ranks.connect()
+    check_names(args)
     if ranks.started():
         args["train"]["gpus"] = group.local_count
     say, shown, heard = print if group.rank == 0 else lambda *text, **options: None, 0.0, True
