@@ -171,8 +171,8 @@ class Train:
     a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate); the schedule sets its rate."""
     loss: str | None = None
     """path/to/file.py:function of your own, whose result, a tensor (), is added to the loss and logged as
-    losses/own_function_loss: it gets the minibatch (engines.Autograd._extra says what is in it), and autograd
-    differentiates it."""
+    losses/own_function_loss: it gets the minibatch (docs/recipes.md says what is in it), and autograd differentiates
+    it. A script may give the function itself, and to optimizer the class."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999
@@ -356,7 +356,8 @@ def out_of_memory(settings):
         raise
 
 
-EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError)
+EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError,
+            models.NetworkFault)
 
 
 def in_words(error):
@@ -438,6 +439,10 @@ def load_library(name):
         raise ConfigError(str(error)) from None
 
 
+GIVEN = (" (A run that was given the object itself is resumed by its script: PuffeRL with the same object, then "
+         "load_checkpoint.)")
+
+
 def coerce(value, kind, where):
     """A string from an ini file, or a value from Python, as `kind`; ConfigError naming `where` if it is not one."""
     options = getattr(kind, "__args__", ())
@@ -448,7 +453,8 @@ def coerce(value, kind, where):
     names = [name for option in options if option is not Auto for name in getattr(option, "__args__", ())]
     if str in options and names:  # or a file of one's own
         if value not in names and ".py:" not in str(value):
-            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(names)}, or path/to/file.py:name.")
+            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(names)}, or path/to/file.py:name."
+                              + GIVEN)
         return str(value)
     if {type(None), Auto} & set(options):
         kind = next(option for option in options if option not in (type(None), Auto))
@@ -1016,7 +1022,8 @@ def check_train(config, vecenv, policy, agents, group):
             c[key] = value
         else:
             name = translate("train", key, list(types), f"train.{key}")
-            c[name] = coerce(value, types[name], f"train.{key}")
+            given = name in ("optimizer", "loss") and callable(value)  # the object itself
+            c[name] = value if given else coerce(value, types[name], f"train.{key}")
 
     def need(right, key, what):
         if not right:
@@ -1062,13 +1069,27 @@ def own_optimizer(train):
     return train["optimizer"] not in ("muon", "adam")
 
 
+def named(value):
+    """A setting as config.json has it: of an object that a script gave, where it is from."""
+    if not callable(value):
+        return value
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
 def check_own(c, need):
     """ConfigError for an optimizer or a loss of one's own that is not there or cannot be used."""
-    need(c["loss"] is None or ".py:" in c["loss"], "loss", "must be path/to/file.py:function")
     if c["loss"]:
-        load_attribute("train.loss", c["loss"])
+        need(callable(load_attribute("train.loss", c["loss"])), "loss", "must be a function, as train.loss has it")
     if own_optimizer(c):
-        closure = inspect.signature(load_attribute("train.optimizer", c["optimizer"]).step).parameters.get("closure")
+        own = load_attribute("train.optimizer", c["optimizer"])
+        need(isinstance(own, type) and issubclass(own, torch.optim.Optimizer), "optimizer",
+             f"must be a class of torch.optim.Optimizer's kind, it is a {type(own).__name__}; to change what one is "
+             "made with, give a subclass whose __init__ takes (parameters, lr)")
+        need("lr" in inspect.signature(own).parameters or any(
+            p.kind is p.VAR_KEYWORD for p in inspect.signature(own).parameters.values()), "optimizer",
+             "is made as Class(parameters, lr=learning_rate), but takes no lr")
+        closure = inspect.signature(own.step).parameters.get("closure")
         need(closure is None or closure.default is not closure.empty, "optimizer",
              "its step must do without a closure: the gradients are there when it is called")
 
@@ -1189,7 +1210,18 @@ def make_network(name, env, hidden, encoded, normalize):
         cls = load_attribute("policy.name", name, POLICIES) if own else ours
         takes = inspect.signature(cls).parameters
         sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-        return cls(env, hidden_size=hidden) if sized else cls(env)
+        options = {"hidden_size": hidden} if sized else {}
+        try:
+            inspect.signature(cls).bind(env, **options)
+        except TypeError as error:
+            raise ConfigError(f"policy.name = {name}: is called with (env{', hidden_size' * sized}), but takes "
+                              f"{inspect.signature(cls)} ({error}); env has single_observation_space and "
+                              "single_action_space.") from None
+        network = cls(env, **options)
+        if not isinstance(network, torch.nn.Module):
+            raise ConfigError(f"policy.name = {name}: must make a torch.nn.Module, it made a "
+                              f"{type(network).__name__}.")
+        return network
     except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
         if own:
             raise
@@ -1197,12 +1229,17 @@ def make_network(name, env, hidden, encoded, normalize):
 
 
 def load_attribute(setting, name, others=()):
-    """What path/to/file.py:name stands for. setting: for the error; others: what it may be instead of a file."""
-    path, _, attribute = name.partition(".py:")
-    path = Path(path + ".py")
-    if not attribute or not path.exists():
+    """What path/to/file.py:name stands for, or the object itself that a script gave. setting: for the error; others:
+    what it may be instead of a file."""
+    if callable(name):
+        return name
+    path, _, attribute = name.removesuffix(":").partition(".py:")
+    path = Path(path.removesuffix(".py") + ".py")
+    whole = not attribute and name.removesuffix(":").endswith(".py")  # a file, and nothing in it
+    if not path.exists() or not (attribute or whole):
         known = "".join(f"{other}, " for other in others[:-1]) + f"{others[-1]} or " if others else ""
-        raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists.")
+        raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists."
+                          + ("" if others else GIVEN))
     key = f"{path.resolve()} {path.stat().st_mtime_ns}"  # a file is run once, for all settings that name it
     if key not in sys.modules:
         spec = importlib.util.spec_from_file_location(key, path)
@@ -1213,8 +1250,11 @@ def load_attribute(setting, name, others=()):
             del sys.modules[key]
             raise
     module = sys.modules[key]
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{setting} = {name}: {path} has no {attribute}.")
+    if not attribute or not hasattr(module, attribute):
+        names = [key for key, value in vars(module).items()
+                 if callable(value) and getattr(value, "__module__", None) == module.__name__]
+        raise ConfigError(f"{setting} = {name}: " + (f"{path} has no {attribute}" if attribute else
+                          f"say what in that file, {path}:NAME") + f"; it has {', '.join(names) or 'none'}.")
     return getattr(module, attribute)
 
 

@@ -75,6 +75,7 @@ from configuration import (  # load_* for scripts
     load_config,
     load_env,
     load_policy,
+    named,
     out_of_memory,
     own_optimizer,
     sizes_of,
@@ -108,7 +109,7 @@ class PuffeRL:
         agents = self.ranks.gather(vecenv.num_agents)
         config = sizes_of({**config, **settings}, sum(agents))
         c = self.config = check_train(config, vecenv, policy, sum(agents), self.ranks)
-        own = {f.name: c[f.name] for f in dataclasses.fields(Train)}
+        own = {f.name: named(c[f.name]) for f in dataclasses.fields(Train)}
         c["use_rnn"] = hasattr(policy, "initial_state")
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
                      "versions": VERSIONS}
