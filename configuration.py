@@ -171,8 +171,8 @@ class Train:
     a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate); the schedule sets its rate."""
     loss: str | None = None
     """path/to/file.py:function of your own, whose result, a tensor (), is added to the loss and logged as
-    losses/own_function_loss: it gets the minibatch (engines.Autograd._extra says what is in it), and autograd
-    differentiates it."""
+    losses/own_function_loss: it gets the minibatch (docs/recipes.md says what is in it), and autograd differentiates
+    it. A script may give the function itself, and to optimizer the class."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999
@@ -266,7 +266,8 @@ SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Ev
 # Names from other trainers and from PufferLib's command lines: understood if the meaning is the same. A name is
 # "section.key", of the base section the key alone; NAME=VALUE is a flag that stands for a value.
 RENAMED = {
-    "train.num_steps": "train.horizon", "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon",
+    "train.lr": "train.learning_rate", "train.num_steps": "train.horizon",
+    "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon",
     "train.n_epochs": "train.replay_ratio", "train.update_epochs": "train.replay_ratio",
     "train.clip_range": "train.clip_coef", "train.adam_beta1": "train.momentum", "train.beta1": "train.momentum",
     "train.adam_beta2": "train.beta2", "train.adam_eps": "train.eps", "train.data_dir": "data_dir",
@@ -318,6 +319,9 @@ RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", 
                 "launch")  # of one run
 
 
+OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch")  # what else config.json has, no settings
+
+
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None}
 
 
@@ -355,7 +359,8 @@ def out_of_memory(settings):
         raise
 
 
-EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError)
+EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError,
+            models.NetworkFault)
 
 
 def in_words(error):
@@ -439,6 +444,10 @@ def load_library(name):
         raise ConfigError(str(error)) from None
 
 
+GIVEN = (" (A run that was given the object itself is resumed by its script: PuffeRL with the same object, then "
+         "load_checkpoint.)")
+
+
 def coerce(value, kind, where):
     """A string from an ini file, or a value from Python, as `kind`; ConfigError naming `where` if it is not one."""
     options = getattr(kind, "__args__", ())
@@ -449,7 +458,8 @@ def coerce(value, kind, where):
     names = [name for option in options if option is not Auto for name in getattr(option, "__args__", ())]
     if str in options and names:  # or a file of one's own
         if value not in names and ".py:" not in str(value):
-            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(names)}, or path/to/file.py:name.")
+            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(names)}, or path/to/file.py:name."
+                              + GIVEN)
         return str(value)
     if {type(None), Auto} & set(options):
         kind = next(option for option in options if option not in (type(None), Auto))
@@ -476,8 +486,9 @@ def coerce(value, kind, where):
     raise ConfigError(f"{where} = {value!r}: must be {'an' if kind is int else 'a'} {kind.__name__}.")
 
 
-def translate(section, key, known, where):
-    """The present name of a setting; ConfigError with the nearest names for one that does not exist."""
+def translate(section, key, known, where, schema=SECTIONS):
+    """The present name of a setting; ConfigError with the nearest names for one that does not exist, those of the other
+    sections of `schema` too."""
     if key in known:
         return key
     old = key if section == "base" else f"{section}.{key}"
@@ -488,9 +499,37 @@ def translate(section, key, known, where):
         raise ConfigError(f"{where}: it is {new} now.")
     if old in REFUSED:
         raise ConfigError(f"{where}: {REFUSED[old]}.")
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    for cutoff in (1.0, 0.8, 0.5):
+        near = difflib.get_close_matches(key, known, 3, cutoff)
+        near = near or in_other_sections(key, schema, cutoff, where.startswith("--"))
+        if near:
+            break
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError(f"{where}: there is no such setting.{hint} There are: {', '.join(known)}.")
+
+
+def in_other_sections(key, schema, cutoff, option):
+    """Where a setting near `key` stands, by its present name or another trainer's, ["train.horizon"]; option: as the
+    command line has it, ["--train.horizon"]."""
+    names = [("" if section == "base" else f"{section}.") + f.name
+             for section, cls in schema.items() for f in dataclasses.fields(cls)]  # fmt: skip
+    names = [*RENAMED.items(), *((name, name) for name in (*names, *(f"train.{name}" for name in SIZES)))]
+    near = difflib.get_close_matches(key, {old.rpartition(".")[2] for old, _ in names}, 1, cutoff)
+    found = {new.partition("=")[0] for old, new in names if old.rpartition(".")[2] in near}
+    return sorted("--" + name.replace("_", "-") if option else name for name in found)
+
+
+def check_names(args, *sections):
+    """ConfigError for a setting in these sections of `args` that does not exist, with the nearest ones; without
+    sections for all but env and train, which are checked where they are used, and for a section that does not exist."""
+    outside = [*SECTIONS, "env", "sweep", "env_name", *(f.name for f in dataclasses.fields(Base)), *OF_A_RUN]
+    for section in sections or ("base", *(name for name in SECTIONS if name != "train")):
+        known = outside if section == "base" else [f.name for f in dataclasses.fields(SECTIONS[section])]
+        for key in args if section == "base" else args.get(section, {}):
+            where = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
+            name = translate(section, key, known, where)
+            if name != key:
+                raise ConfigError(f"{where}: it is {name} now.")
 
 
 def read_ini(path, schema, values):
@@ -501,13 +540,14 @@ def read_ini(path, schema, values):
             values["sweep"].setdefault(section, {}).update(parser[section])
             continue
         if section not in schema:
-            raise ConfigError(f"{path} [{section}]: there is no such section. There are: {', '.join(schema)}, sweep.")
+            near = ocean.nearest(section, [*schema, "sweep"])
+            raise ConfigError(f"{path} [{section}]: there is no such section: {near}.")
         types = {f.name: f.type for f in dataclasses.fields(schema[section])}
         for key, text in parser[section].items():
             if (section, key) == ("base", "env_name"):
                 continue  # see find_config
             where = f"{path} [{section}] {key}"
-            key = translate(section, key, list(types), where)
+            key = translate(section, key, list(types), where, schema)
             values[section][key] = coerce(text, types[key], where)
 
 
@@ -608,9 +648,9 @@ def spell_out(schema, argv):
             section, dot, key = new.rpartition(".")
             if (section or "base") not in schema:
                 raise ConfigError(f"{name}: {REFUSED[section]}." if section in REFUSED else
-                                  f"{name}: there is no section {section!r}. There are: {', '.join(schema)}.")
+                                  f"{name}: there is no section {section!r}: {ocean.nearest(section, schema)}.")
             types = {f.name: f.type for f in dataclasses.fields(schema[section or "base"])}
-            key = translate(section or "base", key, list(types), name)
+            key = translate(section or "base", key, list(types), name, schema)
             if flag:  # it has no value, and stands for one
                 equals, value = flag, meant
             given, kind, name = name, types[key], "--" + (section + dot + key).replace("_", "-")
@@ -768,6 +808,7 @@ def parse_arguments(env_name, schema, values, argv):
 @out_of_memory("vec.num_envs, env.num_envs or vec.total_agents")
 def load_env(env_name, args):
     """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
+    check_names(args, "vec")
     env_name, vec = find_config(env_name)[0], args["vec"]
     env = load_creator(env_name) or load_library(env_name)
     if isinstance(env, ocean.Library) and vec["backend"] not in ("auto", "native"):
@@ -1000,7 +1041,8 @@ def check_train(config, vecenv, policy, agents, group):
             c[key] = value
         else:
             name = translate("train", key, list(types), f"train.{key}")
-            c[name] = coerce(value, types[name], f"train.{key}")
+            given = name in ("optimizer", "loss") and callable(value)  # the object itself
+            c[name] = value if given else coerce(value, types[name], f"train.{key}")
 
     def need(right, key, what):
         if not right:
@@ -1046,13 +1088,27 @@ def own_optimizer(train):
     return train["optimizer"] not in ("muon", "adam")
 
 
+def named(value):
+    """A setting as config.json has it: of an object that a script gave, where it is from."""
+    if not callable(value):
+        return value
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
 def check_own(c, need):
     """ConfigError for an optimizer or a loss of one's own that is not there or cannot be used."""
-    need(c["loss"] is None or ".py:" in c["loss"], "loss", "must be path/to/file.py:function")
     if c["loss"]:
-        load_attribute("train.loss", c["loss"])
+        need(callable(load_attribute("train.loss", c["loss"])), "loss", "must be a function, as train.loss has it")
     if own_optimizer(c):
-        closure = inspect.signature(load_attribute("train.optimizer", c["optimizer"]).step).parameters.get("closure")
+        own = load_attribute("train.optimizer", c["optimizer"])
+        need(isinstance(own, type) and issubclass(own, torch.optim.Optimizer), "optimizer",
+             f"must be a class of torch.optim.Optimizer's kind, it is a {type(own).__name__}; to change what one is "
+             "made with, give a subclass whose __init__ takes (parameters, lr)")
+        need("lr" in inspect.signature(own).parameters or any(
+            p.kind is p.VAR_KEYWORD for p in inspect.signature(own).parameters.values()), "optimizer",
+             "is made as Class(parameters, lr=learning_rate), but takes no lr")
+        closure = inspect.signature(own.step).parameters.get("closure")
         need(closure is None or closure.default is not closure.empty, "optimizer",
              "its step must do without a closure: the gradients are there when it is called")
 
@@ -1063,6 +1119,7 @@ POLICIES = ("auto", "default", "feed-forward", "board", "impala")  # the names o
 @out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
+    check_names(args, "policy", "rnn")
     torch.manual_seed(args["train"]["seed"])
     name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
     kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name in ("default", "auto") else "none")
@@ -1172,7 +1229,18 @@ def make_network(name, env, hidden, encoded, normalize):
         cls = load_attribute("policy.name", name, POLICIES) if own else ours
         takes = inspect.signature(cls).parameters
         sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-        return cls(env, hidden_size=hidden) if sized else cls(env)
+        options = {"hidden_size": hidden} if sized else {}
+        try:
+            inspect.signature(cls).bind(env, **options)
+        except TypeError as error:
+            raise ConfigError(f"policy.name = {name}: is called with (env{', hidden_size' * sized}), but takes "
+                              f"{inspect.signature(cls)} ({error}); env has single_observation_space and "
+                              "single_action_space.") from None
+        network = cls(env, **options)
+        if not isinstance(network, torch.nn.Module):
+            raise ConfigError(f"policy.name = {name}: must make a torch.nn.Module, it made a "
+                              f"{type(network).__name__}.")
+        return network
     except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
         if own:
             raise
@@ -1180,12 +1248,17 @@ def make_network(name, env, hidden, encoded, normalize):
 
 
 def load_attribute(setting, name, others=()):
-    """What path/to/file.py:name stands for. setting: for the error; others: what it may be instead of a file."""
-    path, _, attribute = name.partition(".py:")
-    path = Path(path + ".py")
-    if not attribute or not path.exists():
+    """What path/to/file.py:name stands for, or the object itself that a script gave. setting: for the error; others:
+    what it may be instead of a file."""
+    if callable(name):
+        return name
+    path, _, attribute = name.removesuffix(":").partition(".py:")
+    path = Path(path.removesuffix(".py") + ".py")
+    whole = not attribute and name.removesuffix(":").endswith(".py")  # a file, and nothing in it
+    if not path.exists() or not (attribute or whole):
         known = "".join(f"{other}, " for other in others[:-1]) + f"{others[-1]} or " if others else ""
-        raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists.")
+        raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists."
+                          + ("" if others else GIVEN))
     key = f"{path.resolve()} {path.stat().st_mtime_ns}"  # a file is run once, for all settings that name it
     if key not in sys.modules:
         spec = importlib.util.spec_from_file_location(key, path)
@@ -1196,8 +1269,11 @@ def load_attribute(setting, name, others=()):
             del sys.modules[key]
             raise
     module = sys.modules[key]
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{setting} = {name}: {path} has no {attribute}.")
+    if not attribute or not hasattr(module, attribute):
+        names = [key for key, value in vars(module).items()
+                 if callable(value) and getattr(value, "__module__", None) == module.__name__]
+        raise ConfigError(f"{setting} = {name}: " + (f"{path} has no {attribute}" if attribute else
+                          f"say what in that file, {path}:NAME") + f"; it has {', '.join(names) or 'none'}.")
     return getattr(module, attribute)
 
 

@@ -27,7 +27,7 @@ from torch import nn
 import kernels
 import models
 from arena import clock
-from configuration import ConfigError, load_attribute
+from configuration import ConfigError, load_attribute, named
 
 WORTH_THREADS = 1e8  # operations in one pass of a network from which on several threads share each product
 PASS = 2**22  # numbers of the widest tensor in one pass: of 16 MB each, a CPU's tensors are not mapped anew every time
@@ -66,7 +66,8 @@ class Autograd:
         self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
         self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
-        self.extra_names = [] if self.extra_loss is None else ["own_" + config["loss"].rpartition(":")[2]]
+        name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
+        self.extra_names = [f"own_{name}"] if name else []
         self.at_once = self._at_once()  # steps
         self.pool, self.num_learners = None, 1
 
@@ -298,7 +299,7 @@ class Autograd:
                                     **taken, returns=taken["advantages"] + taken["old_values"])  # fmt: skip
         extra = self.extra_loss(minibatch)
         if not isinstance(extra, torch.Tensor) or extra.numel() != 1:
-            raise ConfigError(f"train.loss = {self.config['loss']}: returned {type(extra).__name__} "
+            raise ConfigError(f"train.loss = {named(self.config['loss'])}: returned {type(extra).__name__} "
                               f"{tuple(getattr(extra, 'shape', ()))}; a tensor () is expected.")
         extra = extra.reshape(()) * (len(index) * T / self.config["minibatch_size"])
         self.sums[0, kernels.SUMS].add_(extra.detach())

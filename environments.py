@@ -48,6 +48,8 @@ def load_creator(name):
         return PettingZooCreator(name)
     if name.partition("/")[0] in FAMILIES and ".py:" not in name:
         return FamilyCreator(name)
+    if name.endswith(".py"):
+        name += ":"  # which says what there is
     return FileCreator(name) if ".py:" in name else None
 
 
@@ -269,7 +271,8 @@ class FileCreator:
     """path/to/file.py:callable, a class or function that makes an environment. ValueError where it is not there."""
 
     def __init__(self, name):
-        path, _, self.attribute = name.rpartition(":")
+        self._given, _, self.attribute = name.rpartition(":")
+        path = self._given
         self.path = os.path.abspath(path)
         self.name = f"{os.path.basename(path).removesuffix('.py')}_{self.attribute}"
         self._module = f"{self.name}_{zlib.crc32(os.fsencode(self.path)):08x}"  # two files may have one name
@@ -290,6 +293,9 @@ class FileCreator:
                 raise
         if not callable(getattr(module, self.attribute, None)):
             names = [key for key, value in vars(module).items() if callable(value) and value.__module__ == self._module]
+            if not self.attribute:
+                raise ValueError(f"{self._given}: say what in it makes the environment, {self._given}:"
+                                 f"{' or '.join(names) or 'NAME (there is no class or function in it)'}.")
             raise ValueError(f"{self.path} has no callable {self.attribute}; it has {', '.join(names) or 'none'}.")
         return getattr(module, self.attribute)
 

@@ -36,6 +36,11 @@ from torch import nn
 import emulation
 import kernels
 
+
+class NetworkFault(TypeError):
+    """What a network lacks or does that it must not; the message says what, what was expected, and what to do."""
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What a policy must produce, and initialisation
 
@@ -653,11 +658,22 @@ def decode(policy, hidden, *lookup):
     return _with_time(logits, *hidden.shape[:2]), value.reshape(*hidden.shape[:2], 1)
 
 
+def check_halves(policy, wrapper):
+    """NetworkFault for a network without the two methods that recurrent layers go between."""
+    missing = [name for name in ("encode_observations", "decode_actions") if not hasattr(policy, name)]
+    if missing:
+        raise NetworkFault(
+            f"{type(policy).__name__} has no {' and no '.join(missing)}: {type(wrapper).__name__} puts its layers "
+            "between encode_observations(observations) -> hidden and decode_actions(hidden) -> logits, value. Split "
+            "its forward into these two, as models.Default does, or let it do without (--rnn.name none).")
+
+
 class MinGRUWrapper(_Recurrent):
     """MinGRU layers between your policy's `encode_observations` and `decode_actions`."""
 
     def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
+        check_halves(policy, self)
         input_size, hidden_size = _widths(input_size, hidden_size)
         if input_size != hidden_size:
             raise ValueError(f"MinGRU's highway needs input_size = hidden_size, got {input_size} and {hidden_size}.")
@@ -688,6 +704,7 @@ class _TorchRecurrent(_Recurrent):
 
     def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
+        check_halves(policy, self)
         self.policy = policy
         self.input_size, self.hidden_size = _widths(input_size, hidden_size)
         self.num_layers = num_layers
@@ -822,7 +839,11 @@ def over_time(policy, observations, state, forward=None):
     if batch:
         form, given = "(B, *observation), a batch without time", observations.flatten(0, 1)
     with _shapes_explained(policy, form, given):
-        logits, value = forward(given) if plain else forward(given, state)
+        outputs = forward(given) if plain else forward(given, state)
+        try:
+            logits, value = outputs
+        except (TypeError, ValueError):
+            raise no_pair(policy, "forward", outputs) from None
         if batch:
             logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
         first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
@@ -831,6 +852,16 @@ def over_time(policy, observations, state, forward=None):
             raise RuntimeError(f"the shapes of logits and value are {tuple(first.shape)} and {tuple(value.shape)}, "
                                f"expected ({T}, {N}, actions) and ({T}, {N}, 1)")
     return logits, value
+
+
+def no_pair(policy, method, outputs):
+    """The NetworkFault of what is not (logits, value)."""
+    parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    got = [f"{type(one).__name__} {tuple(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
+           for one in parts]  # fmt: skip
+    got = f"a {got[0]}" if parts is not outputs else f"{len(parts)}: {', '.join(got)}"
+    return NetworkFault(f"{type(policy).__name__}.{method} must return (logits, value), got {got}; value is one number "
+                        "for each observation. (models.py says what a network must have)")
 
 
 def _with_time(logits, T, N):
@@ -862,7 +893,12 @@ def one_step(policy, observations, state):
     recurrent tensors, updated, and the flags of this step, (N,)."""
     if hasattr(policy, "forward_eval"):
         with _shapes_explained(policy, "(N, *observation), one step of N agents", observations):
-            return policy.forward_eval(observations, state)
+            outputs = policy.forward_eval(observations, state)
+        try:
+            logits, value = outputs
+        except (TypeError, ValueError):
+            raise no_pair(policy, "forward_eval", outputs) from None
+        return logits, value
     flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid") if state.get(name) is not None}
     timed = {**state, **flags}
     logits, value = over_time(policy, observations.unsqueeze(0), timed)

@@ -64,6 +64,7 @@ from configuration import (  # load_* for scripts
     Base,
     ConfigError,
     Train,
+    check_names,
     check_sizes,
     check_train,
     decide,
@@ -74,6 +75,7 @@ from configuration import (  # load_* for scripts
     load_config,
     load_env,
     load_policy,
+    named,
     out_of_memory,
     own_optimizer,
     sizes_of,
@@ -107,7 +109,7 @@ class PuffeRL:
         agents = self.ranks.gather(vecenv.num_agents)
         config = sizes_of({**config, **settings}, sum(agents))
         c = self.config = check_train(config, vecenv, policy, sum(agents), self.ranks)
-        own = {f.name: c[f.name] for f in dataclasses.fields(Train)}
+        own = {f.name: named(c[f.name]) for f in dataclasses.fields(Train)}
         c["use_rnn"] = hasattr(policy, "initial_state")
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
                      "versions": VERSIONS}
@@ -952,6 +954,7 @@ def train(env_name, args=None):
     """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder. args: from load_config,
     which is asked by default."""
     args, group = load_config(env_name) if args is None else args, ranks.connect()
+    check_names(args)
     if ranks.started():
         args["train"]["gpus"] = group.local_count
     say, shown, heard = print if group.rank == 0 else lambda *text, **options: None, 0.0, True

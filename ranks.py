@@ -211,6 +211,8 @@ class Ranks:
         """Before a trainer's rollout arrays are made: RankError for settings that differ between ranks, other random
         numbers for each rank's environments, rank 0's weights for all; rank 0 says what the numbers mean."""
         c, vecenv = trainer.config, trainer.vecenv
+        c = {key: getattr(value, "__qualname__", str(type(value))) if callable(value) else value
+             for key, value in c.items()}  # a script's own functions cannot be sent
         everybody = self.gather(c)
         for key in c.keys() - {"data_dir", "run_id", "log_interval", "keep"}:
             values = [other.get(key) for other in everybody]

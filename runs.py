@@ -432,7 +432,7 @@ def _fits(theirs, ours):
 def _check(trainer, saved, tensors, ours, path):
     """ConfigError, before anything is changed, for another optimizer or network, or numbers that cannot be."""
     before = saved["config"]["train"]["optimizer"]
-    if before != trainer.config["optimizer"]:
+    if before != trainer.args["train"]["optimizer"]:
         raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be changed at resume.")
     theirs, mine = _shapes(saved["model"]), _shapes(trainer.policy.state_dict())
     if theirs != mine:

@@ -47,6 +47,7 @@ WARM_UP = 2  # epochs that learn; compiling is not what is looked for
 
 def profile(env_name, args):
     """Trace args["profile"]["epochs"] epochs and print where their time went; returns the trace's path."""
+    configuration.check_names(args, "profile")
     settings, activities = args["profile"], [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -356,6 +356,59 @@ def test_a_file_that_is_not_there_is_named(setting):
         make_trainer(**{setting: "missing.py:name"})
 
 
+def test_an_object_of_ones_own_may_be_given_itself(tmp_path):
+    """A script holds the class or the function already; config.json says where it is from."""
+
+    def push(minibatch):
+        return 100 * minibatch.values.mean()
+
+    (tmp_path / "my_file.py").write_text("import torch\nclass SGD(torch.optim.SGD): ...\n"
+                                         "def push(minibatch):\n    return 100 * minibatch.values.mean()\n")
+    given = make_trainer(optimizer=torch.optim.SGD, loss=push, learning_rate=0.01)
+    assert given.args["train"]["optimizer"] == "torch.optim.sgd.SGD"
+    assert given.args["train"]["loss"].endswith("test_an_object_of_ones_own_may_be_given_itself.<locals>.push")
+    weights, extra = learn(given), given.losses["own_push_loss"]
+    by_file = make_trainer(optimizer=f"{tmp_path}/my_file.py:SGD", loss=f"{tmp_path}/my_file.py:push",
+                           learning_rate=0.01)
+    assert torch.equal(weights, learn(by_file)) and extra == by_file.losses["own_push_loss"]
+    trainer = make_trainer(optimizer=torch.optim.SGD, loss=push, learning_rate=0.01)
+    trainer.evaluate()
+    trainer.train()
+    trainer.save_checkpoint(tmp_path / "state.pt")
+    again = make_trainer(optimizer=torch.optim.SGD, loss=push, learning_rate=0.01)
+    again.load_checkpoint(tmp_path / "state.pt")
+    assert torch.equal(learn(again), learn(trainer))
+
+
+def test_a_run_with_an_object_of_ones_own_says_how_it_is_resumed():
+    for setting in ("optimizer", "loss"):
+        with pytest.raises(configuration.ConfigError, match=rf"train.{setting} = .?torch\.optim\.sgd.*resumed by its"):
+            make_trainer(**{setting: "torch.optim.sgd.SGD"})
+
+
+WRONG = """
+import functools, torch
+def make(parameters, lr):
+    return torch.optim.SGD(parameters, lr=lr)
+class NoRate(torch.optim.SGD):
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=1.0)
+number = 3
+"""
+
+
+@pytest.mark.parametrize(("setting", "name", "text"), [
+    ("optimizer", "make", r"must be a class of torch.optim.Optimizer's kind, it is a function"),
+    ("optimizer", "number", r"must be a class of torch.optim.Optimizer's kind, it is a int"),
+    ("optimizer", "NoRate", r"takes no lr"), ("loss", "number", r"must be a function"),
+    ("optimizer", "Mke", r"has no Mke; it has make, NoRate"),
+])  # fmt: skip
+def test_what_is_no_optimizer_or_loss_is_named(tmp_path, setting, name, text):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    with pytest.raises(configuration.ConfigError, match=rf"train.{setting} = .*{text}"):
+        make_trainer(**{setting: f"{tmp_path}/wrong.py:{name}"})
+
+
 OPTIMIZER = """
 import torch
 class MyOptimizer(torch.optim.SGD):

@@ -361,3 +361,15 @@ def test_check_takes_pettingzoo(capsys, monkeypatch):
     except SystemExit as error:
         pytest.skip(str(error))
     assert status == 0 and "no problem found" in capsys.readouterr().out
+
+
+def test_a_file_alone_says_what_is_in_it(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import gymnasium\nfrom os.path import join\ndef walk(): ...\nclass Walk(gymnasium.Env): ...\n")
+    for name in (str(path), f"{path}:"):
+        with pytest.raises(ValueError, match=r"say what in it makes the environment, .*mine.py:walk or Walk\."):
+            environments.load_creator(name)
+    with pytest.raises(ValueError, match="has no callable wolk; it has walk, Walk"):
+        environments.load_creator(f"{path}:wolk")
+    with pytest.raises(ValueError, match="no such file"):
+        environments.load_creator("missing.py")

@@ -10,9 +10,11 @@ import reference
 import torch
 
 import compiled
+import configuration
 import fused
 import kernels
 import models
+import pufferl
 
 both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])  # here fused is on a CPU
 
@@ -353,3 +355,53 @@ def test_impala_reads_the_image_of_a_dict_and_needs_one():
     assert policy.forward_eval(flat[None])[0].shape == (1, 3) and policy.normalizer is not None
     with pytest.raises(TypeError, match=r"Impala reads images .* take policy.name auto"):
         models.Impala(environment())
+
+
+WRONG = """
+import torch
+class NoValue(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+    def forward(self, x):
+        return self.layer(x)
+class Three(NoValue):
+    def forward(self, x):
+        logits = self.layer(x)
+        return logits, logits[:, :1], None
+class NoValueInASstep(NoValue):
+    def forward(self, x, state):
+        logits = self.layer(x)
+        return logits, logits[..., :1]
+    def forward_eval(self, x, state):
+        return self.layer(x)
+class NoArgs(NoValue):
+    def __init__(self):
+        super().__init__(None)
+class NoEnv(NoValue):
+    def __init__(self, hidden_size):
+        super().__init__(None)
+def nothing(env):
+    return 3
+"""
+
+
+@pytest.mark.parametrize(("name", "options", "text"), [
+    ("NoValue", (), r"NoValue.forward must return \(logits, value\), got a Tensor \(\d+, 2\)"),
+    ("Three", (), r"Three.forward must return \(logits, value\), got 3: Tensor \(\d+, 2\), .*, NoneType"),
+    ("NoValueInASstep", (), r"forward_eval must return \(logits, value\), got a Tensor \(\d+, 2\)"),
+    ("NoValue", ("--rnn.name", "lstm"), "NoValue has no encode_observations and no decode_actions: LSTMWrapper puts"),
+    ("NoValue", ("--rnn.name", "mingru"), "NoValue has no encode_observations and no decode_actions: MinGRUWrapper"),
+    ("NoArgs", (), r"is called with \(env\), but takes \(\)"),
+    ("NoEnv", (), r"is called with \(env, hidden_size\), but takes \(hidden_size\)"),
+    ("nothing", (), "must make a torch.nn.Module, it made a int"),
+    ("NoVale", (), "has no NoVale; it has NoValue, Three, "),
+    ("", (), r"policy.name = .*wrong.py: say what in that file, .*wrong.py:NAME; it has NoValue, Three, "),
+])  # fmt: skip
+def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, options, text):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    args = pufferl.load_config("cartpole", ["--env.num-envs", "64", "--data-dir", str(tmp_path), "--policy.name",
+                                            f"{tmp_path}/wrong.py" + f":{name}" * bool(name), *options])  # fmt: skip
+    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=text) as error:
+        pufferl.train("cartpole", args)
+    assert configuration.in_words(error.value) == str(error.value)

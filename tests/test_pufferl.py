@@ -898,6 +898,49 @@ def test_a_batch_that_does_not_fit_is_refused(settings):
     vecenv.close()
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "near"),
+    [("policy", "hiden_size", "hidden_size"), ("rnn", "num_layer", "num_layers"), ("vec", "num_env", "num_envs"),
+     ("eval", "episode", "episodes"), ("profile", "epoch", "epochs"), (None, "trian", "train"),
+     (None, "wandb_project", "it is project now"), (None, "gamma", "train.gamma")],
+)  # fmt: skip
+def test_a_misspelt_key_in_a_scripts_configuration_is_refused(tmp_path, section, key, near):
+    args = pufferl.load_config("squared", ["--data-dir", str(tmp_path), "--env.num-envs", "4"])
+    (args if section is None else args[section])[key] = 3
+    message = rf"{key}.*{near}"
+    with pytest.raises(pufferl.ConfigError, match=message):
+        pufferl.train("squared", args)
+    assert not list(tmp_path.iterdir())
+    if section == "vec":
+        with pytest.raises(pufferl.ConfigError, match=message):
+            pufferl.load_env("squared", args)
+    if section in ("policy", "rnn"):
+        with vector.make("squared", 4) as vecenv, pytest.raises(pufferl.ConfigError, match=message):
+            pufferl.load_policy(args, vecenv)
+
+
+def test_a_runs_own_settings_train_again(tmp_path):
+    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64", "--train.total-timesteps", "4096"]
+    trainer = pufferl.train("squared", pufferl.load_config("squared", options))
+    saved = json.loads((trainer.run_folder / "config.json").read_text())
+    assert pufferl.train("squared", saved).global_step == trainer.global_step
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--learning-rate", r"Did you mean --train\.learning-rate\?"), ("--lr", r"Did you mean --train\.learning-rate\?"),
+     ("--n-steps", r"--train\.horizon\?"), ("--num-envs", r"--env\.num-envs or --vec\.num-envs\?"),
+     ("--batch-size", r"--train\.batch-size or --vec\.batch-size\?"), ("--learnin-rate", r"--train\.learning-rate\?"),
+     ("--policy.gamma", r"--train\.gamma\?"), ("--train.wandb", r"mean --wandb\?"),
+     ("--frameskip", r"--env\.frameskip\?"), ("--trian.gamma", "mean train"),
+     ("--train.learning-rat", "mean learning_rate")],
+)  # fmt: skip
+def test_an_option_without_its_section_is_found(option, hint):
+    with pytest.raises(pufferl.ConfigError, match=hint):
+        pufferl.load_config("breakout", [option, "1"])
+    assert pufferl.load_config("breakout", ["--train.lr", "0.5"])["train"]["learning_rate"] == 0.5
+
+
 def test_old_names_are_translated(tmp_path):
     trainer = make_trainer(tmp_path, num_steps=4, minibatch_size=32, update_epochs=2, adam_beta1=0.5)
     assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["momentum"]) == (4, 2.0, 0.5)

@@ -31,7 +31,7 @@ def recipe(tmp_path, monkeypatch):
 
 def test_every_recipe_has_a_test():
     here = Path(__file__).read_text()
-    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 16
+    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 17
     assert [title for title in RECIPES if f'"{title}"' not in here and not title.startswith("CleanRL")] == []
 
 
@@ -95,6 +95,54 @@ def test_several_seeds(recipe):
 def test_own_network(recipe):
     trainer = recipe("A network of your own")["trainer"]
     assert isinstance(trainer.policy, models.LSTMWrapper) and trainer.global_step == 4096
+
+
+def test_own_loss_and_optimizer(recipe):
+    names = recipe("A loss and an optimizer of your own")
+    trainer, seen = names["trainer"], names["seen"]
+    page = (ROOT / "docs/recipes.md").read_text()
+    told = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page.split("## A loss and an optimizer")[1], flags=re.M)
+    segments, T = trainer.segments, trainer.horizon
+    sizes = {"T": T, "M": segments}
+    assert {name for name, _ in told} - {"action_masks"} == set(vars(seen)), "every field stands on the page"
+    for name, shape in told:
+        if name != "action_masks":
+            expected = [sizes.get(word, word) for word in re.findall(r"\w+", shape.partition(")")[0])]
+            assert list(getattr(seen, name).shape)[:2] == expected[:2] == [T, segments], name
+            assert getattr(seen, name).dim() == len(shape.partition(")")[0].split(",")), name
+    assert seen.observations.shape == (T, segments, 4) and seen.logits.shape == (T, segments, 2)
+    assert isinstance(trainer.optimizer.optimizer, torch.optim.RMSprop) and names["losses"]["own_calm_loss"] != 0
+    assert trainer.args["train"]["loss"] == "recipe.calm"
+
+
+def test_batch_norm_and_dropout_are_in_training_mode(monkeypatch):
+    """As the page says: in rollouts and in learning, unless the network itself is told otherwise."""
+    import pufferl
+    import vector
+
+    class Watches(torch.nn.Module):
+        def __init__(self, env):
+            super().__init__()
+            self.layer, self.norm = torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(4)
+            self.modes = []
+
+        def forward(self, x):
+            self.modes.append((torch.is_grad_enabled(), self.training, self.norm.training))
+            outputs = self.layer(self.norm(x))
+            return outputs[:, :2], outputs[:, 2:]
+
+    env = vector.make("cartpole", num_envs=16)
+    policy = Watches(env)
+    trainer = pufferl.PuffeRL(env=env, policy=policy, horizon=8, minibatch_size=64, data_dir=None)
+    trainer.evaluate()
+    trainer.train()
+    assert set(policy.modes) == {(False, True, True), (True, True, True)}
+    policy.modes.clear()
+    policy.eval()
+    trainer.evaluate()
+    trainer.train()
+    assert set(policy.modes) == {(False, False, False), (True, False, False)}
+    trainer.release()
 
 
 def test_asymmetric_critic(recipe):
