@@ -806,8 +806,9 @@ def find_form(policy, space):
     """Remember of a network without memory that takes a state all the same, as PufferLib 3's do, whether its forward
     sees a batch (B, *observation) or time, (T, N, *observation): it is tried once, on zeros of the space, without any
     trace in the network or in torch's random numbers."""
+    known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
     ours = [kind.forward for kind in (Default, Encoded, Normalized, Board)]
-    if type(policy).forward in ours or is_plain(policy) or hasattr(policy, "initial_state") or hasattr(policy, "takes_batches"):
+    if known or is_plain(policy) or type(policy).forward in ours:
         return
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
