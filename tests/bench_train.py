@@ -169,6 +169,15 @@ def gpu_shares(trainer):
     return {"busy": busy / 1e6 / seconds, "copies": copies / 1e6, "kernels": (total - copies) / 1e6}
 
 
+def memory(trainer):
+    """{"bytes": what the trainer holds, "bytes_least": what it cannot do without}: the arrays that environments write,
+    five numbers an agent and step (log-probability, value, bootstrap, advantage, ratio), and weights, gradients and
+    momentum. The rest is scratch memory of the engine."""
+    rollout = sum(array.nbytes for array in vars(trainer.vecenv.storage).values() if array is not None)
+    least = rollout + 5 * 4 * trainer.batch_size + 3 * trainer.arena.flat("weights").nbytes
+    return {"bytes": rollout + trainer.arena.memory.nbytes, "bytes_least": least}
+
+
 def measure(a):
     """All figures of one setting, as a dict."""
     args = pufferl.load_config(a.env)
@@ -233,6 +242,7 @@ def measure(a):
         "seconds_stage": stages,
         "mflop_per_step": flops / trainer.batch_size / 1e6,
         "bytes_per_step": least / trainer.batch_size,
+        **memory(trainer),
     }
     if gpu:
         result |= {"gpu": torch.cuda.get_device_name(), "shares": gpu_shares(trainer)}
@@ -258,6 +268,7 @@ def show(r, repeats):
     print(
         f"  {'SPS / floor':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, {low:.2f} to {high:.2f}"
     )
+    print(f"  {'memory':28} {r['bytes'] / 1e6:9.1f} MB   {r['bytes'] / r['bytes_least']:.2f} of the least")
     for name, seconds in r["seconds_stage"].items():
         print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / r['seconds_epoch']:.0f}%")
     if "gpu" in r:
