@@ -293,17 +293,17 @@ class FlatAction:
         row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
         parts = iter(self.parts)
 
-        def nest(space):
+        def build(space):
             children = _children(space)
             if children is None:
                 leaf, first, count = next(parts)
                 if isinstance(leaf, spaces.Discrete):
                     return np.int64(row[first])
                 return row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
-            values = [nest(sub) for _, _, sub in children]
+            values = [build(sub) for _, _, sub in children]
             return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
 
-        return nest(self.space)
+        return build(self.space)
 
     def flatten(self, action):
         """The row that `unflatten` turns into this action."""
