@@ -293,17 +293,17 @@ class FlatAction:
         row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
         parts = iter(self.parts)
 
-        def nest(space):
+        def build(space):
             children = _children(space)
             if children is None:
                 leaf, first, count = next(parts)
                 if isinstance(leaf, spaces.Discrete):
                     return np.int64(row[first])
                 return row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
-            values = [nest(sub) for _, _, sub in children]
+            values = [build(sub) for _, _, sub in children]
             return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
 
-        return nest(self.space)
+        return build(self.space)
 
     def flatten(self, action):
         """The row that `unflatten` turns into this action."""
@@ -373,7 +373,10 @@ def check_value(space, value, what):
             raise Fault(f"{what} breaks its space: expected {space}, got {_describe(value)}.")
         return
     dtype, shape, low, high = _leaf(space)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        raise Fault(f"{what} breaks its space: expected {space}, got {_describe(value)}.") from None
     if array.shape != shape:
         raise Fault(
             f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; correct the space "
@@ -750,22 +753,25 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         return observation, reward, terminated, truncated, info
 
     def _check(self, call, observation, reward, terminated, truncated):
-        if call not in self._unchecked:
-            return
-        self._unchecked.discard(call)
-        check_value(
-            self.env_single_observation_space, observation, f"{self.env}: the observation of the first {call}()"
-        )
+        if call in self._unchecked:
+            self._unchecked.discard(call)
+            self.check_returned(f"of the first {call}()", observation, reward, terminated, truncated)
+
+    def check_returned(self, when, observation, reward=0.0, terminated=False, truncated=False, info=None):
+        """Raise a Fault if what a step or reset returned is not what the spaces and Gymnasium say."""
+        check_value(self.env_single_observation_space, observation, f"{self.env}: the observation {when}")
         if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
             several = np.ndim(reward) == 1 and np.asarray(reward).dtype.kind in "biuf"
             raise Fault(
-                f"{self.env}: the reward of the first step() must be a number, got {_describe(reward)}."
+                f"{self.env}: the reward {when} must be a number, got {_describe(reward)}."
                 + (" If these are several aims or agents, make one number of them, in a file of yours, e.g. their sum: "
                    "gymnasium.wrappers.TransformReward(env, sum)." if several else "")
             )  # fmt: skip
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_ | int):
-                raise Fault(f"{self.env}: {name} of the first step() must be a bool, got {_describe(flag)}.")
+                raise Fault(f"{self.env}: {name} {when} must be a bool, got {_describe(flag)}.")
+        if not isinstance(info, dict | None):
+            raise Fault(f"{self.env}: the info {when} must be a dict, got {_describe(info)}.")
 
     def _write(self, target, i, observation):
         """Row i of `target` becomes the flat observation."""
@@ -941,6 +947,32 @@ class GymnasiumTogether:
             for env, target, observation, info in zip(self._envs, row.action_masks, seen, infos, strict=True):
                 env._action.write_mask(target, find_mask(observation, info))
         return ended
+
+
+RETURNED = ("observation", "reward", "terminated", "truncated", "info")
+
+
+def explain(error):
+    """The Fault that says what a Gymnasium environment returned if this file failed on it; None for another error. Only
+    what the first step and reset return is checked beforehand."""
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    inner = next((frame for frame in reversed(frames) if "numpy" not in frame.f_code.co_filename), None)
+    if inner is None or inner.f_code.co_filename != __file__:  # the environment's own
+        return None
+    try:
+        for known in (frame.f_locals for frame in reversed(frames)):
+            env = known.get("self")
+            if isinstance(env, GymnasiumTogether) and "results" in known:
+                for number, one, result in zip(env._numbers, env._envs, known["results"], strict=True):
+                    one.check_returned(f"of environment {number} in a later step()", *result)
+            elif isinstance(env, GymnasiumPufferEnv) and "observation" in known:
+                env.check_returned("of a later step()", **{name: known[name] for name in RETURNED if name in known})
+    except Fault as fault:
+        return fault.with_traceback(error.__traceback__)
+    return None
 
 
 class GymnasiumVectorPufferEnv:

@@ -135,12 +135,16 @@ def in_bytes(count):
 
 def spare_folder(what):
     """A folder of this user's for what is kept, where neither the project's nor the home can be written; says so."""
+    import stat
     import tempfile
 
     folder = Path(tempfile.gettempdir(), f"kept-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    if folder.stat().st_uid != os.getuid():  # code is loaded from it, so it must be nobody else's
+    found = folder.lstat()  # of a link itself, which somebody else may have put there
+    others_write = stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    # Code is loaded from it, so nobody else may write there.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or others_write:
         folder = Path(tempfile.mkdtemp())
     print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder can be written",
           file=sys.stderr)

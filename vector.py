@@ -1190,7 +1190,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     environment; or an instance, where num_envs is 1.
     backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a class of your own
     that is called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment
-    is made and its reset returns tensors.
+    is made, or a named one that holds num_envs itself, and its reset returns tensors. It then holds num_envs ×
+    env_kwargs["num_envs"].
     num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
     the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
     env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:

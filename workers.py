@@ -107,9 +107,15 @@ class Envs:
 
     def do(self, kind, number):
         """What a message asks: STEP row `number`, RESET with a seed (-1: without one), or RENDER an environment."""
-        if kind == RENDER:
-            return self.render(number)
-        return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
+        try:
+            if kind == RENDER:
+                return self.render(number)
+            return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
+        except Exception as error:
+            fault = None if isinstance(error, emulation.Fault) else emulation.explain(error)
+            if fault is None:
+                raise
+            raise fault from None
 
     @staticmethod
     def _clear(row):

@@ -90,12 +90,16 @@ class Envs:
 
     def step(self, actions):
         """Steps with actions (num_agents, dims). Returns which agents' episodes ended, (num_agents,) bool, or None if
-        none did. ValueError for an action outside its space, TypeError for floats where integers are asked for."""
+        none did. ValueError for a choice that there is not and for NaN, TypeError for floats where integers are asked
+        for, gymnasium.error.ResetNeeded if no episode is running. Floats out of bounds are the environment's to clamp.
+        """
         if self.state != "running":
             raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running")
         if self.heads is not None and ((actions < 0) | (actions >= self.heads)).any():
             raise ValueError(f"{self.library.name}: actions lie within 0 .. {(self.heads[0] - 1).tolist()}, "
                              f"got {actions.min()} .. {actions.max()}")  # fmt: skip
+        if self.heads is None and (actions != actions).any():  # as NaN alone
+            raise ValueError(f"{self.library.name}: an action is NaN; actions must be numbers")
         np.copyto(self.actions, actions, "same_kind")
         self._new_arrays()
         self.envs.step(self._rows)
@@ -174,7 +178,8 @@ class OceanEnv(gymnasium.Env):
         return {} if self._envs.action_masks is None else {"action_mask": self._envs.action_masks[0]}
 
     def step(self, action):
-        """ValueError for an action that is not in the action space, RuntimeError after an episode's end."""
+        """ValueError for an action of another shape than the action space, a choice that there is not and NaN;
+        gymnasium.error.ResetNeeded after an episode's end. A float out of bounds is the environment's to clamp."""
         envs, action = self._envs, np.asarray(action)
         if action.shape != self.action_space.shape:
             raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}")
@@ -218,7 +223,8 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
         return {} if masks is None else {"action_mask": masks, "_action_mask": np.ones(self.num_envs, bool)}
 
     def step(self, actions):
-        """ValueError for actions of another shape than the action space, or outside it."""
+        """ValueError for actions of another shape than the action space, a choice that there is not and NaN. Floats
+        out of bounds are the environment's to clamp."""
         envs, actions = self._envs, np.asarray(actions)
         if actions.shape != self.action_space.shape:
             raise ValueError(f"actions have shape {self.action_space.shape}, got {actions.shape}")
@@ -285,8 +291,8 @@ class OceanParallelEnv(ParallelEnv or object):
 
     def step(self, actions):
         """Steps with {agent: action} of all that are in `agents`. The last infos of agents whose episodes end in one
-        step have the same statistics, the means of their episodes. ValueError for an agent without an action, or an
-        action outside its space."""
+        step have the same statistics, the means of their episodes. ValueError for an agent without an action, a choice
+        that there is not and NaN; gymnasium.error.ResetNeeded if all have left."""
         envs = self._envs
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:

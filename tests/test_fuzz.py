@@ -19,7 +19,7 @@ def fuzz(*options, timeout):
     return json.loads(process.stdout.splitlines()[-1]), said
 
 
-KINDS = ["command line", "ini", "checkpoint", "in C", "messages"]
+KINDS = ["command line", "ini", "checkpoint", "environment", "in C", "messages"]
 
 
 def test_a_few_made_up_cases():

@@ -111,6 +111,19 @@ def test_wrong_actions_and_calls_are_refused():
         envs.step(np.zeros((2, 2), int))
 
 
+def test_a_nan_is_refused_and_a_float_out_of_bounds_is_clamped():
+    env, envs = gymnasium.make("puffer/Pendulum-v0").unwrapped, gymnasium.make_vec("puffer/Pendulum-v0", num_envs=2)
+    shape = env.action_space.shape
+    for one, lead in ((env, ()), (envs, (2,))):
+        one.reset(seed=0)
+        with pytest.raises(ValueError, match="pendulum: an action is NaN"):
+            one.step(np.full((*lead, *shape), np.nan, np.float32))
+    far = env.step(np.full(shape, 50, np.float32))
+    env.reset(seed=0)
+    np.testing.assert_array_equal(far[0], env.step(env.action_space.high)[0])
+    envs.close()
+
+
 def test_an_action_is_missing():
     pytest.importorskip("pettingzoo")
     world = ocean.gymnasium.parallel_env("target", num_agents=2)

@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -188,3 +189,17 @@ def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
     assert processes.available_memory() == 1_500_000 < before
     (tmp_path / "memory.max").write_text("max")
     assert processes.available_memory() > 1_500_000
+
+
+def test_kept_code_lies_where_nobody_else_can_put_any(tmp_path, monkeypatch, capsys):
+    """A link that somebody else made leads elsewhere, and a folder that others may write to is not taken."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    known = tmp_path / f"kept-{os.getuid()}"
+    assert processes.spare_folder("kernels are") == known == processes.spare_folder("kernels are")
+    known.chmod(0o777)
+    assert processes.spare_folder("kernels are") != known
+    known.rmdir()
+    (tmp_path / "other").mkdir()
+    known.symlink_to(tmp_path / "other")
+    assert processes.spare_folder("kernels are") not in (known, tmp_path / "other")
+    assert "kernels are kept in" in capsys.readouterr().err

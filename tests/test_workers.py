@@ -106,6 +106,43 @@ def test_a_wrong_shape_after_many_steps_is_named():
                 vecenv.step(np.ones(2, int))
 
 
+LATE = [("reward", "x", "reward of environment 1 in a later step.* must be a number, got 'x'"),
+        ("reward", 10**400, "reward .* must be a number, got 1000"),
+        ("terminated", np.zeros(2), r"terminated .* must be a bool, got array\(\[0., 0.\]\)"),
+        ("info", 5, "info .* must be a dict, got 5"), ("observation", {"a": 1}, "observation .* breaks its space"),
+        ("observation", [[1], [2, 3]], "observation .* breaks its space"),
+        ("observation", "text", "observation .* breaks its space")]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("what, value, words", LATE)
+def test_what_a_later_step_returns_wrong_is_named(what, value, words, workers):
+    class Late(gymnasium.Env):
+        observation_space, action_space = spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(2)
+
+        def __init__(self, wrong=False):
+            self.wrong = wrong
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return np.zeros(3, np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            returned = {"observation": np.ones(3, np.float32), "reward": 1.0,
+                        "terminated": what == "info" and self.t == 5, "truncated": False, "info": {}}  # fmt: skip
+            if self.wrong and self.t == 5:
+                returned[what] = value
+            return tuple(returned.values())
+
+    backend = {"backend": Serial} if workers == 1 else {"backend": Multiprocessing, "num_workers": 2}
+    vecenv = vector.make(Late, 2, env_kwargs=[{}, {"wrong": True}], **backend)
+    with vecenv, pytest.raises(emulation.Fault, match=words):
+        vecenv.reset(seed=0)
+        for _ in range(6):
+            vecenv.step(np.ones(2, int))
+
+
 class Loose(gymnasium.Env):
     """Its reward may be an array of one, its reset may give the observation alone."""
 
