@@ -942,8 +942,8 @@ def describe(trainer, args, facts):
         speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
     yield (f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
            f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {trainer.vecenv.num_workers} "
-           f"workers; engine {trainer.engine.name}, rollout {trainer.engine.rollout_name}; run folder "
-           f"{trainer.run_folder}")
+           f"workers; engine {trainer.engine.name}, rollout {trainer.engine.rollout_name}; "
+           + ("nothing is written" if trainer.run_folder is None else f"run folder {trainer.run_folder}"))
     yield f"network: {models.describe(trainer.policy)}{speed}"
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
@@ -959,7 +959,7 @@ def train(env_name, args=None):
         args["train"]["gpus"] = group.local_count
     say, shown, heard = print if group.rank == 0 else lambda *text, **options: None, 0.0, True
     compiling.announce = lambda: say("compiling kernels, which happens once", flush=True)
-    if not args["resume"]:
+    if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
     trainer, facts = make_trainer(env_name, args)
 
@@ -998,6 +998,8 @@ def train(env_name, args=None):
     model = trainer.close()
     speed = trainer.global_step / trainer.uptime
     say(f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({speed:,.0f} steps/s)")
+    if trainer.run_folder is None:
+        return trainer
     say(f"checkpoint   {model}")
     if args["logger"] == "tensorboard":
         say(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")

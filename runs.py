@@ -224,14 +224,14 @@ class NeptuneLogger(NoLogger):
 
 
 def make_logger(args, folder, first_step=0):
-    """The loggers that the base section asks for, as one. folder: the run's, which ends in the run's id.
-    Raises ImportError and ValueError as the loggers do."""
-    loggers, folder = [], Path(folder)
-    if args["logger"] == "tensorboard":
-        loggers.append(TensorBoardLogger(folder / "tensorboard", first_step))
-    common = {"name": folder.name, "group": args["group"], "tag": args["tag"], "run_id": folder.name}
+    """The loggers that the base section asks for, as one. folder: the run's, which ends in the run's id; None: they
+    write nothing there. Raises ImportError and ValueError as the loggers do."""
+    loggers, name = [], folder and Path(folder).name
+    if args["logger"] == "tensorboard" and folder is not None:
+        loggers.append(TensorBoardLogger(Path(folder) / "tensorboard", first_step))
+    common = {"name": name, "group": args["group"], "tag": args["tag"], "run_id": name}
     if args["wandb"]:
-        loggers.append(WandbLogger(args["project"], args["entity"], folder=str(folder), **common))
+        loggers.append(WandbLogger(args["project"], args["entity"], folder=folder and str(folder), **common))
     if args["neptune"]:
         loggers.append(NeptuneLogger(f"{args['entity']}/{args['project']}" if args["entity"] else None, **common))
     return Several(loggers)
