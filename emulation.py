@@ -429,8 +429,8 @@ def check_info(info, what):
     """Raise a Fault unless `info`, the last of what `step` or `reset` returned, is a dict."""
     if not hasattr(info, "keys"):
         raise Fault(f"{what} returned as its info, which comes last, {_describe(info)}; it must be a dict, {{}} if "
-                    "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old Gym's: "
-                    "observation, reward, done, info), reset observation, info.")
+                    "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old "
+                    "Gym's: observation, reward, done, info), reset observation, info.")
 
 
 def _modern_step(result, what):
