@@ -72,8 +72,8 @@ class Base:
     """Runs of one group belong together there."""
     tag: str | None = None
     """A label of the run there."""
-    data_dir: str = "experiments"
-    """Folder of the runs: checkpoints, logs, the resolved configuration."""
+    data_dir: str | None = "experiments"
+    """Folder of the runs: checkpoints, logs, the resolved configuration. none: nothing is written."""
 
 
 @dataclass
@@ -1282,6 +1282,8 @@ def find_run(path, data_dir, name, holding="model_*.pt"):
     `name`, environment and ini file, that holds a model (or another file)."""
     if path not in ("latest", "best"):
         return Path(path)
+    if data_dir is None:
+        raise ConfigError(f"{path}: with --data-dir none there are no runs to look through; name the run's folder.")
 
     def label(name):  # the same from whatever folder a header or a file in Python is named
         env_name, ini = find_config(name)

@@ -350,6 +350,7 @@ def find_mask(observation, info):
 # What environments return: the check of the first step, and infos
 
 
+CORRECT = "correct the space that the environment declares, or what it returns."
 HAIR = 1e-6  # of a bound, or of 1: what lies so little outside was rounded
 
 
@@ -361,29 +362,28 @@ def check_value(space, value, what):
         keys = [key for _, key, _ in children]
         if isinstance(space, spaces.Tuple):
             if not isinstance(value, tuple | list) or len(value) != len(keys):
-                raise Fault(f"{what} breaks its space: expected a tuple of {len(keys)}, got {_describe(value)}.")
+                raise Fault(f"{what} breaks its space: expected a tuple of {len(keys)}, got {_describe(value)}; "
+                            + CORRECT)
         elif not isinstance(value, dict) or set(value) != set(keys):
             got = f"keys {sorted(map(str, value))}" if isinstance(value, dict) else _describe(value)
-            raise Fault(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}.")
+            raise Fault(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}; "
+                        + CORRECT)
         for _, key, sub in children:
             check_value(sub, value[key], f"{what}[{key!r}]")
         return
     if isinstance(space, spaces.Text):
         if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
-            raise Fault(f"{what} breaks its space: expected {space}, got {_describe(value)}.")
+            raise Fault(f"{what} breaks its space: expected {space}, got {_describe(value)}; {CORRECT}")
         return
     dtype, shape, low, high = _leaf(space)
     try:
         array = np.asarray(value)
-    except ValueError:  # lists of several lengths
-        raise Fault(f"{what} breaks its space: expected {space}, got {_describe(value)}.") from None
+    except ValueError:  # parts of several shapes
+        raise Fault(f"{what} breaks its space: expected an array {shape}, got {_describe(value)}; {CORRECT}") from None
     if array.shape != shape:
-        raise Fault(
-            f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; correct the space "
-            "that the environment declares or the array that it returns."
-        )
+        raise Fault(f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; {CORRECT}")
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
-        raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}.")
+        raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
     outside = ~((array >= low) & (array <= high))
     if outside.any():
         with np.errstate(over="ignore", invalid="ignore"):
@@ -425,6 +425,14 @@ def numeric_scalars(info, prefix=""):
     return numbers
 
 
+def check_info(info, what):
+    """Raise a Fault unless `info`, the last of what `step` or `reset` returned, is a dict."""
+    if not hasattr(info, "keys"):
+        raise Fault(f"{what} returned as its info, which comes last, {_describe(info)}; it must be a dict, {{}} if "
+                    "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old "
+                    "Gym's: observation, reward, done, info), reset observation, info.")
+
+
 def _modern_step(result, what):
     """What `step` returned as Gymnasium's five; old Gym's four have a "done" and tell truncation in the info."""
     if len(result) == 5:
@@ -435,7 +443,11 @@ def _modern_step(result, what):
             "terminated, truncated, info (old Gym's 4)."
         )
     observation, reward, done, info = result
-    truncated = bool(done and info.get("TimeLimit.truncated", False))
+    try:
+        truncated = bool(done and info.get("TimeLimit.truncated", False))
+    except AttributeError:
+        check_info(info, f"{what}.step")
+        raise
     return observation, reward, bool(done) and not truncated, truncated, info
 
 
@@ -668,7 +680,12 @@ def new_rows(env, num_agents=None):
 
 
 def gymnasium_form(env):
-    """The environment if it is Gymnasium's and its reset takes a seed, else wrapped so that it is."""
+    """The environment if it is Gymnasium's and its reset takes a seed, else wrapped so that it is. Raises Fault for one
+    that declares no spaces."""
+    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+    if missing:
+        raise Fault(f"{_describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
+                    "it is made: self.observation_space = gymnasium.spaces.Box(...) in __init__, say.")
     parameters = inspect.signature(env.reset).parameters.values()
     takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
     return env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
@@ -731,6 +748,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         result = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
         self._pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         if not self._pair:
+            if type(result) is tuple and len(result) == 2 and result[1] is None:
+                check_info(None, f"{self.env}.reset")
             result = result, {}  # the observation alone, as old Gym's
         if self._unchecked:
             self._check("reset", result[0], 0.0, False, False)
@@ -742,6 +761,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._modern = len(result) == 5 and np.ndim(result[1]) == 0
         observation, reward, terminated, truncated, info = result = _modern_step(result, self.env)
         if self._unchecked:
+            check_info(info, f"{self.env}.step")
             self._check("step", *result[:4])
         if not self._modern:  # its reward may be an array of one
             reward = np.ravel(reward)[0]
@@ -826,6 +846,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
 def _last_info(info, episode_return, episode_length):
     """The info of an episode's last step, with what the episode was."""
+    check_info(info, "the last step of an episode")
     info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
@@ -863,7 +884,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x338ae81e
+    CHECKED = 0xa0cc5953
 
     @classmethod
     def of(cls, envs, numbers, rows):

@@ -122,7 +122,7 @@ class PuffeRL:
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
-        self._minibatches_owed, self._rate_factor, self._rolled_out = 0.0, 1.0, False
+        self._minibatches_owed, self._rate_factor, self._rolled_out, self._closed = 0.0, 1.0, False, False
         self._started, self.losses = clock(), {}
         self.statistics = Statistics(self.ranks.count)
         self.signs = signs.Signs(c, sum(agents))
@@ -202,6 +202,9 @@ class PuffeRL:
     def evaluate(self):
         """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
         that finished since the last log. train learns from the last one; others count as no steps."""
+        if self._closed:
+            raise RuntimeError("this trainer was closed, and its environments with it; make another one. With "
+                               "load_checkpoint(trainer.run_folder) it goes on where this one ended.")
         self.record()
         self._check_engine()
         self._rolled_out, begun = False, clock()
@@ -480,6 +483,7 @@ class PuffeRL:
 
     def release(self):
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
+        self._closed, self._rolled_out = True, False
         with contextlib.ExitStack() as stack:  # the rest ends if one of them raises
             for end in (self.vecenv.close, self.engine.release, self.logger.close):
                 stack.callback(end)
@@ -642,7 +646,15 @@ def what_is_what(config, vecenv, policy):
     if vecenv is None or policy is None:
         raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', num_envs=256), "
                           "policy=policy, learning_rate=0.01) or PuffeRL(config, vecenv, policy).")
-    return config or {}, make(vecenv) if isinstance(vecenv, emulation.PufferEnv) else vecenv, policy
+    vecenv = make(vecenv) if isinstance(vecenv, emulation.PufferEnv) else vecenv
+    for name, given, right, what in (
+            ("vecenv", vecenv, hasattr(vecenv, "num_agents") and not isinstance(vecenv, torch.nn.Module),
+             "what make or load_env gives"),
+            ("policy", policy, isinstance(policy, torch.nn.Module), "a torch.nn.Module")):  # fmt: skip
+        if not right:
+            raise ConfigError(f"PuffeRL(config, vecenv, policy): {name} is a {type(given).__name__}, expected {what}"
+                              + ("; the two are swapped." if isinstance(vecenv, torch.nn.Module) else "."))
+    return config or {}, vecenv, policy
 
 
 def check_policy(policy, vecenv, config):
@@ -942,8 +954,8 @@ def describe(trainer, args, facts):
         speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
     yield (f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
            f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {trainer.vecenv.num_workers} "
-           f"workers; engine {trainer.engine.name}, rollout {trainer.engine.rollout_name}; run folder "
-           f"{trainer.run_folder}")
+           f"workers; engine {trainer.engine.name}, rollout {trainer.engine.rollout_name}; "
+           + ("nothing is written" if trainer.run_folder is None else f"run folder {trainer.run_folder}"))
     yield f"network: {models.describe(trainer.policy)}{speed}"
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
@@ -959,7 +971,7 @@ def train(env_name, args=None):
         args["train"]["gpus"] = group.local_count
     say, shown, heard = print if group.rank == 0 else lambda *text, **options: None, 0.0, True
     compiling.announce = lambda: say("compiling kernels, which happens once", flush=True)
-    if not args["resume"]:
+    if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
     trainer, facts = make_trainer(env_name, args)
 
@@ -998,6 +1010,8 @@ def train(env_name, args=None):
     model = trainer.close()
     speed = trainer.global_step / trainer.uptime
     say(f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({speed:,.0f} steps/s)")
+    if trainer.run_folder is None:
+        return trainer
     say(f"checkpoint   {model}")
     if args["logger"] == "tensorboard":
         say(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")

@@ -144,9 +144,21 @@ class TensorBoardLogger(NoLogger):
         self._call("close")
 
 
+def asked_for(args, logger):
+    """The settings that load_config gave; TypeError for what is not one's project either."""
+    names = ("project", "entity", "group", "tag", "env_name")
+    missing = [name for name in names if name not in args] if isinstance(args, dict) else names
+    if missing:
+        got = f"a dict without {', '.join(missing)}" if isinstance(args, dict) else repr(args)
+        raise TypeError(f"{logger}: project must be a project's name, or the settings that load_config gives, got "
+                        f"{got}.")
+    return args
+
+
 class WandbLogger(NoLogger):
     """Weights & Biases (pip install wandb). The x axis is the step of all agents, `global_step`.
 
+    project: its name; or all settings, as load_config gives them, which say project, entity, group and tag.
     run_id: goes on with the run of that id if there is one. folder: where wandb keeps its files (default: ./wandb).
     Raises ImportError without the package and ValueError where it refuses to start, without a key say.
     """
@@ -157,6 +169,11 @@ class WandbLogger(NoLogger):
             import wandb
         except ImportError:
             raise ImportError("logging to Weights & Biases needs the package wandb: pip install wandb") from None
+        if not isinstance(project, str | None):
+            asked = asked_for(project, "WandbLogger")
+            project, config = asked["project"], project if config is None else config
+            entity, name, group, tag = (entity or asked["entity"], name or asked["env_name"], group or asked["group"],
+                                        tag or asked["tag"])  # fmt: skip
         self.wandb = wandb
         try:
             self.run = wandb.init(project=project, entity=entity, name=name, config=config, group=group, id=run_id,
@@ -182,7 +199,8 @@ class WandbLogger(NoLogger):
 
 
 class NeptuneLogger(NoLogger):
-    """Neptune (pip install neptune), project "workspace/project"; without api_token it is NEPTUNE_API_TOKEN.
+    """Neptune (pip install neptune), project "workspace/project", or all settings, as load_config gives them; without
+    api_token it is NEPTUNE_API_TOKEN.
 
     run_id: goes on with the run of that custom id if there is one. Raises ImportError without the package and
     ValueError where it refuses to start. The hosted service was announced to end in March 2026; servers of one's own
@@ -194,6 +212,10 @@ class NeptuneLogger(NoLogger):
             import neptune
         except ImportError:
             raise ImportError("logging to Neptune needs the package neptune: pip install neptune") from None
+        if not isinstance(project, str | None):
+            asked = asked_for(project, "NeptuneLogger")
+            project = f"{asked['entity']}/{asked['project']}" if asked["entity"] else None
+            name, group, tag = name or asked["env_name"], group or asked["group"], tag or asked["tag"]
         tags = [text for text in (tag, group) if text]
         offline = os.environ.get("NEPTUNE_MODE") == "offline"  # where a run cannot have an id of ours
         try:
@@ -224,14 +246,14 @@ class NeptuneLogger(NoLogger):
 
 
 def make_logger(args, folder, first_step=0):
-    """The loggers that the base section asks for, as one. folder: the run's, which ends in the run's id.
-    Raises ImportError and ValueError as the loggers do."""
-    loggers, folder = [], Path(folder)
-    if args["logger"] == "tensorboard":
-        loggers.append(TensorBoardLogger(folder / "tensorboard", first_step))
-    common = {"name": folder.name, "group": args["group"], "tag": args["tag"], "run_id": folder.name}
+    """The loggers that the base section asks for, as one. folder: the run's, which ends in the run's id; None: they
+    write nothing there. Raises ImportError and ValueError as the loggers do."""
+    loggers, name = [], folder and Path(folder).name
+    if args["logger"] == "tensorboard" and folder is not None:
+        loggers.append(TensorBoardLogger(Path(folder) / "tensorboard", first_step))
+    common = {"name": name, "group": args["group"], "tag": args["tag"], "run_id": name}
     if args["wandb"]:
-        loggers.append(WandbLogger(args["project"], args["entity"], folder=str(folder), **common))
+        loggers.append(WandbLogger(args["project"], args["entity"], folder=folder and str(folder), **common))
     if args["neptune"]:
         loggers.append(NeptuneLogger(f"{args['entity']}/{args['project']}" if args["entity"] else None, **common))
     return Several(loggers)

@@ -51,6 +51,8 @@ def profile(env_name, args):
     settings, activities = args["profile"], [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
+    if settings["output"] is None and args["data_dir"] is None:
+        raise pufferl.ConfigError("profile writes a trace, but --data-dir is none: --profile.output says where else.")
     vecenv = pufferl.load_env(env_name, args)
     pufferl.settle(env_name, args, vecenv)
     policy = pufferl.load_policy(args, vecenv, env_name)

@@ -725,6 +725,8 @@ class Runner:
 
         self.tuner, self.settings, self.options = tuner, settings, list(options)
         self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), pufferl.Interrupts()
+        if self.config["data_dir"] is None:
+            raise SpaceError("a sweep keeps its trials in --data-dir, which must not be none.")
         name = "_".join(filter(None, ("sweep", Path(self.config["env_name"]).stem, settings.name)))
         self.folder = Path(self.config["data_dir"]) / name
         self.ledger = Ledger(self.folder)

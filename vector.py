@@ -1270,8 +1270,7 @@ def _check_counts(env, backend, num_envs, num_workers, num_threads):
     processes.check_memory(num_envs * each, f"{num_envs:,} environments")
 
 
-OLD_KEYWORDS = {"zero_copy": "make had this one; nothing is copied now",
-                "overwork": "make had this one; there may be more workers than cores now"}  # fmt: skip
+OLD_KEYWORDS = {"zero_copy": "nothing is copied now", "overwork": "there may be more workers than cores now"}
 
 
 def _with_settings(env, env_kwargs, settings):
@@ -1279,8 +1278,11 @@ def _with_settings(env, env_kwargs, settings):
     known = _settings_of(next(iter(env), None) if isinstance(env, (list, tuple)) else env)
     for key in settings:
         if known is not None and key not in known:
-            old = f" ({OLD_KEYWORDS[key]})" if key in OLD_KEYWORDS else ""
-            raise ValueError(f"{_name(env)} has no setting {key!r}{old}: {ocean.nearest(key, known)}")
+            if key in OLD_KEYWORDS:
+                raise ValueError(f"make takes no {key} any more: {OLD_KEYWORDS[key]}. Leave it out.")
+            keywords = [name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY]
+            raise ValueError(f"{_name(env)} has no setting {key!r}: {ocean.nearest(key, [*known, *keywords], known)}; "
+                             f"make itself takes {', '.join(keywords)}")
     if not settings:
         return env_kwargs
     if isinstance(env_kwargs, list | tuple):

@@ -384,10 +384,11 @@ def _cache_folder():
     return processes.spare_folder("compiled environments are")
 
 
-def nearest(name, known):
+def nearest(name, known, listed=None):
+    """What is said of a name that is not among `known`; listed: those of them that are all told, if not all are."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}There are: {', '.join(known) or 'none'}"
+    return f"{hint}There are: {', '.join(known if listed is None else listed) or 'none'}"
 
 
 class _Image(ctypes.Structure):

@@ -815,3 +815,60 @@ def test_one_hot_and_plain_parts_hold_the_values():
     features = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
     assert features.tolist() == [[0, 1, 0, 0.5, -0.25]]
     assert not models.wants_encoding(SimpleNamespace(single_observation_space=layout.flat_space))
+
+
+class Returns(gymnasium.Env):
+    """An environment that returns what it is told to."""
+
+    observation_space, action_space = spaces.Box(0, 255, (2,), np.uint8), spaces.Discrete(2)
+
+    def __init__(self, step=None, reset=None):
+        seen = np.zeros(2, np.uint8)
+        self.results = step or (seen, 0.0, False, False, {}), reset or (seen, {})
+
+    def reset(self, seed=None, options=None):
+        return self.results[1]
+
+    def step(self, action):
+        return self.results[0]
+
+
+SEEN = np.zeros(2, np.uint8)
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize(("given", "text"), [
+    (lambda done: {"step": (SEEN, 0.0, done, False)}, r"returned as its info, which comes last, False \(bool\)"),
+    (lambda done: {"step": (SEEN, 0.0, done, None)}, r"returned as its info, which comes last, None \(NoneType\)"),
+    (lambda done: {"step": (SEEN, 0.0, done, False, None)}, r"comes last, None .* \{\} if there is nothing"),
+    (lambda done: {"reset": (SEEN, None)}, r"reset returned as its info, which comes last, None"),
+    (lambda done: {"reset": (SEEN, 3, {})}, r"expected an array \(2,\), got .*; correct the space"),
+    (lambda done: {"step": (SEEN.astype(np.float32), 0.0, done, False, {})}, r"uint8, got float32; correct the space"),
+])  # fmt: skip
+def test_what_an_environment_returns_in_the_wrong_place_is_told(given, text, done):
+    with pytest.raises(emulation.Fault, match=text), vector.make(lambda: Returns(**given(done))) as vecenv:
+        vecenv.reset()
+        vecenv.step(np.zeros(1, np.int32))
+
+
+def test_a_later_info_that_is_none_is_told():
+    env = Returns()
+    with vector.make(lambda: env) as vecenv:
+        vecenv.reset()
+        for _ in range(3):
+            vecenv.step(np.zeros(1, np.int32))
+        env.results = (SEEN, 0.0, True, False, None), env.results[1]
+        with pytest.raises(emulation.Fault, match=r"last step of an episode returned as its info.*None"):
+            vecenv.step(np.zeros(1, np.int32))
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_an_environment_without_a_space_is_named(name):
+    class NoSpace(gymnasium.Env):
+        def reset(self, seed=None, options=None): ...
+
+    other = {"observation_space": "action_space", "action_space": "observation_space"}[name]
+    env = NoSpace()
+    setattr(env, other, spaces.Discrete(2))
+    with pytest.raises(emulation.Fault, match=rf"NoSpace.* has no {name}; a Gymnasium environment declares both"):
+        vector.make(lambda: env)

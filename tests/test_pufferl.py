@@ -455,6 +455,29 @@ def test_evaluate_and_train_take_turns(tmp_path):
     trainer.release()
 
 
+def test_a_closed_trainer_says_so(tmp_path):
+    trainer = make_trainer(tmp_path)
+    run_epochs(trainer, 1)
+    trainer.evaluate()
+    trainer.close()
+    with pytest.raises(RuntimeError, match="call evaluate"):
+        trainer.train()
+    with pytest.raises(RuntimeError, match=r"this trainer was closed.*load_checkpoint"):
+        trainer.evaluate()
+
+
+def test_arguments_in_the_wrong_place_are_told():
+    with vector.make("cartpole", 4) as vecenv:
+        policy = models.MinGRUPolicy(vecenv)
+        for arguments in (({}, policy, vecenv), (policy, vecenv)):
+            with pytest.raises(pufferl.ConfigError, match=r"vecenv is a MinGRUPolicy, expected what make.*swapped"):
+                pufferl.PuffeRL(*arguments)
+        with pytest.raises(pufferl.ConfigError, match=r"policy is a dict, expected a torch.nn.Module\.$"):
+            pufferl.PuffeRL({}, vecenv, {})
+        with pytest.raises(pufferl.ConfigError, match=r"vecenv is a CartPoleEnv, expected what make or load_env gives"):
+            pufferl.PuffeRL({}, gymnasium.make("CartPole-v1").unwrapped, policy)
+
+
 @pytest.mark.parametrize("rollouts", [0, 1])
 def test_a_trainer_that_learnt_nothing_closes(tmp_path, rollouts):
     trainer = make_trainer(tmp_path)

@@ -17,6 +17,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
 import gymnasium
@@ -31,6 +32,8 @@ import configuration
 import models
 import pufferl
 import runs
+import speed
+import sweep
 import vector
 from pufferl import ConfigError, PuffeRL, make
 
@@ -498,6 +501,22 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("none", ["None", "none", "NONE"])
+def test_none_is_no_folder_on_the_command_line(tmp_path, monkeypatch, capsys, none):
+    monkeypatch.chdir(tmp_path)
+    options = ["--data-dir", none, "--env.num-envs", "64", "--train.total-timesteps", "4096"]
+    trainer = pufferl.train("squared", pufferl.load_config("squared", options))
+    assert trainer.run_folder is None and trainer.global_step >= 4096 and not list(tmp_path.iterdir())
+    told = capsys.readouterr().out
+    assert "; nothing is written" in told and "folder" not in told and "checkpoint" not in told
+    with pytest.raises(ConfigError, match=r"--data-dir none there are no runs"):
+        pufferl.train("squared", pufferl.load_config("squared", options) | {"load_model_path": "latest"})
+    with pytest.raises(ConfigError, match=r"--profile.output says where"):
+        speed.profile("squared", pufferl.load_config("squared", options))
+    with pytest.raises(ValueError, match="must not be none"):
+        sweep.Runner(SimpleNamespace(env_name="squared"), None, options)
 
 
 def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -152,6 +153,34 @@ def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(e["step"], e["losses/entropy"]) for e in entries] == [(10, 10.0), (20, 20.0), (30, 31.0)]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_logger_made_from_all_settings(tmp_path, monkeypatch):
+    """As PufferLib 3's scripts make it: WandbLogger(args)."""
+    asked = {}
+
+    class Told(Exception): ...
+
+    def init(**options):
+        asked.update(options)
+        raise Told
+
+    for package, start in (("wandb", "init"), ("neptune", "init_run")):
+        module = SimpleNamespace(**{start: init}, errors=SimpleNamespace(Error=OSError),
+                                 exceptions=SimpleNamespace(NeptuneException=OSError))  # fmt: skip
+        monkeypatch.setitem(sys.modules, package, module)
+    args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair", "--tag", "x"])
+    with pytest.raises(Told):
+        pufferl.WandbLogger(args)
+    expected = {"project": "p", "entity": "me", "name": "squared", "group": "pair", "tags": ["x"], "config": args}
+    assert {name: asked[name] for name in expected} == expected
+    with pytest.raises(Told):
+        pufferl.NeptuneLogger(args)
+    assert (asked["project"], asked["name"], asked["tags"]) == ("me/p", "squared", ["x", "pair"])
+    for logger in (pufferl.WandbLogger, pufferl.NeptuneLogger):
+        for wrong, text in (({"train": {}}, "got a dict without project, entity"), ([1], r"got \[1\]")):
+            with pytest.raises(TypeError, match=rf"{logger.__name__}: project must be .*load_config gives, {text}"):
+                logger(wrong)
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch, capsys):

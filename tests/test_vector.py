@@ -755,3 +755,9 @@ def test_shipped_configs_learn(name, seed, threshold, package, tmp_path):
     options += ["--load-model-path", "latest", "--eval.episodes", "64"]
     results = watch.evaluate(name, pufferl.load_config(name, options))
     assert results["score"][0] >= threshold
+
+
+def test_a_misspelt_keyword_of_makes_own_is_told():
+    for env in ("squared", "gym/CartPole-v1"):
+        with pytest.raises(ValueError, match=r"'batchsize': did you mean batch_size\?.*make itself takes num_w"):
+            vector.make(env, batchsize=2)
