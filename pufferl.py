@@ -124,8 +124,7 @@ class PuffeRL:
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
         self._minibatches_owed, self._rate_factor, self._rolled_out, self._closed = 0.0, 1.0, False, False
         self._started, self.losses = clock(), {}
-        self.statistics = Statistics(self.ranks.count)
-        self.signs = signs.Signs(c, sum(agents))
+        self.statistics, self.signs = Statistics(self.ranks.count), signs.Signs(c, sum(agents))
         self._dashboard = self._last_log = None
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         name = f"{self.env_name}_{self.ranks.share(run_id)}"
@@ -203,8 +202,7 @@ class PuffeRL:
         """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
         that finished since the last log. train learns from the last one; others count as no steps."""
         if self._closed:
-            raise RuntimeError("this trainer was closed, and its environments with it; make another one. With "
-                               "load_checkpoint(trainer.run_folder) it goes on where this one ended.")
+            raise RuntimeError("this trainer was closed, with its environments; another can load_checkpoint its folder.")
         self.record()
         self._check_engine()
         self._rolled_out, begun = False, clock()
