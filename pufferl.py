@@ -202,7 +202,7 @@ class PuffeRL:
         """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
         that finished since the last log. train learns from the last one; others count as no steps."""
         if self._closed:
-            raise RuntimeError("this trainer was closed, with its environments; another can load_checkpoint its folder.")
+            raise RuntimeError("this trainer was closed, with its environments; a new one may load_checkpoint its run.")
         self.record()
         self._check_engine()
         self._rolled_out, begun = False, clock()
