@@ -264,7 +264,9 @@ def _reason(error):
     if foreign:
         return f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
     told = "" if text.startswith("Weights only") else text.partition("\n")[0].partition(". ")[0]
-    return f"torch cannot read it: {told[:120] or type(error).__name__}"
+    if " " not in told:  # a character that it stumbled over, say
+        return "torch cannot read it: it is no file that torch.save wrote"
+    return f"torch cannot read it: {told[:120]}"
 
 
 MOST_LOOKED_AT = 20  # files beside a damaged one

@@ -483,7 +483,8 @@ def coerce(value, kind, where):
             return int(value)
     except (ValueError, TypeError, SyntaxError, OverflowError):
         pass
-    raise ConfigError(f"{where} = {value!r}: must be {'an' if kind is int else 'a'} {kind.__name__}.")
+    what = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+    raise ConfigError(f"{where} = {value!r}: must be {what}.")
 
 
 def translate(section, key, known, where, schema=SECTIONS):
@@ -876,7 +877,8 @@ def choose_copies(creator, section, steps):
 def divide_agents(total, agents, name):
     """Environments that hold `total` agents, at `agents` each."""
     if total < agents or total % agents:
-        raise ConfigError(f"vec.total_agents = {total}: one {name} has {agents} agents; take a multiple of that.")
+        raise ConfigError(f"vec.total_agents = {total}: one {name} has {plural(agents, 'agent')}; take a multiple of "
+                          "that.")
     return total // agents
 
 
@@ -927,6 +929,11 @@ def facts_of(vecenv, agents, steps):
     return Facts(agents, steps, vecenv.action_heads is not None, spaces, isinstance(vecenv, vector.Native))
 
 
+def plural(count, what):
+    """1 epoch, 2 epochs."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def power_of_two(x, low, high):
     """The largest power of two up to x, within low and high."""
     return int(min(high, max(low, 2 ** math.floor(math.log2(max(x, 1))))))
@@ -959,7 +966,8 @@ def decide(train, facts):
             divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
             value = min(divisors, key=lambda n: abs(math.log(n / value)))
         epochs = facts.steps / (value * facts.agents)
-        return value, f"{facts.agents:,} agents: {epochs:,.0f} epochs of {value * facts.agents:,} steps"
+        return value, (f"{plural(facts.agents, 'agent')}: {plural(round(epochs), 'epoch')} of "
+                       f"{value * facts.agents:,} steps")
 
     def replay_ratio():
         few = FEW_STEPS / facts.steps
@@ -977,7 +985,8 @@ def decide(train, facts):
         size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4), min(512, batch), 8192)
         size = max(c["horizon"], size // c["horizon"] * c["horizon"])
         updates = facts.steps * c["replay_ratio"] / size
-        return size, f"{batch * c['replay_ratio'] / size:.3g} updates an epoch, {updates:,.0f} in all"
+        each = float(f"{batch * c['replay_ratio'] / size:.3g}")
+        return size, f"{each:g} update{'s' * (each != 1)} an epoch, {updates:,.0f} in all"
 
     def learning_rate():
         value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)

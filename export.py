@@ -309,11 +309,12 @@ def export(env_name, args):
               f"to see it: python -m http.server --bind 127.0.0.1 -d {chosen['web']} 8000, then http://127.0.0.1:8000")
 
 
-def main(argv=None):
+def main(argv=None, program="export.py"):
+    """The command line; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
-        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else "export.py: which environment?")
+        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
     configuration.SECTIONS["export"] = Export
     try:
         export(argv[0], pufferl.load_config(argv[0], argv[1:]))
@@ -321,7 +322,7 @@ def main(argv=None):
         words = configuration.in_words(error)
         if words is None:
             raise
-        sys.exit(f"export.py: {words}")
+        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

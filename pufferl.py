@@ -78,6 +78,7 @@ from configuration import (  # load_* for scripts
     named,
     out_of_memory,
     own_optimizer,
+    plural,
     sizes_of,
 )  # fmt: skip
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
@@ -201,8 +202,7 @@ class PuffeRL:
     def evaluate(self):
         """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
         that finished since the last log. train learns from the last one; others count as no steps."""
-        if self._closed:
-            raise RuntimeError("this trainer was closed, with its environments; a new one may load_checkpoint its run.")
+        check_open(self)
         self.record()
         self._check_engine()
         self._rolled_out, begun = False, clock()
@@ -699,6 +699,13 @@ def adapted(trainer, kl):
     return min(RATE_FACTORS[1], max(RATE_FACTORS[0], factor * step))
 
 
+def check_open(trainer):
+    """RuntimeError if the trainer was closed."""
+    if trainer._closed:
+        raise RuntimeError("this trainer was closed, and its environments with it; make another one. With "
+                           "load_checkpoint(trainer.run_folder) it goes on where this one ended.")
+
+
 def check_norms(trainer, norms):
     """FloatingPointError that says what was not finite first, if a gradient norm is not."""
     if not all(map(math.isfinite, norms)):  # the gradient is everybody's, but one rank's numbers may be the cause
@@ -950,10 +957,13 @@ def describe(trainer, args, facts):
     if facts.learn_seconds is not None:
         seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
         speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
-    yield (f"{trainer.env_name}: {trainer.batch_size // trainer.horizon:,} agents × horizon {trainer.horizon} = "
-           f"{trainer.batch_size:,} steps an epoch, {trainer.total_epochs:,} epochs; {trainer.vecenv.num_workers} "
-           f"workers; engine {trainer.engine.name}, rollout {trainer.engine.rollout_name}; "
-           + ("nothing is written" if trainer.run_folder is None else f"run folder {trainer.run_folder}"))
+    elsewhere = getattr(trainer.vecenv, "num_processes", 1)
+    steps = f" and {elsewhere} processes of environments" if elsewhere > 1 else ""
+    folder = "nothing is written" if trainer.run_folder is None else f"run folder {trainer.run_folder}"
+    yield (f"{trainer.env_name}: {plural(trainer.batch_size // trainer.horizon, 'agent')} × horizon "
+           f"{trainer.horizon} = {trainer.batch_size:,} steps an epoch, {plural(trainer.total_epochs, 'epoch')}; "
+           f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, rollout "
+           f"{trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
@@ -1075,7 +1085,8 @@ def main(argv=None):
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")
         room = elsewhere[argv[0]]
-        return importlib.import_module(room).main(argv if room == "speed" else argv[1:])
+        verb = importlib.import_module(room).main
+        return verb(argv if room == "speed" else argv[1:], program=f"pufferl.py {argv[0]}")
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):

@@ -227,13 +227,13 @@ def autotune(env_name, seconds, argv):
     return best
 
 
-def main(argv=None):
-    """The command line: profile or autotune, an environment, settings."""
+def main(argv=None, program="speed.py"):
+    """The command line: profile or autotune, an environment, settings; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb, env_name = (*argv, "", "")[:2]
     if verb not in ("profile", "autotune") or not env_name or env_name.startswith("-"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
-        sys.exit(None if {"-h", "--help"} & set(argv) else "speed.py: profile or autotune, and which environment?")
+        sys.exit(None if {"-h", "--help"} & set(argv) else f"{program}: profile or autotune, and which environment?")
     try:
         if verb == "profile":
             return profile(env_name, configuration.load_config(env_name, argv[2:]))
@@ -245,8 +245,7 @@ def main(argv=None):
         words = configuration.in_words(error)
         if words is None and not isinstance(error, RuntimeError):
             raise
-        words = words or str(error)
-        sys.exit(f"speed.py: {words}")
+        sys.exit(f"{program}: {words or error}")
 
 
 if __name__ == "__main__":

@@ -1413,7 +1413,8 @@ def split_options(argv):
     return sweep, space, others
 
 
-def main(argv=None):
+def main(argv=None, program="protein.py"):
+    """The command line; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
@@ -1427,7 +1428,7 @@ def main(argv=None):
         else:
             sweep_command(argv[0], argv[1:])
     except (ImportError, ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:  # also a port
-        sys.exit(f"protein.py: {str(error) or type(error).__name__}")
+        sys.exit(f"{program}: {str(error) or type(error).__name__}")
 
 
 def sweep_command(env_name, argv):

@@ -966,14 +966,15 @@ def play(env_name, args):
         view.close()
 
 
-def main(argv=None):
+def main(argv=None, program="watch.py"):
+    """The command line; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = argv.pop(0) if argv[:1] == ["ship"] else "eval"
     if not argv or argv[0].startswith("-"):
         print(f"usage: python watch.py [ship] ENV [--section.key value ...]\n{__doc__}\n"
               f"environments: {', '.join(ocean.names())}")
         if not argv or argv[0] not in ("-h", "--help"):
-            sys.exit("watch.py: which environment?")
+            sys.exit(f"{program}: which environment?")
         return
     try:
         args = pufferl.load_config(argv[0], argv[1:])
@@ -985,7 +986,7 @@ def main(argv=None):
         words = configuration.in_words(error)
         if words is None:
             raise
-        sys.exit(f"watch.py: {words}")
+        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

@@ -96,8 +96,10 @@ class Envs:
         if self.state != "running":
             raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running")
         if self.heads is not None and ((actions < 0) | (actions >= self.heads)).any():
-            raise ValueError(f"{self.library.name}: actions lie within 0 .. {(self.heads[0] - 1).tolist()}, "
-                             f"got {actions.min()} .. {actions.max()}")  # fmt: skip
+            most = (self.heads[0] - 1).tolist()
+            got = " to ".join(str(one) for one in dict.fromkeys((actions.min(), actions.max())))
+            raise ValueError(f"{self.library.name}: actions lie within 0 and {most[0] if len(most) == 1 else most}, "
+                             f"got {got}")
         if self.heads is None and (actions != actions).any():  # as NaN alone
             raise ValueError(f"{self.library.name}: an action is NaN; actions must be numbers")
         np.copyto(self.actions, actions, "same_kind")

@@ -112,7 +112,7 @@ def flipped(path):
 
 def text(path):
     path.write_text("hello " * 100)
-    return "torch cannot read it"
+    return "torch cannot read it: it is no file that torch.save wrote"
 
 
 class Foreign:

@@ -610,7 +610,7 @@ def test_sizes_on_the_command_line():
     assert args["train"]["total_timesteps"] == 10 * 128 * 64
     for options, message in ((["--train.batch-size", "1000"], "there are 1024 agents"),
                              (["--train.batch-size", "32768", "--train.horizon", "64"], "but horizon is 64"),
-                             (["--train.batch-size", "many"], "must be an int")):  # fmt: skip
+                             (["--train.batch-size", "many"], "must be a whole number")):  # fmt: skip
         with pytest.raises(configuration.ConfigError, match=message):
             config_of(*options)
     with pytest.raises(configuration.ConfigError, match="give horizon or batch_size as well"):

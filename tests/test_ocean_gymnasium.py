@@ -96,13 +96,13 @@ def test_wrong_actions_and_calls_are_refused():
             one.reset(options={"reset_mask": np.array([True, False])})
         one.reset(seed=0)
     for action in (3, -1):
-        with pytest.raises(ValueError, match=re.escape("actions lie within 0 .. [2]")):
+        with pytest.raises(ValueError, match=f"actions lie within 0 and 2, got {action}$"):
             env.step(action)
     with pytest.raises(TypeError, match="same_kind"):
         env.step(1.0)
     with pytest.raises(ValueError, match=re.escape("shape (2, 2), got (2,)")):
         envs.step(np.zeros(2, int))
-    with pytest.raises(ValueError, match=re.escape("0 .. [2, 2]")):
+    with pytest.raises(ValueError, match=re.escape("0 and [2, 2], got 0 to 3")):
         envs.step(np.array([[0, 0], [0, 3]]))
     with pytest.raises(ValueError, match="render_mode is 'ansi'"):
         ocean.gymnasium.OceanEnv("breakout", render_mode="ansi")

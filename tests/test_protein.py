@@ -131,7 +131,7 @@ def test_fixed_settings_are_not_searched():
     for fixed, out in (({"train.total_timesteps": 1_000_000}, {"train.total_timesteps"}),
                        ({"train": {"num_steps": 32}}, {"train.horizon"}), ({"env.num_envs": 8}, {"vec.total_agents"})):
         assert set(everything) - set(searched(**fixed)) == out
-    for fixed, message in (({"train.gama": 1}, "Did you mean gamma"), ({"train.gamma": "x"}, "must be a float")):
+    for fixed, message in (({"train.gama": 1}, "Did you mean gamma"), ({"train.gamma": "x"}, "must be a number")):
         with pytest.raises(ValueError, match=message):
             searched(**fixed)
 

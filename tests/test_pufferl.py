@@ -1,5 +1,6 @@
 """The trainer: one epoch against the float64 reference, determinism, resume, configuration, the command line."""
 
+import dataclasses
 import json
 import math
 import os
@@ -736,7 +737,7 @@ def test_options_are_read_as_an_ini_is():
     train = args["train"]
     assert (train["total_timesteps"], train["reward_clip"], train["horizon"]) == (1_000_000, None, 16)
     assert args["wandb"] is True and args["rnn"]["name"] == "none"
-    for option, message in (("--train.gamma=high", r"--train\.gamma = 'high': must be a float"),
+    for option, message in (("--train.gamma=high", r"--train\.gamma = 'high': must be a number"),
                             ("--train.gama=1", "Did you mean gamma"), ("--trian.gamma=1", "no section 'trian'"),
                             ("--train.batch-size=1", "set vec.total_agents")):
         with pytest.raises(pufferl.ConfigError, match=message):
@@ -898,7 +899,7 @@ BAD = {
     "learning_rate": {"learning_rate": 0},
     "gamma": {"gamma": 1.5},
     "Did you mean learning_rate": {"learning_rat": 0.1},
-    "must be an int": {"horizon": 2.5},
+    "must be a whole number": {"horizon": 2.5}, "must be a number": {"gamma": "abc"},
     "must be one of muon, adam": {"optimizer": "sgd"},
     "vec.total_agents": {"batch_size": 3},
     "horizon or batch_size": {"num_iterations": 3, "horizon": "auto"},
@@ -975,7 +976,7 @@ def test_old_names_are_translated(tmp_path):
     [
         ("[train]\nlearning_rat = 1", "Did you mean learning_rate"),
         ("[trian]\ngamma = 1", r"\[trian\]"),
-        ("[train]\nhorizon = many", "must be an int"),
+        ("[train]\nhorizon = many", "must be a whole number"), ("[train]\nanneal_lr = 3", "must be true or false"),
         ("[env]\nframe_skip = 3", "frameskip"),
         ("gamma = 1", "no section headers"),
     ],
@@ -1060,6 +1061,28 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
     assert helped.returncode == 0 and "--train.learning-rate" in helped.stdout and "--env.distance" in helped.stdout
     wrong = run("train", "squarde", cwd=tmp_path)
     assert wrong.returncode != 0 and "squared" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize(("verb", "rest"), [
+    ("eval", ["squared", "--trian.gamma", "1"]), ("export", ["squared", "--x"]), ("profile", ["braekout"]),
+    ("eval", ["-x"]), ("sweep", ["braekout"])])  # fmt: skip
+def test_errors_begin_with_what_was_typed(verb, rest, capsys):
+    with pytest.raises(SystemExit) as error:
+        pufferl.main([verb, *rest])
+    assert str(error.value).startswith(f"pufferl.py {verb}: ")
+
+
+def test_one_of_a_thing_is_told_as_one(tmp_path, capsys):
+    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64", "--train.total-timesteps", "4096"]
+    pufferl.train("squared", pufferl.load_config("squared", [*options, "--vec.num-threads", "1"]))
+    told = capsys.readouterr().out
+    assert "an epoch, 1 epoch; 1 thread; engine" in told and "1 epochs" not in told and "1 updates" not in told
+    facts = configuration.Facts(agents=1, steps=64, discrete=True, spaces=[])
+    train = dataclasses.asdict(configuration.Train(horizon="auto", replay_ratio=1.0, minibatch_size="auto"))
+    reasons = [reason for _, reason in configuration.decide(train, facts).values()]
+    assert reasons[0] == "1 agent: 2 epochs of 32 steps" and reasons[1] == "1 update an epoch, 2 in all"
+    with pytest.raises(pufferl.ConfigError, match="one gym/CartPole-v1 has 1 agent;"):
+        configuration.divide_agents(0, 1, "gym/CartPole-v1")
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile"])
