@@ -72,7 +72,7 @@ class Play:
         vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None, "batch_size": None}
         args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
-        self.policy = pufferl.load_policy(args, self.vecenv, env_name)
+        self.policy = pufferl.load_policy(args, self.vecenv, env_name).eval()  # for batch norms and dropouts
         self.storage = self.vecenv.allocate(1)
         policy, agents = self.policy, self.vecenv.num_agents
         self.state = policy.initial_state(agents) if hasattr(policy, "initial_state") else {}

@@ -288,6 +288,27 @@ def test_an_environment_that_draws_nothing_says_so():
     view.close()
 
 
+DROPPING = """
+import torch
+import models
+
+class Dropping(models.Default):
+    def encode_observations(self, observations, state=None):
+        return torch.nn.functional.dropout(super().encode_observations(observations), 0.5, self.training)
+"""
+
+
+def test_a_policy_is_evaluated_without_dropout(tmp_path):
+    (tmp_path / "mine.py").write_text(DROPPING)
+    args = pufferl.load_config("squared", ["--policy.name", f"{tmp_path}/mine.py:Dropping"])
+    play = watch.Play("squared", args, 4, 0)
+    play.decide()
+    first = play.logits
+    play.decide()
+    assert torch.equal(first, play.logits) and not play.policy.training
+    play.vecenv.close()
+
+
 # -- the terminal -----------------------------------------------------------------------------------------------------
 
 
