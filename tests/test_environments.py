@@ -206,7 +206,8 @@ def test_what_an_environment_breaks_is_told_without_a_traceback(somebodys_packag
     command = [sys.executable, "pufferl.py", "train", "gym/somebodys_package:Two-v0", *options, "--data-dir"]
     result = subprocess.run([*command, str(somebodys_package)], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert "TransformReward(env, sum)" in result.stderr.splitlines()[-1]
+    *_, words, where = result.stderr.splitlines()
+    assert "TransformReward(env, sum)" in words and "environment 0 of gym/somebodys_package" in where
 
 
 def test_two_files_may_have_one_name(tmp_path):

@@ -917,7 +917,7 @@ def test_bad_settings_are_named_before_anything_starts(tmp_path, message, settin
 @pytest.mark.parametrize("settings", [{"batch_size": 12, "num_steps": 5}, {"batch_size": 9}, {"batch_size": 0}])
 def test_a_batch_that_does_not_fit_is_refused(settings):
     vecenv = vector.make("cartpole", 2)
-    with pytest.raises(pufferl.ConfigError, match=rf"batch_size = {settings['batch_size']}: .*there are 2 agents"):
+    with pytest.raises(pufferl.ConfigError, match=rf"batch_size = {settings['batch_size']}.* 2 agents"):
         pufferl.PuffeRL(env=vecenv, policy=models.MinGRUPolicy(vecenv), data_dir=None, **settings)
     vecenv.close()
 
