@@ -109,7 +109,8 @@ def test_a_wrong_shape_after_many_steps_is_named():
 LATE = [("reward", "x", "reward of environment 1 in a later step.* must be a number, got 'x'"),
         ("reward", 10**400, "reward .* must be a number, got 1000"),
         ("terminated", np.zeros(2), r"terminated .* must be a bool, got array\(\[0., 0.\]\)"),
-        ("info", 5, r"info, which comes last, 5 \(int\); it must be a dict"), ("observation", {"a": 1}, "observation .* breaks its space"),
+        ("info", 5, r"info, which comes last, 5 \(int\); it must be a dict"),
+        ("observation", {"a": 1}, "observation .* breaks its space"),
         ("observation", [[1], [2, 3]], "observation .* breaks its space"),
         ("observation", "text", "observation .* breaks its space")]  # fmt: skip
 
