@@ -1206,10 +1206,12 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env, num_workers, batch_size = _named(env), _number(num_workers), _number(batch_size)
     env_kwargs = _with_settings(env, env_kwargs, settings)
     backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend
-    _check_alone(backend, num_envs, num_workers, batch_size)
     if backend is Native:
         num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
     holds = not getattr(env, "takes_copies", True) and "num_envs" in env.settings  # as many as it is told
+    looks = holds and asked in (None, "auto") and backend in (Serial, Multiprocessing)  # it may be one for Tensors
+    if not looks:
+        _check_alone(backend, num_envs, num_workers, batch_size)
     if holds and backend is Tensors:
         num_envs, env_kwargs = 1, _all_in_one(num_envs, env_kwargs)
     _check_counts(env, asked, num_envs, num_workers, num_threads)
@@ -1221,12 +1223,11 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     else:
         creators, name = _creators(env, num_envs, env_args, env_kwargs)
     alone = backend is Serial and len(creators) == 1
-    if asked in (None, "auto") and (alone or (holds and backend in (Serial, Multiprocessing))):
-        made = emulation.build(*creators[0], seed)  # one may hold many, as tensors
+    if looks or (alone and asked in (None, "auto")):
+        made = emulation.build(*creators[0], seed)
         found = tensors.look(made, seed)
-        if found is not None:
-            backend = Tensors
-            _check_alone(backend, num_envs, num_workers, batch_size)
+        backend = backend if found is None else Tensors
+        _check_alone(backend, num_envs, num_workers, batch_size)
         if alone:
             creators = [(lambda: found or made, (), {})]
         else:
