@@ -974,9 +974,13 @@ def make_logger(kind, folder, config):
             logger = runs.WandbLogger(config["project"], config["entity"], name, record["settings"],
                                          group=folder.name, tag=record["status"], folder=str(folder))
         else:
+            from torch.utils.tensorboard.summary import hparams
+
             logger = runs.TensorBoardLogger(folder / "tensorboard" / name)
             last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
-            logger.writer.add_hparams(record["settings"], last, run_name=".")
+            for summary in hparams(record["settings"], last):  # add_hparams opens a second file, which may be read first
+                logger.writer.file_writer.add_summary(summary)
+            logger.log(last, 0)
         for progress, score, cost in record["curve"]:
             step = round(record["steps"] * progress / record["curve"][-1][0])
             logger.log({"sweep/score": score, "sweep/cost": cost}, step)

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_sweep import FAKE_SPACE, record
 
 import configuration
 import models
+from protein import Random
+from sweep import Ledger, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.M)[1:]
@@ -31,7 +34,7 @@ def recipe(tmp_path, monkeypatch):
 
 def test_every_recipe_has_a_test():
     here = Path(__file__).read_text()
-    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 17
+    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 21
     assert [title for title in RECIPES if f'"{title}"' not in here and not title.startswith("CleanRL")] == []
 
 
@@ -160,6 +163,67 @@ def test_own_logger(recipe, tmp_path):
     assert rows[0] == ["step", "score of cartpole"]
     assert [int(row[0]) for row in rows[1:]] == [1024, 2048, 3072, 4096, 5120]
     assert float(rows[-1][1]) > 5
+
+
+@pytest.mark.slow
+def test_attention_over_the_last_steps(recipe):
+    names = recipe("Attention over the last steps")
+    assert names["statistics"]["score"] > 0.9, "guessing gives 0.5"
+    env, policy = names["env"], names["policy"]
+    observations = torch.randn(9, 5, *env.single_observation_space.shape)
+    resets = torch.randint(0, 4, (9, 5)) == 0
+    whole, stepped = policy.initial_state(5), policy.initial_state(5)
+    logits, value = policy(observations, whole | {"resets": resets.to(torch.uint8)})
+    for t in range(9):
+        stepped["resets"] = resets[t].to(torch.uint8)
+        one, v = policy.forward_eval(observations[t], stepped)
+        assert torch.allclose(one, logits[t], atol=1e-5) and torch.allclose(v, value[t], atol=1e-5)
+
+
+@pytest.mark.slow  # MLflow's import alone takes seconds
+def test_mlflow(recipe, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="needs the package mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/runs")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run = recipe("Curves in MLflow")["trainer"].logger.run.info.run_id
+    kept = mlflow.MlflowClient(f"file:{tmp_path}/runs")
+    assert [point.step for point in kept.get_metric_history(run, "environment/score")] == [1024, 2048, 3072, 4096, 5120]
+    assert kept.get_run(run).data.params["train.total_timesteps"] == "5000"
+
+
+def test_hub(recipe, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub", reason="needs the package huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = tmp_path / "squared_20260101"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"env_name": "squared"}')
+    for name in ("model_squared_000001.pt", "model_squared_000002.pt"):
+        (folder / name).touch()
+    names = recipe("A policy on the Hugging Face Hub")
+    with pytest.raises(hub.errors.OfflineModeIsEnabled):
+        names["publish"](folder, "me/squared")
+    assert "watch squared --load-model-path model_squared_000002.pt" in (folder / "README.md").read_text()
+    sent = []
+    monkeypatch.setattr(hub.HfApi, "create_repo", lambda *arguments, **options: None)
+    monkeypatch.setattr(hub.HfApi, "upload_folder", lambda self, **options: sent.append(options))
+    names["publish"](folder, "me/squared")
+    assert sent[0]["repo_id"] == "me/squared" and sent[0]["folder_path"] == folder
+    found = {path.name for path in folder.iterdir()} & set(sent[0]["allow_patterns"])
+    assert found == {"README.md", "config.json", "model_squared_000002.pt"}
+
+
+def test_fronts_of_several_sweeps(recipe, tmp_path):
+    for name, factor in (("a", 1.0), ("b", 2.0)):
+        ledger = Ledger(tmp_path / name)
+        write_json(ledger.folder / "sweep.json", {"asked": {"env": "squared", "metric": "environment/score",
+                   "goal": "maximize", "cost": "performance/uptime"}, "options": [], "space": FAKE_SPACE})  # fmt: skip
+        tuner = Random(search_space=FAKE_SPACE)
+        for number, (score, cost) in enumerate([(0.2, 1.0), (0.1, 2.0), (0.6, 4.0)]):
+            claim = ledger.claim(settings=tuner.suggest())
+            ledger.finish(claim, record(number, factor * score, cost, **claim["settings"]))
+    figure = recipe("The fronts of several sweeps")["draw_fronts"](tmp_path / "a", tmp_path / "b")
+    points, front = figure.data[2:]
+    assert list(points.y) == [0.4, 0.2, 1.2] and list(front.x) == [1.0, 4.0] and list(front.y) == [0.4, 1.2]
 
 
 def test_notebook(recipe):

@@ -539,6 +539,7 @@ def test_tensorboard_holds_settings_and_curves(tmp_path):
 
     log_all("tensorboard", tmp_path)
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["00000"]
+    assert len(list((tmp_path / "tensorboard" / "00000").iterdir())) == 1  # of two files, either may be read first
     events = EventAccumulator(str(tmp_path / "tensorboard" / "00000")).Reload()
     curve = [(event.step, event.value) for event in events.Scalars("sweep/score")]
     assert curve == [(500, pytest.approx(0.5)), (1000, pytest.approx(0.9))]
