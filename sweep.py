@@ -978,7 +978,7 @@ def make_logger(kind, folder, config):
 
             logger = runs.TensorBoardLogger(folder / "tensorboard" / name)
             last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
-            for summary in hparams(record["settings"], last):  # add_hparams opens a second file, which may be read first
+            for summary in hparams(record["settings"], last):  # add_hparams would open a second file, maybe read first
                 logger.writer.file_writer.add_summary(summary)
             logger.log(last, 0)
         for progress, score, cost in record["curve"]:
