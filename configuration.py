@@ -1234,7 +1234,7 @@ def make_network(name, env, hidden, encoded, normalize):
             return models.Impala(env, hidden_size=hidden, normalize=normalize)
         if encoded:
             return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
-        ours = models.Board if name == "board" else models.Default
+        ours = models.Board if name == "board" else models.FeedForward
         cls = load_attribute("policy.name", name, POLICIES) if own else ours
         takes = inspect.signature(cls).parameters
         sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())

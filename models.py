@@ -1,16 +1,16 @@
 """The networks: the default MinGRU policy, a feed-forward one, and wrappers that make your own network recurrent.
 
-    policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)          # linear encoder, MinGRU layers, linear decoder
-    policy = Default(env, hidden_size=128)                      # feed-forward
+    policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)          # linear, MinGRU layers, linear
+    policy = FeedForward(env, hidden_size=128)                  # no memory; PufferLib calls it Default
     policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
     policy = Impala(env, hidden_size=256)                       # residual convolutions of images
     policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent;
                                                                 # GRUWrapper and MinGRUWrapper alike
-    agent = CleanRLAgent(Default(env))                          # for CleanRL's ppo.py; RecurrentCleanRLAgent(policy)
+    agent = CleanRLAgent(FeedForward(env))                      # for CleanRL's ppo.py; RecurrentCleanRLAgent(policy)
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
-`env` is anything with `single_observation_space` and `single_action_space`. To write your own network, copy `Default`
-and edit it. All the trainer asks of an nn.Module is
+`env` is anything with `single_observation_space` and `single_action_space`. To write your own network, copy
+`FeedForward` and edit it. All the trainer asks of an nn.Module is
 
     forward(observations) -> logits, value                  over a batch (B, ...), without memory; or, with one,
     forward(observations, state) -> logits, value           over (T, N, ...): T steps of N agents
@@ -314,7 +314,7 @@ class MinGRUPolicy(_Recurrent):
 Policy = MinGRUPolicy  # its name before
 
 
-class Default(nn.Module):
+class FeedForward(nn.Module):
     """A feed-forward policy for any flat observation; the template for your own: copy it and edit the two methods."""
 
     def __init__(self, env, hidden_size=128):
@@ -340,6 +340,9 @@ class Default(nn.Module):
     def decode_actions(self, hidden):
         """(..., hidden_size) -> logits and value."""
         return self.decoder.split(self.decoder(hidden))
+
+
+Default = FeedForward  # PufferLib's name; the default network here is MinGRUPolicy
 
 
 class Encoded(nn.Module):
@@ -409,7 +412,7 @@ class Encoded(nn.Module):
         """(B, *flat observation) -> (B, hidden_size)."""
         return self.encoder(self._features(observations))
 
-    forward, forward_eval, decode_actions = Default.forward, Default.forward_eval, Default.decode_actions
+    forward, forward_eval, decode_actions = FeedForward.forward, FeedForward.forward_eval, FeedForward.decode_actions
 
 
 class Impala(Encoded):
@@ -665,7 +668,7 @@ def check_halves(policy, wrapper):
         raise NetworkFault(
             f"{type(policy).__name__} has no {' and no '.join(missing)}: {type(wrapper).__name__} puts its layers "
             "between encode_observations(observations) -> hidden and decode_actions(hidden) -> logits, value. Split "
-            "its forward into these two, as models.Default does, or let it do without (--rnn.name none).")
+            "its forward into these two, as models.FeedForward does, or let it do without (--rnn.name none).")
 
 
 class MinGRUWrapper(_Recurrent):
@@ -807,7 +810,7 @@ def find_form(policy, space):
     sees a batch (B, *observation) or time, (T, N, *observation): it is tried once, on zeros of the space, without any
     trace in the network or in torch's random numbers."""
     known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
-    ours = [kind.forward for kind in (Default, Encoded, Normalized, Board)]
+    ours = [kind.forward for kind in (FeedForward, Encoded, Normalized, Board)]
     if known or is_plain(policy) or type(policy).forward in ours:
         return
     parameter = next(policy.parameters(), torch.zeros(()))

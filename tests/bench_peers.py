@@ -87,7 +87,7 @@ def stable_baselines3(a):
     hidden = a["hidden_size"]
 
     class Trunk(BaseFeaturesExtractor):
-        """Shared by policy and value, as in models.Default."""
+        """Shared by policy and value, as in models.FeedForward."""
 
         def __init__(self, space):
             super().__init__(space, hidden)

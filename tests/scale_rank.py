@@ -30,7 +30,7 @@ def make_trainer(case, num_envs, folder, **settings):
     if network == "fused":
         policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
     else:
-        policy = models.LSTMWrapper(vecenv, models.Default(vecenv, hidden_size=16), hidden_size=16)
+        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16), hidden_size=16)
     if ranks.connect().rank > 0:  # rank 0's weights must win
         for parameter in policy.parameters():
             parameter.data.add_(1.0)

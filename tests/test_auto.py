@@ -375,7 +375,7 @@ def cartpoles():
 def test_a_plain_network_sees_a_batch(normalised):
     with cartpoles() as vecenv:
         policy = Plain(vecenv.driver_env)
-        assert models.is_plain(policy) and not models.is_plain(models.Default(vecenv.driver_env))
+        assert models.is_plain(policy) and not models.is_plain(models.FeedForward(vecenv.driver_env))
         policy = models.Normalized(vecenv.driver_env, policy) if normalised else policy
         trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, policy)
         before = trainer.arena.flat("weights").clone()

@@ -24,7 +24,7 @@ def environment(action_space):
 @pytest.mark.parametrize("action_space", ACTIONS)
 def test_feed_forward(action_space):
     torch.manual_seed(0)
-    agent, x = models.CleanRLAgent(models.Default(environment(action_space), hidden_size=8)), torch.randn(7, 5)
+    agent, x = models.CleanRLAgent(models.FeedForward(environment(action_space), hidden_size=8)), torch.randn(7, 5)
     action, logprob, entropy, value = agent.get_action_and_value(x)
     assert action.shape == (7, *action_space.shape) and logprob.shape == entropy.shape == (7,) and value.shape == (7, 1)
     again = agent.get_action_and_value(x, action)
@@ -40,7 +40,7 @@ def test_recurrent_in_one_pass_or_step_by_step(action_space, wrapper):
     torch.manual_seed(0)
     env, T, N = environment(action_space), 6, 4
     policy = models.MinGRUPolicy(env, hidden_size=8) if wrapper == "mingru" else models.LSTMWrapper(
-        env, models.Default(env, hidden_size=8), hidden_size=8)  # fmt: skip
+        env, models.FeedForward(env, hidden_size=8), hidden_size=8)  # fmt: skip
     agent = models.RecurrentCleanRLAgent(policy)
     x, done, state = torch.randn(T, N, 5), torch.rand(T, N) < 0.3, agent.initial_state(N)
     steps = []

@@ -166,7 +166,7 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
     if network == "mingru":
         policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
     elif network == "lstm":
-        policy = models.LSTMWrapper(vecenv, models.Default(vecenv, 16), hidden_size=16)
+        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, 16), hidden_size=16)
     else:
         policy = network(vecenv)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
@@ -200,9 +200,9 @@ CASES = {
     "lstm": {"network": "lstm"},
     "lstm, truncated, in pieces": {"network": "lstm", "env": "cartpole", "env_kwargs": {"max_steps": 11},
                                    "max_minibatch_size": 64},
-    "feed-forward, adam": {"network": models.Default, "optimizer": "adam", "learning_rate": 0.001},
+    "feed-forward, adam": {"network": models.FeedForward, "optimizer": "adam", "learning_rate": 0.001},
     "encoded": {"network": models.Encoded, "env": "gym/FrozenLake-v1"},
-    "feed-forward, continuous": {"network": models.Default, "env": "cartpole", "env_kwargs": {"continuous": True}},
+    "feed-forward, continuous": {"network": models.FeedForward, "env": "cartpole", "env_kwargs": {"continuous": True}},
 }  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def test_bootstraps_are_set_where_an_episode_was_cut(device):
 
 
 def test_a_network_that_cannot_be_captured_runs_without(device, capsys):
-    class Waits(models.Default):
+    class Waits(models.FeedForward):
         def encode_observations(self, observations, state=None):
             hidden = super().encode_observations(observations)
             return hidden if hidden.sum().item() > -1e9 else -hidden
@@ -316,7 +316,7 @@ def test_an_error_of_the_driver_is_no_end_of_the_run(device, capsys, monkeypatch
 
 
 def test_a_network_whose_graph_differs_runs_without(device, capsys):
-    class Counts(models.Default):
+    class Counts(models.FeedForward):
         calls = 0
 
         def encode_observations(self, observations, state=None):
@@ -372,7 +372,7 @@ def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
-@pytest.mark.parametrize("network", ["mingru", models.Default], ids=["fused", "feed-forward"])
+@pytest.mark.parametrize("network", ["mingru", models.FeedForward], ids=["fused", "feed-forward"])
 def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer):
     trainer = make_trainer(network=network, cudagraphs=1, optimizer=optimizer, learning_rate=0.002, weight_decay=0.1)
 
@@ -426,9 +426,9 @@ def test_torch_compile_changes_no_result(network, where):
         pytest.skip("there is no CUDA device")
     if where["device"] == "cpu" and shutil.which("c++") is None:
         pytest.skip("torch.compile wants a C++ compiler")
-    wrapper = {"feed-forward": lambda vecenv: models.Default(vecenv, 16),
-               "mingru": lambda vecenv: models.MinGRUWrapper(vecenv, models.Default(vecenv, 16), 16),
-               "lstm": lambda vecenv: models.LSTMWrapper(vecenv, models.Default(vecenv, 16), 16)}[network]
+    wrapper = {"feed-forward": lambda vecenv: models.FeedForward(vecenv, 16),
+               "mingru": lambda vecenv: models.MinGRUWrapper(vecenv, models.FeedForward(vecenv, 16), 16),
+               "lstm": lambda vecenv: models.LSTMWrapper(vecenv, models.FeedForward(vecenv, 16), 16)}[network]
     plain, losses, _ = run(4, network=wrapper, env="cartpole", **where)
     traced, others, _ = run(4, network=wrapper, env="cartpole", compile=True, **where)
     torch.testing.assert_close(traced[0], plain[0], rtol=1e-3, atol=1e-4)

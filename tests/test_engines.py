@@ -187,7 +187,7 @@ def test_another_network_in_its_place_is_no_crash(capsys):
 
 class Lstm(models.LSTMWrapper):
     def __init__(self, env, *_):
-        super().__init__(env, models.Default(env, 16), 16)
+        super().__init__(env, models.FeedForward(env, 16), 16)
 
 
 def part_of(policy):

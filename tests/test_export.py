@@ -58,7 +58,7 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
     if kind == "default":
         policy = models.MinGRUPolicy(env, hidden, layers)
     else:
-        policy = models.Default(env, hidden)
+        policy = models.FeedForward(env, hidden)
         if kind in ("lstm", "gru"):
             wrapper = models.LSTMWrapper if kind == "lstm" else models.GRUWrapper
             policy = wrapper(env, policy, hidden_size=hidden, num_layers=layers)
@@ -476,7 +476,7 @@ def test_onnx_by_kind_of_observation(tmp_path, space):
     if isinstance(space, spaces.Dict):
         with pytest.raises(pufferl.ConfigError, match=r"Encoded: observations are a Dict or Tuple.*plain"):
             export.write_onnx(models.Encoded(env, hidden_size=8), env, path)
-        assert export.write_onnx(models.Default(env, hidden_size=8), env, path) < 1e-5  # reads the bytes as they are
+        assert export.write_onnx(models.FeedForward(env, hidden_size=8), env, path) < 1e-5  # reads bytes
     else:
         assert export.write_onnx(models.Encoded(env, hidden_size=8), env, path) < 1e-5
 

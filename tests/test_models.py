@@ -136,7 +136,7 @@ def test_plain_mingru_layer_equals_the_reference():
 def wrapped(kind, space=DISCRETE):
     torch.manual_seed(0)
     env = environment(space)
-    inner = models.Default(env, hidden_size=16)
+    inner = models.FeedForward(env, hidden_size=16)
     wrapper = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper, "mingru": models.MinGRUWrapper}[kind]
     return wrapper(env, inner, hidden_size=16, num_layers=2)
 
@@ -182,7 +182,7 @@ def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
     torch.testing.assert_close(held[keep], expected, atol=1e-5, rtol=1e-4)
 
 
-class OldStyle(models.Default):
+class OldStyle(models.FeedForward):
     """As PufferLib 3's: a state that it does not use; a norm and a dropout."""
 
     def __init__(self, env):
@@ -234,7 +234,7 @@ def test_mingru_wrapper_gradients_go_through_the_fused_scan():
 
 
 def test_default_forward_equals_forward_eval():
-    policy = models.Default(environment(), hidden_size=16)
+    policy = models.FeedForward(environment(), hidden_size=16)
     observations, _, _ = segment()
     whole, value = policy(observations)
     for t in range(len(observations)):
@@ -245,7 +245,7 @@ def test_default_forward_equals_forward_eval():
 
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
 def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
-    policy = models.Default(environment(space), hidden_size=16)
+    policy = models.FeedForward(environment(space), hidden_size=16)
     observations = torch.randn(500, 5)
     logits, value = policy.forward_eval(observations)
     actions, logprobs, values = models.sample_logits(logits, value, seed=1, step=0)

@@ -277,7 +277,7 @@ def test_a_run_repeats_bit_for_bit_and_resumes_bit_for_bit(tmp_path, optimizer):
 RESUMED = {
     "masks": {"env": "masked"},
     "agents": CASES["multi-agent, two heads"],
-    "lstm": {"policy": lambda env: models.LSTMWrapper(env, models.Default(env, 16), 16)},
+    "lstm": {"policy": lambda env: models.LSTMWrapper(env, models.FeedForward(env, 16), 16)},
     "heap": {"env": "nmmo3", "num_envs": 2, "num_buffers": 1,
              "env_kwargs": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2,
                             "max_steps": 20}},
@@ -544,10 +544,10 @@ def test_statistics_that_are_not_in_every_log_keep_their_own_weight(tmp_path):
 
 CUSTOM = {
     "plain module": Plain,
-    "feed-forward": lambda env: models.Default(env, hidden_size=16),
-    "lstm": lambda env: models.LSTMWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
-    "gru": lambda env: models.GRUWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
-    "mingru": lambda env: models.MinGRUWrapper(env, models.Default(env, hidden_size=16), hidden_size=16),
+    "feed-forward": lambda env: models.FeedForward(env, hidden_size=16),
+    "lstm": lambda env: models.LSTMWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16),
+    "gru": lambda env: models.GRUWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16),
+    "mingru": lambda env: models.MinGRUWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16),
 }
 
 
@@ -622,7 +622,7 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
         torch.testing.assert_close(fused[name], slow[name], atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("policy", [None, lambda env: models.LSTMWrapper(env, models.Default(env, 16), 16)],
+@pytest.mark.parametrize("policy", [None, lambda env: models.LSTMWrapper(env, models.FeedForward(env, 16), 16)],
                          ids=["default", "lstm"])  # fmt: skip
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):

@@ -399,7 +399,7 @@ def test_what_is_of_one_run_is_no_change():
         "train.gamma: 0.9 is now 0.8", "train.seed: 1 is now None"]
 
 
-class Remembers(models.Default):
+class Remembers(models.FeedForward):
     """A network that keeps something beside its weights, as torch lets it."""
 
     def get_extra_state(self):
@@ -660,7 +660,7 @@ def test_a_second_trainer_takes_over_a_policy_and_memory_does_not_grow(kind):
     elif kind == "custom":
         policy = Plain(vecenv)
     else:
-        policy = models.LSTMWrapper(vecenv, models.Default(vecenv, hidden_size=16), hidden_size=16)
+        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16), hidden_size=16)
     arenas = []
     for stage in range(3):
         before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}

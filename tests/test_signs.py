@@ -108,7 +108,7 @@ def test_every_detector_has_a_failure():
     {"world": {"length": 1}}, {"world": {"length": 30}}, {"world": {"reward": 10.0}}, {"world": {"reward": -1.0}},
     {"world": {"observation": 30.0}}, {"gamma": 0.0}, {"ent_coef": 0.0}, {"optimizer": "adam", "learning_rate": 1e-3},
     {"norm_reward": True, "world": {"reward": 5000.0}}, {"vf_clip_coef": math.inf}, {"prio_alpha": 0.0},
-    {"policy": lambda env: models.Default(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
+    {"policy": lambda env: models.FeedForward(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
     {"norm_obs": True, "world": {"observation": 1e5}, 
      "policy": lambda env: models.MinGRUPolicy(env, 32, normalize=True)},
 ], ids=str)  # fmt: skip

@@ -345,7 +345,7 @@ def trained(epochs, mode, **settings):
 
 @pytest.mark.parametrize("cudagraphs", [-1, 2])
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
-@pytest.mark.parametrize("network", [models.MinGRUPolicy, models.Default])
+@pytest.mark.parametrize("network", [models.MinGRUPolicy, models.FeedForward])
 def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
     """On what stands for a GPU in tests/test_devices.py: environments write the policy's arrays, and the run is that of
     environments that write the host's, graphs or not."""

@@ -292,7 +292,7 @@ DROPPING = """
 import torch
 import models
 
-class Dropping(models.Default):
+class Dropping(models.FeedForward):
     def encode_observations(self, observations, state=None):
         return torch.nn.functional.dropout(super().encode_observations(observations), 0.5, self.training)
 """
