@@ -212,7 +212,7 @@ class PuffeRL:
         log, s = self.ranks.merge_log(self.vecenv.log()), self.host
         self.statistics.add_returns(s["rewards"], s["valid"], s["resets"], self.running_returns)
         self.statistics.add_episodes(log, self.policy)
-        self._rollouts += 1
+        self._rollouts += 1  # counts the random words of actions: an exact resume rests on it (runs.py)
         self._rolled_out = True
         return dict(self.environment)
 
@@ -268,7 +268,7 @@ class PuffeRL:
         self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         self.rate.fill_(self._used_lr)
-        self.clock.copy_(torch.tensor([self.epoch, 0]))
+        self.clock.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws, as `_rollouts` do
         self.found_inf.zero_()
         self.ratios.fill_(1.0)
         self.sums.zero_()

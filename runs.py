@@ -351,6 +351,21 @@ def on_the_cpu(tensors):
 SCORES = ("best_score", "_recent")  # of a trainer's statistics; the other NUMBERS are its own
 
 
+# What an exact resume rests on. A run that breaks one of these still trains, but no longer goes on bit for bit:
+#   1. Random words are counted, never drawn from a stream (kernels.sample: agent, step, head; kernels.draw: epoch,
+#      minibatch, place). The counters are `_rollouts` and `epoch`, which are saved among the NUMBERS.
+#   2. Sums have an order: in a kernel blocks of fixed size one after the other, whichever thread made them; over ranks
+#      rank 0 first. So they need the same number of threads, buffers and ranks as before.
+#   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.
+#      All else (advantages, ratios, losses, the rate) is written anew in each epoch before it is read.
+#   4. What was measured or chosen for this machine (sizes, buffers, the engine) stands in config.json and is taken
+#      from there.
+#   5. restore checks everything first, then restores environments, then the model, then the tensors: restarted
+#      environments would otherwise overwrite the state and the counters that were just read.
+#   6. torch's own generator is saved for networks that draw from it (dropout).
+# tests/test_pufferl.py holds it: test_every_kind_of_run_resumes_bit_for_bit.
+
+
 def _saved_tensors(trainer):
     """{name: the tensor itself} of what a checkpoint keeps beside the model."""
     s, rows = trainer.host, ("observations", "resets", "valid", "action_masks")
@@ -429,6 +444,7 @@ def restore(trainer, path):
     if changes:
         say(f"changed since {path} was written: {', '.join(changes)}")
     _restore_optimizer(trainer, saved["adam"], tensors, ours, path, say)
+    # The order of these lines matters: see the list above, 5.
     restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours, environments, say)
     trainer.policy.load_state_dict(saved["model"])
     for name in restored:
