@@ -38,9 +38,35 @@
 
 typedef struct Env Env;
 
+/* For KEYS of a header: digit i takes action i. */
+#define DIGIT_KEYS(KEY) \
+    KEY(0, 0, 0) KEY(0, 1, 1) KEY(0, 2, 2) KEY(0, 3, 3) KEY(0, 4, 4) \
+    KEY(0, 5, 5) KEY(0, 6, 6) KEY(0, 7, 7) KEY(0, 8, 8) KEY(0, 9, 9)
+
+#ifndef OWN_LOG
+#define OWN_LOG(X)
+#endif
+#ifndef LOG /* older headers list all fields themselves */
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) OWN_LOG(X)
+#endif
+#ifndef SETTINGS
+#define SETTINGS(X)
+#endif
+
 /* Episode statistics, summed; n counts the episodes, so that a sum / n is a mean. */
 #define LOG_FIELD(name) float name;
 typedef struct { LOG(LOG_FIELD) } Log;
+
+/* Adds one finished episode to the log: how well it went (0..1), its score in the game's own units, the sum of its
+ * rewards, its steps. Fields of OWN_LOG are added beside it: env->log.crashes += crashes. */
+#define LOG_EPISODE(env, how_well, points, reward_sum, steps) \
+    do { \
+        (env)->log.perf += (how_well); \
+        (env)->log.score += (points); \
+        (env)->log.episode_return += (reward_sum); \
+        (env)->log.episode_length += (steps); \
+        (env)->log.n += 1; \
+    } while (0)
 
 #ifdef HEAP
 #define HAS_HEAP
@@ -92,9 +118,14 @@ static inline uint64_t random_word(uint64_t* rng) {
     return z ^ (z >> 31);
 }
 
-/* Uniform in 0 .. n-1, by multiplication instead of the slower remainder; the bias is below n / 2^32. */
+/* Uniform in 0 .. n-1, without a bias (Lemire 2019). The upper half of 32 random bits times n is the number. Some numbers
+ * would come once more often in 2^32 draws than others, so 2^32 mod n of the draws are rejected. */
 static inline int random_int(uint64_t* rng, int n) {
-    return (int)(((random_word(rng) >> 32) * (uint64_t)n) >> 32);
+    uint32_t parts = (uint32_t)n;
+    uint64_t product = (random_word(rng) >> 32) * parts;
+    while ((uint32_t)product < parts && (uint32_t)product < -parts % parts)
+        product = (random_word(rng) >> 32) * parts;
+    return (int)(product >> 32);
 }
 
 /* Uniform from low to high, 24 bits; high itself comes only by rounding, and never where low is 0. For an index take

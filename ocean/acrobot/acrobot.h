@@ -7,7 +7,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, false, "a torque in -1..1 instead of -1, 0 or 1") \
     X(int, max_steps, 500, "steps after which the episode is truncated") \
@@ -22,6 +21,8 @@
     X(float, max_velocity_1, 12.566370614359172, "rad/s") \
     X(float, max_velocity_2, 28.274333882308138, "rad/s") \
     X(float, tau, 0.2, "seconds between two steps")
+#define FPS 10
+#define KEYS(KEY) KEY(0, REST, 1) KEY(0, LEFT, 0) KEY(0, RIGHT, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -123,11 +124,7 @@ static void c_step(Env* env) {
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     float score = (float)(there - env->tick);
-    env->log.perf += 1 - (float)(env->tick - there) / (float)env->max_steps;
-    env->log.score += score;
-    env->log.episode_return += score;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, 1 - (float)(env->tick - there) / (float)env->max_steps, score, score, env->tick);
     c_reset(env);
 }
 
@@ -147,8 +144,4 @@ static void c_render(Env* env) {
     DrawCircleV(pivot, 13, DRAW_GREY);
     DrawCircleV(joint, 10, env->torque == 0 ? DRAW_GREY : DRAW_RED);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

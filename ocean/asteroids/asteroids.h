@@ -22,7 +22,7 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(waves)
+#define OWN_LOG(X) X(waves)
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
     X(int, ships, 3, "in the beginning") \
@@ -39,6 +39,8 @@
     X(float, saucer_seconds, 15.0, "without a saucer, on average") \
     X(float, reward_points, 100.0, "points that give a reward of 1") \
     X(float, reward_loss, -1.0, "for a ship lost")
+#define FPS 15
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(1, UP, 1) KEY(1, DOWN, 2) KEY(2, SPACE, 1)
 #include "env.h"
 #include "draw.h"
 
@@ -91,7 +93,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -421,12 +422,8 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += minf((float)env->points / EXTRA_SHIP, 1);
-    env->log.score += (float)env->points;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, minf((float)env->points / EXTRA_SHIP, 1), env->points, env->total, env->tick);
     env->log.waves += (float)(env->wave - 1);
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -481,8 +478,4 @@ static void c_render(Env* env) {
         draw_triangle((Vector2){x, 66}, (Vector2){x - 9, 90}, (Vector2){x + 9, 90}, DRAW_CYAN);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -5,12 +5,13 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, arms, 4, "arms to choose from") \
     X(int, good_arm, 2, "the one that pays") \
     X(float, good, 0.9, "probability that the good arm pays") \
     X(float, bad, 0.1, "probability that another arm pays")
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -55,11 +56,7 @@ static void c_step(Env* env) {
     env->terminals[0] = 1;
     env->truncations[0] = 0;
     if (WANTS_FINAL(env, false)) env->final_observations[0] = 1;
-    env->log.perf += right;
-    env->log.score += pays;
-    env->log.episode_return += pays;
-    env->log.episode_length += 1;
-    env->log.n += 1;
+    LOG_EPISODE(env, right, pays, pays, 1);
     c_reset(env);
 }
 
@@ -81,8 +78,4 @@ static void c_render(Env* env) {
         if (i == env->last) DrawCircleV((Vector2){x + width * 0.35f, FLOOR + 36}, radius * 0.5f, DRAW_CYAN);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -24,7 +24,7 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(alignment) X(cohesion) X(crowding)
+#define OWN_LOG(X) X(alignment) X(cohesion) X(crowding)
 #define SETTINGS(X) \
     X(int, num_agents, 64, "boids on one plane") \
     X(int, neighbours, 7, "that a boid minds, the nearest ones") \
@@ -42,6 +42,7 @@
     X(float, cohesion_weight, 0.5, "of being in the midst of others") \
     X(float, separation_weight, 1.0, "of being too near") \
     X(float, reward_scale, 0.1, "of the reward; score is not touched")
+#define KEYS(KEY) KEY(0, REST, 2) KEY(0, LEFT, 0) KEY(0, RIGHT, 4) KEY(1, REST, 1) KEY(1, DOWN, 0) KEY(1, UP, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -230,14 +231,10 @@ static void c_reset(Env* env) {
 
 static void log_episode(Env* env) {
     double count = (double)env->max_steps * env->num_agents, score = env->total / count;
-    env->log.perf += clampf((float)score, 0, 1);
-    env->log.score += (float)score;
-    env->log.episode_return += (float)(env->reward_scale * score * env->max_steps);
-    env->log.episode_length += (float)env->max_steps;
+    LOG_EPISODE(env, clampf((float)score, 0, 1), (float)score, (float)(env->reward_scale * score * env->max_steps), env->max_steps);
     env->log.alignment += (float)(env->alignment / count);
     env->log.cohesion += (float)(env->cohesion / count);
     env->log.crowding += (float)(env->crowding / count);
-    env->log.n += 1;
 }
 
 /* turn and push lie within -1..1. */
@@ -303,8 +300,4 @@ static void c_render(Env* env) {
         draw_triangle(nose, tail, right, color);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

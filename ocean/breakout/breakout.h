@@ -29,7 +29,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
     X(bool, continuous, false, "one action in -1..1, the speed of the paddle, instead of none, left, right") \
@@ -39,6 +38,8 @@
     X(float, paddle_speed, 620.0, "pixels a second") \
     X(float, ball_speed, 256.0, "speed of a served ball, pixels a second") \
     X(float, max_ball_speed, 448.0, "fastest speed of the ball, pixels a second, at most 512")
+#define FPS 15
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -308,11 +309,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += (float)env->score / MAX_SCORE;
-    env->log.score += (float)env->score;
-    env->log.episode_return += (float)env->score;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)env->score / MAX_SCORE, env->score, env->score, env->tick);
     c_reset(env);
 }
 
@@ -337,8 +334,4 @@ static void c_render(Env* env) {
     for (int i = 0; i < env->reserve; i++)
         DrawCircleV((Vector2){WIDTH * SCALE - 28 - 36 * (float)i, 34}, 12, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -6,7 +6,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, false, "push with a force in -1..1 of force_mag instead of all of it left or right") \
     X(int, max_steps, 500, "steps after which the episode is truncated") \
@@ -19,6 +18,8 @@
     X(float, x_threshold, 2.4, "half the length of the track, m") \
     X(float, theta_threshold, 12.0, "largest angle of the pole, degrees") \
     X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones")
+#define FPS 25
+#define KEYS(KEY) KEY(0, RIGHT, 1)
 #include "env.h"
 #include "draw.h"
 
@@ -95,11 +96,7 @@ static void c_step(Env* env) {
     }
     /* The pole still stands: a trainer values what would have come next by this observation. */
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += (float)env->tick / (float)env->max_steps;
-    env->log.score += (float)env->tick;
-    env->log.episode_return += (float)env->tick;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)env->tick / (float)env->max_steps, env->tick, env->tick, env->tick);
     c_reset(env);
 }
 
@@ -119,8 +116,4 @@ static void c_render(Env* env) {
     DrawCircleV(tip, 6, DRAW_GOLD);
     DrawCircleV(pivot, 6, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -8,9 +8,11 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(draws)
+#define OWN_LOG(X) X(draws)
 #define SETTINGS(X) X(int, depth, 3, "moves that the opponent looks ahead, 0..12")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, 1, 0) KEY(0, 2, 1) KEY(0, 3, 2) KEY(0, 4, 3) KEY(0, 5, 4) KEY(0, 6, 5) KEY(0, 7, 6)
 #include "env.h"
 #include "draw.h"
 
@@ -33,7 +35,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {2, ROWS, COLUMNS},
@@ -140,12 +141,8 @@ static void end_episode(Env* env, float reward) {
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
-    env->log.perf += (reward + 1) / 2;
-    env->log.score += reward;
-    env->log.episode_return += reward;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, (reward + 1) / 2, reward, reward, env->tick);
     env->log.draws += reward == 0;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -189,8 +186,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

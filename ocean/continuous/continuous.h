@@ -6,7 +6,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, dims, 2, "dimensions of the box, and of an action") \
     X(int, max_steps, 40, "steps after which an episode is truncated") \
@@ -82,11 +81,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += there;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, there, env->total, env->total, env->tick);
     c_reset(env);
 }
 
@@ -106,8 +101,4 @@ static void c_render(Env* env) {
     DrawCircleV(start, 5, DRAW_GREY);
     DrawCircleV(point, 11, DRAW_CYAN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

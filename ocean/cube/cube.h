@@ -9,13 +9,17 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(scramble)
+#define OWN_LOG(X) X(scramble)
 #define SETTINGS(X) \
     X(int, size, 3, "stickers on an edge, 2 or 3") \
     X(int, scramble_min, 1, "quarter turns of the shortest scramble") \
     X(int, scramble_max, 8, "quarter turns of the longest scramble") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: 2 for each turn of the longest scramble") \
     X(float, reward_step, 0.0, "of every step")
+#define BY_TURNS
+#define KEYS(KEY) \
+    KEY(0, U, 0) KEY(0, J, 1) KEY(0, R, 2) KEY(0, F, 3) KEY(0, D, 4) KEY(0, C, 5) \
+    KEY(0, I, 6) KEY(0, L, 7) KEY(0, K, 8) KEY(0, O, 9) KEY(0, B, 10) KEY(0, N, 11)
 #include "env.h"
 #include "draw.h"
 
@@ -164,12 +168,8 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += solved;
-    env->log.score += solved;
-    env->log.episode_return += (float)solved + (float)env->tick * env->reward_step;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, solved, solved, (float)solved + (float)env->tick * env->reward_step, env->tick);
     env->log.scramble += (float)env->scrambled;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -201,8 +201,4 @@ static void c_render(Env* env) {
     draw_text_centred("up  front  right", 220, 485, 20, DRAW_GREY);
     draw_text_centred("down  left  back", 640, 485, 20, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

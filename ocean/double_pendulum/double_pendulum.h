@@ -15,7 +15,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, true, "a force in -1..1 of force_mag instead of one of five") \
     X(int, max_steps, 1000, "steps after which the episode is truncated") \
@@ -29,6 +28,7 @@
     X(float, damping, 0.05, "of the track, N s/m, and of each joint, N m s") \
     X(float, tau, 0.05, "seconds between two steps") \
     X(float, track, 1.0, "half the length of the track, m")
+#define FPS 20
 #include "env.h"
 #include "draw.h"
 
@@ -147,11 +147,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += (float)(env->tick - fell) / (float)env->max_steps;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)(env->tick - fell) / (float)env->max_steps, env->total, env->total, env->tick);
     c_reset(env);
 }
 
@@ -176,8 +172,4 @@ static void c_render(Env* env) {
     DrawCircleV(tip, 8, DRAW_WHITE);
     DrawCircleV(pivot, 9, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -22,7 +22,7 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(crashed)
+#define OWN_LOG(X) X(crashed)
 #define SETTINGS(X) \
     X(bool, race, false, "fly through rings instead of hovering at a goal") \
     X(int, num_agents, 8, "drones in one room") \
@@ -43,6 +43,7 @@
     X(float, drag, 0.3, "of the air, 1/s") \
     X(float, spin_drag, 1.0, "of the air against turning, 1/s") \
     X(float, gravity, 9.81, "m/s^2")
+#define FPS 50
 #include "env.h"
 #include "draw.h"
 
@@ -270,12 +271,8 @@ static float distance(Vec a, Vec b) {
 }
 
 static void log_episode(Env* env, const Drone* drone, bool crashed) {
-    env->log.perf += env->race ? (float)drone->ring / (float)env->rings : (float)drone->near / (float)env->max_steps;
-    env->log.score += env->race ? (float)drone->ring : drone->total;
-    env->log.episode_return += drone->total;
-    env->log.episode_length += (float)drone->tick;
+    LOG_EPISODE(env, env->race ? (float)drone->ring / (float)env->rings : (float)drone->near / (float)env->max_steps, env->race ? (float)drone->ring : drone->total, drone->total, drone->tick);
     env->log.crashed += crashed;
-    env->log.n += 1;
 }
 
 static void c_step(Env* env) {
@@ -409,8 +406,4 @@ static void c_render(Env* env) {
         DrawCircleV(project(drone->at), 6, color);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

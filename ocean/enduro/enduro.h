@@ -23,7 +23,7 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(days) X(crashes)
+#define OWN_LOG(X) X(days) X(crashes)
 #define SETTINGS(X) \
     X(int, days, 4, "days that win") \
     X(int, first_day, 200, "cars to overtake on the first day") \
@@ -38,6 +38,8 @@
     X(float, steering, 1.4, "across half of the road at full speed, 1/s") \
     X(float, bend_force, 0.9, "outwards in the sharpest bend at full speed, half roads a second") \
     X(float, reward_speed, 0.0, "for a second at full speed, a share of it below: random play overtakes nobody")
+#define FPS 15
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(1, UP, 1) KEY(1, DOWN, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -105,7 +107,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -283,13 +284,9 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    env->log.perf += (float)env->passed / (float)env->total;
-    env->log.score += (float)env->passed;
-    env->log.episode_return += env->sum;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, (float)env->passed / (float)env->total, env->passed, env->sum, env->tick);
     env->log.days += (float)env->days_done;
     env->log.crashes += (float)env->crashes;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -371,8 +368,4 @@ static void c_render(Env* env) {
     DrawRectangle(640, VIEW_HEIGHT - 38, 290, 14, DRAW_PANEL);
     DrawRectangle(640, VIEW_HEIGHT - 38, (int)(290 * env->time / env->day), 14, DRAW_GOLD);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -25,7 +25,7 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(hits)
+#define OWN_LOG(X) X(hits)
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
     X(int, level, 0, "traffic, 0..7") \
@@ -34,6 +34,8 @@
     X(float, chicken_speed, 3.6, "lanes a second") \
     X(float, stun, 0.5, "seconds after a hit in which the chicken cannot move") \
     X(float, reward_lane, 0.0, "for a lane upwards, and against one downwards: random play never arrives")
+#define FPS 15
+#define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -74,7 +76,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -168,12 +169,8 @@ static void c_step(Env* env) {
     }
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     float most = maxf((float)env->ticks / 60 * env->chicken_speed / GOAL, 1);
-    env->log.perf += minf((float)env->score / most, 1);
-    env->log.score += (float)env->score;
-    env->log.episode_return += env->sum;
-    env->log.episode_length += (float)env->steps;
+    LOG_EPISODE(env, minf((float)env->score / most, 1), env->score, env->sum, env->steps);
     env->log.hits += (float)env->hits;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -212,8 +209,4 @@ static void c_render(Env* env) {
     DrawText(text, 16, 8, 40, DRAW_GOLD);
     DrawRectangle(120, 20, (int)(800 * (1 - (float)env->tick / (float)env->ticks)), 12, DRAW_GREEN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

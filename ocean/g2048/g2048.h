@@ -13,11 +13,13 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(max_tile)
+#define OWN_LOG(X) X(max_tile)
 #define SETTINGS(X) \
     X(float, fours, 0.1, "chance that a new tile is a 4") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
@@ -39,7 +41,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {INPUTS},
@@ -157,12 +158,8 @@ static void c_step(Env* env) {
     int highest = 0;
     for (int i = 0; i < CELLS; i++)
         if (env->tiles[i] > highest) highest = env->tiles[i];
-    env->log.perf += highest >= WON;
-    env->log.score += (float)env->points;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, highest >= WON, env->points, env->total, env->tick);
     env->log.max_tile += (float)(1 << highest);
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -187,8 +184,4 @@ static void c_render(Env* env) {
                           tile < 4 ? DRAW_WHITE : DRAW_BACKGROUND);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

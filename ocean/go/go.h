@@ -21,13 +21,16 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(illegal)
+#define OWN_LOG(X) X(illegal)
 #define SETTINGS(X) \
     X(int, size, 7, "of the board, 5..19") \
     X(float, komi, 7.5, "points that White gets; a half, so that no game is drawn") \
     X(int, max_moves, 0, "of both, that end a game; 0: twice as many as points") \
     X(float, skill, 1.0, "chance that the script follows each of its rules")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, P, env->size * env->size) /* pass */
+#define CLICK_COLUMNS env->size
 #include "env.h"
 #include "draw.h"
 
@@ -373,12 +376,8 @@ static void end_episode(Env* env, float lead, bool illegal) {
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
-    env->log.perf += lead > 0;
-    env->log.score += lead;
-    env->log.episode_return += reward;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, lead > 0, lead, reward, env->tick);
     env->log.illegal += illegal;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -429,8 +428,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

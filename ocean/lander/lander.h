@@ -20,7 +20,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, false, "two throttles in -1..1 instead of none, left, main, right") \
     X(bool, wind, false, "wind and turbulence") \
@@ -35,6 +34,8 @@
     X(float, start_speed, 4.0, "largest speed in each direction in the beginning, m/s") \
     X(float, max_impact, 3.0, "speed towards the ground that a foot bears, m/s") \
     X(float, friction, 0.6, "of the feet on the ground")
+#define FPS 50
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, UP, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
@@ -234,11 +235,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += landed;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, landed, env->total, env->total, env->tick);
     c_reset(env);
 }
 
@@ -296,8 +293,4 @@ static void c_render(Env* env) {
         draw_triangle(corner[0], corner[i], corner[i + 1], DRAW_CYAN);
     DrawCircleV(on_craft(env, 0, 0.22f), 9, DRAW_BACKGROUND);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

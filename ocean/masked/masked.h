@@ -7,11 +7,13 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(illegal)
+#define OWN_LOG(X) X(illegal)
 #define SETTINGS(X) \
     X(int, choices, 8, "actions, of which half are legal") \
     X(int, length, 32, "steps of an episode")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -82,12 +84,8 @@ static void c_step(Env* env) {
         memcpy(env->final_observations, env->worth, sizeof(float) * (size_t)env->choices);
     /* The steps that an illegal action cost would have been worth as much as those before it. */
     float possible = env->best * (float)env->length / (float)env->tick;
-    env->log.perf += possible > 0 ? maxf(env->total / possible, 0) : 1;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, possible > 0 ? maxf(env->total / possible, 0) : 1, env->total, env->total, env->tick);
     env->log.illegal += !legal;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -106,8 +104,4 @@ static void c_render(Env* env) {
     DrawRectangle(LEFT, 345, WIDTH - 2 * LEFT, 12, DRAW_PANEL);
     DrawRectangle(LEFT, 345, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 12, DRAW_GREEN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -17,7 +17,6 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, size, 8, "rooms on a side, 2..64") \
     X(int, vision, 3, "cells that the agent sees in each direction") \
@@ -26,6 +25,8 @@
     X(float, loops, 0.0, "share of inner walls that are opened besides") \
     X(float, reward_step, 0.0, "of every step")
 #define HEAP uint8_t* cells; uint16_t* queue; /* the maze with a border of walls, and a list of as many cells */
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
@@ -180,11 +181,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += there;
-    env->log.score += there ? (float)env->way / (float)env->tick : 0;
-    env->log.episode_return += (float)there + (float)env->tick * env->reward_step;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, there, there ? (float)env->way / (float)env->tick : 0, (float)there + (float)env->tick * env->reward_step, env->tick);
     c_reset(env);
 }
 

@@ -7,10 +7,11 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, length, 16, "steps from the cue to the answer") \
     X(int, cues, 2, "different cues")
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -66,11 +67,7 @@ static void c_step(Env* env) {
     bool right = env->answer == env->cue;
     env->rewards[0] = right ? 1 : -1;
     env->terminals[0] = 1;
-    env->log.perf += right;
-    env->log.score += right;
-    env->log.episode_return += env->rewards[0];
-    env->log.episode_length += (float)(env->length + 1);
-    env->log.n += 1;
+    LOG_EPISODE(env, right, right, env->rewards[0], (float)(env->length + 1));
     c_reset(env);
 }
 
@@ -92,8 +89,4 @@ static void c_render(Env* env) {
     const char* text = env->tick == 0 ? "remember" : env->tick == env->length ? "answer!" : "wait";
     DrawText(text, (WIDTH - MeasureText(text, 40)) / 2, 230, 40, env->tick == env->length ? DRAW_GOLD : DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

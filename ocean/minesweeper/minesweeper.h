@@ -9,7 +9,6 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, width, 9, "cells") \
     X(int, height, 9, "cells") \
@@ -19,6 +18,8 @@
     X(float, reward_mine, -1.0, "for a mine") \
     X(float, reward_wasted, -0.1, "for a cell that is uncovered already")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define CLICK_COLUMNS env->width
 #include "env.h"
 #include "draw.h"
 
@@ -155,11 +156,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations, NULL);
-    env->log.perf += won;
-    env->log.score += (float)env->open / (float)safe;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, won, (float)env->open / (float)safe, env->total, env->tick);
     c_reset(env);
 }
 
@@ -181,8 +178,4 @@ static void c_render(Env* env) {
         draw_text_centred(text, x + side / 2, y + side / 2, side * 6 / 10, colors[cell & NUMBER]);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -33,9 +33,7 @@
 
 #define OBSERVATION float
 #define HAS_ACTION_MASKS
-#define LOG(X) \
-    X(perf) X(score) X(episode_return) X(episode_length) X(n) X(won) X(lost) X(towers) X(towers_lost) X(kills) \
-    X(deaths) X(level) X(last_hits)
+#define OWN_LOG(X) X(won) X(lost) X(towers) X(towers_lost) X(kills) X(deaths) X(level) X(last_hits)
 #define SETTINGS(X) \
     X(bool, self_play, false, "both teams are agents; else the second is scripted") \
     X(bool, demo, false, "the script acts for the agents too") \
@@ -71,6 +69,11 @@
     X(float, tower_xp, 60.0, "from a building, for each of the team") \
     X(float, last_hit, 0.5, "share that comes on top for the last blow") \
     X(float, level_xp, 60.0, "experience that level 2 takes; each further level takes two thirds of this more")
+#define FPS 10
+#define KEYS(KEY) \
+    KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4) \
+    KEY(1, C, 1) KEY(1, B, 2) \
+    KEY(2, SPACE, 1) KEY(2, A, 2) KEY(2, S, 3) KEY(2, D, 4)
 #include "env.h"
 #include "draw.h"
 #include <stddef.h>
@@ -1132,19 +1135,15 @@ static void log_game(Env* env) {
         levels += (float)env->heroes[h].level / HEROES;
     float lead = (float)(env->standing[0] - env->standing[1]) / BUILDINGS;
     float score = env->winner == 0 ? 1 : env->winner == 1 ? -1 : lead;
-    env->log.perf += 0.5f * (1 + score);
-    env->log.score += score;
+    LOG_EPISODE(env, 0.5f * (1 + score), score, total, env->steps);
     env->log.won += env->winner == 0;
     env->log.lost += env->winner == 1;
-    env->log.episode_return += total;
-    env->log.episode_length += (float)env->steps;
     env->log.towers += (float)(BUILDINGS - env->standing[1]);
     env->log.towers_lost += (float)(BUILDINGS - env->standing[0]);
     env->log.kills += (float)env->kills[0];
     env->log.deaths += (float)env->deaths[0];
     env->log.level += levels;
     env->log.last_hits += (float)env->last_hits[0];
-    env->log.n += 1;
 }
 
 static void play_tick(Env* env) {
@@ -1260,8 +1259,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

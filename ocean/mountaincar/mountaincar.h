@@ -10,7 +10,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, false, "a force in -1..1 instead of left, none, right") \
     X(bool, scaled, false, "observe 10 times the velocity") \
@@ -20,6 +19,7 @@
     X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 0.0025, "of the slope") \
     X(float, max_speed, 0.07, "at which the velocity is cut")
+#define KEYS(KEY) KEY(0, REST, 1) KEY(0, LEFT, 0) KEY(0, RIGHT, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -86,11 +86,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += there ? 1 - (float)env->tick / ((float)env->max_steps + 1) : 0;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, there ? 1 - (float)env->tick / ((float)env->max_steps + 1) : 0, env->total, env->total, env->tick);
     c_reset(env);
 }
 
@@ -126,8 +122,4 @@ static void c_render(Env* env) {
         DrawLineEx(from, to, 7, DRAW_GOLD);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

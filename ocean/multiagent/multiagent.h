@@ -4,7 +4,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) X(int, num_agents, 2, "agents, and names")
 #include "env.h"
 #include "draw.h"
@@ -47,11 +46,7 @@ static void c_step(Env* env) {
         env->rewards[i] = right;
         env->terminals[i] = 1;
         env->truncations[i] = 0;
-        env->log.perf += right;
-        env->log.score += right;
-        env->log.episode_return += right;
-        env->log.episode_length += 1;
-        env->log.n += 1;
+        LOG_EPISODE(env, right, right, right, 1);
     }
     for (int i = 0; WANTS_FINAL(env, false) && i < env->num_agents; i++)
         for (int k = 0; k < env->num_agents; k++)
@@ -74,8 +69,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

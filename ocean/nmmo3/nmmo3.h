@@ -31,9 +31,9 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) \
-    X(perf) X(score) X(episode_return) X(episode_length) X(n) X(starved) X(slain_by_foes) X(slain_by_agents) X(aged) \
-    X(harvests) X(crafted) X(kills) X(agent_kills) X(sold) X(bought) X(gold) X(combat_level) X(gather_level) X(gear)
+#define OWN_LOG(X) \
+    X(starved) X(slain_by_foes) X(slain_by_agents) X(aged) X(harvests) X(crafted) X(kills) \
+    X(agent_kills) X(sold) X(bought) X(gold) X(combat_level) X(gather_level) X(gear)
 #define SETTINGS(X) \
     X(int, num_agents, 1024, "agents in one world") \
     X(int, num_foes, 768, "foes in one world") \
@@ -102,6 +102,17 @@
     Agent* agents; \
     Foe* foes; \
     Offer* stalls;
+#define FPS 8
+#define KEYS(KEY) \
+    KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4) \
+    KEY(1, SPACE, 1) KEY(1, X, 2) \
+    KEY(1, 1, 3) KEY(1, 2, 4) KEY(1, 3, 5) KEY(1, 4, 6) KEY(1, 5, 7) \
+    KEY(1, 6, 8) KEY(1, 7, 9) KEY(1, 8, 10) KEY(1, 9, 11) KEY(1, 0, 12) KEY(1, N, 13) \
+    KEY(1, Q, 14) KEY(1, W, 15) KEY(1, E, 16) KEY(1, T, 17) KEY(1, Y, 18) \
+    KEY(1, U, 19) KEY(1, I, 20) KEY(1, O, 21) KEY(1, P, 22) KEY(1, L, 23) KEY(1, M, 24) \
+    KEY(1, A, 25) KEY(1, S, 26) KEY(1, D, 27) KEY(1, F, 28) KEY(1, G, 29) \
+    KEY(1, H, 30) KEY(1, J, 31) KEY(1, K, 32) KEY(1, Z, 33) KEY(1, C, 34) KEY(1, V, 35) \
+    KEY(2, REST, 3) KEY(2, SHIFT, 7) KEY(2, CONTROL, 0)
 #include "env.h"
 #include "draw.h"
 
@@ -643,11 +654,7 @@ static void end_life(Env* env, int i, Fate fate, Agent* slayer) {
     if (fate == AGED) env->truncations[i] = 1;
     else env->terminals[i] = 1, env->rewards[i] += env->reward_death;
 
-    env->log.perf += (float)agent->gained / (SKILLS * (LEVELS - 1));
-    env->log.score += (float)agent->gained;
-    env->log.episode_return += agent->total;
-    env->log.episode_length += (float)agent->age;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)agent->gained / (SKILLS * (LEVELS - 1)), agent->gained, agent->total, agent->age);
     env->log.starved += fate == STARVED;
     env->log.slain_by_foes += fate == SLAIN_BY_FOE;
     env->log.slain_by_agents += fate == SLAIN_BY_AGENT;

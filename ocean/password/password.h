@@ -5,10 +5,11 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, length, 5, "bits of the password") \
     X(int, password, 22, "the password as a number; its lowest bit is typed first")
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -59,11 +60,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
-    env->log.perf += right;
-    env->log.score += right;
-    env->log.episode_return += right;
-    env->log.episode_length += (float)env->length;
-    env->log.n += 1;
+    LOG_EPISODE(env, right, right, right, env->length);
     env->last = env->typed;
     c_reset(env);
 }
@@ -85,8 +82,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

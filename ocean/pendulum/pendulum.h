@@ -6,7 +6,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, true, "a torque in -1..1 of max_torque instead of one of five") \
     X(int, max_steps, 200, "steps after which the episode is truncated") \
@@ -17,6 +16,7 @@
     X(float, max_torque, 2.0, "N m") \
     X(float, max_speed, 8.0, "rad/s, at which the velocity is cut") \
     X(float, tau, 0.05, "seconds between two steps")
+#define FPS 20
 #include "env.h"
 #include "draw.h"
 
@@ -90,11 +90,7 @@ static void c_step(Env* env) {
         return;
     }
     if (env->final_observations) write_observation(env, env->final_observations);
-    env->log.perf += clampf(1 + env->total / (env->worst * (float)env->tick), 0, 1);
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, clampf(1 + env->total / (env->worst * (float)env->tick), 0, 1), env->total, env->total, env->tick);
     c_reset(env);
 }
 
@@ -115,8 +111,4 @@ static void c_render(Env* env) {
     DrawCircleV(pivot, 11, DRAW_GOLD);
     DrawCircleV(pivot, 6, DRAW_BACKGROUND);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

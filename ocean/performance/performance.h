@@ -5,7 +5,6 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, num_agents, 1, "agents in one environment") \
     X(int, observation_size, 64, "bytes that an agent sees") \
@@ -78,11 +77,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
-    env->log.perf += 1;
-    env->log.score += (float)env->length;
-    env->log.episode_return += (float)env->length;
-    env->log.episode_length += (float)env->length;
-    env->log.n += 1;
+    LOG_EPISODE(env, 1, env->length, env->length, env->length);
     c_reset(env);
 }
 
@@ -96,8 +91,4 @@ static void c_render(Env* env) {
     DrawRectangle(LEFT, 130, WIDTH - 2 * LEFT, 40, DRAW_PANEL);
     DrawRectangle(LEFT, 130, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 40, DRAW_CYAN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

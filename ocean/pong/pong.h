@@ -17,7 +17,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, frameskip, 8, "ticks of 1/60 s that an action lasts") \
     X(bool, continuous, false, "one action in -1..1, the speed of the paddle, instead of none, up, down") \
@@ -29,6 +28,9 @@
     X(float, ball_speed, 420.0, "of a served ball, pixels a second") \
     X(float, ball_gain, 30.0, "by which a strike speeds it up, pixels a second") \
     X(float, max_ball_speed, 840.0, "pixels a second, at most 1200")
+#define FPS 15
+#define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2)
+#define CONTINUOUS_KEYS(KEY) KEY(0, UP, -1) KEY(0, DOWN, 1)
 #include "env.h"
 #include "draw.h"
 
@@ -168,11 +170,7 @@ static void c_step(Env* env) {
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     float score = (float)(env->own_score - env->other_score);
-    env->log.perf += (score + (float)env->max_score) / (float)(2 * env->max_score);
-    env->log.score += score;
-    env->log.episode_return += score;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (score + (float)env->max_score) / (float)(2 * env->max_score), score, score, env->tick);
     c_reset(env);
 }
 
@@ -192,8 +190,4 @@ static void c_render(Env* env) {
                                  env->paddle_height * SCALE}, DRAW_CYAN);
     DrawRectangleRec((Rectangle){env->ball_x * SCALE, env->ball_y * SCALE, BALL * SCALE, BALL * SCALE}, DRAW_GOLD);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -15,7 +15,6 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, num_agents, 64, "snakes in one field") \
     X(int, width, 96, "cells") \
@@ -29,6 +28,9 @@
     X(float, reward_corpse, 0.1, "for a piece of a corpse") \
     X(float, reward_death, -1.0, "for dying")
 #define HEAP uint16_t* cells; int32_t* bodies; /* the field with a border of walls; a ring of max_length an agent */
+#define FPS 8
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
@@ -159,11 +161,7 @@ static void die(Env* env, int i) {
     for (int k = 0; k < snake->length; k++)
         env->cells[part(env, i, k)] = env->corpses && k ? CORPSE : EMPTY;
     if (env->corpses) env->food += snake->length - 1;
-    env->log.perf += minf((float)snake->length / PAR, 1);
-    env->log.score += (float)snake->length;
-    env->log.episode_return += snake->total;
-    env->log.episode_length += (float)snake->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, minf((float)snake->length / PAR, 1), snake->length, snake->total, snake->tick);
     place_snake(env, i);
 }
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(image) X(flags) X(category)
+#define OWN_LOG(X) X(image) X(flags) X(category)
 #define SETTINGS(X)
 #include "env.h"
 #include "draw.h"
@@ -30,7 +30,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -75,11 +74,7 @@ static void c_step(Env* env) {
     env->rewards[0] = reward;
     env->terminals[0] = 1;
     env->truncations[0] = 0;
-    env->log.perf += reward;
-    env->log.score += reward;
-    env->log.episode_return += reward;
-    env->log.episode_length += 1;
-    env->log.n += 1;
+    LOG_EPISODE(env, reward, reward, reward, 1);
     env->log.image += image;
     env->log.flags += flags;
     env->log.category += category;
@@ -108,8 +103,4 @@ static void c_render(Env* env) {
         DrawCircleV((Vector2){(float)lamp_x[i], 320}, 18, color);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

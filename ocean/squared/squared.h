@@ -8,8 +8,9 @@
 
 /* What the binding needs to know before it can lay out the struct. One agent sees the whole grid as bytes. */
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) X(int, distance, 5, "cells between the centre of the grid and its edge")
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4)
 #include "env.h"
 #include "draw.h"
 
@@ -66,11 +67,7 @@ static void end_episode(Env* env, float reward, bool inside) {
     if (WANTS_FINAL(env, false)) write_observation(env, inside, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
-    env->log.perf += reward > 0;
-    env->log.score += reward;
-    env->log.episode_return += reward;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, reward > 0, reward, reward, env->tick);
     c_reset(env);
 }
 
@@ -108,9 +105,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-/* Nothing was allocated, so there is nothing to free. */
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -7,10 +7,11 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, length, 50, "steps of an episode") \
     X(float, share, 0.75, "wanted share of action 0")
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -26,7 +27,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {1},
@@ -53,11 +53,7 @@ static void c_step(Env* env) {
     if (WANTS_FINAL(env, false)) env->final_observations[0] = 1;
     float off = fabsf((float)env->zeros / (float)env->length - env->share) / maxf(env->share, 1 - env->share);
     env->rewards[0] = 1 - off * off;
-    env->log.perf += maxf(1 - off, 0);
-    env->log.score += env->rewards[0];
-    env->log.episode_return += env->rewards[0];
-    env->log.episode_length += (float)env->length;
-    env->log.n += 1;
+    LOG_EPISODE(env, maxf(1 - off, 0), env->rewards[0], env->rewards[0], env->length);
     c_reset(env);
 }
 
@@ -72,8 +68,4 @@ static void c_render(Env* env) {
     DrawRectangle(LEFT, 190, (int)wide, 14, DRAW_PANEL);
     DrawRectangle(LEFT, 190, (int)(wide * (float)env->tick / (float)env->length), 14, DRAW_GREEN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -13,7 +13,6 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, num_agents, 8, "agents in one plane") \
     X(int, num_goals, 4, "goals in one plane") \
@@ -22,6 +21,7 @@
     X(float, radius, 32.0, "distance at which an agent reaches a goal") \
     X(float, max_speed, 20.0, "distance an agent moves in a step at full speed") \
     X(int, patience, 512, "steps without a goal after which an agent is put somewhere else")
+#define KEYS(KEY) KEY(0, REST, 4) KEY(0, LEFT, 0) KEY(0, RIGHT, 8) KEY(1, REST, 1) KEY(1, UP, 4)
 #include "env.h"
 #include "draw.h"
 
@@ -165,11 +165,7 @@ static bool take_goal(Env* env, const Agent* agent) {
 
 static void log_window(Env* env) {
     float score = (float)env->goals_taken / (float)env->num_agents;
-    env->log.perf += minf(score / env->par, 1);
-    env->log.score += score;
-    env->log.episode_return += score;
-    env->log.episode_length += WINDOW;
-    env->log.n += 1;
+    LOG_EPISODE(env, minf(score / env->par, 1), score, score, WINDOW);
     env->tick = env->goals_taken = 0;
 }
 
@@ -218,8 +214,4 @@ static void c_render(Env* env) {
         DrawTriangle(nose, left, right, DRAW_CYAN);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -27,7 +27,7 @@
 #pragma once
 
 #define OBSERVATION int8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(lines) X(tetrises)
+#define OWN_LOG(X) X(lines) X(tetrises)
 #define SETTINGS(X) \
     X(int, height, 20, "rows of the field; two more are above it") \
     X(int, lines, 150, "that end the game") \
@@ -40,6 +40,9 @@
     X(float, reward_piece, 0.0, "for a piece that locks: random play never clears a line") \
     X(float, reward_hole, 0.0, "for an empty cell under a filled one that a piece leaves, against one that goes") \
     X(float, reward_bump, 0.0, "for a cell by which neighbouring columns differ more, against one less")
+#define FPS 20
+#define KEYS(KEY) \
+    KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(0, UP, 3) KEY(0, Z, 4) KEY(0, DOWN, 5) KEY(0, SPACE, 6) KEY(0, C, 7)
 #include "env.h"
 #include "draw.h"
 
@@ -441,13 +444,9 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += minf((float)env->cleared / (float)env->lines, 1);
-    env->log.score += (float)env->points;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, minf((float)env->cleared / (float)env->lines, 1), env->points, env->total, env->tick);
     env->log.lines += (float)env->cleared;
     env->log.tetrises += (float)env->tetrises;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -515,8 +514,4 @@ static void c_render(Env* env) {
     for (int i = 0; i < PREVIEWS; i++)
         draw_small(env, env->queue[i], left + WIDTH * side + 30, top + 40 + 80 * i);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -23,7 +23,7 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(clear)
+#define OWN_LOG(X) X(clear)
 #define SETTINGS(X) \
     X(int, num_agents, 8, "in one field") \
     X(int, num_trash, 40, "pieces to be cleared") \
@@ -35,6 +35,8 @@
     X(float, team, 0.5, "part of each reward that goes to all agents in equal parts") \
     X(float, reward_pickup, 0.25, "for picking up a piece") \
     X(float, reward_drop, 1.0, "for dropping one into a bin")
+#define FPS 8
+#define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4)
 #include "env.h"
 #include "draw.h"
 
@@ -202,12 +204,8 @@ static void log_episode(Env* env, bool clear) {
     float total = 0;
     for (int i = 0; i < env->num_agents; i++)
         total += env->agents[i].total;
-    env->log.perf += (float)env->dropped / (float)env->num_trash;
-    env->log.score += (float)env->dropped;
-    env->log.episode_return += total / (float)env->num_agents;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, (float)env->dropped / (float)env->num_trash, env->dropped, total / (float)env->num_agents, env->tick);
     env->log.clear += clear;
-    env->log.n += 1;
 }
 
 static void c_step(Env* env) {
@@ -263,8 +261,4 @@ static void c_render(Env* env) {
     snprintf(text, sizeof(text), "%d of %d", env->dropped, env->num_trash);
     DrawText(text, 8, 8, 20, DRAW_WHITE);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }
