@@ -309,8 +309,8 @@ def save_png(path, picture):
 
 
 def keyed_action(envs, keys, is_down, cell):
-    """The player's action by the `keys` that are down or the `cell` that was clicked on, or None if a game by turns waits
-    for one."""
+    """The player's action by the `keys` that are down or the `cell` that was clicked on. None if a game waits for a
+    key and there is neither."""
     action, pressed = np.zeros(envs.action_dims), False
     for key in keys:
         if key.name == "REST" or is_down(key.code):

@@ -628,7 +628,8 @@ def test_a_header_may_leave_out_all_that_is_optional(tmp_path):
 
 def test_a_header_declares_its_keys_and_its_speed(tmp_path):
     library = load_small(tmp_path, "#define OWN_LOG(X) X(hits)", "#define BY_TURNS", "#define CLICK_COLUMNS 3",
-                         "#define KEYS(KEY) KEY(0, X, FIRE) KEY(0, 7, HOLD) KEY(0, REST, HOLD) KEY(0, LEFT, 2) KEY(1, A, 0)")
+                         "#define KEYS(KEY) KEY(0, X, FIRE) KEY(0, 7, HOLD) \\",
+                         "    KEY(0, REST, HOLD) KEY(0, LEFT, 2) KEY(1, A, 0)")
     assert library.by_turns and library.fps == 10 and library.log_fields[-1] == "hits"
     keys, columns = library.create(1).keys()
     assert columns == 3 and keys == [(0, 0, "REST", 0), (0, ord("X"), "X", 1), (0, ord("7"), "7", 0)]
@@ -649,7 +650,7 @@ def test_keys_of_our_environments():
 
 
 def test_random_integers_have_no_bias(tmp_path):
-    """Of 2^32 draws the upper half of draw * (3 << 29) alone gives two thirds of the numbers 3 times, the others twice."""
+    """The upper half of a draw times 3 << 29 alone is two thirds of the numbers 3 times in 8, the others 2 times."""
     vector, counts = Vector(load_small(tmp_path).header, 64), np.zeros(3)
     for _ in range(500):
         vector.step(np.zeros(64))

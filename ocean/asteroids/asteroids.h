@@ -34,7 +34,8 @@
     X(float, drag, 0.4, "of the ship, 1/s") \
     X(float, shot_speed, 480.0, "pixels a second, more than the ship's own") \
     X(float, shot_seconds, 1.0, "that a shot lasts") \
-    X(float, rock_speed, 60.0, "of a large rock; middle ones fly half as fast again, small ones twice as fast") \
+    X(float, rock_speed, 60.0, \
+      "of a large rock; middle ones fly half as fast again, small ones twice as fast") \
     X(float, respawn_seconds, 1.0, "without a ship after a loss, at least") \
     X(float, saucer_seconds, 15.0, "without a saucer, on average") \
     X(float, reward_points, 100.0, "points that give a reward of 1") \
@@ -44,7 +45,10 @@
 #include "env.h"
 #include "draw.h"
 
-enum { MAX_ROCKS = 48, MAX_SHOTS = 16, MOST_LARGE = 11, SEEN = 10, OBSERVATIONS = 15 + 5 * SEEN, EXTRA_SHIP = 10000 };
+enum {
+    MAX_ROCKS = 48, MAX_SHOTS = 16, MOST_LARGE = 11, SEEN = 10, OBSERVATIONS = 15 + 5 * SEEN,
+    EXTRA_SHIP = 10000
+};
 #define WIDTH 1024.0f
 #define HEIGHT 768.0f
 #define SHIP 12.0f /* radius */
@@ -55,15 +59,18 @@ static const int rock_points[4] = {0, 100, 50, 20}, saucer_points[3] = {0, 1000,
 
 typedef struct {
     float x, y, vx, vy; /* pixels, pixels a tick */
-    int life;           /* a shot's: ticks left; a rock's: its size, 3 large .. 1 small; 0: not there */
+    /* a shot's: ticks left; a rock's: its size, 3 large .. 1 small; 0: not there */
+    int life;
 } Body;
 
 struct Env {
     ENV_COMMON
-    Body ship, saucer, saucer_shot; /* the ship's life: 1; the saucer's: 1 the small one, 2 the large one */
+    /* the ship's life: 1; the saucer's: 1 the small one, 2 the large one */
+    Body ship, saucer, saucer_shot;
     float cosine, sine; /* of the ship's heading */
     float turn_cosine, turn_sine;
-    int heat; /* ticks until the ship can fire again, or, while there is none, until the next may come */
+    /* ticks until the ship can fire again, or, while there is none, until the next may come */
+    int heat;
     int saucer_wait; /* ticks until it comes; while it is there, until it fires */
     Body shots[MAX_SHOTS];
     Body rocks[MAX_ROCKS];
@@ -75,17 +82,23 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->ships < 1 || env->ships > 1000) return "ships must lie within 1..1000";
-    if (env->first_rocks < 1 || env->first_rocks > MOST_LARGE) return "first_rocks must lie within 1..11";
+    if (env->first_rocks < 1 || env->first_rocks > MOST_LARGE)
+        return "first_rocks must lie within 1..11";
     if (env->max_shots < 1 || env->max_shots > MAX_SHOTS) return "max_shots must lie within 1..16";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
     if (!(env->turn > 0 && env->turn <= 60)) return "turn must lie within 0..60";
     if (!(env->thrust >= 0 && env->thrust <= 10000)) return "thrust must lie within 0..10000";
     if (!(env->drag >= 0 && env->drag < 60)) return "drag must lie within 0..60";
-    if (!(env->shot_speed > 0 && env->shot_speed <= 1200)) return "shot_speed must lie within 0..1200";
-    if (!(env->shot_seconds > 0 && env->shot_seconds <= 60)) return "shot_seconds must lie within 0..60";
-    if (!(env->rock_speed > 0 && env->rock_speed <= 600)) return "rock_speed must lie within 0..600";
-    if (!(env->respawn_seconds >= 0 && env->respawn_seconds <= 60)) return "respawn_seconds must lie within 0..60";
-    if (!(env->saucer_seconds >= 1 && env->saucer_seconds <= 1e6f)) return "saucer_seconds: 1..1000000";
+    if (!(env->shot_speed > 0 && env->shot_speed <= 1200))
+        return "shot_speed must lie within 0..1200";
+    if (!(env->shot_seconds > 0 && env->shot_seconds <= 60))
+        return "shot_seconds must lie within 0..60";
+    if (!(env->rock_speed > 0 && env->rock_speed <= 600))
+        return "rock_speed must lie within 0..600";
+    if (!(env->respawn_seconds >= 0 && env->respawn_seconds <= 60))
+        return "respawn_seconds must lie within 0..60";
+    if (!(env->saucer_seconds >= 1 && env->saucer_seconds <= 1e6f))
+        return "saucer_seconds: 1..1000000";
     if (!(env->reward_points > 0)) return "reward_points must be above 0";
     env->turn_cosine = cosf(env->turn / 60);
     env->turn_sine = sinf(env->turn / 60);
@@ -262,7 +275,8 @@ static void fire(Env* env) {
         Body* shot = &env->shots[i];
         if (shot->life) continue;
         *shot = (Body){env->ship.x, env->ship.y, env->ship.vx + env->cosine * env->shot_speed / 60,
-                       env->ship.vy + env->sine * env->shot_speed / 60, (int)ceilf(env->shot_seconds * 60)};
+                       env->ship.vy + env->sine * env->shot_speed / 60,
+                       (int)ceilf(env->shot_seconds * 60)};
         env->heat = COOLDOWN;
         return;
     }
@@ -273,7 +287,8 @@ static void steer(Env* env) {
     if (turn != 0) {
         float cosine = env->cosine * env->turn_cosine - env->sine * turn;
         float sine = env->sine * env->turn_cosine + env->cosine * turn;
-        float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine); /* against rounding: towards length 1 */
+        /* against rounding: towards length 1 */
+        float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine);
         env->cosine = cosine * shrink;
         env->sine = sine * shrink;
     }
@@ -294,7 +309,8 @@ static void move_saucer(Env* env) {
     if (!saucer->life) {
         if (--env->saucer_wait > 0) return;
         bool right = random_int(&env->rng, 2);
-        *saucer = (Body){right ? 0 : WIDTH - 1, random_float(&env->rng, 0, HEIGHT), right ? 2.0f : -2.0f, 0, 2};
+        *saucer = (Body){right ? 0 : WIDTH - 1, random_float(&env->rng, 0, HEIGHT),
+                         right ? 2.0f : -2.0f, 0, 2};
         if (env->points >= EXTRA_SHIP) saucer->life = 1;
         env->saucer_wait = 60;
         return;
@@ -312,7 +328,8 @@ static void move_saucer(Env* env) {
     *shot = (Body){saucer->x, saucer->y, 0, 0, 72};
     send(env, shot, 360);
     if (saucer->life == 1 && env->ship.life) { /* the small one aims, at up to 0.15 rad beside */
-        float x = around(env->ship.x - saucer->x, WIDTH), y = around(env->ship.y - saucer->y, HEIGHT);
+        float x = around(env->ship.x - saucer->x, WIDTH);
+        float y = around(env->ship.y - saucer->y, HEIGHT);
         float angle = atan2f(y, x) + random_float(&env->rng, -0.15f, 0.15f);
         shot->vx = 6 * cosf(angle);
         shot->vy = 6 * sinf(angle);
@@ -413,7 +430,8 @@ static void c_step(Env* env) {
     }
     env->tick++;
     bool late = !over && env->max_steps && env->tick >= env->max_steps;
-    env->rewards[0] = (float)(env->points - points) / env->reward_points + (float)losses * env->reward_loss;
+    env->rewards[0] =
+        (float)(env->points - points) / env->reward_points + (float)losses * env->reward_loss;
     env->terminals[0] = over;
     env->truncations[0] = late;
     env->total += env->rewards[0];
@@ -447,32 +465,35 @@ static void draw_rock(const Body* rock, int number) {
 }
 
 static void c_render(Env* env) {
-    char text[32];
     draw_begin((int)WIDTH, (int)HEIGHT, "asteroids");
     for (int i = 0; i < env->num_rocks; i++)
         draw_rock(&env->rocks[i], i);
     for (int i = 0; i < env->max_shots; i++)
-        if (env->shots[i].life) DrawCircleV((Vector2){env->shots[i].x, env->shots[i].y}, 4, DRAW_GOLD);
-    if (env->saucer_shot.life) DrawCircleV((Vector2){env->saucer_shot.x, env->saucer_shot.y}, 4, DRAW_RED);
+        if (env->shots[i].life)
+            DrawCircleV((Vector2){env->shots[i].x, env->shots[i].y}, 4, DRAW_GOLD);
+    if (env->saucer_shot.life)
+        DrawCircleV((Vector2){env->saucer_shot.x, env->saucer_shot.y}, 4, DRAW_RED);
     if (env->saucer.life) {
         float radius = saucer_radius[env->saucer.life], x = env->saucer.x, y = env->saucer.y;
         DrawCircleV((Vector2){x, y - radius * 0.2f}, radius * 0.5f, DRAW_GREY);
         draw_quad((Vector2){x - radius, y}, (Vector2){x - radius * 0.4f, y - radius * 0.4f},
-                  (Vector2){x + radius * 0.4f, y - radius * 0.4f}, (Vector2){x + radius, y}, DRAW_RED);
+                  (Vector2){x + radius * 0.4f, y - radius * 0.4f}, (Vector2){x + radius, y},
+                  DRAW_RED);
         draw_quad((Vector2){x - radius, y}, (Vector2){x - radius * 0.4f, y + radius * 0.4f},
-                  (Vector2){x + radius * 0.4f, y + radius * 0.4f}, (Vector2){x + radius, y}, DRAW_RED);
+                  (Vector2){x + radius * 0.4f, y + radius * 0.4f}, (Vector2){x + radius, y},
+                  DRAW_RED);
     }
     if (env->ship.life) {
         float x = env->ship.x, y = env->ship.y, c = env->cosine, s = env->sine;
-        Vector2 left = {x - 14 * c - 11 * s, y - 14 * s + 11 * c}, right = {x - 14 * c + 11 * s, y - 14 * s - 11 * c};
+        Vector2 left = {x - 14 * c - 11 * s, y - 14 * s + 11 * c};
+        Vector2 right = {x - 14 * c + 11 * s, y - 14 * s - 11 * c};
         if (env->thrusts)
             draw_triangle((Vector2){x - 10 * c - 6 * s, y - 10 * s + 6 * c},
                           (Vector2){x - 10 * c + 6 * s, y - 10 * s - 6 * c}, (Vector2){x - 28 * c, y - 28 * s},
                           DRAW_GOLD);
         draw_triangle((Vector2){x + 18 * c, y + 18 * s}, left, right, DRAW_CYAN);
     }
-    snprintf(text, sizeof(text), "%d", env->points);
-    DrawText(text, 20, 16, 40, DRAW_WHITE);
+    draw_format(20, 16, 40, DRAW_WHITE, "%d", env->points);
     for (int i = 0; i < env->ships_left; i++) {
         float x = 30 + 30 * (float)i;
         draw_triangle((Vector2){x, 66}, (Vector2){x - 9, 90}, (Vector2){x + 9, 90}, DRAW_CYAN);

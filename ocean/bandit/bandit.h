@@ -25,8 +25,10 @@ struct Env {
 
 static const char* c_init(Env* env) {
     if (env->arms < 2 || env->arms > MAX_ARMS) return "arms must lie within 2..64";
-    if (env->good_arm < 0 || env->good_arm >= env->arms) return "good_arm must be one of the arms, counted from 0";
-    if (!(env->bad >= 0 && env->bad < env->good && env->good <= 1)) return "0 <= bad < good <= 1 must hold";
+    if (env->good_arm < 0 || env->good_arm >= env->arms)
+        return "good_arm must be one of the arms, counted from 0";
+    if (!(env->bad >= 0 && env->bad < env->good && env->good <= 1))
+        return "0 <= bad < good <= 1 must hold";
     env->last = -1;
     return NULL;
 }
@@ -48,7 +50,8 @@ static void c_reset(Env* env) {
 /* perf is the share of good pulls, not of paid ones, so that it is 1 for the best policy. */
 static void c_step(Env* env) {
     int arm = env->actions[0];
-    bool right = arm == env->good_arm, pays = random_float(&env->rng, 0, 1) < (right ? env->good : env->bad);
+    bool right = arm == env->good_arm;
+    bool pays = random_float(&env->rng, 0, 1) < (right ? env->good : env->bad);
     env->pulls[arm]++;
     env->paid[arm] += pays;
     env->last = arm;
@@ -68,14 +71,17 @@ static void c_render(Env* env) {
         all = maxf(all, (float)env->pulls[i]);
     draw_begin(WIDTH, HEIGHT, "bandit");
     for (int i = 0; i < env->arms; i++) {
-        float x = LEFT + width * (float)i + width * 0.15f, pulled = TALL * (float)env->pulls[i] / all;
+        float x = LEFT + width * (float)i + width * 0.15f;
+        float pulled = TALL * (float)env->pulls[i] / all;
         float paid = TALL * (float)env->paid[i] / all;
         DrawRectangleRec((Rectangle){x, FLOOR - TALL, width * 0.7f, TALL}, DRAW_PANEL);
         DrawRectangleRec((Rectangle){x, FLOOR - pulled, width * 0.7f, pulled}, DRAW_GREY);
         DrawRectangleRec((Rectangle){x, FLOOR - paid, width * 0.7f, paid}, DRAW_GOLD);
         float radius = minf(width * 0.2f, 18);
-        DrawCircleV((Vector2){x + width * 0.35f, FLOOR + 36}, radius, i == env->good_arm ? DRAW_GREEN : DRAW_PANEL);
-        if (i == env->last) DrawCircleV((Vector2){x + width * 0.35f, FLOOR + 36}, radius * 0.5f, DRAW_CYAN);
+        DrawCircleV((Vector2){x + width * 0.35f, FLOOR + 36}, radius,
+                    i == env->good_arm ? DRAW_GREEN : DRAW_PANEL);
+        if (i == env->last)
+            DrawCircleV((Vector2){x + width * 0.35f, FLOOR + 36}, radius * 0.5f, DRAW_CYAN);
     }
     draw_end();
 }

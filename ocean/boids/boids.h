@@ -32,7 +32,8 @@
     X(int, max_steps, 512, "steps after which the flock is truncated") \
     X(float, width, 1080.0, "of the plane") \
     X(float, height, 720.0, "of the plane") \
-    X(float, vision, 100.0, "distance at which boids see each other, at most a third of either side") \
+    X(float, vision, 100.0, \
+      "distance at which boids see each other, at most a third of either side") \
     X(float, space, 24.0, "distance below which they crowd each other") \
     X(float, min_speed, 2.0, "distance flown in a step") \
     X(float, max_speed, 8.0, "distance flown in a step") \
@@ -42,11 +43,15 @@
     X(float, cohesion_weight, 0.5, "of being in the midst of others") \
     X(float, separation_weight, 1.0, "of being too near") \
     X(float, reward_scale, 0.1, "of the reward; score is not touched")
-#define KEYS(KEY) KEY(0, REST, 2) KEY(0, LEFT, 0) KEY(0, RIGHT, 4) KEY(1, REST, 1) KEY(1, DOWN, 0) KEY(1, UP, 2)
+#define KEYS(KEY) \
+    KEY(0, REST, 2) KEY(0, LEFT, 0) KEY(0, RIGHT, 4) \
+    KEY(1, REST, 1) KEY(1, DOWN, 0) KEY(1, UP, 2)
 #include "env.h"
 #include "draw.h"
 
-enum { MAX_AGENTS = 1024, MAX_NEIGHBOURS = 16, MAX_SIDE = 32, HEAD = 6, EACH = 5, TURNS = 5, SPEEDS = 3 };
+enum {
+    MAX_AGENTS = 1024, MAX_NEIGHBOURS = 16, MAX_SIDE = 32, HEAD = 6, EACH = 5, TURNS = 5, SPEEDS = 3
+};
 
 typedef struct {
     float x, y;
@@ -66,8 +71,10 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 2..1024";
-    if (env->neighbours < 1 || env->neighbours > MAX_NEIGHBOURS) return "neighbours must lie within 1..16";
+    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 2..1024";
+    if (env->neighbours < 1 || env->neighbours > MAX_NEIGHBOURS)
+        return "neighbours must lie within 1..16";
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     float side = minf(env->width, env->height);
     if (!(env->vision > 0) || !(env->vision <= side / 3) || isinf(maxf(env->width, env->height)))
@@ -78,8 +85,9 @@ static const char* c_init(Env* env) {
         return "speeds must obey 0 <= min_speed <= max_speed, 0 < max_speed < width and height";
     if (!(env->acceleration >= 0) || !(env->max_turn >= 0 && env->max_turn <= (float)M_PI))
         return "acceleration must be 0 or more, max_turn within 0..pi";
-    if (!isfinite(env->alignment_weight) || !isfinite(env->cohesion_weight) || !isfinite(env->separation_weight) ||
-        !isfinite(env->reward_scale) || !isfinite(env->acceleration) || !isfinite(env->space))
+    if (!isfinite(env->alignment_weight) || !isfinite(env->cohesion_weight) ||
+        !isfinite(env->separation_weight) || !isfinite(env->reward_scale) ||
+        !isfinite(env->acceleration) || !isfinite(env->space))
         return "weights, acceleration, space and reward_scale must be finite";
     env->columns = (int)minf(env->width / env->vision, MAX_SIDE);
     env->rows = (int)minf(env->height / env->vision, MAX_SIDE);
@@ -116,7 +124,8 @@ static void sort_into_cells(Env* env) {
     }
     for (int c = 0; c < env->columns * env->rows; c++)
         env->first[c + 1] += env->first[c];
-    for (int i = env->num_agents - 1; i >= 0; i--) /* first[c + 1] runs down to where c begins ... */
+    /* first[c + 1] runs down to where c begins ... */
+    for (int i = env->num_agents - 1; i >= 0; i--)
         env->sorted[--env->first[env->cells[i] + 1]] = (uint16_t)i;
     for (int c = 0; c < env->columns * env->rows; c++) /* ... so that it must move up by one */
         env->first[c] = env->first[c + 1];
@@ -133,15 +142,20 @@ static inline float wrapped(float way, float side) {
     return way - side * (float)(way > 0.5f * side) + side * (float)(way < -0.5f * side);
 }
 
+/* A row or column at most one beside the plane is the one at its other end. */
+static inline int around(int at, int count) {
+    return at < 0 ? at + count : at >= count ? at - count : at;
+}
+
 /* The nearest ones within vision, nearest first; returns how many. Only the nine cells around can hold them. */
 static int find_neighbours(const Env* env, int i, Neighbour* found) {
     const Boid* boid = &env->boids[i];
     int row = env->cells[i] / env->columns, column = env->cells[i] % env->columns, count = 0;
     float reach = env->vision * env->vision;
     for (int r = -1; r <= 1; r++) {
-        int base = (row + r + (row + r < 0 ? env->rows : row + r >= env->rows ? -env->rows : 0)) * env->columns;
+        int base = around(row + r, env->rows) * env->columns;
         for (int c = -1; c <= 1; c++) {
-            int at = column + c + (column + c < 0 ? env->columns : column + c >= env->columns ? -env->columns : 0);
+            int at = around(column + c, env->columns);
             for (int k = env->first[base + at]; k < env->first[base + at + 1]; k++) {
                 int who = env->sorted[k];
                 float x = wrapped(env->boids[who].x - boid->x, env->width);
@@ -201,7 +215,8 @@ static float observe(Env* env, int i, float* observation) {
     env->alignment += alignment;
     env->cohesion += cohesion;
     env->crowding += crowding;
-    return env->alignment_weight * alignment + env->cohesion_weight * cohesion - env->separation_weight * crowding;
+    return env->alignment_weight * alignment + env->cohesion_weight * cohesion -
+           env->separation_weight * crowding;
 }
 
 static void observe_all(Env* env, float* observations, float* rewards) {
@@ -218,9 +233,11 @@ static void observe_all(Env* env, float* observations, float* rewards) {
 static void c_reset(Env* env) {
     for (int i = 0; i < env->num_agents; i++) {
         float heading = random_float(&env->rng, 0, (float)(2 * M_PI));
-        float x = random_float(&env->rng, 0, env->width), y = random_float(&env->rng, 0, env->height);
+        float x = random_float(&env->rng, 0, env->width);
+        float y = random_float(&env->rng, 0, env->height);
         float speed = random_float(&env->rng, env->min_speed, env->max_speed);
-        env->boids[i] = (Boid){.x = x, .y = y, .cosine = cosf(heading), .sine = sinf(heading), .speed = speed};
+        env->boids[i] =
+            (Boid){.x = x, .y = y, .cosine = cosf(heading), .sine = sinf(heading), .speed = speed};
     }
     env->tick = env->begun ? 0 : random_int(&env->rng, env->max_steps);
     env->whole = env->tick == 0;
@@ -231,7 +248,8 @@ static void c_reset(Env* env) {
 
 static void log_episode(Env* env) {
     double count = (double)env->max_steps * env->num_agents, score = env->total / count;
-    LOG_EPISODE(env, clampf((float)score, 0, 1), (float)score, (float)(env->reward_scale * score * env->max_steps), env->max_steps);
+    LOG_EPISODE(env, clampf((float)score, 0, 1), (float)score,
+                (float)(env->reward_scale * score * env->max_steps), env->max_steps);
     env->log.alignment += (float)(env->alignment / count);
     env->log.cohesion += (float)(env->cohesion / count);
     env->log.crowding += (float)(env->crowding / count);
@@ -259,7 +277,8 @@ static void c_step(Env* env) {
             fly(env, &env->boids[i], clampf(action[0], -1, 1), clampf(action[1], -1, 1));
         } else {
             const int32_t* action = env->actions + 2 * i;
-            fly(env, &env->boids[i], 0.5f * (float)(action[0] - TURNS / 2), (float)(action[1] - SPEEDS / 2));
+            fly(env, &env->boids[i], 0.5f * (float)(action[0] - TURNS / 2),
+                (float)(action[1] - SPEEDS / 2));
         }
     }
     bool over = ++env->tick >= env->max_steps;
@@ -283,11 +302,13 @@ static Color heading_color(const Boid* boid) {
 }
 
 static void c_render(Env* env) {
-    float scale = minf(1080 / env->width, 720 / env->height), size = maxf(0.4f * env->space * scale, 5);
+    float scale = minf(1080 / env->width, 720 / env->height);
+    float size = maxf(0.4f * env->space * scale, 5);
     draw_begin((int)(env->width * scale), (int)(env->height * scale), "boids");
     for (int i = 0; i < env->num_agents; i++) {
         const Boid* boid = &env->boids[i];
-        float x = boid->x * scale, y = boid->y * scale, ahead_x = size * boid->cosine, ahead_y = size * boid->sine;
+        float x = boid->x * scale, y = boid->y * scale;
+        float ahead_x = size * boid->cosine, ahead_y = size * boid->sine;
         if (i == 0) { /* the player's, and what it sees */
             DrawCircleV((Vector2){x, y}, env->vision * scale, DRAW_PANEL);
             DrawCircleLinesV((Vector2){x, y}, env->space * scale, DRAW_GREY);

@@ -31,7 +31,8 @@
 #define OBSERVATION float
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
-    X(bool, continuous, false, "one action in -1..1, the speed of the paddle, instead of none, left, right") \
+    X(bool, continuous, false, \
+      "one action in -1..1, the speed of the paddle, instead of none, left, right") \
     X(int, max_steps, 27000, "steps after which an episode is truncated; 0: none") \
     X(int, balls, 5, "balls in reserve") \
     X(float, paddle_width, 62.0, "pixels") \
@@ -43,7 +44,10 @@
 #include "env.h"
 #include "draw.h"
 
-enum { ROWS = 6, COLUMNS = 18, BRICKS = ROWS * COLUMNS, BRICK_WORDS = (BRICKS + 31) / 32, OBSERVATIONS = 10 + BRICKS };
+enum {
+    ROWS = 6, COLUMNS = 18, BRICKS = ROWS * COLUMNS, BRICK_WORDS = (BRICKS + 31) / 32,
+    OBSERVATIONS = 10 + BRICKS
+};
 enum { WALL_SCORE = 432, MAX_SCORE = 2 * WALL_SCORE };
 static const int row_points[ROWS] = {7, 7, 4, 4, 1, 1};
 
@@ -77,10 +81,14 @@ static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
     if (env->balls < 0) return "balls must be 0 or more";
-    if (!(env->paddle_width >= 4 && env->paddle_width <= WIDTH)) return "paddle_width must lie within 4..576";
-    if (!(env->paddle_speed >= 0 && env->paddle_speed <= 100000)) return "paddle_speed must lie within 0..100000";
-    if (!(env->ball_speed >= 32 && env->ball_speed <= env->max_ball_speed && env->max_ball_speed <= SPEED_SCALE))
-        return "ball_speed must be at least 32 and at most max_ball_speed, which must be at most 512";
+    if (!(env->paddle_width >= 4 && env->paddle_width <= WIDTH))
+        return "paddle_width must lie within 4..576";
+    if (!(env->paddle_speed >= 0 && env->paddle_speed <= 100000))
+        return "paddle_speed must lie within 0..100000";
+    if (!(env->ball_speed >= 32 && env->ball_speed <= env->max_ball_speed &&
+          env->max_ball_speed <= SPEED_SCALE))
+        return "ball_speed must be at least 32 and at most max_ball_speed, which must be at most "
+               "512";
     return NULL;
 }
 
@@ -145,7 +153,8 @@ typedef struct {
 } Collision;
 
 /* When a box of size BALL at position, moving at velocity, overlaps low..high along one axis. */
-static inline void overlap(float position, float velocity, float low, float high, float* enter, float* leave) {
+static inline void overlap(float position, float velocity, float low, float high, float* enter,
+                           float* leave) {
     if (velocity == 0) {
         bool inside = position < high && position + BALL > low;
         *enter = inside ? -INFINITY : INFINITY;
@@ -162,7 +171,8 @@ static inline void overlap(float position, float velocity, float low, float high
 static void find_brick(const Env* env, Collision* next) {
     float x = env->ball_x, y = env->ball_y, vx = env->ball_vx, vy = env->ball_vy;
     float dx = vx * next->time, dy = vy * next->time;
-    int left = (int)((x + minf(dx, 0)) / BRICK_WIDTH), right = (int)((x + maxf(dx, 0) + BALL) / BRICK_WIDTH);
+    int left = (int)((x + minf(dx, 0)) / BRICK_WIDTH);
+    int right = (int)((x + maxf(dx, 0) + BALL) / BRICK_WIDTH);
     int top = (int)floorf((y + minf(dy, 0) - WALL_TOP) / BRICK_HEIGHT);
     int bottom = (int)floorf((y + maxf(dy, 0) + BALL - WALL_TOP) / BRICK_HEIGHT);
     left = left < 0 ? 0 : left;
@@ -170,7 +180,8 @@ static void find_brick(const Env* env, Collision* next) {
     top = top < 0 ? 0 : top;
     bottom = bottom >= ROWS ? ROWS - 1 : bottom;
 
-    float offset = INFINITY; /* of the best brick from the ball's centre, along the face that it is hit on */
+    /* of the best brick from the ball's centre, along the face that it is hit on */
+    float offset = INFINITY;
     for (int row = top; row <= bottom; row++) {
         float y_enter, y_leave, brick_y = WALL_TOP + (float)row * BRICK_HEIGHT;
         overlap(y, vy, brick_y, brick_y + BRICK_HEIGHT, &y_enter, &y_leave);
@@ -186,7 +197,8 @@ static void find_brick(const Env* env, Collision* next) {
             float time = maxf(enter, 0);
             float off = flat ? fabsf(x + vx * time + BALL / 2 - brick_x - BRICK_WIDTH / 2)
                              : fabsf(y + vy * time + BALL / 2 - brick_y - BRICK_HEIGHT / 2);
-            if (time < next->time || (time == next->time && next->obstacle == BRICK && off < offset)) {
+            if (time < next->time ||
+                (time == next->time && next->obstacle == BRICK && off < offset)) {
                 *next = (Collision){BRICK, time, brick, flat};
                 offset = off;
             }
@@ -262,7 +274,8 @@ static bool advance(Env* env, float time, float paddle_velocity) {
         Collision next = find_collision(env, time);
         env->ball_x = clampf(env->ball_x + env->ball_vx * next.time, 0, WIDTH - BALL);
         env->ball_y = maxf(env->ball_y + env->ball_vy * next.time, 0);
-        env->paddle_x = clampf(env->paddle_x + paddle_velocity * next.time, 0, WIDTH - env->paddle_now);
+        env->paddle_x =
+            clampf(env->paddle_x + paddle_velocity * next.time, 0, WIDTH - env->paddle_now);
         time -= next.time;
         switch (next.obstacle) {
             case NOTHING: return true;
@@ -321,16 +334,14 @@ static void c_render(Env* env) {
     for (int i = 0; i < BRICKS; i++) {
         if (!(env->bricks[i / 32] >> i % 32 & 1)) continue;
         int x = i % COLUMNS * (int)BRICK_WIDTH, y = (int)WALL_TOP + i / COLUMNS * (int)BRICK_HEIGHT;
-        DrawRectangle(x * SCALE + 1, y * SCALE + 1, (int)BRICK_WIDTH * SCALE - 2, (int)BRICK_HEIGHT * SCALE - 2,
-                      colors[i / COLUMNS]);
+        DrawRectangle(x * SCALE + 1, y * SCALE + 1, (int)BRICK_WIDTH * SCALE - 2,
+                      (int)BRICK_HEIGHT * SCALE - 2, colors[i / COLUMNS]);
     }
     DrawRectangleRec((Rectangle){env->paddle_x * SCALE, PADDLE_Y * SCALE, env->paddle_now * SCALE,
                                  PADDLE_HEIGHT * SCALE}, DRAW_CYAN);
     Vector2 centre = {(env->ball_x + BALL / 2) * SCALE, (env->ball_y + BALL / 2) * SCALE};
     DrawCircleV(centre, BALL / 2 * SCALE, DRAW_WHITE);
-    char text[32];
-    snprintf(text, sizeof(text), "%d", env->score);
-    DrawText(text, 16, 14, 40, DRAW_WHITE);
+    draw_format(16, 14, 40, DRAW_WHITE, "%d", env->score);
     for (int i = 0; i < env->reserve; i++)
         DrawCircleV((Vector2){WIDTH * SCALE - 28 - 36 * (float)i, 34}, 12, DRAW_GREY);
     draw_end();

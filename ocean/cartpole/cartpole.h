@@ -7,7 +7,8 @@
 
 #define OBSERVATION float
 #define SETTINGS(X) \
-    X(bool, continuous, false, "push with a force in -1..1 of force_mag instead of all of it left or right") \
+    X(bool, continuous, false, \
+      "push with a force in -1..1 of force_mag instead of all of it left or right") \
     X(int, max_steps, 500, "steps after which the episode is truncated") \
     X(float, gravity, 9.8, "m/s^2") \
     X(float, masscart, 1.0, "kg") \
@@ -17,7 +18,8 @@
     X(float, tau, 0.02, "seconds between two steps") \
     X(float, x_threshold, 2.4, "half the length of the track, m") \
     X(float, theta_threshold, 12.0, "largest angle of the pole, degrees") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones")
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones")
 #define FPS 25
 #define KEYS(KEY) KEY(0, RIGHT, 1)
 #include "env.h"
@@ -34,8 +36,10 @@ static const char* c_init(Env* env) {
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     if (!(env->masscart > 0 && env->masspole > 0 && env->length > 0))
         return "masscart, masspole and length must be above 0";
-    if (!(env->tau > 0 && env->x_threshold > 0.05f)) return "tau must be above 0 and x_threshold above 0.05";
-    if (!(env->theta_threshold > 3 && env->theta_threshold <= 90)) return "theta_threshold must lie within 3..90";
+    if (!(env->tau > 0 && env->x_threshold > 0.05f))
+        return "tau must be above 0 and x_threshold above 0.05";
+    if (!(env->theta_threshold > 3 && env->theta_threshold <= 90))
+        return "theta_threshold must lie within 3..90";
     env->theta_limit = env->theta_threshold * (float)(M_PI / 180);
     return NULL;
 }
@@ -74,8 +78,9 @@ static void c_step(Env* env) {
     float mass = env->masscart + env->masspole, pole = env->masspole * env->length;
     float sine = sinf(env->theta), cosine = cosf(env->theta);
     float push = (force + pole * env->theta_velocity * env->theta_velocity * sine) / mass;
-    float theta_acceleration = (env->gravity * sine - cosine * push) /
-                               (env->length * (4.0f / 3.0f - env->masspole * cosine * cosine / mass));
+    float theta_acceleration =
+        (env->gravity * sine - cosine * push) /
+        (env->length * (4.0f / 3.0f - env->masspole * cosine * cosine / mass));
     float x_acceleration = push - pole * theta_acceleration * cosine / mass;
 
     env->x += env->tau * env->x_velocity;
@@ -102,13 +107,16 @@ static void c_step(Env* env) {
 
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 360, TRACK = 270, CART_WIDTH = 84, CART_HEIGHT = 40 };
-    float scale = minf(WIDTH * 0.46f / env->x_threshold, 225 / (2 * env->length)); /* pixels a metre */
+    /* pixels a metre */
+    float scale = minf(WIDTH * 0.46f / env->x_threshold, 225 / (2 * env->length));
     float x = WIDTH / 2 + env->x * scale, pole = 2 * env->length * scale, top = TRACK - CART_HEIGHT;
-    Vector2 pivot = {x, top + 6}, tip = {x + pole * sinf(env->theta), top + 6 - pole * cosf(env->theta)};
+    Vector2 pivot = {x, top + 6};
+    Vector2 tip = {x + pole * sinf(env->theta), top + 6 - pole * cosf(env->theta)};
     draw_begin(WIDTH, HEIGHT, "cartpole");
     DrawRectangle(0, TRACK, WIDTH, HEIGHT - TRACK, DRAW_PANEL);
     DrawRectangle(0, TRACK, WIDTH, 3, DRAW_GREY);
-    DrawRectangle(0, TRACK + 40, (int)(WIDTH * (float)env->tick / (float)env->max_steps), 6, DRAW_GREEN);
+    DrawRectangle(0, TRACK + 40, (int)(WIDTH * (float)env->tick / (float)env->max_steps), 6,
+                  DRAW_GREEN);
     DrawRectangle((int)x - CART_WIDTH / 2, (int)top, CART_WIDTH, CART_HEIGHT - 6, DRAW_CYAN);
     DrawCircleV((Vector2){x - CART_WIDTH / 3, TRACK - 8}, 8, DRAW_GREY);
     DrawCircleV((Vector2){x + CART_WIDTH / 3, TRACK - 8}, 8, DRAW_GREY);

@@ -12,7 +12,8 @@
 #define SETTINGS(X) X(int, depth, 3, "moves that the opponent looks ahead, 0..12")
 #define HAS_ACTION_MASKS
 #define BY_TURNS
-#define KEYS(KEY) KEY(0, 1, 0) KEY(0, 2, 1) KEY(0, 3, 2) KEY(0, 4, 3) KEY(0, 5, 4) KEY(0, 6, 5) KEY(0, 7, 6)
+#define KEYS(KEY) \
+    KEY(0, 1, 0) KEY(0, 2, 1) KEY(0, 3, 2) KEY(0, 4, 3) KEY(0, 5, 4) KEY(0, 6, 5) KEY(0, 7, 6)
 #include "env.h"
 #include "draw.h"
 
@@ -59,7 +60,8 @@ static Stones line_cells(Stones s) {
     static const int steps[] = {TALL, TALL - 1, TALL + 1};
     for (int i = 0; i < 3; i++) {
         int d = steps[i];
-        Stones up = s << d & s << 2 * d, down = s >> d & s >> 2 * d; /* two neighbours to one side */
+        /* two neighbours to one side */
+        Stones up = s << d & s << 2 * d, down = s >> d & s >> 2 * d;
         found |= up & (s << 3 * d | s >> d);
         found |= down & (s >> 3 * d | s << d);
     }
@@ -79,7 +81,8 @@ static int search(Stones own, Stones other, Stones lines, int depth, int alpha, 
     if (depth == 1) return 0;
     Stones threats = line_cells(other), must = threats & free;
     if (must & (must - 1)) return -(WIN + depth - 1); /* two at once cannot be stopped */
-    Stones moves = (must ? must : free) & ~(threats >> 1); /* a stone below a threat makes it come true */
+    /* a stone below a threat makes it come true */
+    Stones moves = (must ? must : free) & ~(threats >> 1);
     if (!moves) return -(WIN + depth - 1);
     if (depth == 2) return 0;
     for (int i = 0; i < COLUMNS && alpha < beta; i++) {
@@ -173,15 +176,18 @@ static void c_step(Env* env) {
 static void c_render(Env* env) {
     enum { CELL = 100, EDGE = 20 };
     draw_begin(COLUMNS * CELL + 2 * EDGE, ROWS * CELL + 2 * EDGE, "connect4");
-    DrawRectangle(EDGE / 2, EDGE / 2, COLUMNS * CELL + EDGE, ROWS * CELL + EDGE, (Color){34, 66, 120, 255});
+    DrawRectangle(EDGE / 2, EDGE / 2, COLUMNS * CELL + EDGE, ROWS * CELL + EDGE,
+                  (Color){34, 66, 120, 255});
     for (int column = 0; column < COLUMNS; column++) {
         for (int row = 0; row < ROWS; row++) {
             int bit = column * TALL + row;
-            Vector2 centre = {EDGE + CELL * ((float)column + 0.5f), EDGE + CELL * ((float)(ROWS - 1 - row) + 0.5f)};
+            Vector2 centre = {EDGE + CELL * ((float)column + 0.5f),
+                              EDGE + CELL * ((float)(ROWS - 1 - row) + 0.5f)};
             bool own = env->own >> bit & 1, other = env->other >> bit & 1;
             Color color = own ? DRAW_CYAN : other ? DRAW_GOLD : DRAW_BACKGROUND;
             DrawCircleV(centre, CELL * 0.41f, color);
-            if (own || other) DrawCircleV(centre, CELL * 0.31f, draw_mix(color, DRAW_BACKGROUND, 0.15f));
+            if (own || other)
+                DrawCircleV(centre, CELL * 0.31f, draw_mix(color, DRAW_BACKGROUND, 0.15f));
             if (bit == env->last) DrawCircleV(centre, CELL * 0.08f, DRAW_BACKGROUND);
         }
     }

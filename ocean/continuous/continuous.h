@@ -27,7 +27,8 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->dims < 1 || env->dims > MAX_BOX) return "dims must lie within 1..16";
     if (env->max_steps < 1) return "max_steps must be 1 or more";
-    if (!(env->speed > 0 && env->radius > 0 && env->radius < 1)) return "speed must be above 0, radius within 0..1";
+    if (!(env->speed > 0 && env->radius > 0 && env->radius < 1))
+        return "speed must be above 0, radius within 0..1";
     return NULL;
 }
 
@@ -68,7 +69,8 @@ static void c_reset(Env* env) {
 static void c_step(Env* env) {
     float before = distance(env);
     for (int i = 0; i < env->dims; i++)
-        env->position[i] = clampf(env->position[i] + env->speed * clampf(env->continuous_actions[i], -1, 1), -1, 1);
+        env->position[i] = clampf(
+            env->position[i] + env->speed * clampf(env->continuous_actions[i], -1, 1), -1, 1);
     float after = distance(env);
     env->tick++;
     bool there = after <= env->radius, late = !there && env->tick >= env->max_steps;
@@ -91,7 +93,8 @@ static void c_render(Env* env) {
     float half = SIDE / 2 - EDGE, middle = SIDE / 2;
     bool flat = env->dims == 1;
     Vector2 goal = {middle + half * env->goal[0], middle + (flat ? 0 : half * env->goal[1])};
-    Vector2 point = {middle + half * env->position[0], middle + (flat ? 0 : half * env->position[1])};
+    Vector2 point = {middle + half * env->position[0],
+                     middle + (flat ? 0 : half * env->position[1])};
     Vector2 start = {middle + half * env->start[0], middle + (flat ? 0 : half * env->start[1])};
     draw_begin(SIDE, SIDE, "continuous");
     DrawRectangle(EDGE, EDGE, SIDE - 2 * EDGE, SIDE - 2 * EDGE, DRAW_PANEL);

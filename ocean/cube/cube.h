@@ -14,7 +14,8 @@
     X(int, size, 3, "stickers on an edge, 2 or 3") \
     X(int, scramble_min, 1, "quarter turns of the shortest scramble") \
     X(int, scramble_max, 8, "quarter turns of the longest scramble") \
-    X(int, max_steps, 0, "steps after which an episode is truncated; 0: 2 for each turn of the longest scramble") \
+    X(int, max_steps, 0, \
+      "steps after which an episode is truncated; 0: 2 for each turn of the longest scramble") \
     X(float, reward_step, 0.0, "of every step")
 #define BY_TURNS
 #define KEYS(KEY) \
@@ -58,7 +59,8 @@ static Axis place_of(const Env* env, int sticker) {
     int area = env->size * env->size, side = sticker / area, row = sticker % area / env->size;
     int column = sticker % env->size;
     Axis at = add((Axis){0, 0, 0}, normals[side], env->size);
-    return add(add(at, columns[side], 2 * column + 1 - env->size), rows[side], 2 * row + 1 - env->size);
+    return add(add(at, columns[side], 2 * column + 1 - env->size), rows[side],
+               2 * row + 1 - env->size);
 }
 
 static int sticker_at(const Env* env, Axis place) {
@@ -88,7 +90,9 @@ static const char* c_init(Env* env) {
     for (int side = 0; side < SIDES; side++) {
         for (int i = 0; i < env->stickers; i++) {
             Axis at = place_of(env, i);
-            int to = dot(at, normals[side]) >= env->size - 1 ? sticker_at(env, quarter(at, normals[side])) : i;
+            int to = dot(at, normals[side]) >= env->size - 1
+                         ? sticker_at(env, quarter(at, normals[side]))
+                         : i;
             env->from[2 * side][to] = (uint8_t)i;
             env->from[2 * side + 1][i] = (uint8_t)to;
         }
@@ -101,7 +105,8 @@ static const char* c_init(Env* env) {
     for (int first = 0, turns = 0; turns < 2; turns++)
         for (int last = env->pairs; first < last; first++)
             for (int action = 0; action < TURNS; action++)
-                add_pair(env, env->from[action][env->pair[first][0]], env->from[action][env->pair[first][1]]);
+                add_pair(env, env->from[action][env->pair[first][0]],
+                         env->from[action][env->pair[first][1]]);
     return NULL;
 }
 
@@ -141,7 +146,8 @@ static bool is_solved(const Env* env) {
 static void c_reset(Env* env) {
     int area = env->size * env->size;
     env->tick = 0;
-    env->scrambled = env->scramble_min + random_int(&env->rng, env->scramble_max - env->scramble_min + 1);
+    env->scrambled =
+        env->scramble_min + random_int(&env->rng, env->scramble_max - env->scramble_min + 1);
     do { /* a scramble may come back to where it began */
         for (int i = 0; i < env->stickers; i++)
             env->colors[i] = (uint8_t)(i / area);
@@ -168,7 +174,8 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    LOG_EPISODE(env, solved, solved, (float)solved + (float)env->tick * env->reward_step, env->tick);
+    LOG_EPISODE(env, solved, solved, (float)solved + (float)env->tick * env->reward_step,
+                env->tick);
     env->log.scramble += (float)env->scrambled;
     c_reset(env);
 }
@@ -194,7 +201,8 @@ static void c_render(Env* env) {
             float x = ((float)at.x + u * (float)c.x + v * (float)r.x) / size;
             float y = ((float)at.y + u * (float)c.y + v * (float)r.y) / size;
             float z = ((float)at.z + u * (float)c.z + v * (float)r.z) / size;
-            corner[k] = hidden ? project(-z, -y, -x, 640) : project(x, y, z, 220); /* turned by half, no mirror */
+            /* turned by half, no mirror */
+            corner[k] = hidden ? project(-z, -y, -x, 640) : project(x, y, z, 220);
         }
         draw_quad(corner[0], corner[1], corner[2], corner[3], paints[env->colors[i]]);
     }

@@ -100,7 +100,8 @@ static Axes axes_of(const float* q) {
 }
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 1..64";
+    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 1..64";
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     if (env->substeps < 1 || env->substeps > 64) return "substeps must lie within 1..64";
     if (env->rings < 1 || env->rings > MAX_RINGS) return "rings must lie within 1..64";
@@ -108,10 +109,13 @@ static const char* c_init(Env* env) {
     if (!(env->mass > 0 && env->arm > 0 && env->inertia_xy > 0 && env->inertia_z > 0))
         return "mass, arm and inertias must be above 0";
     if (!(env->thrust_to_weight > 1)) return "thrust_to_weight must be above 1";
-    if (!(env->motor_lag >= 0 && env->drag >= 0 && env->spin_drag >= 0)) return "motor_lag and drags: 0 or more";
-    if (!(env->safe_distance >= 0 && env->safe_distance < 1)) return "safe_distance must lie within 0..1";
+    if (!(env->motor_lag >= 0 && env->drag >= 0 && env->spin_drag >= 0))
+        return "motor_lag and drags: 0 or more";
+    if (!(env->safe_distance >= 0 && env->safe_distance < 1))
+        return "safe_distance must lie within 0..1";
     float time = env->tau / (float)env->substeps;
-    if (!(time * env->drag < 1 && time * env->spin_drag < 1)) return "a substep must be shorter than 1 / drag";
+    if (!(time * env->drag < 1 && time * env->spin_drag < 1))
+        return "a substep must be shorter than 1 / drag";
     env->motor_rate = env->motor_lag > 0 ? 1 - expf(-time / env->motor_lag) : 1;
     return NULL;
 }
@@ -145,7 +149,8 @@ static void write_observation(const Env* env, int i, float* o) {
     Vec way = subtract(target_of(env, drone, 0), drone->at), none = {0, 0, 0};
     o = write_vector(&axes, way, 10, o);
     o = write_vector(&axes, way, 1, o);
-    o = write_vector(&axes, env->race ? subtract(target_of(env, drone, 1), drone->at) : none, 10, o);
+    o = write_vector(&axes, env->race ? subtract(target_of(env, drone, 1), drone->at) : none, 10,
+                     o);
     int ring = drone->ring < env->rings ? drone->ring : env->rings - 1;
     o = write_vector(&axes, env->race ? env->course[ring].way : none, 1, o);
     o = write_vector(&axes, drone->velocity, 10, o);
@@ -178,9 +183,12 @@ static Vec random_place(Env* env, float margin) {
 static void make_course(Env* env) {
     float first = random_float(&env->rng, 0, (float)(2 * M_PI));
     for (int i = 0; i < env->rings; i++) {
-        float angle = first + (float)(2 * M_PI) * (float)i / (float)(env->rings < 6 ? 6 : env->rings);
-        float out = random_float(&env->rng, 0.5f, 0.8f) * ROOM, turn = angle + random_float(&env->rng, -0.4f, 0.4f);
-        env->course[i].at = (Vec){out * cosf(angle), out * sinf(angle), random_float(&env->rng, 1.2f, HEIGHT - 1.2f)};
+        float angle =
+            first + (float)(2 * M_PI) * (float)i / (float)(env->rings < 6 ? 6 : env->rings);
+        float out = random_float(&env->rng, 0.5f, 0.8f) * ROOM;
+        float turn = angle + random_float(&env->rng, -0.4f, 0.4f);
+        env->course[i].at = (Vec){out * cosf(angle), out * sinf(angle),
+                                  random_float(&env->rng, 1.2f, HEIGHT - 1.2f)};
         env->course[i].way = (Vec){-sinf(turn), cosf(turn), 0};
     }
 }
@@ -221,8 +229,10 @@ static void c_reset(Env* env) {
 }
 
 static void fly(const Env* env, Drone* drone, const float* action) {
-    float time = env->tau / (float)env->substeps, most = env->thrust_to_weight * env->gravity * env->mass / MOTORS;
-    float lever = env->arm * 0.70710678f, uneven = (env->inertia_xy - env->inertia_z) / env->inertia_xy;
+    float time = env->tau / (float)env->substeps;
+    float most = env->thrust_to_weight * env->gravity * env->mass / MOTORS;
+    float lever = env->arm * 0.70710678f;
+    float uneven = (env->inertia_xy - env->inertia_z) / env->inertia_xy;
     float wanted[MOTORS], *f = drone->thrust, *q = drone->q;
     for (int k = 0; k < MOTORS; k++)
         wanted[k] = 0.5f + 0.5f * clampf(action[k], -1, 1);
@@ -259,7 +269,8 @@ static void fly(const Env* env, Drone* drone, const float* action) {
 
 /* Whether the way from one place to another passes the ring, forwards and inside. */
 static bool passes(const Env* env, const Ring* ring, Vec from, Vec to) {
-    float before = dot(subtract(from, ring->at), ring->way), after = dot(subtract(to, ring->at), ring->way);
+    float before = dot(subtract(from, ring->at), ring->way);
+    float after = dot(subtract(to, ring->at), ring->way);
     if (!(before < 0 && after >= 0)) return false;
     Vec at = subtract(add(from, scale(subtract(to, from), before / (before - after))), ring->at);
     return dot(at, at) <= env->ring_radius * env->ring_radius;
@@ -271,7 +282,10 @@ static float distance(Vec a, Vec b) {
 }
 
 static void log_episode(Env* env, const Drone* drone, bool crashed) {
-    LOG_EPISODE(env, env->race ? (float)drone->ring / (float)env->rings : (float)drone->near / (float)env->max_steps, env->race ? (float)drone->ring : drone->total, drone->total, drone->tick);
+    LOG_EPISODE(env,
+                env->race ? (float)drone->ring / (float)env->rings
+                          : (float)drone->near / (float)env->max_steps,
+                env->race ? (float)drone->ring : drone->total, drone->total, drone->tick);
     env->log.crashed += crashed;
 }
 
@@ -339,7 +353,8 @@ static Vector2 project(Vec v) {
               right.x * ahead.y - right.y * ahead.x};
     Vec to = subtract(v, eye);
     float depth = maxf(dot(to, ahead), 0.1f);
-    return (Vector2){WIDTH / 2 + 900 * dot(to, right) / depth, TALL / 2 - 900 * dot(to, up) / depth};
+    return (Vector2){WIDTH / 2 + 900 * dot(to, right) / depth,
+                     TALL / 2 - 900 * dot(to, up) / depth};
 }
 
 static void draw_ring(Ring ring, float radius, Color color) {
@@ -348,7 +363,8 @@ static void draw_ring(Ring ring, float radius, Color color) {
     Vector2 last = {0, 0};
     for (int k = 0; k <= PIECES; k++) {
         float angle = (float)(2 * M_PI) * (float)k / PIECES;
-        Vec rim = add(ring.at, add(scale(side, radius * cosf(angle)), (Vec){0, 0, radius * sinf(angle)}));
+        Vec rim =
+            add(ring.at, add(scale(side, radius * cosf(angle)), (Vec){0, 0, radius * sinf(angle)}));
         Vector2 now = project(rim);
         if (k) DrawLineEx(last, now, 5, color);
         last = now;
@@ -360,12 +376,14 @@ static void c_render(Env* env) {
                                    {226, 84, 84, 255},   {170, 130, 240, 255}, {240, 140, 190, 255},
                                    {150, 200, 255, 255}, {220, 220, 120, 255}};
     draw_begin(960, 720, "drone");
-    draw_quad(project((Vec){-ROOM, -ROOM, 0}), project((Vec){ROOM, -ROOM, 0}), project((Vec){ROOM, ROOM, 0}),
-              project((Vec){-ROOM, ROOM, 0}), DRAW_PANEL);
+    draw_quad(project((Vec){-ROOM, -ROOM, 0}), project((Vec){ROOM, -ROOM, 0}),
+              project((Vec){ROOM, ROOM, 0}), project((Vec){-ROOM, ROOM, 0}), DRAW_PANEL);
     for (int k = -6; k <= 6; k += 2) {
         float at = (float)k;
-        DrawLineEx(project((Vec){at, -ROOM, 0}), project((Vec){at, ROOM, 0}), 1, (Color){52, 70, 84, 255});
-        DrawLineEx(project((Vec){-ROOM, at, 0}), project((Vec){ROOM, at, 0}), 1, (Color){52, 70, 84, 255});
+        DrawLineEx(project((Vec){at, -ROOM, 0}), project((Vec){at, ROOM, 0}), 1,
+                   (Color){52, 70, 84, 255});
+        DrawLineEx(project((Vec){-ROOM, at, 0}), project((Vec){ROOM, at, 0}), 1,
+                   (Color){52, 70, 84, 255});
     }
     for (int k = 0; k < 4; k++) {
         Vec corner = {k & 1 ? ROOM : -ROOM, k & 2 ? ROOM : -ROOM, 0}, next = corner;
@@ -377,7 +395,8 @@ static void c_render(Env* env) {
         DrawLineEx(project(top), project(next_top), 1, (Color){52, 70, 84, 255});
     }
     for (int i = 0; env->race && i < env->rings; i++)
-        draw_ring(env->course[i], env->ring_radius, draw_mix(DRAW_GOLD, DRAW_RED, (float)i / (float)env->rings));
+        draw_ring(env->course[i], env->ring_radius,
+                  draw_mix(DRAW_GOLD, DRAW_RED, (float)i / (float)env->rings));
     for (int i = 0; i < env->num_agents; i++) {
         const Drone* drone = &env->drones[i];
         Color color = colors[i % 8], dim = draw_mix(color, DRAW_PANEL, 0.55f);
@@ -397,7 +416,8 @@ static void c_render(Env* env) {
             Vector2 last = {0, 0};
             for (int piece = 0; piece <= 14; piece++) {
                 float angle = (float)(2 * M_PI) * (float)piece / 14;
-                Vec out = add(scale(axes.forward, 0.15f * cosf(angle)), scale(axes.left, 0.15f * sinf(angle)));
+                Vec out = add(scale(axes.forward, 0.15f * cosf(angle)),
+                              scale(axes.left, 0.15f * sinf(angle)));
                 Vector2 now = project(add(motor, out));
                 if (piece) DrawLineEx(last, now, 3, k == 0 || k == 3 ? DRAW_WHITE : color);
                 last = now;

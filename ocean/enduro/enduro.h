@@ -37,7 +37,8 @@
     X(float, coast, 3.0, "deceleration without gas, m/s^2") \
     X(float, steering, 1.4, "across half of the road at full speed, 1/s") \
     X(float, bend_force, 0.9, "outwards in the sharpest bend at full speed, half roads a second") \
-    X(float, reward_speed, 0.0, "for a second at full speed, a share of it below: random play overtakes nobody")
+    X(float, reward_speed, 0.0, \
+      "for a second at full speed, a share of it below: random play overtakes nobody")
 #define FPS 15
 #define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(1, UP, 1) KEY(1, DOWN, 2)
 #include "env.h"
@@ -67,7 +68,8 @@ struct Env {
     int nearest;
     float time; /* of the day, seconds */
     float sum;  /* rewards of the episode */
-    int left, days_done, passed, crashes, tick, total; /* left: cars of the day; total: cars of all days */
+    /* left: cars of the day; total: cars of all days */
+    int left, days_done, passed, crashes, tick, total;
     int steer, pedal; /* shown by c_render */
 };
 
@@ -95,13 +97,16 @@ static int weather_index(const Env* env) {
 
 static const char* c_init(Env* env) {
     if (env->days < 1 || env->days > 1000) return "days must lie within 1..1000";
-    if (env->first_day < 1 || env->later_days < 1 || env->first_day > 100000 || env->later_days > 100000)
+    if (env->first_day < 1 || env->later_days < 1 || env->first_day > 100000 ||
+        env->later_days > 100000)
         return "first_day and later_days must lie within 1..100000";
     if (!(env->tau > 0 && env->tau <= 0.25f)) return "tau must lie within 0..0.25";
     if (!(env->day > env->tau)) return "day must be longer than tau";
     if (!(env->max_speed > 0 && env->max_speed <= 100)) return "max_speed must lie within 0..100";
-    if (!(env->traffic_speed > 0 && env->traffic_speed < env->max_speed)) return "traffic_speed: 0..max_speed";
-    if (!(env->gas > 0 && env->brake >= 0 && env->coast >= 0)) return "gas must be above 0, brake and coast 0 or more";
+    if (!(env->traffic_speed > 0 && env->traffic_speed < env->max_speed))
+        return "traffic_speed: 0..max_speed";
+    if (!(env->gas > 0 && env->brake >= 0 && env->coast >= 0))
+        return "gas must be above 0, brake and coast 0 or more";
     env->total = env->first_day + (env->days - 1) * env->later_days;
     return NULL;
 }
@@ -221,7 +226,8 @@ static int move_traffic(Env* env) {
         float before = car->ahead;
         car->ahead -= closing;
         if (fabsf(car->x - env->x) < CAR_WIDTH) {
-            if (before >= CAR_LENGTH && car->ahead < CAR_LENGTH) { /* run into: one stays behind it */
+            /* run into: one stays behind it */
+            if (before >= CAR_LENGTH && car->ahead < CAR_LENGTH) {
                 float back = CAR_LENGTH - car->ahead;
                 for (int i = 0; i <= k; i++)
                     env->cars[i].ahead += back;
@@ -266,7 +272,8 @@ static void c_step(Env* env) {
     if (env->left < 0) env->left = 0;
     if (env->left > most) env->left = most;
     env->passed += before - env->left;
-    env->rewards[0] = (float)(before - env->left) + env->reward_speed * env->tau * env->speed / env->max_speed;
+    env->rewards[0] =
+        (float)(before - env->left) + env->reward_speed * env->tau * env->speed / env->max_speed;
     env->sum += env->rewards[0];
     env->time += env->tau;
     env->tick++;
@@ -274,7 +281,8 @@ static void c_step(Env* env) {
     if (env->time >= env->day) {
         if (env->left == 0) env->days_done++;
         over = env->left > 0 || env->days_done == env->days;
-        if (over && WANTS_FINAL(env, false)) write_observation(env, env->final_observations); /* in the evening */
+        /* in the evening */
+        if (over && WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
         env->time = 0;
         env->left = quota(env);
     }
@@ -302,10 +310,11 @@ static Vector2 on_road(const Env* env, float ahead, float x, float* scale) {
     return (Vector2){middle + x * 400 * nearness, HORIZON + (ROAD_BOTTOM - HORIZON) * nearness};
 }
 
-static void draw_stripe(const Env* env, float far, float near, float left, float right, Color color) {
+static void draw_stripe(const Env* env, float far, float near, float left, float right,
+                        Color color) {
     float scale;
-    draw_quad(on_road(env, far, left, &scale), on_road(env, far, right, &scale), on_road(env, near, right, &scale),
-              on_road(env, near, left, &scale), color);
+    draw_quad(on_road(env, far, left, &scale), on_road(env, far, right, &scale),
+              on_road(env, near, right, &scale), on_road(env, near, left, &scale), color);
 }
 
 static void draw_car(Vector2 foot, float scale, Color color, bool lights_only) {
@@ -320,8 +329,9 @@ static void draw_car(Vector2 foot, float scale, Color color, bool lights_only) {
                          (Color){20, 20, 22, 255});
     }
     for (int side = -1; side <= 1; side += 2)
-        DrawRectangleRec((Rectangle){foot.x + (float)side * wide * 0.36f - wide * 0.08f, foot.y - tall * 0.72f,
-                                     wide * 0.16f, tall * 0.2f}, DRAW_RED);
+        DrawRectangleRec((Rectangle){foot.x + (float)side * wide * 0.36f - wide * 0.08f,
+                                     foot.y - tall * 0.72f, wide * 0.16f, tall * 0.2f},
+                         DRAW_RED);
 }
 
 static void c_render(Env* env) {
@@ -348,7 +358,8 @@ static void c_render(Env* env) {
             Color edge = stripe ? DRAW_WHITE : DRAW_RED;
             draw_stripe(env, ahead, next, 1.25f * (float)side, 1.32f * (float)side,
                         night ? draw_mix(edge, road, 0.6f) : edge);
-            if (stripe) draw_stripe(env, ahead, next, 0.29f * (float)side, 0.31f * (float)side, DRAW_GREY);
+            if (stripe)
+                draw_stripe(env, ahead, next, 0.29f * (float)side, 0.31f * (float)side, DRAW_GREY);
         }
     }
     for (int k = CARS - 1; k >= 0; k--) {
@@ -356,15 +367,16 @@ static void c_render(Env* env) {
         const Car* car = &env->cars[which];
         if (car->ahead < -2.5f || car->ahead > weather->sight) continue;
         Vector2 foot = on_road(env, car->ahead, car->x, &scale);
-        Color color = index == 4 ? draw_mix(colors[which], weather->sky, maxf(car->ahead, 0) / 80) : colors[which];
+        Color color = index == 4 ? draw_mix(colors[which], weather->sky, maxf(car->ahead, 0) / 80)
+                                 : colors[which];
         draw_car(foot, scale, color, night);
     }
-    draw_car((Vector2){VIEW_WIDTH / 2 + 8 * (float)env->steer, ROAD_BOTTOM + 20}, 1, DRAW_CYAN, false);
+    draw_car((Vector2){VIEW_WIDTH / 2 + 8 * (float)env->steer, ROAD_BOTTOM + 20}, 1, DRAW_CYAN,
+             false);
     if (index == 4) DrawRectangle(0, HORIZON - 30, VIEW_WIDTH, 70, (Color){140, 146, 150, 150});
     DrawRectangle(0, VIEW_HEIGHT - 60, VIEW_WIDTH, 60, DRAW_BACKGROUND);
-    char text[64];
-    snprintf(text, sizeof(text), "day %d   %d cars   %d km/h", env->days_done + 1, env->left, (int)(env->speed * 3.6f));
-    DrawText(text, 24, VIEW_HEIGHT - 46, 30, DRAW_WHITE);
+    draw_format(24, VIEW_HEIGHT - 46, 30, DRAW_WHITE, "day %d   %d cars   %d km/h",
+                env->days_done + 1, env->left, (int)(env->speed * 3.6f));
     DrawRectangle(640, VIEW_HEIGHT - 38, 290, 14, DRAW_PANEL);
     DrawRectangle(640, VIEW_HEIGHT - 38, (int)(290 * env->time / env->day), 14, DRAW_GOLD);
     draw_end();

@@ -33,7 +33,8 @@
     X(float, seconds, 136.0, "of an episode") \
     X(float, chicken_speed, 3.6, "lanes a second") \
     X(float, stun, 0.5, "seconds after a hit in which the chicken cannot move") \
-    X(float, reward_lane, 0.0, "for a lane upwards, and against one downwards: random play never arrives")
+    X(float, reward_lane, 0.0, \
+      "for a lane upwards, and against one downwards: random play never arrives")
 #define FPS 15
 #define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2)
 #include "env.h"
@@ -64,7 +65,8 @@ static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->level < 0 || env->level > 7) return "level must lie within 0..7";
     if (!(env->seconds > 0 && env->seconds <= 100000)) return "seconds must lie within 0..100000";
-    if (!(env->chicken_speed > 0 && env->chicken_speed <= 30)) return "chicken_speed must lie within 0..30";
+    if (!(env->chicken_speed > 0 && env->chicken_speed <= 30))
+        return "chicken_speed must lie within 0..30";
     if (!(env->stun >= 0 && env->stun <= 60)) return "stun must lie within 0..60";
     static const int cars[4] = {1, 2, 1, 3};
     env->cars = cars[env->level % 4];
@@ -178,14 +180,14 @@ static void c_render(Env* env) {
     enum { WIDTH = 960, LANE = 56, TOP = 40, HEIGHT = TOP + 12 * LANE };
     static const Color colors[] = {{226, 84, 84, 255},  {250, 190, 60, 255},  {90, 200, 120, 255}, {0, 187, 204, 255},
                                    {170, 130, 240, 255}, {240, 140, 190, 255}, {150, 200, 255, 255}};
-    char text[32];
     draw_begin(WIDTH, HEIGHT, "freeway");
     DrawRectangle(0, TOP + LANE, WIDTH, LANES * LANE, DRAW_PANEL);
     for (int lane = 1; lane < LANES; lane++) {
         int y = TOP + (LANES + 1 - lane) * LANE - 1;
         bool middle = lane == LANES / 2;
         for (int x = 0; x < WIDTH; x += middle ? WIDTH : 48)
-            DrawRectangle(x, y, middle ? WIDTH : 24, middle ? 4 : 2, middle ? DRAW_GOLD : DRAW_GREY);
+            DrawRectangle(x, y, middle ? WIDTH : 24, middle ? 4 : 2,
+                          middle ? DRAW_GOLD : DRAW_GREY);
     }
     for (int lane = 0; lane < LANES; lane++) {
         float y = TOP + LANE * (float)(LANES - lane) + LANE * 0.2f, length = env->length * WIDTH;
@@ -196,7 +198,8 @@ static void c_render(Env* env) {
                 float left = x + (float)(turn * WIDTH);
                 DrawRectangleRec((Rectangle){left, y, length, LANE * 0.6f}, colors[(lane + k) % 7]);
                 float glass = right ? left + length * 0.62f : left + length * 0.2f;
-                DrawRectangleRec((Rectangle){glass, y + 5, length * 0.18f, LANE * 0.6f - 10}, DRAW_BACKGROUND);
+                DrawRectangleRec((Rectangle){glass, y + 5, length * 0.18f, LANE * 0.6f - 10},
+                                 DRAW_BACKGROUND);
             }
         }
     }
@@ -205,8 +208,7 @@ static void c_render(Env* env) {
     DrawCircleV((Vector2){chicken.x, chicken.y - 13}, 8, env->stunned > 0 ? DRAW_RED : DRAW_WHITE);
     draw_triangle((Vector2){chicken.x - 4, chicken.y - 19}, (Vector2){chicken.x + 4, chicken.y - 19},
                   (Vector2){chicken.x, chicken.y - 27}, DRAW_GOLD);
-    snprintf(text, sizeof(text), "%d", env->score);
-    DrawText(text, 16, 8, 40, DRAW_GOLD);
+    draw_format(16, 8, 40, DRAW_GOLD, "%d", env->score);
     DrawRectangle(120, 20, (int)(800 * (1 - (float)env->tick / (float)env->ticks)), 12, DRAW_GREEN);
     draw_end();
 }

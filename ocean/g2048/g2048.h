@@ -23,7 +23,10 @@
 #include "env.h"
 #include "draw.h"
 
-enum { SIDE = 4, CELLS = SIDE * SIDE, KINDS = 18, WON = 11, PAIRS = 24, INPUTS = CELLS * KINDS + 5 * PAIRS * 3 };
+enum {
+    SIDE = 4, CELLS = SIDE * SIDE, KINDS = 18, WON = 11, PAIRS = 24,
+    INPUTS = CELLS * KINDS + 5 * PAIRS * 3
+};
 
 struct Env {
     ENV_COMMON
@@ -78,7 +81,8 @@ static const struct { int first, line, step; } moves[4] = {{0, 1, 4}, {12, 1, -4
 static float slide(uint8_t* tiles, int action, int* points) {
     float reward = 0;
     for (int k = 0; k < SIDE; k++) {
-        int at = moves[action].first + k * moves[action].line, step = moves[action].step, filled = 0, waiting = 0;
+        int at = moves[action].first + k * moves[action].line, step = moves[action].step;
+        int filled = 0, waiting = 0;
         uint8_t line[SIDE] = {0};
         for (int i = 0; i < SIDE; i++) {
             uint8_t tile = tiles[at + i * step];

@@ -53,7 +53,8 @@ struct Env {
     ENV_COMMON
     int stride, limit, cells;
     int around[4], corners[4]; /* steps to the neighbours, straight and diagonal */
-    uint8_t board[MAX_CELLS];  /* with a border of EDGE; a point is an index, and 0 stands for none and for a pass */
+    /* with a border of EDGE; a point is an index, and 0 stands for none and for a pass */
+    uint8_t board[MAX_CELLS];
     uint8_t status[MAX_CELLS]; /* of each point, for all stones of a group the same */
     uint16_t head[MAX_CELLS];  /* of a stone: its group's number, one of its stones */
     uint16_t next[MAX_CELLS];  /* a ring through the stones of a group */
@@ -68,7 +69,8 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->size < 5 || env->size > MAX_SIZE) return "size must lie within 5..19";
     if (env->max_moves < 0) return "max_moves must be 0 (twice as many as points) or more";
-    if (!(fabsf(env->komi) <= 1000) || floorf(env->komi) == env->komi) return "komi must be within 1000 and no integer";
+    if (!(fabsf(env->komi) <= 1000) || floorf(env->komi) == env->komi)
+        return "komi must be within 1000 and no integer";
     if (!(env->skill >= 0 && env->skill <= 1)) return "skill must lie within 0..1";
     int s = env->stride = env->size + 2;
     env->cells = s * s;
@@ -222,7 +224,9 @@ static void play(Env* env, int color, int point) {
 static bool is_eye(const Env* env, int color, int point) {
     int enemies = 0, edges = 0;
     for (int k = 0; k < 4; k++)
-        if (env->board[point + env->around[k]] != color && env->board[point + env->around[k]] != EDGE) return false;
+        if (env->board[point + env->around[k]] != color &&
+            env->board[point + env->around[k]] != EDGE)
+            return false;
     for (int k = 0; k < 4; k++) {
         enemies += env->board[point + env->corners[k]] == other(color);
         edges += env->board[point + env->corners[k]] == EDGE;
@@ -231,7 +235,9 @@ static bool is_eye(const Env* env, int color, int point) {
 }
 
 static inline int point_of(const Env* env, int action) {
-    return action == env->size * env->size ? PASS : (action / env->size + 1) * env->stride + action % env->size + 1;
+    return action == env->size * env->size
+               ? PASS
+               : (action / env->size + 1) * env->stride + action % env->size + 1;
 }
 
 /* Black's area less White's and less komi. */
@@ -249,7 +255,8 @@ static float count_board(Env* env) {
             size++;
             for (int k = 0; k < 4; k++) {
                 int neighbour = point + env->around[k];
-                if (board[neighbour] == BLACK || board[neighbour] == WHITE) reached |= board[neighbour];
+                if (board[neighbour] == BLACK || board[neighbour] == WHITE)
+                    reached |= board[neighbour];
                 if (board[neighbour] != EMPTY) continue;
                 board[neighbour] = EDGE + 1;
                 env->stack[waiting++] = (uint16_t)neighbour;
@@ -298,7 +305,8 @@ static int find_random(Env* env, int color, bool close) {
     }
     if (found) return found;
     /* From a random point on, the first that will do: nearly even, and it costs a few looks only. */
-    int size = env->size * env->size, first = random_int(&env->rng, size), left = env->size - first % env->size;
+    int size = env->size * env->size, first = random_int(&env->rng, size);
+    int left = env->size - first % env->size;
     int point = point_of(env, first), last = point_of(env, size - 1);
     for (int k = 0; k < size; k++) {
         if (is_legal(env, color, point) && !is_eye(env, color, point)) return point;
@@ -328,12 +336,14 @@ static void move_script(Env* env) {
 static void write_observation(Env* env, uint8_t* observation) {
     enum { SLACK = 32 }; /* rows are copied whole, the next one over what is too much */
     int size = env->size, plane = size * size, first = env->stride + 1, last = env->cells - first;
-    uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK], status[MAX_SIZE * MAX_SIZE + SLACK];
+    uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK],
+        status[MAX_SIZE * MAX_SIZE + SLACK];
     uint8_t liberty = (uint8_t)(FREE | SAFE(env->own) | ATARI(other(env->own)));
     const uint8_t *here = env->status, *above = here - env->stride, *below = here + env->stride;
     for (int point = first; point < last; point++)
-        wide[point] = here[point] == FREE &&
-                      ((above[point] | below[point] | here[point - 1] | here[point + 1]) & liberty) != 0;
+        wide[point] =
+            here[point] == FREE &&
+            ((above[point] | below[point] | here[point - 1] | here[point + 1]) & liberty) != 0;
     wide[env->ko] = 0;
     for (int row = 0, point = first; row < size; row++, point += env->stride) {
         memcpy(legal + row * size, wide + point, SLACK);
@@ -351,7 +361,9 @@ static void write_observation(Env* env, uint8_t* observation) {
         observation[3 * plane + i] = (status[i] & enemy_atari) != 0;
     memcpy(observation + 4 * plane, legal, (size_t)plane);
     memset(observation + 5 * plane, 0, (size_t)plane);
-    if (env->last) observation[5 * plane + (env->last / env->stride - 1) * size + env->last % env->stride - 1] = 1;
+    if (env->last)
+        observation[5 * plane + (env->last / env->stride - 1) * size + env->last % env->stride -
+                    1] = 1;
     memset(observation + 6 * plane, env->own == BLACK, (size_t)plane);
     if (!env->action_masks) return;
     memcpy(env->action_masks, legal, (size_t)plane);
@@ -421,10 +433,12 @@ static void c_render(Env* env) {
             if (star && env->size % 2) DrawCircleV(centre, 5, (Color){90, 64, 36, 255});
             if (there == EMPTY) continue;
             Color color = there == BLACK ? (Color){24, 26, 30, 255} : (Color){240, 240, 236, 255};
-            DrawCircleV((Vector2){centre.x + 2, centre.y + 3}, (float)cell * 0.46f, (Color){120, 90, 52, 255});
+            DrawCircleV((Vector2){centre.x + 2, centre.y + 3}, (float)cell * 0.46f,
+                        (Color){120, 90, 52, 255});
             DrawCircleV(centre, (float)cell * 0.46f, color);
             if (there == env->own) DrawCircleV(centre, (float)cell * 0.1f, DRAW_CYAN);
-            if (point == env->last) DrawRing(centre, (float)cell * 0.2f, (float)cell * 0.26f, 0, 360, 32, DRAW_RED);
+            if (point == env->last)
+                DrawRing(centre, (float)cell * 0.2f, (float)cell * 0.26f, 0, 360, 32, DRAW_RED);
         }
     }
     draw_end();

@@ -24,7 +24,8 @@
     X(bool, continuous, false, "two throttles in -1..1 instead of none, left, main, right") \
     X(bool, wind, false, "wind and turbulence") \
     X(int, max_steps, 1000, "steps after which the episode is truncated") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 10.0, "m/s^2") \
     X(float, main_engine, 17.5, "acceleration by the main engine, m/s^2") \
     X(float, side_engine, 2.4, "acceleration by a side engine, m/s^2") \
@@ -65,9 +66,11 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     if (!(env->gravity >= 0 && env->gravity <= 100)) return "gravity must lie within 0..100";
-    if (!(env->main_engine > 0 && env->main_engine <= 500 && env->side_engine >= 0 && env->side_engine <= 500))
+    if (!(env->main_engine > 0 && env->main_engine <= 500 && env->side_engine >= 0 &&
+          env->side_engine <= 500))
         return "main_engine and side_engine must lie within 0..500";
-    if (!(env->friction >= 0 && env->max_impact > 0)) return "friction must be 0 or more, max_impact above 0";
+    if (!(env->friction >= 0 && env->max_impact > 0))
+        return "friction must be 0 or more, max_impact above 0";
     return NULL;
 }
 
@@ -97,7 +100,8 @@ static void write_observation(const Env* env, float* observation) {
 static float shape(const Env* env) {
     float o[8];
     write_observation(env, o);
-    return -100 * (sqrtf(o[0] * o[0] + o[1] * o[1]) + sqrtf(o[2] * o[2] + o[3] * o[3]) + fabsf(o[4])) +
+    return -100 *
+               (sqrtf(o[0] * o[0] + o[1] * o[1]) + sqrtf(o[2] * o[2] + o[3] * o[3]) + fabsf(o[4])) +
            10 * (o[6] + o[7]);
 }
 
@@ -105,7 +109,8 @@ static float shape(const Env* env) {
 static void make_ground(Env* env) {
     float height[CHUNKS + 2];
     for (int i = 0; i < CHUNKS + 2; i++)
-        height[i] = i >= 4 && i <= 8 ? 0 : random_float(&env->rng, -HALF_HEIGHT / 2, HALF_HEIGHT / 2);
+        height[i] =
+            i >= 4 && i <= 8 ? 0 : random_float(&env->rng, -HALF_HEIGHT / 2, HALF_HEIGHT / 2);
     for (int i = 0; i < CHUNKS; i++)
         env->ground[i] = (height[i] + height[i + 1] + height[i + 2]) / 3;
     env->ground[CHUNKS] = env->ground[CHUNKS - 1];
@@ -140,7 +145,8 @@ static float gust(int tick) {
 
 static void run_engines(Env* env) {
     if (env->continuous) {
-        float throttle = clampf(env->continuous_actions[0], -1, 1), side = clampf(env->continuous_actions[1], -1, 1);
+        float throttle = clampf(env->continuous_actions[0], -1, 1);
+        float side = clampf(env->continuous_actions[1], -1, 1);
         env->main = throttle > 0 ? 0.5f + 0.5f * throttle : 0;
         env->side = fabsf(side) > 0.5f ? side : 0;
     } else {
@@ -161,7 +167,8 @@ static void run_engines(Env* env) {
 /* Impulses at the feet that touch: none sinks in, and friction holds it up to a limit. Returns the hardest strike. */
 static float stand(Env* env) {
     float sine = sinf(env->angle), cosine = cosf(env->angle), hardest = 0;
-    float arm_x[FEET], arm_y[FEET], normal_x[FEET], normal_y[FEET], bias[FEET], pressed[FEET] = {0}, held[FEET] = {0};
+    float arm_x[FEET], arm_y[FEET], normal_x[FEET], normal_y[FEET], bias[FEET], pressed[FEET] = {0},
+                                                                                held[FEET] = {0};
     for (int i = 0; i < FEET; i++) {
         float side = i ? FOOT_X : -FOOT_X, slope;
         arm_x[i] = cosine * side + sine * FOOT_Y;
@@ -171,7 +178,8 @@ static float stand(Env* env) {
         normal_x[i] = -slope * norm;
         normal_y[i] = norm;
         env->touches[i] = above <= 0.01f;
-        bias[i] = minf(maxf(-above * norm - 0.005f, 0) * 0.2f / STEP, 2); /* sinks back out, slowly */
+        /* sinks back out, slowly */
+        bias[i] = minf(maxf(-above * norm - 0.005f, 0) * 0.2f / STEP, 2);
     }
     if (!env->touches[0] && !env->touches[1]) return 0;
     for (int round = 0; round < ROUNDS; round++) {
@@ -181,7 +189,8 @@ static float stand(Env* env) {
             float toward = (env->vx - env->omega * ay) * nx + (env->vy + env->omega * ax) * ny;
             float turn = ax * ny - ay * nx;
             if (round == 0) hardest = maxf(hardest, -toward);
-            float push = maxf(pressed[i] + (bias[i] - toward) / (1 + turn * turn / GYRATION), 0) - pressed[i];
+            float push = maxf(pressed[i] + (bias[i] - toward) / (1 + turn * turn / GYRATION), 0) -
+                         pressed[i];
             pressed[i] += push;
             env->vx += push * nx;
             env->vy += push * ny;
@@ -189,7 +198,8 @@ static float stand(Env* env) {
 
             float sliding = (env->vx - env->omega * ay) * ny - (env->vy + env->omega * ax) * nx;
             float twist = -ax * nx - ay * ny, limit = env->friction * pressed[i];
-            float hold = clampf(held[i] - sliding / (1 + twist * twist / GYRATION), -limit, limit) - held[i];
+            float hold =
+                clampf(held[i] - sliding / (1 + twist * twist / GYRATION), -limit, limit) - held[i];
             held[i] += hold;
             env->vx += hold * ny;
             env->vy -= hold * nx;
@@ -203,7 +213,8 @@ static bool hull_touches(const Env* env) {
     float sine = sinf(env->angle), cosine = cosf(env->angle), slope;
     if (env->y > HALF_HEIGHT / 2 + 1) return false; /* above every mountain */
     for (int i = 0; i < HULL; i++) {
-        float x = env->x + cosine * hull_x[i] - sine * hull_y[i], y = env->y + sine * hull_x[i] + cosine * hull_y[i];
+        float x = env->x + cosine * hull_x[i] - sine * hull_y[i];
+        float y = env->y + sine * hull_x[i] + cosine * hull_y[i];
         if (y < ground_at(env, x, &slope)) return true;
     }
     return false;
@@ -221,7 +232,8 @@ static void c_step(Env* env) {
                  fabsf(env->vy) < 0.05f && fabsf(env->omega) < 0.05f;
     env->still = quiet ? env->still + 1 : 0;
     bool lost = strike > env->max_impact || hull_touches(env) || !(fabsf(env->x) < HALF_WIDTH);
-    bool landed = !lost && env->still >= STILL, over = lost || landed, late = !over && env->tick >= env->max_steps;
+    bool landed = !lost && env->still >= STILL, over = lost || landed;
+    bool late = !over && env->tick >= env->max_steps;
     float before = env->shaping;
     env->shaping = shape(env);
     float reward = env->shaping - before - 0.3f * env->main - 0.03f * fabsf(env->side);
@@ -281,9 +293,11 @@ static void c_render(Env* env) {
     }
     for (int i = 0; i < FEET; i++) {
         float side = i ? 1.0f : -1.0f;
-        Vector2 hip = on_craft(env, 0.45f * side, -0.2f), foot = on_craft(env, FOOT_X * side, -FOOT_Y);
+        Vector2 hip = on_craft(env, 0.45f * side, -0.2f);
+        Vector2 foot = on_craft(env, FOOT_X * side, -FOOT_Y);
         DrawLineEx(hip, foot, 6, env->touches[i] ? DRAW_GREEN : DRAW_GREY);
-        DrawLineEx(on_craft(env, (FOOT_X - 0.14f) * side, -FOOT_Y), on_craft(env, (FOOT_X + 0.14f) * side, -FOOT_Y), 6,
+        DrawLineEx(on_craft(env, (FOOT_X - 0.14f) * side, -FOOT_Y),
+                   on_craft(env, (FOOT_X + 0.14f) * side, -FOOT_Y), 6,
                    env->touches[i] ? DRAW_GREEN : DRAW_GREY);
     }
     Vector2 corner[HULL];

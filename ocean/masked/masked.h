@@ -84,7 +84,8 @@ static void c_step(Env* env) {
         memcpy(env->final_observations, env->worth, sizeof(float) * (size_t)env->choices);
     /* The steps that an illegal action cost would have been worth as much as those before it. */
     float possible = env->best * (float)env->length / (float)env->tick;
-    LOG_EPISODE(env, possible > 0 ? maxf(env->total / possible, 0) : 1, env->total, env->total, env->tick);
+    LOG_EPISODE(env, possible > 0 ? maxf(env->total / possible, 0) : 1, env->total, env->total,
+                env->tick);
     env->log.illegal += !legal;
     c_reset(env);
 }
@@ -97,11 +98,14 @@ static void c_render(Env* env) {
     for (int i = 0; i < env->choices; i++) {
         float x = LEFT + width * (float)i + width * 0.1f, high = TALL * env->worth[i];
         DrawRectangleRec((Rectangle){x, FLOOR - TALL, width * 0.8f, TALL}, DRAW_PANEL);
-        DrawRectangleRec((Rectangle){x, FLOOR - high, width * 0.8f, high}, env->legal[i] ? DRAW_GOLD : DRAW_GREY);
+        DrawRectangleRec((Rectangle){x, FLOOR - high, width * 0.8f, high},
+                         env->legal[i] ? DRAW_GOLD : DRAW_GREY);
         if (!env->legal[i]) DrawRectangleRec((Rectangle){x, FLOOR + 6, width * 0.8f, 8}, DRAW_RED);
-        if (i == env->last) DrawRectangleRec((Rectangle){x, FLOOR + 20, width * 0.8f, 8}, DRAW_CYAN);
+        if (i == env->last)
+            DrawRectangleRec((Rectangle){x, FLOOR + 20, width * 0.8f, 8}, DRAW_CYAN);
     }
     DrawRectangle(LEFT, 345, WIDTH - 2 * LEFT, 12, DRAW_PANEL);
-    DrawRectangle(LEFT, 345, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 12, DRAW_GREEN);
+    DrawRectangle(LEFT, 345, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 12,
+                  DRAW_GREEN);
     draw_end();
 }

@@ -24,7 +24,8 @@
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: 4 for each room") \
     X(float, loops, 0.0, "share of inner walls that are opened besides") \
     X(float, reward_step, 0.0, "of every step")
-#define HEAP uint8_t* cells; uint16_t* queue; /* the maze with a border of walls, and a list of as many cells */
+/* the maze with a border of walls, and a list of as many cells */
+#define HEAP uint8_t* cells; uint16_t* queue;
 #define BY_TURNS
 #define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
@@ -34,7 +35,8 @@ enum { MAX_SIZE = 64, MAX_VISION = 16, WALL = 1, GOAL = 2, TRAIL = 4, SEEN = 8, 
 
 struct Env {
     ENV_COMMON
-    int border, stride, limit; /* cells before the first room, and of a row with them; limit: of steps */
+    /* cells before the first room, and of a row with them; limit: of steps */
+    int border, stride, limit;
     int at, goal, way; /* way: steps of the shortest way from the start */
     int tick;
 };
@@ -44,7 +46,8 @@ static const char* c_init(Env* env) {
     if (env->vision < 1 || env->vision > MAX_VISION) return "vision must lie within 1..16";
     if (env->max_steps < 0) return "max_steps must be 0 (4 for each room) or more";
     if (!(env->loops >= 0 && env->loops <= 1)) return "loops must lie within 0..1";
-    env->border = env->vision < 2 ? 2 : env->vision; /* two cells beyond any room are inside the array */
+    /* two cells beyond any room are inside the array */
+    env->border = env->vision < 2 ? 2 : env->vision;
     env->stride = 2 * env->size - 1 + 2 * env->border;
     env->limit = env->max_steps ? env->max_steps : 4 * env->size * env->size;
     size_t cells = (size_t)env->stride * (size_t)env->stride;
@@ -102,7 +105,8 @@ static void dig(Env* env) {
         at = env->queue[waiting - 1];
         int open[4], count = 0;
         for (int k = 0; k < 4; k++)
-            if (env->cells[at + steps[k]] & WALL && env->cells[at + 2 * steps[k]] == SEEN) open[count++] = steps[k];
+            if (env->cells[at + steps[k]] & WALL && env->cells[at + 2 * steps[k]] == SEEN)
+                open[count++] = steps[k];
         if (count == 0) {
             waiting--;
             continue;
@@ -114,8 +118,10 @@ static void dig(Env* env) {
     for (int row = 0; env->loops > 0 && row < env->size; row++) {
         for (int column = 0; column < env->size; column++) {
             int here = room(env, row, column);
-            if (column + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops) env->cells[here + 1] = 0;
-            if (row + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops) env->cells[here + env->stride] = 0;
+            if (column + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops)
+                env->cells[here + 1] = 0;
+            if (row + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops)
+                env->cells[here + env->stride] = 0;
         }
     }
 }
@@ -181,12 +187,14 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    LOG_EPISODE(env, there, there ? (float)env->way / (float)env->tick : 0, (float)there + (float)env->tick * env->reward_step, env->tick);
+    LOG_EPISODE(env, there, there ? (float)env->way / (float)env->tick : 0,
+                (float)there + (float)env->tick * env->reward_step, env->tick);
     c_reset(env);
 }
 
 static int64_t c_save(Env* env, char* out) {
-    size_t cells = (size_t)env->stride * (size_t)env->stride; /* the queue is used within c_reset only */
+    /* the queue is used within c_reset only */
+    size_t cells = (size_t)env->stride * (size_t)env->stride;
     if (out) memcpy(out, env->cells, cells);
     return (int64_t)cells;
 }
@@ -197,15 +205,17 @@ static void c_load(Env* env, const char* in) {
 
 /* What the agent sees is lit; the rest of the maze is dim. */
 static void c_render(Env* env) {
-    int cells = 2 * env->size + 1, side = 760 / cells > 1 ? 760 / cells : 1, border = env->border - 1;
+    int cells = 2 * env->size + 1, side = 760 / cells > 1 ? 760 / cells : 1;
+    int border = env->border - 1;
     int row = env->at / env->stride - border, column = env->at % env->stride - border;
     draw_begin(cells * side, cells * side, "maze");
     for (int y = 0; y < cells; y++) {
         for (int x = 0; x < cells; x++) {
             int cell = env->cells[(y + border) * env->stride + x + border];
             bool lit = abs(y - row) <= env->vision && abs(x - column) <= env->vision;
-            Color color = cell & WALL ? (lit ? (Color){92, 118, 138, 255} : (Color){44, 60, 74, 255})
-                                      : (lit ? DRAW_PANEL : DRAW_BACKGROUND);
+            Color color = cell & WALL
+                              ? (lit ? (Color){92, 118, 138, 255} : (Color){44, 60, 74, 255})
+                              : (lit ? DRAW_PANEL : DRAW_BACKGROUND);
             if (cell & TRAIL) color = draw_mix(color, DRAW_CYAN, cell & DONE ? 0.12f : 0.35f);
             DrawRectangle(x * side, y * side, side, side, color);
             Vector2 centre = {((float)x + 0.5f) * (float)side, ((float)y + 0.5f) * (float)side};

@@ -61,7 +61,8 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations); /* as before the answer */
+    /* as before the answer */
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->answer = env->actions[0];
     env->answered_cue = env->cue;
     bool right = env->answer == env->cue;
@@ -79,7 +80,9 @@ static void c_render(Env* env) {
     for (int i = 0; i < env->cues; i++) {
         bool lit = env->tick == 0 && i == env->cue, answered = env->tick == 0 && i == env->answer;
         Vector2 centre = {LEFT + lamp * ((float)i + 0.5f), 95};
-        if (answered) DrawCircleV(centre, radius + 8, env->answer == env->answered_cue ? DRAW_GREEN : DRAW_RED);
+        if (answered)
+            DrawCircleV(centre, radius + 8,
+                        env->answer == env->answered_cue ? DRAW_GREEN : DRAW_RED);
         if (answered) DrawCircleV(centre, radius + 3, DRAW_BACKGROUND);
         DrawCircleV(centre, radius, lit ? DRAW_GOLD : DRAW_PANEL);
     }
@@ -87,6 +90,7 @@ static void c_render(Env* env) {
     DrawRectangle(LEFT, BAR, WIDTH - 2 * LEFT, 14, DRAW_PANEL);
     DrawRectangle(LEFT, BAR, width, 14, DRAW_CYAN);
     const char* text = env->tick == 0 ? "remember" : env->tick == env->length ? "answer!" : "wait";
-    DrawText(text, (WIDTH - MeasureText(text, 40)) / 2, 230, 40, env->tick == env->length ? DRAW_GOLD : DRAW_GREY);
+    DrawText(text, (WIDTH - MeasureText(text, 40)) / 2, 230, 40,
+             env->tick == env->length ? DRAW_GOLD : DRAW_GREY);
     draw_end();
 }

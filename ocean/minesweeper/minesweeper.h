@@ -40,7 +40,8 @@ static const int neighbours[8] = {-STRIDE - 1, -STRIDE, -STRIDE + 1, -1, 1, STRI
 static const char* c_init(Env* env) {
     if (env->width < 2 || env->width > MAX_SIDE || env->height < 2 || env->height > MAX_SIDE)
         return "width and height must lie within 2..32";
-    if (env->mines < 1 || env->mines >= env->width * env->height) return "mines: at least 1, and one cell without";
+    if (env->mines < 1 || env->mines >= env->width * env->height)
+        return "mines: at least 1, and one cell without";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
     return NULL;
 }
@@ -134,7 +135,8 @@ static void uncover(Env* env, int cell) {
 }
 
 static void c_step(Env* env) {
-    int cell = place_of(env, env->actions[0]), safe = env->width * env->height - env->mines, before = env->open;
+    int cell = place_of(env, env->actions[0]), safe = env->width * env->height - env->mines;
+    int before = env->open;
     float reward = env->reward_wasted;
     bool blown = false, won = false;
     if (env->cells[cell] & COVERED) {
@@ -167,9 +169,11 @@ static void c_render(Env* env) {
     int longer = env->width > env->height ? env->width : env->height, side = 720 / longer;
     draw_begin(env->width * side, env->height * side, "minesweeper");
     for (int i = 0; i < env->width * env->height; i++) {
-        int cell = env->cells[place_of(env, i)], x = i % env->width * side, y = i / env->width * side;
+        int cell = env->cells[place_of(env, i)], x = i % env->width * side;
+        int y = i / env->width * side;
         bool covered = cell & COVERED;
-        DrawRectangle(x + 1, y + 1, side - 2, side - 2, covered ? (Color){62, 86, 104, 255} : DRAW_PANEL);
+        DrawRectangle(x + 1, y + 1, side - 2, side - 2,
+                      covered ? (Color){62, 86, 104, 255} : DRAW_PANEL);
         if (covered) DrawRectangle(x + 1, y + 1, side - 2, side / 10, (Color){84, 112, 132, 255});
         if (covered && cell & MINE) DrawCircleV((Vector2){(float)(x + side / 2), (float)(y + side / 2)},
                                                 (float)side * 0.12f, (Color){150, 70, 76, 255});

@@ -13,10 +13,12 @@
 #define SETTINGS(X) \
     X(bool, continuous, false, "a force in -1..1 instead of left, none, right") \
     X(bool, scaled, false, "observe 10 times the velocity") \
-    X(int, max_steps, 0, "steps after which the episode is truncated; 0: 200 or, with continuous, 999") \
+    X(int, max_steps, 0, \
+      "steps after which the episode is truncated; 0: 200 or, with continuous, 999") \
     X(float, power, 0.0, "of the engine; 0: 0.001 or, with continuous, 0.0015") \
     X(float, goal, 0.0, "position of the flag; 0: 0.5 or, with continuous, 0.45") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 0.0025, "of the slope") \
     X(float, max_speed, 0.07, "at which the velocity is cut")
 #define KEYS(KEY) KEY(0, REST, 1) KEY(0, LEFT, 0) KEY(0, RIGHT, 2)
@@ -69,13 +71,15 @@ static void c_reset(Env* env) {
 
 /* perf is the share of time left at the goal: 0 for who never arrives. */
 static void c_step(Env* env) {
-    env->force = env->continuous ? clampf(env->continuous_actions[0], -1, 1) : (float)(env->actions[0] - 1);
+    env->force =
+        env->continuous ? clampf(env->continuous_actions[0], -1, 1) : (float)(env->actions[0] - 1);
     env->velocity += env->force * env->power - env->gravity * cosf(3 * env->position);
     env->velocity = clampf(env->velocity, -env->max_speed, env->max_speed);
     env->position = clampf(env->position + env->velocity, LEFT, RIGHT);
     if (env->position == LEFT && env->velocity < 0) env->velocity = 0;
     env->tick++;
-    bool there = env->position >= env->goal && env->velocity >= 0, late = !there && env->tick >= env->max_steps;
+    bool there = env->position >= env->goal && env->velocity >= 0;
+    bool late = !there && env->tick >= env->max_steps;
     float reward = env->continuous ? (there ? 100.0f : 0.0f) - 0.1f * env->force * env->force : -1;
     env->rewards[0] = reward * env->reward_scale;
     env->terminals[0] = there;
@@ -86,7 +90,8 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    LOG_EPISODE(env, there ? 1 - (float)env->tick / ((float)env->max_steps + 1) : 0, env->total, env->total, env->tick);
+    LOG_EPISODE(env, there ? 1 - (float)env->tick / ((float)env->max_steps + 1) : 0, env->total,
+                env->total, env->tick);
     c_reset(env);
 }
 
@@ -101,7 +106,8 @@ static void c_render(Env* env) {
     enum { WIDTH = 760, HEIGHT = 440, PIECES = 120 };
     draw_begin(WIDTH, HEIGHT, "mountaincar");
     for (int i = 0; i < PIECES; i++) {
-        float from = LEFT + (RIGHT - LEFT) * (float)i / PIECES, to = LEFT + (RIGHT - LEFT) * (float)(i + 1) / PIECES;
+        float from = LEFT + (RIGHT - LEFT) * (float)i / PIECES;
+        float to = LEFT + (RIGHT - LEFT) * (float)(i + 1) / PIECES;
         Vector2 a = on_hill(from, 0), b = on_hill(to, 0);
         draw_quad(a, b, (Vector2){b.x, HEIGHT}, (Vector2){a.x, HEIGHT}, DRAW_PANEL);
         DrawLineEx(a, b, 4, DRAW_GREY);
@@ -111,7 +117,8 @@ static void c_render(Env* env) {
     draw_triangle((Vector2){foot.x, foot.y - 60}, (Vector2){foot.x, foot.y - 36}, (Vector2){foot.x + 30, foot.y - 48},
                   DRAW_GREEN);
     float p = env->position, half = 0.045f;
-    draw_quad(on_hill(p - half, 10), on_hill(p + half, 10), on_hill(p + half, 26), on_hill(p - half, 26), DRAW_CYAN);
+    draw_quad(on_hill(p - half, 10), on_hill(p + half, 10), on_hill(p + half, 26),
+              on_hill(p - half, 26), DRAW_CYAN);
     draw_quad(on_hill(p - half / 2, 24), on_hill(p + half / 2, 24), on_hill(p + half / 3, 38),
               on_hill(p - half / 3, 38), DRAW_CYAN);
     DrawCircleV(on_hill(p - half * 0.6f, 9), 8, DRAW_WHITE);

@@ -16,7 +16,8 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 2..64";
+    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 2..64";
     for (int i = 0; i < MAX_AGENTS; i++)
         env->named[i] = -1;
     return NULL;
@@ -61,11 +62,12 @@ static void c_render(Env* env) {
     draw_begin(SIDE, SIDE, "multiagent");
     for (int i = 0; i < env->num_agents; i++) {
         for (int k = 0; k < env->num_agents; k++) {
-            Rectangle box = {EDGE + cell * (float)k + cell * 0.04f, EDGE + cell * (float)i + cell * 0.04f,
-                             cell * 0.92f, cell * 0.92f};
+            Rectangle box = {EDGE + cell * (float)k + cell * 0.04f,
+                             EDGE + cell * (float)i + cell * 0.04f, cell * 0.92f, cell * 0.92f};
             DrawRectangleRec(box, i == k ? (Color){34, 66, 62, 255} : DRAW_PANEL);
             Vector2 centre = {box.x + box.width / 2, box.y + box.height / 2};
-            if (env->named[i] == k) DrawCircleV(centre, cell * 0.3f, i == k ? DRAW_GREEN : DRAW_RED);
+            if (env->named[i] == k)
+                DrawCircleV(centre, cell * 0.3f, i == k ? DRAW_GREEN : DRAW_RED);
         }
     }
     draw_end();

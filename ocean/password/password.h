@@ -23,7 +23,8 @@ struct Env {
 
 static const char* c_init(Env* env) {
     if (env->length < 1 || env->length > MAX_LENGTH) return "length must lie within 1..30";
-    if (env->password < 0 || env->password >> env->length) return "password must have no more than length bits";
+    if (env->password < 0 || env->password >> env->length)
+        return "password must have no more than length bits";
     env->last = -1;
     return NULL;
 }
@@ -72,13 +73,17 @@ static void c_render(Env* env) {
     draw_begin(WIDTH, HEIGHT, "password");
     for (int row = 0; row < 3; row++) {
         for (int i = 0; i < env->length; i++) {
-            int bits = row == 0 ? env->password : row == 1 ? env->typed : env->last, bit = bits >> i & 1;
+            int bits = row == 0 ? env->password : row == 1 ? env->typed : env->last;
+            int bit = bits >> i & 1;
             bool known = row == 0 || (row == 1 ? i < env->tick : env->last >= 0);
             bool right = bit == (env->password >> i & 1);
             Color color = row == 0 ? DRAW_GOLD : right ? DRAW_GREEN : DRAW_RED;
             float x = LEFT + cell * ((float)i + 0.5f), y = 60 + 105 * (float)row;
-            DrawRectangleRec((Rectangle){x - side / 2, y - side / 2, side, side}, known ? color : DRAW_PANEL);
-            if (known) draw_text_centred(bit ? "1" : "0", (int)x, (int)y, (int)(side * 0.6f), DRAW_BACKGROUND);
+            DrawRectangleRec((Rectangle){x - side / 2, y - side / 2, side, side},
+                             known ? color : DRAW_PANEL);
+            if (known)
+                draw_text_centred(bit ? "1" : "0", (int)x, (int)y, (int)(side * 0.6f),
+                                  DRAW_BACKGROUND);
         }
     }
     draw_end();

@@ -9,7 +9,8 @@
 #define SETTINGS(X) \
     X(bool, continuous, true, "a torque in -1..1 of max_torque instead of one of five") \
     X(int, max_steps, 200, "steps after which the episode is truncated") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 10.0, "m/s^2") \
     X(float, mass, 1.0, "kg") \
     X(float, length, 1.0, "m") \
@@ -33,9 +34,12 @@ struct Env {
 
 static const char* c_init(Env* env) {
     if (env->max_steps < 1) return "max_steps must be 1 or more";
-    if (!(env->mass > 0 && env->length > 0 && env->tau > 0)) return "mass, length and tau must be above 0";
-    if (!(env->max_speed > 0 && env->max_torque > 0)) return "max_speed and max_torque must be above 0";
-    if (!(env->max_speed * env->tau < (float)M_PI)) return "max_speed * tau must be less than half a turn";
+    if (!(env->mass > 0 && env->length > 0 && env->tau > 0))
+        return "mass, length and tau must be above 0";
+    if (!(env->max_speed > 0 && env->max_torque > 0))
+        return "max_speed and max_torque must be above 0";
+    if (!(env->max_speed * env->tau < (float)M_PI))
+        return "max_speed * tau must be less than half a turn";
     env->worst = (float)(M_PI * M_PI) + 0.1f * env->max_speed * env->max_speed +
                  0.001f * env->max_torque * env->max_torque;
     return NULL;
@@ -72,10 +76,12 @@ static void c_step(Env* env) {
     float push = env->continuous ? clampf(env->continuous_actions[0], -1, 1)
                                  : (float)(2 * env->actions[0]) / (TORQUES - 1) - 1;
     env->torque = env->max_torque * push;
-    float cost = env->theta * env->theta + 0.1f * env->velocity * env->velocity + 0.001f * env->torque * env->torque;
+    float cost = env->theta * env->theta + 0.1f * env->velocity * env->velocity +
+                 0.001f * env->torque * env->torque;
     float acceleration = 1.5f * env->gravity / env->length * sinf(env->theta) +
                          3 / (env->mass * env->length * env->length) * env->torque;
-    env->velocity = clampf(env->velocity + acceleration * env->tau, -env->max_speed, env->max_speed);
+    env->velocity =
+        clampf(env->velocity + acceleration * env->tau, -env->max_speed, env->max_speed);
     env->theta += env->velocity * env->tau;
     if (env->theta > (float)M_PI) env->theta -= (float)(2 * M_PI);
     if (env->theta < (float)-M_PI) env->theta += (float)(2 * M_PI);
@@ -90,7 +96,8 @@ static void c_step(Env* env) {
         return;
     }
     if (env->final_observations) write_observation(env, env->final_observations);
-    LOG_EPISODE(env, clampf(1 + env->total / (env->worst * (float)env->tick), 0, 1), env->total, env->total, env->tick);
+    LOG_EPISODE(env, clampf(1 + env->total / (env->worst * (float)env->tick), 0, 1), env->total,
+                env->total, env->tick);
     c_reset(env);
 }
 

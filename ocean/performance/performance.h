@@ -23,12 +23,16 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > 1 << 16) return "num_agents must lie within 1..65536";
-    if (env->observation_size < 1 || env->observation_size > 1 << 20) return "observation_size: 1..1048576";
+    if (env->num_agents < 1 || env->num_agents > 1 << 16)
+        return "num_agents must lie within 1..65536";
+    if (env->observation_size < 1 || env->observation_size > 1 << 20)
+        return "observation_size: 1..1048576";
     if (env->actions_size < 1) return "actions_size must be 1 or more";
     if (env->length < 1) return "length must be 1 or more";
-    if (!(env->delay >= 0 && env->delay <= 1e6f)) return "delay must lie within 0..1000000 microseconds";
-    if (!(env->delay_deviation >= 0 && env->delay_deviation <= 1e6f)) return "delay_deviation: 0..1000000";
+    if (!(env->delay >= 0 && env->delay <= 1e6f))
+        return "delay must lie within 0..1000000 microseconds";
+    if (!(env->delay_deviation >= 0 && env->delay_deviation <= 1e6f))
+        return "delay_deviation: 0..1000000";
     return NULL;
 }
 
@@ -84,11 +88,12 @@ static void c_step(Env* env) {
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 240, LEFT = 40 };
     char text[96];
-    snprintf(text, sizeof(text), "%d agents  %d bytes  %g us", env->num_agents, env->observation_size,
-             (double)env->delay);
+    snprintf(text, sizeof(text), "%d agents  %d bytes  %g us", env->num_agents,
+             env->observation_size, (double)env->delay);
     draw_begin(WIDTH, HEIGHT, "performance");
     draw_text_centred(text, WIDTH / 2, 70, 30, DRAW_GREY);
     DrawRectangle(LEFT, 130, WIDTH - 2 * LEFT, 40, DRAW_PANEL);
-    DrawRectangle(LEFT, 130, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 40, DRAW_CYAN);
+    DrawRectangle(LEFT, 130, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 40,
+                  DRAW_CYAN);
     draw_end();
 }

@@ -19,7 +19,8 @@
 #define OBSERVATION float
 #define SETTINGS(X) \
     X(int, frameskip, 8, "ticks of 1/60 s that an action lasts") \
-    X(bool, continuous, false, "one action in -1..1, the speed of the paddle, instead of none, up, down") \
+    X(bool, continuous, false, \
+      "one action in -1..1, the speed of the paddle, instead of none, up, down") \
     X(int, max_score, 21, "points that win") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
     X(float, paddle_height, 72.0, "pixels") \
@@ -56,10 +57,14 @@ static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->max_score < 1) return "max_score must be 1 or more";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
-    if (!(env->paddle_height >= 8 && env->paddle_height < HEIGHT)) return "paddle_height must lie within 8..480";
-    if (!(env->paddle_speed >= 0 && env->opponent_speed >= 0)) return "paddle speeds must be 0 or more";
-    if (!(env->ball_speed >= 60 && env->ball_speed <= env->max_ball_speed && env->max_ball_speed <= 1200))
-        return "ball_speed must be at least 60 and at most max_ball_speed, which must be at most 1200";
+    if (!(env->paddle_height >= 8 && env->paddle_height < HEIGHT))
+        return "paddle_height must lie within 8..480";
+    if (!(env->paddle_speed >= 0 && env->opponent_speed >= 0))
+        return "paddle speeds must be 0 or more";
+    if (!(env->ball_speed >= 60 && env->ball_speed <= env->max_ball_speed &&
+          env->max_ball_speed <= 1200))
+        return "ball_speed must be at least 60 and at most max_ball_speed, which must be at most "
+               "1200";
     if (!(env->ball_gain >= 0)) return "ball_gain must be 0 or more";
     return NULL;
 }
@@ -119,7 +124,8 @@ static void strike(Env* env, float paddle_y, float face, float direction) {
     float y = fabsf(env->ball_y + late * env->ball_vy); /* it may have bounced off a wall since */
     if (y > HEIGHT - BALL) y = 2 * (HEIGHT - BALL) - y;
     if (y + BALL < paddle_y || y > paddle_y + env->paddle_height) return;
-    float offset = (y + BALL / 2 - paddle_y - env->paddle_height / 2) / ((env->paddle_height + BALL) / 2);
+    float offset =
+        (y + BALL / 2 - paddle_y - env->paddle_height / 2) / ((env->paddle_height + BALL) / 2);
     env->speed = minf(env->speed + env->ball_gain / 60, env->max_ball_speed / 60);
     send_ball(env, MAX_ANGLE * clampf(offset, -1, 1), direction);
     env->ball_x = face;
@@ -170,7 +176,8 @@ static void c_step(Env* env) {
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     float score = (float)(env->own_score - env->other_score);
-    LOG_EPISODE(env, (score + (float)env->max_score) / (float)(2 * env->max_score), score, score, env->tick);
+    LOG_EPISODE(env, (score + (float)env->max_score) / (float)(2 * env->max_score), score, score,
+                env->tick);
     c_reset(env);
 }
 
@@ -188,6 +195,8 @@ static void c_render(Env* env) {
                                  env->paddle_height * SCALE}, DRAW_GREY);
     DrawRectangleRec((Rectangle){RIGHT_FACE * SCALE, env->own_y * SCALE, PADDLE_WIDTH * SCALE,
                                  env->paddle_height * SCALE}, DRAW_CYAN);
-    DrawRectangleRec((Rectangle){env->ball_x * SCALE, env->ball_y * SCALE, BALL * SCALE, BALL * SCALE}, DRAW_GOLD);
+    DrawRectangleRec(
+        (Rectangle){env->ball_x * SCALE, env->ball_y * SCALE, BALL * SCALE, BALL * SCALE},
+        DRAW_GOLD);
     draw_end();
 }

@@ -92,7 +92,8 @@ static void c_render(Env* env) {
         DrawRectangle(50 + i % 5 * CELL, TOP + i / 5 * CELL, CELL - 4, CELL - 4, color);
     }
     for (int i = 0; i < FLAGS; i++)
-        DrawRectangle(390, TOP + i * CELL, CELL - 4, CELL - 4, env->flags >> i & 1 ? DRAW_GOLD : DRAW_PANEL);
+        DrawRectangle(390, TOP + i * CELL, CELL - 4, CELL - 4,
+                      env->flags >> i & 1 ? DRAW_GOLD : DRAW_PANEL);
     for (int i = 0; i < CATEGORIES; i++) {
         Vector2 centre = {620, TOP + 30 + 52 * (float)i};
         DrawCircleV(centre, 22, i == env->category ? DRAW_WHITE : DRAW_PANEL);

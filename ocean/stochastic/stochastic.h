@@ -51,7 +51,8 @@ static void c_step(Env* env) {
     env->observations[0] = 1;
     if (!over) return;
     if (WANTS_FINAL(env, false)) env->final_observations[0] = 1;
-    float off = fabsf((float)env->zeros / (float)env->length - env->share) / maxf(env->share, 1 - env->share);
+    float off = fabsf((float)env->zeros / (float)env->length - env->share) /
+                maxf(env->share, 1 - env->share);
     env->rewards[0] = 1 - off * off;
     LOG_EPISODE(env, maxf(1 - off, 0), env->rewards[0], env->rewards[0], env->length);
     c_reset(env);

@@ -49,7 +49,8 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 1..64";
+    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 1..64";
     if (env->num_goals < 1 || env->num_goals > MAX_GOALS) return "num_goals must lie within 1..64";
     if (env->width < 1 || env->height < 1) return "width and height must be 1 or more";
     if (!(env->radius > 0)) return "radius must be above 0";
@@ -63,7 +64,8 @@ static const char* c_init(Env* env) {
     env->scale = 1 / (float)(env->width > env->height ? env->width : env->height);
     /* The nearest of m random points in an area A is about sqrt(A / m) / 2 away; an agent's share of the m goals
      * is m / num_agents. */
-    float area = (float)env->width * (float)env->height, share = (float)env->num_goals / (float)env->num_agents;
+    float area = (float)env->width * (float)env->height;
+    float share = (float)env->num_goals / (float)env->num_agents;
     float distance = sqrtf(area / share) / 2 - env->radius;
     env->par = WINDOW / maxf(distance / env->max_speed, 1);
     return NULL;
@@ -94,7 +96,8 @@ static void write_observation(const Env* env, int i, float reward, float* observ
     const Agent* agent = &env->agents[i];
     Goal nearest[MAX_GOALS];
     for (int k = 0; k < env->num_goals; k++) {
-        Goal goal = {(env->goals[k].x - agent->x) * env->scale, (env->goals[k].y - agent->y) * env->scale};
+        Goal goal = {(env->goals[k].x - agent->x) * env->scale,
+                     (env->goals[k].y - agent->y) * env->scale};
         int place = k;
         for (; place > 0 && squared_length(goal) < squared_length(nearest[place - 1]); place--)
             nearest[place] = nearest[place - 1];
@@ -188,7 +191,8 @@ static void c_step(Env* env) {
      * have seen. */
     if (late) {
         for (int i = 0; i < env->num_agents && env->final_observations; i++)
-            if (env->truncations[i]) write_observation(env, i, env->rewards[i], env->final_observations + i * size);
+            if (env->truncations[i])
+                write_observation(env, i, env->rewards[i], env->final_observations + i * size);
         for (int i = 0; i < env->num_agents; i++)
             if (env->truncations[i]) place_agent(env, &env->agents[i]);
     }
@@ -198,7 +202,8 @@ static void c_step(Env* env) {
 }
 
 static void c_render(Env* env) {
-    float scale = 1080 / (float)(env->width > env->height ? env->width : env->height); /* pixels a unit */
+    /* pixels a unit */
+    float scale = 1080 / (float)(env->width > env->height ? env->width : env->height);
     draw_begin((int)((float)env->width * scale), (int)((float)env->height * scale), "target");
     for (int k = 0; k < env->num_goals; k++) {
         Vector2 centre = {env->goals[k].x * scale, env->goals[k].y * scale};

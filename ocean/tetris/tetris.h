@@ -33,21 +33,30 @@
     X(int, lines, 150, "that end the game") \
     X(int, ticks, 3, "of 1/60 s between two steps") \
     X(int, first_level, 1, "level of the first ten lines") \
-    X(bool, placements, false, "an action is a whole placement: 4 turns x 10 columns, and holding") \
+    X(bool, placements, false, \
+      "an action is a whole placement: 4 turns x 10 columns, and holding") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
     X(float, lock_delay, 0.5, "seconds that a piece rests before it locks") \
     X(float, reward_over, -1.0, "for the end by a piece without a place") \
     X(float, reward_piece, 0.0, "for a piece that locks: random play never clears a line") \
-    X(float, reward_hole, 0.0, "for an empty cell under a filled one that a piece leaves, against one that goes") \
-    X(float, reward_bump, 0.0, "for a cell by which neighbouring columns differ more, against one less")
+    X(float, reward_hole, 0.0, \
+      "for an empty cell under a filled one that a piece leaves, against one that goes") \
+    X(float, reward_bump, 0.0, \
+      "for a cell by which neighbouring columns differ more, against one less")
 #define FPS 20
 #define KEYS(KEY) \
-    KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(0, UP, 3) KEY(0, Z, 4) KEY(0, DOWN, 5) KEY(0, SPACE, 6) KEY(0, C, 7)
+    KEY(0, LEFT, LEFT) KEY(0, RIGHT, RIGHT) KEY(0, UP, TURN_RIGHT) KEY(0, Z, TURN_LEFT) \
+    KEY(0, DOWN, SOFT) KEY(0, SPACE, HARD) KEY(0, C, HOLD)
 #include "env.h"
 #include "draw.h"
 
-enum { WIDTH = 10, HIDDEN = 2, MAX_HEIGHT = 40, PIECES = 7, PREVIEWS = 5, RESETS = 15, FULL = (1 << WIDTH) - 1 };
-enum { NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS, PLACEMENTS = 4 * WIDTH };
+enum {
+    WIDTH = 10, HIDDEN = 2, MAX_HEIGHT = 40, PIECES = 7, PREVIEWS = 5, RESETS = 15,
+    FULL = (1 << WIDTH) - 1
+};
+enum {
+    NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS, PLACEMENTS = 4 * WIDTH
+};
 enum { I, O, T, S, Z, J, L };
 enum { LINES, HOLES, BUMPS, BELOW, OUTCOMES }; /* of a placement */
 
@@ -97,10 +106,12 @@ static const char* c_init(Env* env) {
         int box = boxes[piece];
         for (int y = 0; y < 4; y++)
             env->cells[piece][0][y] = shapes[piece] >> 4 * y & 15;
-        for (int turn = 1; turn < 4; turn++) /* a turn to the right takes (x, y) to (box - 1 - y, x) */
+        /* a turn to the right takes (x, y) to (box - 1 - y, x) */
+        for (int turn = 1; turn < 4; turn++)
             for (int y = 0; y < box; y++)
                 for (int x = 0; x < box; x++)
-                    if (env->cells[piece][turn - 1][y] >> x & 1) env->cells[piece][turn][x] |= 1 << (box - 1 - y);
+                    if (env->cells[piece][turn - 1][y] >> x & 1)
+                        env->cells[piece][turn][x] |= 1 << (box - 1 - y);
     }
     return NULL;
 }
@@ -184,7 +195,8 @@ static inline int8_t to_byte(int value) {
 
 /* What the piece would leave, dropped from where it is; holes and bumps are those of the field as it lies. */
 static void foresee(Env* env, int holes, int bumps, int8_t outcome[OUTCOMES]) {
-    int count = env->height + HIDDEN, y = env->y, top = 0, to = count - 1, lines = 0, new_holes, new_bumps;
+    int count = env->height + HIDDEN, y = env->y, top = 0, to = count - 1, lines = 0;
+    int new_holes, new_bumps;
     uint16_t rows[MAX_HEIGHT + HIDDEN], left[MAX_HEIGHT + HIDDEN];
     while (top < count && !env->rows[top])
         top++;
@@ -434,7 +446,8 @@ static void c_step(Env* env) {
         over = env->cleared < env->lines && !place_next(env);
     }
     env->tick++;
-    bool won = env->cleared >= env->lines, late = !over && !won && env->max_steps && env->tick >= env->max_steps;
+    bool won = env->cleared >= env->lines;
+    bool late = !over && !won && env->max_steps && env->tick >= env->max_steps;
     env->rewards[0] = (float)line_points[count] / 100 + shaped + (over ? env->reward_over : 0);
     env->terminals[0] = over || won;
     env->truncations[0] = late;
@@ -444,7 +457,8 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    LOG_EPISODE(env, minf((float)env->cleared / (float)env->lines, 1), env->points, env->total, env->tick);
+    LOG_EPISODE(env, minf((float)env->cleared / (float)env->lines, 1), env->points, env->total,
+                env->tick);
     env->log.lines += (float)env->cleared;
     env->log.tetrises += (float)env->tetrises;
     c_reset(env);
@@ -473,7 +487,8 @@ static void c_render(Env* env) {
     while (fits(env, env->turned, env->x, ghost + 1))
         ghost++;
     int tall = rows * side + 2 * top;
-    draw_begin(left * 2 + WIDTH * side, tall < 470 ? 470 : tall, "tetris"); /* the panels beside it take 470 */
+    /* the panels beside it take 470 */
+    draw_begin(left * 2 + WIDTH * side, tall < 470 ? 470 : tall, "tetris");
     DrawRectangle(left - 3, top - 3, WIDTH * side + 6, rows * side + 6, DRAW_GREY);
     DrawRectangle(left, top, WIDTH * side, rows * side, DRAW_BACKGROUND);
     for (int row = 0; row < rows; row++) {
@@ -494,22 +509,20 @@ static void c_render(Env* env) {
                 Color color = piece_colors[env->piece];
                 if (!(bits >> column & 1)) continue;
                 if (pass) draw_cell(x, y, side, color);
-                else DrawRectangle(x + 1, y + 1, side - 2, side - 2, draw_mix(color, DRAW_PANEL, 0.7f));
+                else
+                    DrawRectangle(x + 1, y + 1, side - 2, side - 2,
+                                  draw_mix(color, DRAW_PANEL, 0.7f));
             }
         }
     }
-    char text[32];
     DrawText("hold", 20, top, 24, DRAW_GREY);
     if (env->held >= 0) draw_small(env, env->held, 30, top + 40);
-    snprintf(text, sizeof(text), "%d", env->points);
     DrawText("points", 20, top + 170, 24, DRAW_GREY);
-    DrawText(text, 20, top + 200, 30, DRAW_WHITE);
-    snprintf(text, sizeof(text), "%d", env->cleared);
+    draw_format(20, top + 200, 30, DRAW_WHITE, "%d", env->points);
     DrawText("lines", 20, top + 260, 24, DRAW_GREY);
-    DrawText(text, 20, top + 290, 30, DRAW_WHITE);
-    snprintf(text, sizeof(text), "%d", env->level);
+    draw_format(20, top + 290, 30, DRAW_WHITE, "%d", env->cleared);
     DrawText("level", 20, top + 350, 24, DRAW_GREY);
-    DrawText(text, 20, top + 380, 30, DRAW_WHITE);
+    draw_format(20, top + 380, 30, DRAW_WHITE, "%d", env->level);
     DrawText("next", left + WIDTH * side + 24, top, 24, DRAW_GREY);
     for (int i = 0; i < PREVIEWS; i++)
         draw_small(env, env->queue[i], left + WIDTH * side + 30, top + 40 + 80 * i);

@@ -40,7 +40,10 @@
 #include "env.h"
 #include "draw.h"
 
-enum { MAX_AGENTS = 64, MAX_BINS = 64, MAX_SIDE = 64, MAX_VISION = 8, PLANES = 5, LEVELS = 7, EXTRA = 5 + 3 * LEVELS };
+enum {
+    MAX_AGENTS = 64, MAX_BINS = 64, MAX_SIDE = 64, MAX_VISION = 8, PLANES = 5, LEVELS = 7,
+    EXTRA = 5 + 3 * LEVELS
+};
 enum { EMPTY = 0, TRASH, BIN, WALL, AGENT, CARRIER };
 
 typedef struct {
@@ -56,11 +59,13 @@ struct Env {
     int tick, dropped;
     int bins[MAX_BINS];
     Agent agents[MAX_AGENTS];
-    uint8_t cells[(MAX_SIDE + 2 * MAX_VISION) * (MAX_SIDE + 2 * MAX_VISION)]; /* with a border of walls */
+    /* with a border of walls */
+    uint8_t cells[(MAX_SIDE + 2 * MAX_VISION) * (MAX_SIDE + 2 * MAX_VISION)];
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 1..64";
+    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 1..64";
     if (env->width < 3 || env->width > MAX_SIDE || env->height < 3 || env->height > MAX_SIDE)
         return "width and height must lie within 3..64";
     if (env->vision < 1 || env->vision > MAX_VISION) return "vision must lie within 1..8";
@@ -68,11 +73,13 @@ static const char* c_init(Env* env) {
     if (env->num_trash < 1) return "num_trash must be 1 or more";
     int places = (env->width - 1) / 2 * ((env->height - 1) / 2);
     if (env->num_bins < 1 || env->num_bins > MAX_BINS || env->num_bins > places)
-        return "num_bins must lie within 1..64, and bins take every second cell of every second row at most";
+        return "num_bins must lie within 1..64, and bins take every second cell of every second "
+               "row at most";
     if (env->num_trash > env->width * env->height - env->num_bins - env->num_agents)
         return "num_agents + num_trash + num_bins must be no more than the cells";
     if (!(env->team >= 0 && env->team <= 1)) return "team must lie within 0..1";
-    if (!isfinite(env->reward_pickup) || !isfinite(env->reward_drop)) return "rewards must be finite";
+    if (!isfinite(env->reward_pickup) || !isfinite(env->reward_drop))
+        return "rewards must be finite";
     env->side = 2 * env->vision + 1;
     env->stride = env->width + 2 * env->vision;
     env->first = env->vision * env->stride + env->vision;
@@ -122,9 +129,11 @@ static void write_observation(const Env* env, int i, uint8_t* out) {
     int middle = env->vision * side + env->vision;
     out[3 * plane + middle] = out[4 * plane + middle] = 0;
     out += PLANES * plane;
-    int y = row_of(env, centre), x = column_of(env, centre), best = 2 * MAX_SIDE, down = 0, right = 0;
+    int y = row_of(env, centre), x = column_of(env, centre), best = 2 * MAX_SIDE, down = 0;
+    int right = 0;
     for (int k = 0; k < env->num_bins; k++) {
-        int dy = row_of(env, env->bins[k]) - y, dx = column_of(env, env->bins[k]) - x, distance = abs(dx) + abs(dy);
+        int dy = row_of(env, env->bins[k]) - y, dx = column_of(env, env->bins[k]) - x;
+        int distance = abs(dx) + abs(dy);
         if (distance >= best) continue;
         best = distance;
         down = dy;
@@ -137,7 +146,8 @@ static void write_observation(const Env* env, int i, uint8_t* out) {
     out[4] = right > 0;
     write_level(out + 5, y, env->height);
     write_level(out + 5 + LEVELS, x, env->width);
-    write_level(out + 5 + 2 * LEVELS, env->tick < env->max_steps ? env->tick : env->max_steps - 1, env->max_steps);
+    write_level(out + 5 + 2 * LEVELS, env->tick < env->max_steps ? env->tick : env->max_steps - 1,
+                env->max_steps);
 }
 
 static void write_observations(const Env* env, uint8_t* out) {
@@ -204,7 +214,8 @@ static void log_episode(Env* env, bool clear) {
     float total = 0;
     for (int i = 0; i < env->num_agents; i++)
         total += env->agents[i].total;
-    LOG_EPISODE(env, (float)env->dropped / (float)env->num_trash, env->dropped, total / (float)env->num_agents, env->tick);
+    LOG_EPISODE(env, (float)env->dropped / (float)env->num_trash, env->dropped,
+                total / (float)env->num_agents, env->tick);
     env->log.clear += clear;
 }
 
@@ -216,7 +227,8 @@ static void c_step(Env* env) {
     }
     bool clear = env->dropped == env->num_trash, late = ++env->tick >= env->max_steps && !clear;
     for (int i = 0; i < env->num_agents; i++) {
-        env->rewards[i] = (1 - env->team) * env->rewards[i] + env->team * earned / (float)env->num_agents;
+        env->rewards[i] =
+            (1 - env->team) * env->rewards[i] + env->team * earned / (float)env->num_agents;
         env->agents[i].total += env->rewards[i];
         env->terminals[i] = clear;
         env->truncations[i] = late;
@@ -235,17 +247,23 @@ static void c_render(Env* env) {
     float size = (float)cell, half = size / 2;
     draw_begin(env->width * cell, env->height * cell, "trash_pickup");
     const Agent* player = &env->agents[0];
-    int seen_x = column_of(env, player->cell) - env->vision, seen_y = row_of(env, player->cell) - env->vision;
-    DrawRectangle(seen_x * cell, seen_y * cell, env->side * cell, env->side * cell, (Color){20, 31, 41, 255});
+    int seen_x = column_of(env, player->cell) - env->vision;
+    int seen_y = row_of(env, player->cell) - env->vision;
+    DrawRectangle(seen_x * cell, seen_y * cell, env->side * cell, env->side * cell,
+                  (Color){20, 31, 41, 255});
     for (int row = 0; row < env->height; row++) {
         for (int column = 0; column < env->width; column++) {
             int found = env->cells[env->first + row * env->stride + column];
             float x = (float)column * size, y = (float)row * size;
             Vector2 centre = {x + half, y + half};
             if (found == TRASH) {
-                DrawRectangleRec((Rectangle){x + 0.32f * size, y + 0.32f * size, 0.36f * size, 0.36f * size}, DRAW_GOLD);
+                DrawRectangleRec(
+                    (Rectangle){x + 0.32f * size, y + 0.32f * size, 0.36f * size, 0.36f * size},
+                    DRAW_GOLD);
             } else if (found == BIN) {
-                DrawRectangleRec((Rectangle){x + 0.06f * size, y + 0.06f * size, 0.88f * size, 0.88f * size}, DRAW_GREEN);
+                DrawRectangleRec(
+                    (Rectangle){x + 0.06f * size, y + 0.06f * size, 0.88f * size, 0.88f * size},
+                    DRAW_GREEN);
                 DrawRectangleRec((Rectangle){x + 0.2f * size, y + 0.2f * size, 0.6f * size, 0.6f * size},
                                  (Color){24, 66, 38, 255});
             } else if (found >= AGENT) {
@@ -257,8 +275,6 @@ static void c_render(Env* env) {
             }
         }
     }
-    char text[64];
-    snprintf(text, sizeof(text), "%d of %d", env->dropped, env->num_trash);
-    DrawText(text, 8, 8, 20, DRAW_WHITE);
+    draw_format(8, 8, 20, DRAW_WHITE, "%d of %d", env->dropped, env->num_trash);
     draw_end();
 }
