@@ -1,9 +1,15 @@
-/* Acrobot: two links hang from a pivot, a motor at the joint between them; swing the tip above the line one link's
- * length over the pivot (Sutton 1996), with the equations, the limits and the fourth-order Runge-Kutta step of
- * Gymnasium's Acrobot-v1. The reward is -1 on every step but the one that arrives, which ends the episode with 0;
- * after max_steps it is truncated.
- * Observation: cosine and sine of the first link's angle (0 hangs down) and of the second's to the first, and the two
- * angular velocities (rad/s). Actions: torque -1, 0, 1; or, with continuous, one in -1..1. */
+/* Acrobot: two links hang from a pivot, and a motor drives the joint between them. The task is to
+ * swing the tip above a line, one link's length over the pivot (Sutton 1996). The equations, limits
+ * and the fourth-order Runge-Kutta step are those of Gymnasium's Acrobot-v1. The reward is -1 a
+ * step. The step that reaches the line gives 0 and ends the episode. After max_steps the episode is
+ * truncated.
+ *
+ *     observation
+ *     0, 1     cosine and sine of the first link's angle; at angle 0 it hangs down
+ *     2, 3     cosine and sine of the second link's angle to the first
+ *     4, 5     the two angular velocities, rad/s
+ *
+ * Actions: torque -1, 0, 1. With continuous: one torque in -1..1. */
 #pragma once
 
 #define OBSERVATION float
@@ -79,7 +85,8 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* The equations of Sutton and Barto's book; those of the 1996 paper lack the term with velocity_1^2. */
+/* The equations are those of Sutton and Barto's book. The paper of 1996 lacks the term with
+ * velocity_1^2. */
 static State derivative(const Env* env, State s) {
     float m1 = env->mass_1, m2 = env->mass_2, l1 = env->length_1, c1 = env->centre_1;
     float c2 = env->centre_2;

@@ -1,24 +1,30 @@
-/* Asteroids: a ship among drifting rocks, in a field of 1024 x 768 whose edges are joined. A shot breaks a large rock
- * (20 points) into two of middle size (50), and one of these into two small ones (100). When all are gone the next
- * wave comes: 4 large rocks at first, two more each time, up to 11. Now and then a saucer crosses and shoots: the
- * large one (200 points) anywhere, the small one (1000), which comes from 10,000 points on, at the ship. What touches
- * the ship costs it and breaks; three are there, and one more every 10,000 points. A new ship appears in the middle
- * after respawn_seconds, as soon as that is clear. Hyperspace puts the ship at a random place, one time in six into
- * pieces. The last ship's loss ends the episode.
- * The reward is the points over reward_points and reward_loss for a ship lost; score is the points, perf the points
- * as a share of 10,000, cut at 1.
+/* Asteroids: a ship among drifting rocks, in a field of 1024 x 768 whose opposite edges are joined.
+ *   - A shot breaks a large rock (20 points) into two of middle size (50 points). It breaks one of
+ *     these into two small ones (100 points).
+ *   - The first wave has 4 large rocks. When all rocks are gone, the next wave has two more, up to
+ *     11.
+ *   - Now and then a saucer crosses and shoots. The large one (200 points) shoots anywhere. The
+ *     small one (1000 points) aims at the ship; it comes once the score is 10,000.
+ *   - Whatever touches the ship breaks, and the ship is lost. There are three ships, and one more
+ *     for every 10,000 points. A new ship appears in the middle after respawn_seconds, when that is
+ *     clear.
+ *   - Hyperspace puts the ship at a random place. One time in six it breaks.
+ *   - The loss of the last ship ends the episode.
+ * The reward is the points over reward_points, plus reward_loss for each ship lost. score is the
+ * points. perf is the points over 10,000, at most 1.
  *
- *     observation; all positions and velocities in the ship's own axes (ahead, to its right), cut to -1..1
+ *     observation; positions and velocities are in the ship's axes (ahead, right), cut to -1..1
  *     0, 1       velocity of the ship, over 600 pixels a second
- *     2, 3       1 where the ship is there, ships left over 5
- *     4, 5       share of the shots that can be fired, time until the next over its length
- *     6 .. 10    saucer: there, where, size (0.5 the small, 1 the large one), its shot is there
- *     11 .. 14   where its shot is, and its velocity relative to the ship's
- *     15 ..      the 10 nearest rocks: where (over half the field's width), velocity relative to the ship's (over 600
- *                pixels a second), size (1/3, 2/3, 1; all 0: no rock)
+ *     2, 3       1 while there is a ship; ships left over 5
+ *     4, 5       share of the shots that can be fired; time until the next shot, over its length
+ *     6 .. 10    saucer: 1 if there is one, position, size (0.5 small, 1 large), 1 if it has a shot
+ *     11 .. 14   the saucer's shot: position, velocity less the ship's
+ *     15 ..      each of the 10 nearest rocks: position (over half the field's width), velocity
+ *                less the ship's (over 600 pixels a second), size (1/3, 2/3, 1); all 0 if there is
+ *                no rock
  *
- * Actions: turn (none, left, right), drive (none, thrust, hyperspace), fire (no, yes). A tick is 1/60 s and an action
- * lasts frameskip ticks; hyperspace happens once an action. */
+ * Actions: turn (none, left, right), drive (none, thrust, hyperspace), fire (no, yes). A tick is
+ * 1/60 s. An action lasts frameskip ticks. Hyperspace happens once an action. */
 #pragma once
 
 #define OBSERVATION float
@@ -52,26 +58,26 @@ enum {
 #define WIDTH 1024.0f
 #define HEIGHT 768.0f
 #define SHIP 12.0f /* radius */
-#define SPEED 600.0f /* of the ship at most */
+#define SPEED 600.0f /* the ship's highest */
 #define COOLDOWN 8 /* ticks between two shots */
 static const float rock_radius[4] = {0, 14, 28, 54}, saucer_radius[3] = {0, 12, 22};
 static const int rock_points[4] = {0, 100, 50, 20}, saucer_points[3] = {0, 1000, 200};
 
 typedef struct {
     float x, y, vx, vy; /* pixels, pixels a tick */
-    /* a shot's: ticks left; a rock's: its size, 3 large .. 1 small; 0: not there */
+    /* of a shot: ticks left; of a rock: its size, 3 large to 1 small; 0: it is gone */
     int life;
 } Body;
 
 struct Env {
     ENV_COMMON
-    /* the ship's life: 1; the saucer's: 1 the small one, 2 the large one */
+    /* life of the ship: 1; of the saucer: 1 if small, 2 if large */
     Body ship, saucer, saucer_shot;
     float cosine, sine; /* of the ship's heading */
     float turn_cosine, turn_sine;
-    /* ticks until the ship can fire again, or, while there is none, until the next may come */
+    /* ticks until the ship can fire again; without a ship, until the next may come */
     int heat;
-    int saucer_wait; /* ticks until it comes; while it is there, until it fires */
+    int saucer_wait; /* ticks until it comes; once it is there, until it fires */
     Body shots[MAX_SHOTS];
     Body rocks[MAX_ROCKS];
     int num_rocks, wave, ships_left, points, next_ship, tick;
@@ -132,7 +138,7 @@ static inline void move(Body* body) {
     body->y += body->y < 0 ? HEIGHT : body->y >= HEIGHT ? -HEIGHT : 0;
 }
 
-/* Turned into the ship's axes and cut. */
+/* Turns a vector into the ship's axes and cuts it. */
 static void write_pair(const Env* env, float x, float y, float over, float* observation) {
     observation[0] = clampf((x * env->cosine + y * env->sine) / over, -1, 1);
     observation[1] = clampf((y * env->cosine - x * env->sine) / over, -1, 1);
@@ -166,7 +172,7 @@ static void write_observation(const Env* env, float* o) {
         write_place(env, &env->saucer_shot, o + 11);
         write_velocity(env, &env->saucer_shot, o + 13);
     }
-    /* The nearest rocks in order, by insertion. */
+    /* Finds the nearest rocks, nearest first, by insertion. */
     float near[SEEN];
     int which[SEEN], seen = 0;
     for (int i = 0; i < env->num_rocks; i++) {
@@ -204,7 +210,7 @@ static void add_rock(Env* env, float x, float y, int size) {
     send(env, rock, env->rock_speed * faster[size] * random_float(&env->rng, 0.7f, 1.3f));
 }
 
-/* Large rocks begin on the edge, where the two edges of the field are joined. */
+/* Large rocks begin on an edge of the field. */
 static void begin_wave(Env* env) {
     int count = env->first_rocks + 2 * env->wave++;
     env->num_rocks = 0;
@@ -256,7 +262,7 @@ static void break_rock(Env* env, int i) {
         add_rock(env, rock.x, rock.y, rock.life - 1);
 }
 
-/* The rock that a body of some radius touches, or -1. */
+/* Returns the rock that a body of some radius touches, or -1. */
 static int touched_rock(const Env* env, const Body* body, float radius) {
     for (int i = 0; i < env->num_rocks; i++) {
         float reach = rock_radius[env->rocks[i].life] + radius;
@@ -287,7 +293,7 @@ static void steer(Env* env) {
     if (turn != 0) {
         float cosine = env->cosine * env->turn_cosine - env->sine * turn;
         float sine = env->sine * env->turn_cosine + env->cosine * turn;
-        /* against rounding: towards length 1 */
+        /* keeps the length at 1 against rounding */
         float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine);
         env->cosine = cosine * shrink;
         env->sine = sine * shrink;
@@ -327,7 +333,7 @@ static void move_saucer(Env* env) {
     Body* shot = &env->saucer_shot;
     *shot = (Body){saucer->x, saucer->y, 0, 0, 72};
     send(env, shot, 360);
-    if (saucer->life == 1 && env->ship.life) { /* the small one aims, at up to 0.15 rad beside */
+    if (saucer->life == 1 && env->ship.life) { /* the small one aims, with an error of up to 0.15 rad */
         float x = around(env->ship.x - saucer->x, WIDTH);
         float y = around(env->ship.y - saucer->y, HEIGHT);
         float angle = atan2f(y, x) + random_float(&env->rng, -0.15f, 0.15f);
@@ -364,7 +370,7 @@ static void move_shots(Env* env) {
     }
 }
 
-/* Whether the ship is lost in this tick; what it ran into breaks, and scores. */
+/* Returns whether something hit the ship in this tick. What it hit breaks and scores. */
 static bool collide(Env* env) {
     Body* ship = &env->ship;
     int rock = touched_rock(env, ship, SHIP);
@@ -445,7 +451,7 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A rock's outline: corners at distances that follow from its number. */
+/* Each rock has an outline of its own: the distances of its corners follow from its number. */
 static void draw_rock(const Body* rock, int number) {
     enum { CORNERS = 11 };
     uint64_t shape = (uint64_t)(number * 4 + rock->life);

@@ -1,6 +1,6 @@
-/* Bandit: one of several arms is the good one, always the same. A pull pays 1 with the probability good or bad and
- * ends the episode. There is nothing to see and nothing to remember: a trainer that does not solve it mistakes the
- * sign of its gradient, or rewards another action than the one that was taken.
+/* Bandit: one of several arms is good, always the same one. A pull pays 1 with probability `good`
+ * or `bad` and ends the episode. There is nothing to see and nothing to remember. So a trainer that
+ * fails here has the sign of its gradient wrong, or rewards an action that was not taken.
  * Observation: a constant 1. Actions: the arm. */
 #pragma once
 
@@ -19,7 +19,7 @@ enum { MAX_ARMS = 64 };
 
 struct Env {
     ENV_COMMON
-    int pulls[MAX_ARMS], paid[MAX_ARMS]; /* of each arm since the beginning, for c_render */
+    int pulls[MAX_ARMS], paid[MAX_ARMS]; /* of each arm since the start, for c_render */
     int last;
 };
 
@@ -47,7 +47,7 @@ static void c_reset(Env* env) {
     env->observations[0] = 1;
 }
 
-/* perf is the share of good pulls, not of paid ones, so that it is 1 for the best policy. */
+/* perf counts good pulls, not paid ones, so that the best policy has 1. */
 static void c_step(Env* env) {
     int arm = env->actions[0];
     bool right = arm == env->good_arm;
@@ -63,7 +63,8 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A column an arm: how often it was pulled, beside the one that was pulled most, and how much of that paid. */
+/* A column for each arm shows how often it was pulled, as a share of the most, and how often that
+ * paid. */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 400, LEFT = 40, FLOOR = 320, TALL = 260 };
     float width = (float)(WIDTH - 2 * LEFT) / (float)env->arms, all = 1;

@@ -1,26 +1,30 @@
-/* Boids: a flock that nobody leads (Reynolds 1987), as a task to be learnt. Boids fly on a plane whose opposite edges are
- * joined. Each step a boid turns by up to `max_turn` and changes its speed by up to `acceleration`, within min_speed ..
- * max_speed. It sees its nearest `neighbours` within `vision`, seven by default, as many as starlings mind (Ballerini et
- * al. 2008), and each boid is paid for what it alone can see of Reynolds's three rules:
+/* Boids: a flock without a leader (Reynolds 1987), as a task to learn. Boids fly on a plane whose
+ * opposite edges are joined. Each step a boid turns by up to `max_turn` and changes its speed by up
+ * to `acceleration`, within min_speed .. max_speed. It sees its nearest `neighbours` within
+ * `vision`: seven by default, as many as starlings mind (Ballerini et al. 2008). Each boid is paid
+ * by Reynolds's three rules for what it sees:
  *     alignment   the mean cosine between its own heading and theirs
  *     cohesion    1 - distance to their centre / vision
- *     crowding    1 - distance to the nearest / space, where that is above 0
- *     payment = share of its neighbours that are there (alignment_weight * alignment + cohesion_weight * cohesion)
- *               - separation_weight * crowding;   reward = reward_scale * payment
- * so that by default 1 is the most. The flock starts at random and is truncated after max_steps; the first episode of an
- * environment begins at a random step, which staggers the ends, and is not logged. score is the mean payment, perf the same cut at 0. Boids
- * that steer by the three rules as Reynolds wrote them have a score of about 0.77, at random 0.07.
+ *     crowding    1 - distance to the nearest / space, at least 0
+ *     payment     share of `neighbours` in sight
+ *                 * (alignment_weight * alignment + cohesion_weight * cohesion)
+ *                 - separation_weight * crowding
+ *     reward      reward_scale * payment
+ * The highest payment is 1 by default. The flock starts at random. An episode is truncated after
+ * max_steps. The first episode of an environment begins at a random step, so that environments do
+ * not end together; it is not logged. score is the mean payment. perf is the score, at least 0.
+ * Boids that follow Reynolds's rules have a score of about 0.77, random ones 0.07.
  *
- *     observation, in the boid's own axes (x forward, y to its right), within -1..1
+ *     observation, in the boid's axes (x forward, y right), within -1..1
  *     0        speed / max_speed
- *     1        share of `neighbours` that is in sight
+ *     1        share of `neighbours` in sight
  *     2, 3     way to their centre / vision
  *     4, 5     their mean velocity less its own / (2 max_speed)
- *     6 + 5 k  of the k-th nearest, all 0 where there is none:
+ *     6 + 5 k  of the k-th nearest, all 0 if there is none:
  *              1 - distance / vision, way / vision (2), velocity less its own / (2 max_speed) (2)
  *
- * Actions: 5 turns, from left to right, and 3 changes of speed: slower, none, faster; with `continuous` two numbers in
- * -1..1 instead. */
+ * Actions: 5 turns, from left to right, and 3 changes of speed: slower, none, faster. With
+ * `continuous`: two numbers in -1..1. */
 #pragma once
 
 #define OBSERVATION float
@@ -66,7 +70,7 @@ struct Env {
     int columns, rows; /* cells, no smaller than vision */
     double total, alignment, cohesion, crowding; /* sums over the boids and steps of the episode */
     Boid boids[MAX_AGENTS];
-    /* The boids sorted by cell: those of cell c are sorted[first[c]] to sorted[first[c + 1] - 1]. */
+    /* Sorts the boids by cell: those of cell c are sorted[first[c]] to sorted[first[c + 1] - 1]. */
     uint16_t cells[MAX_AGENTS], first[MAX_SIDE * MAX_SIDE + 1], sorted[MAX_AGENTS];
 };
 
@@ -124,10 +128,10 @@ static void sort_into_cells(Env* env) {
     }
     for (int c = 0; c < env->columns * env->rows; c++)
         env->first[c + 1] += env->first[c];
-    /* first[c + 1] runs down to where c begins ... */
+    /* This takes first[c + 1] down to the beginning of c ... */
     for (int i = env->num_agents - 1; i >= 0; i--)
         env->sorted[--env->first[env->cells[i] + 1]] = (uint16_t)i;
-    for (int c = 0; c < env->columns * env->rows; c++) /* ... so that it must move up by one */
+    for (int c = 0; c < env->columns * env->rows; c++) /* ... so all move up by one */
         env->first[c] = env->first[c + 1];
     env->first[env->columns * env->rows] = (uint16_t)env->num_agents;
 }
@@ -137,7 +141,7 @@ typedef struct {
     int who;
 } Neighbour;
 
-/* The shorter way round. */
+/* The shorter way around a joined edge. */
 static inline float wrapped(float way, float side) {
     return way - side * (float)(way > 0.5f * side) + side * (float)(way < -0.5f * side);
 }
@@ -147,7 +151,8 @@ static inline int around(int at, int count) {
     return at < 0 ? at + count : at >= count ? at - count : at;
 }
 
-/* The nearest ones within vision, nearest first; returns how many. Only the nine cells around can hold them. */
+/* Finds the nearest within vision, nearest first, and returns how many. A cell is no smaller than
+ * vision, so they are in the nine cells around. */
 static int find_neighbours(const Env* env, int i, Neighbour* found) {
     const Boid* boid = &env->boids[i];
     int row = env->cells[i] / env->columns, column = env->cells[i] % env->columns, count = 0;
@@ -173,7 +178,7 @@ static int find_neighbours(const Env* env, int i, Neighbour* found) {
     return count;
 }
 
-/* Writes what boid i sees; returns what it is paid for it. */
+/* Writes what boid i sees and returns its payment. */
 static float observe(Env* env, int i, float* observation) {
     const Boid* boid = &env->boids[i];
     Neighbour found[MAX_NEIGHBOURS];
@@ -183,7 +188,7 @@ static float observe(Env* env, int i, float* observation) {
     float* out = observation + HEAD;
     for (int k = 0; k < count; k++, out += EACH) {
         const Boid* other = &env->boids[found[k].who];
-        /* Turned into the boid's own axes. */
+        /* Into the boid's own axes. */
         float ahead = boid->cosine * found[k].x + boid->sine * found[k].y;
         float beside = boid->cosine * found[k].y - boid->sine * found[k].x;
         float cosine = boid->cosine * other->cosine + boid->sine * other->sine;
@@ -260,7 +265,7 @@ static void fly(const Env* env, Boid* boid, float turn, float push) {
     float turn_cosine = cosf(turn * env->max_turn), turn_sine = sinf(turn * env->max_turn);
     float cosine = boid->cosine * turn_cosine - boid->sine * turn_sine;
     float sine = boid->sine * turn_cosine + boid->cosine * turn_sine;
-    /* One Newton step towards length 1 keeps rounding errors from adding up over many turns. */
+    /* One Newton step towards length 1, so that rounding errors do not add up. */
     float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine);
     boid->cosine = cosine * shrink;
     boid->sine = sine * shrink;
@@ -282,8 +287,8 @@ static void c_step(Env* env) {
         }
     }
     bool over = ++env->tick >= env->max_steps;
-    /* The last state of an episode is paid for too, and seen as the final observation where one is asked for; where
-     * not, the row of the next one serves as scratch. */
+    /* The last state of an episode is paid too. It is written as the final observation, or, if
+     * nobody wants that, to the row that is overwritten next. */
     float* seen = over && env->final_observations ? env->final_observations : env->observations;
     observe_all(env, seen, env->rewards);
     memset(env->terminals, 0, (size_t)env->num_agents);
@@ -293,7 +298,7 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A colour a heading, so that a flock that flies one way has one colour. */
+/* The colour is the heading's, so that a flock that flies one way has one colour. */
 static Color heading_color(const Boid* boid) {
     float third = 0.8660254f, red = boid->cosine, green = -0.5f * boid->cosine + third * boid->sine;
     float blue = -0.5f * boid->cosine - third * boid->sine;

@@ -1,8 +1,9 @@
-/* Cartpole: balance a pole on a cart (Barto, Sutton and Anderson 1983), with the equations, the limits and the
- * explicit Euler step of Gymnasium's CartPole-v1. The reward is 1, times reward_scale, on every step. The episode
- * terminates when the cart leaves the track or the pole leans too far, and is truncated after max_steps.
- * Observation: cart position (m) and velocity, pole angle (rad) and angular velocity. Actions: push left, push right;
- * or, with continuous, one force between -1 and 1 of force_mag. */
+/* Cartpole: balance a pole on a cart (Barto, Sutton and Anderson 1983). The equations, limits and
+ * the explicit Euler step are those of Gymnasium's CartPole-v1. The reward is reward_scale on every
+ * step. The episode terminates if the cart leaves the track or the pole leans too far. After
+ * max_steps it is truncated. Observation: position (m) and velocity of the cart, angle (rad) and
+ * angular velocity of the pole. Actions: push left, push right. With continuous: one force in -1..1
+ * of force_mag. */
 #pragma once
 
 #define OBSERVATION float
@@ -44,7 +45,7 @@ static const char* c_init(Env* env) {
     return NULL;
 }
 
-/* As in Gymnasium the velocities have no bound, and one pair of bounds holds for all four numbers. */
+/* The velocities have no bound, as in Gymnasium, and the bounds hold for all four numbers. */
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = 1,
@@ -89,7 +90,7 @@ static void c_step(Env* env) {
     env->theta_velocity += env->tau * theta_acceleration;
     env->tick++;
 
-    /* "not within", so that a state that is no number ends the episode too. */
+    /* Written with "not", so that a NaN ends the episode too. */
     bool fell = !(fabsf(env->x) <= env->x_threshold && fabsf(env->theta) <= env->theta_limit);
     bool late = !fell && env->tick >= env->max_steps;
     env->rewards[0] = env->reward_scale;
@@ -99,7 +100,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    /* The pole still stands: a trainer values what would have come next by this observation. */
+    /* The pole still stands, so the trainer values this observation. */
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     LOG_EPISODE(env, (float)env->tick / (float)env->max_steps, env->tick, env->tick, env->tick);
     c_reset(env);

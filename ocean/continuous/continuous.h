@@ -1,8 +1,8 @@
-/* Continuous: a point flies to a goal in a box of -1..1 in every dimension. The action is its velocity, an element a
- * dimension, cut to -1..1; a step moves it by speed times that, and walls stop it. The reward is the distance that it
- * came nearer, plus 1 within `radius` of the goal, which ends the episode; after max_steps the episode is truncated.
- * Observation: the point's position, then the way to the goal (halved, so that it lies within -1..1 too).
- * perf is the share of episodes that reach the goal. */
+/* Continuous: a point flies to a goal in a box of -1..1 in every dimension. The action is its
+ * velocity, one number for each dimension, cut to -1..1. A step moves it by speed times that. Walls
+ * stop it. The reward is how much nearer it came, plus 1 within `radius` of the goal, which ends
+ * the episode. After max_steps the episode is truncated. Observation: the point's position, then
+ * half the way to the goal. perf is the share of episodes that reach the goal. */
 #pragma once
 
 #define OBSERVATION float
@@ -19,7 +19,7 @@ enum { MAX_BOX = 16 };
 struct Env {
     ENV_COMMON
     float position[MAX_BOX], goal[MAX_BOX];
-    float start[MAX_BOX]; /* where the point began, for c_render */
+    float start[MAX_BOX]; /* for c_render */
     float total;          /* reward of the episode */
     int tick;
 };
@@ -87,7 +87,7 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* The first two dimensions; where there is one only, the point flies along the middle. */
+/* Shows the first two dimensions. If there is only one, the point flies along the middle. */
 static void c_render(Env* env) {
     enum { SIDE = 640, EDGE = 20 };
     float half = SIDE / 2 - EDGE, middle = SIDE / 2;

@@ -1,17 +1,18 @@
-/* Double pendulum: two poles, one on the other, balanced by the cart below them. Masses, lengths, reward and limits
- * are those of Gymnasium's InvertedDoublePendulum-v5; the poles are thin rods, and the equations of motion (Lagrange's)
- * are integrated with fourth-order Runge-Kutta steps. The episode terminates when the tip falls to height 1 or below
- * (upright it is 1.2), or when the cart leaves its track, and is truncated after max_steps. The reward is 10 while it
- * stands, less 0.01 x^2 + (y - 2)^2 of the tip and 0.001 and 0.005 times the squared angular velocities. Heights count
- * as if the poles were 0.6 m, whatever `length` is.
+/* Double pendulum: two poles, one on the other, balanced by a cart below them. Masses, lengths,
+ * reward and limits are those of Gymnasium's InvertedDoublePendulum-v5. The poles are thin rods.
+ * Fourth-order Runge-Kutta steps integrate Lagrange's equations of motion. The episode terminates
+ * if the tip falls to height 1 or below (upright it is 1.2), or if the cart leaves its track. After
+ * max_steps it is truncated. The reward is 10 while the poles stand, less
+ *     0.01 x^2 + (y - 2)^2 of the tip, with heights as if the poles were 0.6 m for any `length`,
+ *     and 0.001 and 0.005 times the squared angular velocities.
  *
  *     observation
  *     0        position of the cart, m
  *     1, 2     sine of the lower pole's angle, and of the upper's to the lower
- *     3, 4     the cosines
+ *     3, 4     their cosines
  *     5 .. 7   velocity of the cart, m/s, and of the two angles, rad/s, cut at +-10
  *
- * Action: the force on the cart, -1..1 of force_mag; or, with continuous off, one of five forces. */
+ * Action: the force on the cart, -1..1 of force_mag. With continuous off: one of five forces. */
 #pragma once
 
 #define OBSERVATION float
@@ -92,7 +93,7 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* M(q) q'' = f for q = (x, lower angle, upper angle), M symmetric, solved by elimination from the upper pole down. */
+/* Solves M(q) q'' = f by elimination, for q = (x, lower angle, upper angle) and a symmetric M. */
 static State derivative(const Env* env, State s) {
     float m = env->mass_pole, l = env->length, w1 = s.at[4], w2 = s.at[5], b = env->damping;
     float sin1 = sinf(s.at[1]), cos1 = cosf(s.at[1]), sin2 = sinf(s.at[2]), cos2 = cosf(s.at[2]);
@@ -139,7 +140,7 @@ static void c_step(Env* env) {
 
     float l = env->length, x = s.at[0] + l * (sinf(s.at[1]) + sinf(s.at[2]));
     float y = 0.6f * (cosf(s.at[1]) + cosf(s.at[2]));
-    /* "not within": also where something is no number */
+    /* written with "not", so that a NaN ends the episode too */
     bool fell = !(y > 1 && fabsf(s.at[0]) <= env->track);
     bool late = !fell && env->tick >= env->max_steps;
     float w1 = clampf(s.at[4], -10, 10), w2 = clampf(s.at[5] - s.at[4], -10, 10);

@@ -1,13 +1,16 @@
-/* Drone: quadrotors in three dimensions, in one room, each with a task of its own. The motors of a Crazyflie 2 (27 g)
- * follow the action with a lag; thrust, torque and drag move a rigid body, integrated with its attitude as a
- * quaternion. A drone that leaves the room or comes too near another one has crashed: that ends its episode with -1.
- *   - hover: fly to a goal and stay. The reward is 0.1 (1 - distance / 4 m), not below 0, less a little for spinning;
- *     the episode is truncated after max_steps. perf is the share of max_steps spent within `radius` of the goal.
- *   - race: fly through a course of rings in order, from the right side. A ring pays 1, and what is flown towards
- *     its centre 0.1 a metre; the last ring ends the episode. perf is the share of the course's rings.
- * After an episode a drone starts anew at a random place, while the others go on; an environment keeps its course.
+/* Drone: quadrotors in one room, each with a task of its own. The motors of a Crazyflie 2 (27 g)
+ * follow the action with a lag. Thrust, torque and drag move a rigid body, whose attitude is a
+ * quaternion. A drone crashes if it leaves the room or comes too near another one: its episode ends
+ * with -1.
+ *   - hover: fly to a goal and stay there. The reward is 0.1 (1 - distance / 4 m), at least 0, less
+ *     a little for spinning. The episode is truncated after max_steps. perf is the share of
+ *     max_steps within `radius` of the goal.
+ *   - race: fly through a course of rings in order, each from the right side. A ring pays 1, and
+ *     each metre towards its centre 0.1. The last ring ends the episode. perf is the share of the
+ *     rings.
+ * After an episode a drone starts at a random place, and the others go on. The course stays.
  *
- *     observation, all in the drone's own axes (x forward, y left, z up) and within -1..1
+ *     observation in the drone's axes (x forward, y left, z up), within -1..1
  *     0 .. 2    way to the goal or the ring, over 10 m
  *     3 .. 5    the same over 1 m, cut
  *     6 .. 8    way to the ring after that, over 10 m (hover: 0)
@@ -16,9 +19,10 @@
  *     15 .. 17  angular velocity, over 20 rad/s
  *     18 .. 20  up
  *     21 .. 24  thrust of the motors, 0..1
- *     25 .. 27  way to the nearest other drone, over 2 m, cut (1, 1, 1: alone)
+ *     25 .. 27  way to the nearest other drone, over 2 m, cut; 1, 1, 1 if there is no other
  *
- * Actions: four in -1..1, the thrust of the motors from none to all: front left, back left, back right, front right. */
+ * Actions: four in -1..1, the thrust of each motor from none to all: front left, back left, back
+ * right, front right. */
 #pragma once
 
 #define OBSERVATION float
@@ -57,7 +61,7 @@ typedef struct { Vec at, way; } Ring; /* way: the direction in which to pass it 
 
 typedef struct {
     Vec at, velocity, spin; /* spin: angular velocity in its own axes */
-    float q[4];             /* attitude: turns its own axes into the room's; w first */
+    float q[4];             /* attitude: from its own axes to the room's; w first */
     float thrust[MOTORS];   /* 0..1 */
     Vec goal;
     float total;
@@ -179,7 +183,8 @@ static Vec random_place(Env* env, float margin) {
     return (Vec){x, y, random_float(&env->rng, margin, HEIGHT - margin)};
 }
 
-/* Rings stand upright on a closed course around the room, each turned along the way, at random heights. */
+/* Upright rings at random heights form a closed course around the room. Each is turned along the
+ * way. */
 static void make_course(Env* env) {
     float first = random_float(&env->rng, 0, (float)(2 * M_PI));
     for (int i = 0; i < env->rings; i++) {
@@ -193,7 +198,7 @@ static void make_course(Env* env) {
     }
 }
 
-/* A place that is clear of the others, found in a few tries: in a full room the last try is taken. */
+/* Finds a place that is clear of the others in a few tries. In a full room the last try counts. */
 static void place_drone(Env* env, int i) {
     Drone* drone = &env->drones[i];
     float clear_squared = maxf(0.5f, 2 * env->safe_distance * env->safe_distance);
@@ -221,7 +226,7 @@ static void place_drone(Env* env, int i) {
 static void c_reset(Env* env) {
     make_course(env);
     for (int i = 0; i < env->num_agents; i++)
-        env->drones[i].at = (Vec){INFINITY, 0, 0}; /* where they were before is in nobody's way */
+        env->drones[i].at = (Vec){INFINITY, 0, 0}; /* its old place is in nobody's way */
     for (int i = 0; i < env->num_agents; i++)
         place_drone(env, i);
     for (int i = 0; i < env->num_agents; i++)
@@ -239,7 +244,8 @@ static void fly(const Env* env, Drone* drone, const float* action) {
     for (int step = 0; step < env->substeps; step++) {
         for (int k = 0; k < MOTORS; k++)
             f[k] += (wanted[k] - f[k]) * env->motor_rate;
-        /* Motors lie on the diagonals; front left and back right turn one way, the other two the other way. */
+        /* Motors are on the diagonals. Front left and back right turn one way, the others the other
+         * way. */
         float lift = most * (f[0] + f[1] + f[2] + f[3]) / env->mass;
         float roll = most * lever * (f[0] + f[1] - f[2] - f[3]) / env->inertia_xy;
         float pitch = most * lever * (f[1] + f[2] - f[0] - f[3]) / env->inertia_xy;
@@ -267,7 +273,7 @@ static void fly(const Env* env, Drone* drone, const float* action) {
     }
 }
 
-/* Whether the way from one place to another passes the ring, forwards and inside. */
+/* Returns whether the way from one place to another passes through the ring, forwards. */
 static bool passes(const Env* env, const Ring* ring, Vec from, Vec to) {
     float before = dot(subtract(from, ring->at), ring->way);
     float after = dot(subtract(to, ring->at), ring->way);
@@ -309,7 +315,7 @@ static void c_step(Env* env) {
             drone->near += apart <= env->radius;
         }
         env->rewards[i] = reward;
-        Vec at = drone->at; /* "not within": also where something is no number */
+        Vec at = drone->at; /* written with "not", so that a NaN is a crash too */
         crashed[i] = !(fabsf(at.x) <= ROOM && fabsf(at.y) <= ROOM && at.z >= 0 && at.z <= HEIGHT);
     }
     float safe = env->safe_distance * env->safe_distance;
@@ -328,7 +334,7 @@ static void c_step(Env* env) {
         drone->total += env->rewards[i];
         ended |= env->terminals[i] || env->truncations[i];
     }
-    /* What a drone would have seen next, before anyone is put elsewhere. */
+    /* Final observations come first, before any drone is moved elsewhere. */
     for (int i = 0; ended && i < env->num_agents; i++)
         if ((env->terminals[i] || env->truncations[i]) && WANTS_FINAL(env, env->truncations[i]))
             write_observation(env, i, env->final_observations + i * OBSERVATIONS);
@@ -409,7 +415,7 @@ static void c_render(Env* env) {
             DrawCircleV(project(drone->goal), 4, color);
             DrawLineEx(project(drone->at), project(drone->goal), 1, dim);
         }
-        for (int k = 0; k < MOTORS; k++) { /* drawn five times as large as it is */
+        for (int k = 0; k < MOTORS; k++) { /* five times its real size */
             float ahead = k == 0 || k == 3 ? 0.2f : -0.2f, left = k < 2 ? 0.2f : -0.2f;
             Vec motor = add(drone->at, add(scale(axes.forward, ahead), scale(axes.left, left)));
             DrawLineEx(project(drone->at), project(motor), 4, DRAW_GREY);

@@ -1,25 +1,29 @@
-/* Enduro: an endurance race. Overtake 200 cars on the first day and 300 on every later one; who has not done so when
- * the day ends is out, and who has done so on the last day has won: both end the episode. The road winds, and a bend
- * drives the car outwards with the square of its speed; its edges slow the car down. Running into another car throws
- * one back to half of that one's speed, and who is overtaken loses a car that was won. The day brings snow (half the
- * grip), dusk, night (only near cars are seen, by their tail lights), fog (nearer still) and dawn.
- * The reward is 1 for a car overtaken and -1 for one that comes back, as counted; cars beyond the day's number do not
- * count; reward_speed may be added. Traffic is a ring of cars at one speed, each in one of three lanes that it draws
- * whenever it comes round; those from behind give way.
+/* Enduro: an endurance race. Overtake 200 cars on the first day and 300 on each later one.
+ *   - The episode ends if the day ends before that, or if the last day ends.
+ *   - The road winds. A bend drives the car outwards with the square of its speed. The road's edges
+ *     slow the car down.
+ *   - A car that runs into another falls back to half of that one's speed. If another car
+ *     overtakes, one overtaken car is lost.
+ *   - The day brings snow (half the grip), dusk, night (only near cars are seen, by their tail
+ *     lights), fog (even shorter sight) and dawn.
+ *   - Traffic is a ring of cars at one speed, in three lanes. A car draws a new lane each time it
+ *     comes round. Cars from behind give way.
+ * The reward is 1 for a car overtaken and -1 for one lost, plus reward_speed. Cars beyond the day's
+ * number do not count. perf is the share of the cars of all `days` that were overtaken.
  *
  *     observation
- *     0        across the road, -1..1
+ *     0        place across the road, -1..1
  *     1        speed, 0..1
  *     2 .. 4   bend of the road (to the right) here, 60 m and 120 m ahead
  *     5        share of the day's cars that are left
  *     6        share of the day that is over
  *     7        grip, 0.5 or 1
- *     8        how far one can see, over 240 m
- *     9, 10    the nearest car behind: metres over 240 (1: none is seen), how far to the right of us, over the width
+ *     8        distance of sight, over 240 m
+ *     9, 10    the nearest car behind: metres over 240 (1: none is seen), and how far to the right
+ *              of us, over the width
  *     11 ..    the same for the eight cars ahead, the nearest first
  *
- * Actions: steer (none, left, right), pedal (none, gas, brake). A step is tau seconds. perf is the share of the cars
- * of all `days` that were overtaken. */
+ * Actions: steer (none, left, right), pedal (none, gas, brake). A step is tau seconds. */
 #pragma once
 
 #define OBSERVATION float
@@ -45,10 +49,10 @@
 #include "draw.h"
 
 enum { CARS = 8, BENDS = 64, OBSERVATIONS = 11 + 2 * CARS };
-#define LOOP 240.0f  /* of the traffic, m: at full speed 400 cars a day, of which 300 are wanted */
-#define BEHIND 40.0f /* a car that far behind comes round to the front */
+#define LOOP 240.0f  /* length of the ring of traffic, m: at full speed it brings 400 cars a day, and 300 are wanted */
+#define BEHIND 40.0f /* m; a car this far behind moves to the front */
 #define SIGHT 240.0f
-#define BEND 80.0f   /* m of road with one bend */
+#define BEND 80.0f   /* length of a piece of road with one bend, m */
 #define LANE 0.6f    /* from the middle to the outer lanes */
 #define CAR_LENGTH 4.5f
 #define CAR_WIDTH 0.36f
@@ -64,7 +68,7 @@ struct Env {
     float along; /* m into the current bend */
     float bends[BENDS]; /* -1..1, a ring that begins at bend */
     int bend;
-    Car cars[CARS]; /* a ring: from `nearest`, each further ahead than the one before */
+    Car cars[CARS]; /* a ring; from `nearest` on, each is further ahead than the one before */
     int nearest;
     float time; /* of the day, seconds */
     float sum;  /* rewards of the episode */
@@ -73,7 +77,7 @@ struct Env {
     int steer, pedal; /* shown by c_render */
 };
 
-/* What the day brings, by the share of it that is over. */
+/* Light and grip, by the share of the day that is over. */
 typedef struct {
     float until, sight, grip;
     Color sky, ground;
@@ -121,7 +125,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* The bend some metres ahead; between the middles of two pieces of road it goes over into the next. */
+/* The bend some metres ahead. Between the middles of two pieces of road it changes smoothly. */
 static float bend_at(const Env* env, float ahead) {
     float at = (env->along + ahead) / BEND;
     int i = (int)at;
@@ -217,7 +221,7 @@ static void throw_back(Env* env) {
     env->speed = minf(env->speed, env->traffic_speed / 2);
 }
 
-/* Cars come nearer or draw away; returns the change of the count of cars that were overtaken. */
+/* Moves the cars towards us or away. Returns how many more cars are overtaken. */
 static int move_traffic(Env* env) {
     float closing = (env->speed - env->traffic_speed) * env->tau;
     int passed = 0;
@@ -226,7 +230,7 @@ static int move_traffic(Env* env) {
         float before = car->ahead;
         car->ahead -= closing;
         if (fabsf(car->x - env->x) < CAR_WIDTH) {
-            /* run into: one stays behind it */
+            /* we ran into it and stay behind */
             if (before >= CAR_LENGTH && car->ahead < CAR_LENGTH) {
                 float back = CAR_LENGTH - car->ahead;
                 for (int i = 0; i <= k; i++)
@@ -235,7 +239,7 @@ static int move_traffic(Env* env) {
                 throw_back(env);
             } else if (fabsf(car->ahead) < CAR_LENGTH) { /* touched from the side */
                 throw_back(env);
-            } else if (car->ahead < 0 && car->ahead > -4 * CAR_LENGTH) { /* who comes from behind gives way */
+            } else if (car->ahead < 0 && car->ahead > -4 * CAR_LENGTH) { /* it comes from behind and gives way */
                 car->x = env->x > 0 ? -LANE : LANE;
             }
         }
@@ -244,7 +248,7 @@ static int move_traffic(Env* env) {
     return passed;
 }
 
-/* The ring goes round: who is far behind comes to the front, in a new lane, and the other way round. */
+/* A car far behind moves to the front, in a new lane, and a car far ahead moves to the back. */
 static void turn_ring(Env* env) {
     for (int k = 0; k < CARS; k++) {
         Car* car = &env->cars[env->nearest];
@@ -300,7 +304,8 @@ static void c_step(Env* env) {
 
 enum { VIEW_WIDTH = 960, VIEW_HEIGHT = 600, HORIZON = 210, ROAD_BOTTOM = 500, NEAR = 6 };
 
-/* Where a point of the road is seen: metres ahead, x across. The road's bends add up over the distance. */
+/* Where a point of the road is on the screen: metres ahead, x across. Bends add up over the
+ * distance. */
 static Vector2 on_road(const Env* env, float ahead, float x, float* scale) {
     float nearness = NEAR / (NEAR + maxf(ahead, -NEAR * 0.6f)), shift = 0;
     for (float at = 0; at < ahead; at += 20)

@@ -1,27 +1,29 @@
-/* Freeway: a chicken crosses ten lanes of traffic, over and over, for two minutes and sixteen seconds. Each time it
- * reaches the other side it scores 1, which is the reward (reward_lane may be added), and begins again below. A car
- * that hits it carries it a lane back or, with `hard`, all the way, and it cannot move for a moment. The five lower
- * lanes drive to the right, the five upper ones to the left. The end of the time is a rule of the game, hence a
- * termination.
+/* Freeway: a chicken crosses ten lanes of traffic, again and again, for two minutes and sixteen
+ * seconds. Each time it reaches the other side it scores 1 and begins again below. That is the
+ * reward; reward_lane may be added. A car that hits the chicken carries it a lane back or, with
+ * `hard`, all the way; it cannot move for a moment. The five lower lanes drive to the right, the
+ * five upper ones to the left. The end of the time is a rule of the game, so it is a termination.
  *
- *     level   traffic                                                       4 .. 7: the same, but each lane changes
- *     0       one car a lane                                                its speed whenever its first car comes
- *     1       two cars a lane, a quarter faster                             round, to 0.6 .. 1.6 of its own
- *     2       a truck a lane, half as fast again
- *     3       three cars a lane, three quarters faster
+ *     level   traffic
+ *     0       one car in each lane
+ *     1       two cars, a quarter faster
+ *     2       a truck, half as fast again
+ *     3       three cars, three quarters faster
+ *     4 .. 7  the same, but each lane changes its speed when its first car comes round, to 0.6 ..
+ *             1.6 of its own
  *
  *     observation
  *     0               height of the chicken, 0..1
- *     1               1 where it was hit and cannot move
+ *     1               1 while it was hit and cannot move
  *     2               time left, 0..1
  *     3               how far it is through its lane, 0..1
- *     4 + 4 k ..      six lanes, from the one below the chicken's to four above it, so that what it is about to cross
- *                     always stands in the same place: the lane's speed (to the right, over 1 width a second), and how
- *                     far its three cars are to the right of the chicken, in half widths, -1..1 around (a missing car:
- *                     the first one again; beside the road: speed 0, and 1 for the cars)
+ *     4 + 4 k ..      six lanes, from the one below the chicken's to four above it: the lane's
+ *                     speed (to the right, over 1 width a second), and how far its three cars are
+ *                     to the right of the chicken, in half widths, -1..1 around. A missing car is
+ *                     the first one again. Beside the road the speed is 0, and the cars are 1.
  *
- * Actions: none, up, down. A tick is 1/60 s and an action lasts frameskip ticks. perf is the score as a share of the
- * crossings that the time allows without traffic. */
+ * Actions: none, up, down. A tick is 1/60 s. An action lasts frameskip ticks. perf is the score as
+ * a share of the crossings that the time allows without traffic. */
 #pragma once
 
 #define OBSERVATION float
@@ -52,7 +54,7 @@ struct Env {
     ENV_COMMON
     int cars; /* in a lane */
     float length; /* of a car, widths */
-    float factor, reach; /* of the level's speeds; how near a car's middle hits */
+    float factor, reach; /* factor: of the speeds; reach: how near a car's middle hits */
     float at[LANES];    /* the middle of each lane's first car, 0..1 */
     float speed[LANES]; /* widths a tick, below 0 to the left */
     float y, sum; /* sum: rewards of the episode */
@@ -129,7 +131,7 @@ static bool tick(Env* env, float push) {
         env->at[lane] += env->speed[lane];
         if (env->at[lane] >= 1 || env->at[lane] < 0) {
             env->at[lane] -= env->at[lane] >= 1 ? 1.0f : -1.0f;
-            if (env->at[lane] >= 1) env->at[lane] = 0; /* -tiny + 1 rounds to 1 */
+            if (env->at[lane] >= 1) env->at[lane] = 0; /* 1 minus very little rounds to 1 */
             if (env->level >= 4) draw_speed(env, lane);
         }
     }
@@ -194,7 +196,7 @@ static void c_render(Env* env) {
         for (int k = 0; k < env->cars; k++) {
             float x = (CHICKEN_X + way_to(env, lane, k)) * WIDTH - length / 2;
             bool right = env->speed[lane] > 0;
-            for (int turn = -1; turn <= 1; turn++) { /* it may show on both sides */
+            for (int turn = -1; turn <= 1; turn++) { /* a car at the edge shows on both sides */
                 float left = x + (float)(turn * WIDTH);
                 DrawRectangleRec((Rectangle){left, y, length, LANE * 0.6f}, colors[(lane + k) % 7]);
                 float glass = right ? left + length * 0.62f : left + length * 0.2f;

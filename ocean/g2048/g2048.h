@@ -1,15 +1,18 @@
-/* 2048: tiles slide on a board of 4 x 4 as far as they can; two equal ones that meet become their sum, each tile once
- * a move. After a move that changes something a 2 comes up (or, one time in ten, a 4) in a random free cell. A move
- * that changes nothing is illegal: the mask says so, and nothing happens. When no move is left the game is over.
- * The score is the sum of all merged tiles. The reward for a merge to 2^k is k / 11: rewards of points would span
- * three powers of ten. perf is the share of games that reach 2048 (the game goes on).
- * Actions: up, down, left, right. Observation: 648 bytes of 0 and 1,
- *     0 .. 287    (16, 18) what stands in each cell, one-hot: empty, 2, 4 ... 131072
- *     288 .. 647  (5, 24, 3) how two neighbours compare: both are the same tile, the first is the greater one, the
- *                 second is (an empty cell is less than a tile). First 12 pairs side by side, then 12 one above the
- *                 other; first of the board as it is, then of what each action leaves of it, before the new tile comes
- *                 up. Zero where the action is illegal.
- * From the cells alone a network learns what a move does, and that two are equal, for each place and each tile anew. */
+/* 2048: tiles slide on a board of 4 x 4 as far as they can. Two equal tiles that meet become their
+ * sum; a tile merges once a move. After a move that changes something, a 2 (one time in ten a 4)
+ * appears in a random free cell. A move that changes nothing is illegal: the mask says so, and
+ * nothing happens. The game is over when no move is left. The score is the sum of all merged tiles.
+ * The reward for a merge to 2^k is k / 11, because points would span three powers of ten. perf is
+ * the share of games that reach 2048; the game goes on then. Actions: up, down, left, right.
+ * Observation: 648 bytes of 0 and 1,
+ *     0 .. 287    (16, 18) the tile in each cell, one-hot: empty, 2, 4 ... 131072
+ *     288 .. 647  (5, 24, 3) how two neighbours compare: they are the same tile, the first is
+ *                 greater, the second is greater (an empty cell is the least). First the 12 pairs
+ *                 side by side, then the 12 one above the other. First of the board as it is, then
+ *                 of what each action leaves, before the new tile appears. All 0 if the action is
+ *                 illegal.
+ * The comparisons are there because from the cells alone a network has to learn for each place and
+ * each tile anew what equal tiles are and what a move does. */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -30,8 +33,8 @@ enum {
 
 struct Env {
     ENV_COMMON
-    uint8_t tiles[CELLS]; /* the power of two, 0 where empty */
-    uint8_t after[4][CELLS]; /* what each action leaves, before the new tile comes up */
+    uint8_t tiles[CELLS]; /* the power of two, 0 if empty */
+    uint8_t after[4][CELLS]; /* what each action leaves, before the new tile appears */
     uint8_t legal[4];        /* whether that is something else */
     int tick, points;
     float total;
@@ -74,10 +77,11 @@ static void write_observation(const Env* env, uint8_t* observation) {
         if (env->legal[action]) write_pairs(env->after[action], out);
 }
 
-/* A line of four cells, the one first that tiles slide to: the cell that a move begins in and its step. */
+/* A line of four cells begins with the one that tiles slide to. `first` is that of the first line;
+ * `line` leads to the next line, `step` to the next cell. */
 static const struct { int first, line, step; } moves[4] = {{0, 1, 4}, {12, 1, -4}, {0, 4, 1}, {3, 4, -1}};
 
-/* Make a move on a board; returns its reward and adds to the points. */
+/* Makes a move on a board, adds to the points and returns the reward. */
 static float slide(uint8_t* tiles, int action, int* points) {
     float reward = 0;
     for (int k = 0; k < SIDE; k++) {
@@ -103,7 +107,7 @@ static float slide(uint8_t* tiles, int action, int* points) {
     return reward;
 }
 
-/* Try all moves; returns whether one changes something. */
+/* Tries all moves. Returns whether one of them changes something. */
 static bool look_ahead(Env* env) {
     bool any = false;
     for (int action = 0; action < 4; action++) {

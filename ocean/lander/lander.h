@@ -1,22 +1,24 @@
-/* Lander: bring a spacecraft with a main engine and two side engines down between the flags. Size, engines, rewards and
- * observations are those of Gymnasium's LunarLander-v3 as far as they can be without Box2D: the craft here is one
- * rigid body with two feet, which touch the ground by friction and without a bounce (impulses, a few rounds a step).
- * It is lost when its hull touches the ground, when a foot strikes harder than max_impact, or when it leaves the
- * sides; it has landed when both feet stand still for half a second. Both end the episode, with -100 and +100; after
- * max_steps it is truncated.
+/* Lander: bring a spacecraft with a main engine and two side engines down between the flags. Size,
+ * engines, rewards and observations are those of Gymnasium's LunarLander-v3, as far as that goes
+ * without Box2D: here the craft is one rigid body with two feet. The feet touch the ground with
+ * friction and without a bounce (impulses, a few rounds a step). The craft is lost if its hull
+ * touches the ground, if a foot strikes harder than max_impact, or if it leaves the view at a side.
+ * It has landed if both feet stand still for half a second. Both end the episode, with -100 and
+ * +100. After max_steps it is truncated.
  *
- * The reward besides is the change of -100 distance to the pad - 100 speed - 100 |angle| + 10 for each foot on the
- * ground, all as observed, less fuel: 0.3 a step of the main engine, 0.03 of a side engine.
+ * The rest of the reward is the change of
+ *     -100 distance to the pad - 100 speed - 100 |angle| + 10 for each foot on the ground
+ * all as observed, less fuel: 0.3 a step of the main engine, 0.03 of a side engine.
  *
  *     observation
  *     0, 1   position from the pad, over half the width and half the height of the view
  *     2, 3   velocity, over 5 and 7.5 m/s
  *     4, 5   angle (rad, positive to the left) and angular velocity (over 2.5 rad/s)
- *     6, 7   1 where the left, the right foot touches the ground
+ *     6, 7   1 if the left, the right foot touches the ground
  *
- * Actions: none, push to the left (which also turns to the left), main engine, push to the right. With continuous, two
- * in -1..1: main engine (above 0: from half to all of its power), push to the side (below -0.5 left, above 0.5
- * right). */
+ * Actions: none, push to the left (which also turns to the left), main engine, push to the right.
+ * With continuous: two in -1..1, the main engine (above 0: from half to all of its power) and the
+ * push to the side (below -0.5 left, above 0.5 right). */
 #pragma once
 
 #define OBSERVATION float
@@ -43,7 +45,7 @@
 enum { CHUNKS = 11, FEET = 2, HULL = 6, ROUNDS = 6, STILL = 25 };
 #define HALF_WIDTH 10.0f      /* of the view, m */
 #define HALF_HEIGHT 6.6666667f
-#define CHUNK 2.0f            /* between two heights of the ground, m */
+#define CHUNK 2.0f            /* between two points of the ground, m */
 #define STEP 0.02f            /* seconds */
 #define GYRATION 0.2f         /* moment of inertia over mass, m^2 */
 #define FOOT_X 0.75f
@@ -59,7 +61,7 @@ struct Env {
     bool touches[FEET];
     float shaping, total;
     float main, side; /* the engines, 0..1 and -1..1, shown by c_render */
-    int still;        /* steps that it stood on both feet without moving */
+    int still;        /* steps for which it has stood still on both feet */
     int tick, wind_tick, twist_tick;
 };
 
@@ -74,7 +76,7 @@ static const char* c_init(Env* env) {
     return NULL;
 }
 
-/* As in Gymnasium no element is cut; one pair of bounds holds for all. */
+/* No element is cut, as in Gymnasium. */
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = 1,
@@ -105,7 +107,7 @@ static float shape(const Env* env) {
            10 * (o[6] + o[7]);
 }
 
-/* Random heights, each the mean of three, with the pad's five level at 0. */
+/* Random heights, each the mean of three. The pad's five are 0. */
 static void make_ground(Env* env) {
     float height[CHUNKS + 2];
     for (int i = 0; i < CHUNKS + 2; i++)
@@ -138,7 +140,7 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* A smooth gust that does not repeat: two sines whose periods have no common one. */
+/* A smooth gust that does not repeat: two sines without a common period. */
 static float gust(int tick) {
     return tanhf(sinf(0.02f * (float)tick) + sinf((float)(0.01 * M_PI) * (float)tick));
 }
@@ -164,7 +166,8 @@ static void run_engines(Env* env) {
     }
 }
 
-/* Impulses at the feet that touch: none sinks in, and friction holds it up to a limit. Returns the hardest strike. */
+/* Impulses at the feet keep them from sinking in; friction holds up to a limit. Returns the hardest
+ * strike. */
 static float stand(Env* env) {
     float sine = sinf(env->angle), cosine = cosf(env->angle), hardest = 0;
     float arm_x[FEET], arm_y[FEET], normal_x[FEET], normal_y[FEET], bias[FEET], pressed[FEET] = {0},
@@ -178,7 +181,7 @@ static float stand(Env* env) {
         normal_x[i] = -slope * norm;
         normal_y[i] = norm;
         env->touches[i] = above <= 0.01f;
-        /* sinks back out, slowly */
+        /* moves slowly out of the ground */
         bias[i] = minf(maxf(-above * norm - 0.005f, 0) * 0.2f / STEP, 2);
     }
     if (!env->touches[0] && !env->touches[1]) return 0;

@@ -1,9 +1,9 @@
-/* Masked: every step shows what each action is worth, and half of the actions, drawn anew, are illegal. Which ones
- * stands in the action mask alone. A legal action pays its worth; an illegal one pays -1 and ends the episode, and so
- * does the last of `length` steps. A trainer that forgets the mask in the rollout dies on its second step or so; one
- * that forgets it in the update learns from wrong probabilities.
- * Observation: the worth of each action, 0..1. perf is the episode's reward as a share of what the best legal actions
- * would have brought in all `length` steps, not below 0. */
+/* Masked: every step shows what each action is worth. Half of the actions, drawn anew, are illegal,
+ * and only the action mask says which. A legal action pays its worth. An illegal one pays -1 and
+ * ends the episode. So does the last of `length` steps, without the -1. A trainer that forgets the
+ * mask in the rollout ends its episodes at once. One that forgets it in the update learns from
+ * wrong probabilities. Observation: the worth of each action, 0..1. perf is the episode's reward
+ * over that of the best legal actions in all `length` steps, at least 0. */
 #pragma once
 
 #define OBSERVATION float
@@ -23,7 +23,7 @@ struct Env {
     ENV_COMMON
     float worth[MAX_CHOICES];
     bool legal[MAX_CHOICES];
-    int tick, last; /* last: the action before, -1 in the beginning */
+    int tick, last; /* last: the last action, -1 at first */
     float total, best; /* rewards of the episode, and those of the best legal actions so far */
 };
 
@@ -43,7 +43,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* Draws worths and legal actions: each action in turn is legal with the chance that leaves half of them so. */
+/* Draws worths and legal actions. The chance of each action makes exactly half of them legal. */
 static void draw_hand(Env* env) {
     int wanted = (env->choices + 1) / 2;
     for (int i = 0; i < env->choices; i++) {
@@ -79,10 +79,10 @@ static void c_step(Env* env) {
         draw_hand(env);
         return;
     }
-    /* The last hand: there is none after it. */
+    /* The final observation is the last hand, because no other follows. */
     if (WANTS_FINAL(env, false))
         memcpy(env->final_observations, env->worth, sizeof(float) * (size_t)env->choices);
-    /* The steps that an illegal action cost would have been worth as much as those before it. */
+    /* The steps that an illegal action cost count as much as those before it. */
     float possible = env->best * (float)env->length / (float)env->tick;
     LOG_EPISODE(env, possible > 0 ? maxf(env->total / possible, 0) : 1, env->total, env->total,
                 env->tick);
@@ -90,7 +90,8 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A column an action, as high as it is worth: gold is legal, grey is not. The lower bar is the episode. */
+/* A column for each action, as high as its worth: gold is legal, grey is not. The bar shows the
+ * time. */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 380, LEFT = 40, FLOOR = 300, TALL = 250 };
     float width = (float)(WIDTH - 2 * LEFT) / (float)env->choices;

@@ -1,9 +1,9 @@
-/* Memory: a cue is shown on the first step and must be named `length` steps later, when only a bell is left to be
- * seen. All observations in between are the same, so nothing but the agent's own state can carry the cue across: a
- * feed-forward policy can only guess and has a perf of 1 / cues.
- * Observation: the cue, one-hot, on the first step, else zeros; and the bell, 1 on the step whose action is the
- * answer. Actions before the bell have no effect. Reward: 1 for the right answer, -1 for a wrong one, which both end
- * the episode. */
+/* Memory: the first step shows a cue. The agent must name it `length` steps later, when it sees
+ * only a bell. All observations in between are the same, so only the agent's own state can carry
+ * the cue. A policy without memory guesses and has a perf of 1 / cues. Observation: the cue,
+ * one-hot, on the first step, else zeros; then the bell, 1 on the step whose action is the answer.
+ * Earlier actions have no effect. Reward: 1 for the right answer, -1 for a wrong one. Both end the
+ * episode. */
 #pragma once
 
 #define OBSERVATION float
@@ -72,7 +72,8 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A lamp a cue, the one that is shown lit; below them the time until the bell, and the last answer (green: right). */
+/* A lamp for each cue; the cue's is lit. Below are the time until the bell and the last answer
+ * (green if right). */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 300, LEFT = 40, BAR = 190 };
     float lamp = (float)(WIDTH - 2 * LEFT) / (float)env->cues, radius = minf(lamp * 0.36f, 60);

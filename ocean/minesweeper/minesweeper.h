@@ -1,11 +1,12 @@
-/* Minesweeper: uncover all cells without a mine; a number tells how many of a cell's eight neighbours hold one. A cell
- * without any uncovers its neighbours too, and so on. The first cell of a game and its neighbours hold no mine (where
- * there are too many mines for that, only the first cell). A mine ends the episode with reward_mine, the last safe
- * cell with reward_win; each safe cell pays its share of 1. To uncover what is uncovered already changes nothing and
- * costs reward_wasted: the action mask says what is covered. Flags mark what the player knows; they change nothing,
- * so there are none. The standard fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99.
- * Observation: ten planes of height x width bytes, covered, and each number 0 .. 8. Actions: the cell, row after row.
- * perf is the share of games won; score the share of safe cells uncovered. */
+/* Minesweeper: uncover all cells without a mine. A number tells how many of a cell's eight
+ * neighbours have one. A cell with 0 uncovers its neighbours too, and so on. The first cell of a
+ * game and its neighbours have no mine; with too many mines for that, only the first cell has none.
+ * A mine ends the episode with reward_mine, the last safe cell with reward_win. Each safe cell pays
+ * its share of 1. An action on an uncovered cell changes nothing and costs reward_wasted; the
+ * action mask says what is covered. There are no flags, because they change nothing. The standard
+ * fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99. Observation: ten planes of
+ * height x width bytes, covered, and each number 0 .. 8. Actions: the cell, row after row. perf is
+ * the share of games won. score is the share of safe cells uncovered. */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -24,7 +25,7 @@
 #include "draw.h"
 
 enum { MAX_SIDE = 32, STRIDE = MAX_SIDE + 2, MAX_CELLS = STRIDE * STRIDE, PLANES = 10 };
-/* A cell: its number, and whether it holds a mine and is covered. The border around the field is neither. */
+/* A cell holds its number, and bits for a mine and for covered. The border has neither bit. */
 enum { NUMBER = 15, MINE = 16, COVERED = 32 };
 
 struct Env {
@@ -60,7 +61,8 @@ static inline int place_of(const Env* env, int action) {
     return (action / env->width + 1) * STRIDE + action % env->width + 1;
 }
 
-/* The field without its border first, then a plane at a time: the compiler does 16 or 32 cells at once. */
+/* Copies the field without its border, then writes plane after plane, because the compiler then
+ * does 16 or 32 cells at once. */
 static void write_observation(const Env* env, uint8_t* observation, uint8_t* masks) {
     int plane = env->width * env->height;
     uint8_t cells[MAX_SIDE * MAX_SIDE];
@@ -94,8 +96,8 @@ static void lay_mine(Env* env, int cell) {
         env->cells[cell + neighbours[k]]++;
 }
 
-/* Mines come when the first cell is known. Few of them are guessed, one after the other; where there are many, each
- * cell in turn takes one with the chance that leaves the right number. */
+/* Mines are placed when the first cell is known. Few mines are guessed one by one. With many, each
+ * cell in turn takes one with the chance that gives the right number. */
 static void lay_mines(Env* env, int first) {
     int size = env->width * env->height, kept = 0, mines = env->mines;
     for (int k = 0; k < 9; k++)
@@ -127,7 +129,7 @@ static void uncover(Env* env, int cell) {
         if (env->cells[cell] & NUMBER) continue;
         for (int k = 0; k < 8; k++) {
             int next = cell + neighbours[k];
-            if (!(env->cells[next] & COVERED)) continue; /* the border is not either */
+            if (!(env->cells[next] & COVERED)) continue; /* the border is never covered */
             env->cells[next] &= ~COVERED;
             env->stack[waiting++] = (int16_t)next;
         }

@@ -1,34 +1,43 @@
-/* Moba: two teams of five heroes, three lanes with towers, waves of creeps, and an ancient in each base; the team that
- * loses its ancient has lost. docs/moba.md has the design. In brief:
- *   - Heroes walk, attack and use three skills each (SKILLS); deaths of enemies nearby give experience, experience levels.
- *   - Creeps walk the lanes and take on what they meet. Towers shoot at who comes near. Neutral creeps camp in the jungle.
- *   - A building can be attacked when the one before it has fallen: towers from the outside in, then the two guards, then
- *     the ancient. What a team does not see it cannot aim at.
- *   - A game ends when an ancient falls, or is truncated after max_ticks; the first one of an environment begins at a
- *     random tick of the clock, which staggers the ends, and is not logged.
- * score is 1 for a game that the first team wins, -1 for one it loses, and its lead in buildings over 12 for one without
- * an end; perf is (1 + score) / 2.
- * With self_play all ten heroes are agents, else the second team is scripted.
+/* Moba: two teams of five heroes, three lanes with towers, waves of creeps, and an ancient in each
+ * base; the team that loses its ancient has lost. docs/moba.md has the design. In brief:
+ *   - Heroes walk, attack and use three skills each (SKILLS); deaths of enemies nearby give
+ *     experience, experience levels.
+ *   - Creeps walk the lanes and take on what they meet. Towers shoot at who comes near. Neutral
+ *     creeps camp in the jungle.
+ *   - A building can be attacked when the one before it has fallen: towers from the outside in,
+ *     then the two guards, then the ancient. What a team does not see it cannot aim at.
+ *   - A game ends when an ancient falls, or is truncated after max_ticks; the first one of an
+ *     environment begins at a random tick of the clock, which staggers the ends, and is not logged.
+ * score is 1 for a game that the first team wins, -1 for one it loses, and its lead in buildings
+ * over 12 for one without an end; perf is (1 + score) / 2. With self_play all ten heroes are
+ * agents, else the second team is scripted.
  *
- *     observation: the game as seen by one hero, turned so that its own base is at the lower left; ways are over 12
- *     tiles and cut, places over 32, shares within 0..1, all within -1..1; what is dead (but for levels) or not seen is 0
+ *     observation: the game as seen by one hero, turned so that its own base is at the lower left;
+ *     ways are over 12 tiles and cut, places over 32, shares within 0..1, all within -1..1; what is
+ *     dead (but for levels) or not seen is 0
  *     0 .. 4     role: guardian, medic, rogue, mage, archer
- *     5 .. 27    itself: place (2), health (share; over 2,000), mana (share; over 1,000), level / 15, share of the way to
- *                the next level, shield / 500, stunned, slowed, hasted (each over 40 ticks), time to the next attack / 10,
- *                to each skill / 100 (3), each skill ready and paid for (3), in reach of an enemy tower, dead, time to
- *                live again / 300, time that has gone
- *     28 .. 35   whether it can walk 1.5 tiles in each of the eight directions (order of the actions)
- *     36 .. 47   each lane: how far own and enemy creeps have come, seen or not (2, shares), towers left of each (2, / 3)
+ *     5 .. 27    itself: place (2), health (share; over 2,000), mana (share; over 1,000), level /
+ *                15, share of the way to the next level, shield / 500, stunned, slowed, hasted
+ *                (each over 40 ticks), time to the next attack / 10, to each skill / 100 (3), each
+ *                skill ready and paid for (3), in reach of an enemy tower, dead, time to live again
+ *                / 300, time that has gone
+ *     28 .. 35   whether it can walk 1.5 tiles in each of the eight directions (order of the
+ *                actions)
+ *     36 .. 47   each lane: how far own and enemy creeps have come, seen or not (2, shares), towers
+ *                left of each (2, / 3)
  *     48 .. 50   nearest own building: way (2), health share
  *     51 .. 60   the two nearest enemy buildings: there, way (2), health share, can be attacked
- *     61 .. 88   the four other heroes of the team, by role: alive, place (2), way (2), health share, level / 15
- *     89 .. 123  the five heroes of the enemy, by role: dead, seen, way (2), health share, level / 15, stunned
+ *     61 .. 88   the four other heroes of the team, by role: alive, place (2), way (2), health
+ *                share, level / 15
+ *     89 .. 123  the five heroes of the enemy, by role: dead, seen, way (2), health share, level /
+ *                15, stunned
  *     124 .. 143 the five nearest enemy creeps: there, way (2), health over four own blows
  *     144 .. 152 the three nearest own creeps: there, way (2)
  *     153 .. 160 the two nearest neutrals: there, way (2), health over four own blows
  *
- * Actions: move (stay, up, down, left, right, up left, up right, down left, down right), target (heroes, creeps or
- * buildings first), act (nothing, attack, skills 1 to 3). An act that can be carried out takes the place of the move. */
+ * Actions: move (stay, up, down, left, right, up left, up right, down left, down right), target
+ * (heroes, creeps or buildings first), act (nothing, attack, skills 1 to 3). An act that can be
+ * carried out takes the place of the move. */
 #pragma once
 
 #define OBSERVATION float
@@ -167,8 +176,9 @@ struct Env {
     int kills[2], deaths[2], last_hits[2], standing[2]; /* standing: buildings */
     float skill; /* of the script in this game */
     Hero heroes[2 * HEROES];
-    /* A team's TEAM slots: heroes, towers lane by lane from the outside, guards, the ancient, creeps; then neutrals.
-     * health is above 0 while a unit lives. aim_x is x, or FAR where the other team cannot aim at it. */
+    /* A team's TEAM slots: heroes, towers lane by lane from the outside, guards, the ancient,
+     * creeps; then neutrals. health is above 0 while a unit lives. aim_x is x, or FAR where the
+     * other team cannot aim at it. */
     _Alignas(64) float x[UNITS], y[UNITS], aim_x[UNITS], health[UNITS],
         max_health[UNITS], damage[UNITS];
     float hurt[UNITS], step_x[UNITS], step_y[UNITS]; /* of this tick, carried out at its end */
@@ -319,8 +329,8 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* Searching. Floats above 0 are ordered like their bits, so that the lower bits can hold the slot, and the whole is a
- * minimum of integers without a branch. */
+/* Searching. Floats above 0 are ordered like their bits, so that the lower bits can hold the slot,
+ * and the whole is a minimum of integers without a branch. */
 
 typedef union {
     float number;
@@ -330,8 +340,9 @@ typedef union {
 enum { SLOT_BITS = TEAM - 1 };
 #define NOBODY 0x7F800000u /* above every distance and health */
 
-/* Of `count` slots from `first` on the nearest one within reach whose key is above `after` (0: the very nearest), by
- * places that are env->aim_x or env->x; returns its key, whose lower bits are its number from `first`, or NOBODY. */
+/* Of `count` slots from `first` on the nearest one within reach whose key is above `after` (0: the
+ * very nearest), by places that are env->aim_x or env->x; returns its key, whose lower bits are its
+ * number from `first`, or NOBODY. */
 static inline uint32_t nearest_at(const Env* env, const float* places, int first, int count,
                                   float x, float y, float reach, uint32_t after) {
     const float *aim_x = places + first, *aim_y = env->y + first;
@@ -587,8 +598,9 @@ static void obey(Env* env, int unit, const int32_t* order) {
     env->step_y[unit] = length * WAYS[order[0]][1];
 }
 
-/* A creep whose target is dead, hidden or out of reach looks for the nearest, every fourth tick; else it walks along its
- * lane, drawn to a line of its own a little aside. It gives up a target that leads it off its lane. */
+/* A creep whose target is dead, hidden or out of reach looks for the nearest, every fourth tick;
+ * else it walks along its lane, drawn to a line of its own a little aside. It gives up a target
+ * that leads it off its lane. */
 static void creep_act(Env* env, int unit) {
     int team = unit / TEAM, base = team ? 0 : TEAM, lane = env->lane[unit];
     int target = env->victim[unit];
@@ -716,7 +728,8 @@ static void bot_order(Env* env, int unit, int32_t* order) {
         more += (env->health[own + k] > 0) - (env->health[base + k] > 0);
     hero->retreats = hero->retreats ? share < 0.9f : share < (more >= 2 ? 0.15f : 0.3f);
 
-    /* Where to: home, back from what is too strong, at a hero that can be beaten, or up to the own creeps. */
+    /* Where to: home, back from what is too strong, at a hero that can be beaten, or up to the own
+     * creeps. */
     float front = env->front[team][lane] * length, goal;
     if (env->front[team][lane] <= 0) { /* no creeps: to the outermost building */
         front = 0;
@@ -1009,7 +1022,8 @@ static float towers_left(const Env* env, int team, int lane) {
     return (float)((health[0] > 0) + (health[1] > 0) + (health[2] > 0)) / ROWS;
 }
 
-/* Writes there and way of the `count` nearest of a kind, nearest first, and where `blows` is not 0 their health, times it. */
+/* Writes there and way of the `count` nearest of a kind, nearest first, and where `blows` is not 0
+ * their health, times it. */
 static float* write_nearest(const Env* env, float* out, int unit, const float* places, int first,
                             int slots, float reach, int count, float blows, float sign) {
     uint32_t key = 0;

@@ -1,12 +1,13 @@
-/* Mountain car: a car in a valley whose engine is too weak for the slope must swing up to the flag (Moore 1990), with
- * the equations of Gymnasium's MountainCar-v0 and, with continuous, MountainCarContinuous-v0.
+/* Mountain car: a car in a valley has an engine too weak for the slope and must swing up to the
+ * flag (Moore 1990). The equations are those of Gymnasium's MountainCar-v0 and, with continuous, of
+ * MountainCarContinuous-v0.
  *
- *                  actions                  engine   goal   reward                               truncated after
- *     discrete     left, none, right        0.001    0.5    -1 a step                            200
- *     continuous   force in -1..1           0.0015   0.45   100 at the goal, -0.1 force^2 a step 999
+ *                 actions engine goal reward truncated
+ *    discrete left, none, right 0.001 0.5 -1 a step after 200 continuous force in -1..1 0.0015 0.45
+ *    100 at the goal, -0.1 force^2 a step after 999
  *
- * The goal ends the episode. Observation: position (-1.2..0.6) and velocity (-0.07..0.07). With `scaled` the velocity
- * comes times 10, so that both have one scale. */
+ * The goal ends the episode. Observation: position (-1.2..0.6) and velocity (-0.07..0.07). With
+ * `scaled` the velocity is times 10, so that both have one scale. */
 #pragma once
 
 #define OBSERVATION float
@@ -69,7 +70,7 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* perf is the share of time left at the goal: 0 for who never arrives. */
+/* perf is the share of time left at the goal, 0 if the car never arrives. */
 static void c_step(Env* env) {
     env->force =
         env->continuous ? clampf(env->continuous_actions[0], -1, 1) : (float)(env->actions[0] - 1);

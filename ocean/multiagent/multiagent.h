@@ -1,6 +1,6 @@
-/* Multiagent: each agent shall name its own index. An episode is one step; the reward is 1 for the right name and 0
- * for any other. An agent that gets another one's observation, action or reward cannot learn it.
- * Observation: the agent's index, one-hot. Actions: a name, one an agent. */
+/* Multiagent: each agent has to name its own index. An episode is one step. The reward is 1 for the
+ * right name, else 0. An agent that gets another one's observation, action or reward cannot learn
+ * this. Observation: the agent's index, one-hot. Actions: a name. */
 #pragma once
 
 #define OBSERVATION float
@@ -39,7 +39,7 @@ static void c_reset(Env* env) {
             env->observations[i * env->num_agents + k] = i == k;
 }
 
-/* The log counts an episode of each agent. */
+/* Each agent's episode counts in the log. */
 static void c_step(Env* env) {
     for (int i = 0; i < env->num_agents; i++) {
         bool right = env->actions[i] == i;
@@ -55,7 +55,7 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A row an agent, a column a name; the diagonal is right. */
+/* A row for each agent, a column for each name. The diagonal is right. */
 static void c_render(Env* env) {
     enum { SIDE = 560, EDGE = 30 };
     float cell = (float)(SIDE - 2 * EDGE) / (float)env->num_agents;

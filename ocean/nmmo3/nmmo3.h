@@ -1,7 +1,8 @@
-/* nmmo3: a massively multi-agent world. Agents forage for food and water, harvest, craft, fight foes and each other, rise
- * in eight skills, wear what they made or won, and trade in one market, in procedural lands that grow more dangerous and
- * more fruitful with the distance from the villages. The rules, the market, the formulas and what is logged stand in
- * docs/nmmo3.md; here are what an agent sees and does. The world goes on for ever: an agent that dies is born anew.
+/* nmmo3: a massively multi-agent world. Agents forage for food and water, harvest, craft, fight
+ * foes and each other, rise in eight skills, wear what they made or won, and trade in one market,
+ * in procedural lands that grow more dangerous and more fruitful with the distance from the
+ * villages. The rules, the market, the formulas and what is logged stand in docs/nmmo3.md; here are
+ * what an agent sees and does. The world goes on for ever: an agent that dies is born anew.
  *
  *     observation: bytes; (2 vision + 1)^2 tiles of the window, row after row, 12 bytes each ...
  *     0, 1      water (with or without fish); rock, a spent node, or the border
@@ -13,21 +14,24 @@
  *     0 - 2     health, food, water in fifths
  *     3 - 5     struck in the last step; a foe, an agent in reach of a blow
  *     6 - 10    tier of the land here, and `vision` tiles up, down, left, right
- *     11 - 14   how far the well of the nearest village is up, down, left, right: in 4 tiles, rounded up, at most 9
+ *     11 - 14   how far the well of the nearest village is up, down, left, right: in 4 tiles,
+ *               rounded up, at most 9
  *     15 - 17   weapon: sword, bow, staff
  *     18 - 20   tier of weapon, armour, tool
  *     21 - 23   gold (binary digits, up to 9), free places in the bag (up to 5), open offers
- *     24 - 31   levels beyond the first of fishing, herbalism, woodcutting, mining, carving, melee, archery, magic
+ *     24 - 31   levels beyond the first of fishing, herbalism, woodcutting, mining, carving, melee,
+ *               archery, magic
  *     32 - 39   fifths of the way to the next level of each
- *     40 - 50   pieces of each kind in the bag, up to 5: fish, herb, wood, ore, crystal, hide, sword, bow, staff,
- *               armour, tool
+ *     40 - 50   pieces of each kind in the bag, up to 5: fish, herb, wood, ore, crystal, hide,
+ *               sword, bow, staff, armour, tool
  *     51 - 61   highest tier of each kind in the bag
  *     62 - 72   tier of what buying each kind would get at the highest price step, 0 nothing
  *     73 - 83   its price step, 1 to 8
  *
  *     actions: head 0: stay, up, down, left, right (into water to drink, into a node to harvest it)
- *              head 1: 0 nothing, 1 strike a foe, 2 strike an agent, 3 + kind use, 14 + kind sell, 25 + kind buy
- *              head 2: the price step of selling and buying; an item of tier t costs t (step + 1) gold */
+ *              head 1: 0 nothing, 1 strike a foe, 2 strike an agent, 3 + kind use, 14 + kind sell,
+ *              25 + kind buy head 2: the price step of selling and buying; an item of tier t costs
+ *              t (step + 1) gold */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -374,7 +378,8 @@ static void found_villages(Env* env) {
     env->open_count = kept;
 }
 
-/* Gives land its tiers by the steps from the nearest village, wave after wave; env->open begins with the villages. */
+/* Gives land its tiers by the steps from the nearest village, wave after wave; env->open begins
+ * with the villages. */
 static void measure_land(Env* env) {
     const int ways[4] = {-env->stride, env->stride, -1, 1};
     for (int begin = 0, distance = 1; begin < env->open_count; distance++) {
@@ -395,7 +400,8 @@ static void measure_land(Env* env) {
     }
 }
 
-/* Draws the land; whether enough of it can be walked on. With less `rough` there is less in the way, with 0 nothing. */
+/* Draws the land; whether enough of it can be walked on. With less `rough` there is less in the
+ * way, with 0 nothing. */
 static bool draw_land(Env* env, float rough) {
     float water = env->water * rough, rock = 1 - (1 - env->rock) * rough;
     uint64_t height_seed = random_word(&env->rng), moisture_seed = random_word(&env->rng);
@@ -437,7 +443,8 @@ static bool draw_land(Env* env, float rough) {
     return env->open_count >= creatures + (2 * PLAZA + 1) * (2 * PLAZA + 1) * env->villages;
 }
 
-/* A random free tile of the `count` nearest to villages; there is one, for there are more than all creatures need. */
+/* A random free tile of the `count` nearest to villages; there is one, for there are more than all
+ * creatures need. */
 static int free_cell(Env* env, int count, bool in_villages) {
     int at = 0;
     for (int try = 0; try < 64 + count; try++) {
@@ -606,7 +613,8 @@ static bool may_trade(const Env* env, const Agent* agent) {
     return env->market_everywhere || (env->land[agent->cell] & VILLAGE);
 }
 
-/* What an agent gets that buys a kind and pays at most tier * (limit + 1): the tier, or 0, and the price step. */
+/* What an agent gets that buys a kind and pays at most tier * (limit + 1): the tier, or 0, and the
+ * price step. */
 static int best_offer(const Env* env, const Agent* agent, int kind, int limit, int* step) {
     int tiers = env->tiers_offered[kind] & agent->may[kind];
     for (int tier = TIERS; tiers && tier > 0; tier--) {
@@ -1202,7 +1210,8 @@ static void c_load(Env* env, const char* in) {
     memcpy(env->block, in, arrange(env));
 }
 
-/* --- Drawing: the whole map, and beside it the surroundings of agent 0, its state and the market */
+/* --- Drawing: the whole map, and beside it the surroundings of agent 0, its state and the market
+ */
 
 enum { MAP = 768, PANEL = 384, ZOOM = 24 };
 

@@ -1,7 +1,7 @@
-/* Password: one sequence of bits pays 1 when its last bit is typed; every other pays nothing. No step but the last
- * gives a hint, so that only exploration finds it, and only credit over the whole episode keeps it.
- * Observation: an element a position, -1 or 1 for a typed bit 0 or 1, and 0 where none was typed yet. Actions: the
- * bit. */
+/* Password: one sequence of bits pays 1 when its last bit is typed; every other pays nothing. No
+ * step but the last gives a hint, so that only exploration finds it, and only credit over the whole
+ * episode keeps it. Observation: an element a position, -1 or 1 for a typed bit 0 or 1, and 0 where
+ * none was typed yet. Actions: the bit. */
 #pragma once
 
 #define OBSERVATION float
@@ -66,7 +66,8 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* Above the password, in the middle what is being typed, below the last attempt: green where it was right. */
+/* Above the password, in the middle what is being typed, below the last attempt: green where it was
+ * right. */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 330, LEFT = 40 };
     float cell = (float)(WIDTH - 2 * LEFT) / (float)env->length, side = minf(cell * 0.8f, 84);

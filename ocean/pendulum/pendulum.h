@@ -1,8 +1,9 @@
-/* Pendulum: swing a rod up and hold it upright with a motor that is too weak to lift it at once, with the equations
- * of Gymnasium's Pendulum-v1. The reward is -(angle^2 + 0.1 velocity^2 + 0.001 torque^2) of the state before the
- * step, angle 0 upright. There is no end but the time: an episode is truncated after max_steps.
- * Observation: cosine and sine of the angle, and the angular velocity (rad/s). Action: the torque, -1..1 of max_torque;
- * or, with continuous off, one of five torques from -max_torque to max_torque. */
+/* Pendulum: swing a rod up and hold it upright with a motor that is too weak to lift it at once,
+ * with the equations of Gymnasium's Pendulum-v1. The reward is -(angle^2 + 0.1 velocity^2 + 0.001
+ * torque^2) of the state before the step, angle 0 upright. There is no end but the time: an episode
+ * is truncated after max_steps. Observation: cosine and sine of the angle, and the angular velocity
+ * (rad/s). Action: the torque, -1..1 of max_torque; or, with continuous off, one of five torques
+ * from -max_torque to max_torque. */
 #pragma once
 
 #define OBSERVATION float
@@ -71,7 +72,8 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* perf is 1 where no reward is lost and 0 where each step loses as much as the bottom at full speed. */
+/* perf is 1 where no reward is lost and 0 where each step loses as much as the bottom at full
+ * speed. */
 static void c_step(Env* env) {
     float push = env->continuous ? clampf(env->continuous_actions[0], -1, 1)
                                  : (float)(2 * env->actions[0]) / (TORQUES - 1) - 1;

@@ -1,9 +1,11 @@
-/* Pong: the agent has the right paddle, a script the left one; who misses the ball gives the other a point, and 21
- * points win. The field is 640 x 480, the origin its upper left corner, y points down, a unit is a pixel.
- *   - A ball is served from the middle towards the side that lost the last point, at up to 45 degrees.
+/* Pong: the agent has the right paddle, a script the left one; who misses the ball gives the other
+ * a point, and 21 points win. The field is 640 x 480, the origin its upper left corner, y points
+ * down, a unit is a pixel.
+ *   - A ball is served from the middle towards the side that lost the last point, at up to 45
+ *     degrees.
  *   - It leaves a paddle at up to 60 degrees, by where it strikes, and a little faster each time.
- *   - The script follows the ball's height while it comes, and drifts to the middle while it goes, no faster than
- *     opponent_speed: steep balls beat it.
+ *   - The script follows the ball's height while it comes, and drifts to the middle while it goes,
+ *     no faster than opponent_speed: steep balls beat it.
  * The reward is 1 for a point won, -1 for a point lost; 21 points of either end the episode.
  *
  *     observation, each within -1..1
@@ -12,8 +14,8 @@
  *     4, 5   velocity of the ball over max_ball_speed
  *     6, 7   own points, the other's, over 21 (max_score)
  *
- * Actions: none, up, down; or, with continuous, one speed in -1..1 (downwards). A tick is 1/60 s and an action lasts
- * frameskip ticks. */
+ * Actions: none, up, down; or, with continuous, one speed in -1..1 (downwards). A tick is 1/60 s
+ * and an action lasts frameskip ticks. */
 #pragma once
 
 #define OBSERVATION float
@@ -118,7 +120,8 @@ static void move_other(Env* env) {
     env->other_y = clampf(env->other_y + clampf(wanted - env->other_y, -most, most), 0, room);
 }
 
-/* The ball has passed the plane of a paddle's face in this tick: it comes back if the paddle was there. */
+/* The ball has passed the plane of a paddle's face in this tick: it comes back if the paddle was
+ * there. */
 static void strike(Env* env, float paddle_y, float face, float direction) {
     float late = (face - env->ball_x) / env->ball_vx; /* ticks since it was at the face, below 0 */
     float y = fabsf(env->ball_y + late * env->ball_vy); /* it may have bounced off a wall since */

@@ -1,11 +1,12 @@
-/* Snake: many snakes in one walled field. Each step an agent heads up, down, left or right (back onto its own neck is
- * no turn: it goes straight on) and moves a cell, in the order of their numbers. Food makes a snake a cell longer and
- * pays reward_food; at max_length the tail moves on all the same. A wall, a body or a head in the way kills, with
- * reward_death: that ends the agent's episode, its body without the head becomes food where corpses is set, and it
- * starts anew, one cell long, elsewhere. So does a snake that has not eaten for `patience` steps. A tail that moves
- * away in the same step is not in the way of its own head. New food comes only while there is less than num_food,
- * corpses counted, so that the field never fills up.
- * perf is the length at death as a share of 100, cut at 1; score is that length.
+/* Snake: many snakes in one walled field. Each step an agent heads up, down, left or right (back
+ * onto its own neck is no turn: it goes straight on) and moves a cell, in the order of their
+ * numbers. Food makes a snake a cell longer and pays reward_food; at max_length the tail moves on
+ * all the same. A wall, a body or a head in the way kills, with reward_death: that ends the agent's
+ * episode, its body without the head becomes food where corpses is set, and it starts anew, one
+ * cell long, elsewhere. So does a snake that has not eaten for `patience` steps. A tail that moves
+ * away in the same step is not in the way of its own head. New food comes only while there is less
+ * than num_food, corpses counted, so that the field never fills up. perf is the length at death as
+ * a share of 100, cut at 1; score is that length.
  *
  *     observation: planes of (2 vision + 1)^2 cells around the head, 1 where there is
  *     0   food
@@ -104,7 +105,8 @@ static void write_observation(const Env* env, int i, uint8_t* observation) {
     }
 }
 
-/* A random free cell: guessed, or, in a crowded field, the first one after a guess, over food if there is no other. */
+/* A random free cell: guessed, or, in a crowded field, the first one after a guess, over food if
+ * there is no other. */
 static int free_cell(Env* env) {
     int cell = 0, count = env->stride * env->rows;
     for (int try = 0; try < 64; try++) {

@@ -1,6 +1,6 @@
-/* Spaces: an observation of three parts and an action of three heads, one for each part. An episode is one step; each
- * right head gives a third of the reward of 1. Parts or heads that are cut apart in the wrong places cannot be
- * learnt.
+/* Spaces: an observation of three parts and an action of three heads, one for each part. An episode
+ * is one step; each right head gives a third of the reward of 1. Parts or heads that are cut apart
+ * in the wrong places cannot be learnt.
  *
  *     observation  part      values             head that it decides
  *     0 .. 24      image     -1..1              0 (2 choices): is their sum above 0?

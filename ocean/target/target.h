@@ -1,15 +1,18 @@
-/* Target: the smallest complete environment with several agents. Copy this file to begin such a one of your own.
+/* Target: the smallest complete environment with several agents. Copy this file to begin such a one
+ * of your own.
  *
- * Agents fly about a plane and collect goals. Each step an agent chooses a turn (9 of them, up to 0.2 rad to either
- * side) and a speed (0, 1/4 ... 4/4 of `max_speed`). Within `radius` of a goal it gets a reward of 1 and the goal moves to a random
- * place; the goals are shared, and the first agent in order takes one. Walls stop an agent.
+ * Agents fly about a plane and collect goals. Each step an agent chooses a turn (9 of them, up to
+ * 0.2 rad to either side) and a speed (0, 1/4 ... 4/4 of `max_speed`). Within `radius` of a goal it
+ * gets a reward of 1 and the goal moves to a random place; the goals are shared, and the first
+ * agent in order takes one. Walls stop an agent.
  *
- * The task continues, it has no end. An agent that has not scored for `patience` steps is put somewhere else: what
- * it did until then stays worth what it was worth, so this is a truncation (the trainer adds the value of the final
- * observation and clears the agent's recurrent state), not a termination. As there are no episodes, the log covers
- * windows of 128 steps of one plane instead: score is the goals collected in one, per agent, and perf is score as a
- * share of what agents collect that split the goals among them and always fly straight at full speed (an estimate,
- * hence cut at 1). */
+ * The task continues, it has no end. An agent that has not scored for `patience` steps is put
+ * somewhere else: what it did until then stays worth what it was worth, so this is a truncation
+ * (the trainer adds the value of the final observation and clears the agent's recurrent state), not
+ * a termination. As there are no episodes, the log covers windows of 128 steps of one plane
+ * instead: score is the goals collected in one, per agent, and perf is score as a share of what
+ * agents collect that split the goals among them and always fly straight at full speed (an
+ * estimate, hence cut at 1). */
 #pragma once
 
 #define OBSERVATION float
@@ -25,7 +28,8 @@
 #include "env.h"
 #include "draw.h"
 
-/* Arrays of a fixed size keep the struct plain data: nothing to allocate, and it is saved as it is. */
+/* Arrays of a fixed size keep the struct plain data: nothing to allocate, and it is saved as it is.
+ */
 enum { MAX_AGENTS = 64, MAX_GOALS = 64, TURNS = 9, SPEEDS = 5, WINDOW = 128 };
 
 typedef struct {
@@ -62,8 +66,8 @@ static const char* c_init(Env* env) {
         env->turn_sine[i] = sinf(angle);
     }
     env->scale = 1 / (float)(env->width > env->height ? env->width : env->height);
-    /* The nearest of m random points in an area A is about sqrt(A / m) / 2 away; an agent's share of the m goals
-     * is m / num_agents. */
+    /* The nearest of m random points in an area A is about sqrt(A / m) / 2 away; an agent's share
+     * of the m goals is m / num_agents. */
     float area = (float)env->width * (float)env->height;
     float share = (float)env->num_goals / (float)env->num_agents;
     float distance = sqrtf(area / share) / 2 - env->radius;
@@ -90,8 +94,9 @@ static float squared_length(Goal goal) {
     return goal.x * goal.x + goal.y * goal.y;
 }
 
-/* Where the goals (the nearest first) and the other agents are as seen from agent i, which way it faces, and its last
- * reward. In the order of the array the goals hide which one is near, and agents collect half as many. */
+/* Where the goals (the nearest first) and the other agents are as seen from agent i, which way it
+ * faces, and its last reward. In the order of the array the goals hide which one is near, and
+ * agents collect half as many. */
 static void write_observation(const Env* env, int i, float reward, float* observation) {
     const Agent* agent = &env->agents[i];
     Goal nearest[MAX_GOALS];
@@ -172,7 +177,8 @@ static void log_window(Env* env) {
     env->tick = env->goals_taken = 0;
 }
 
-/* Every array is laid out agent after agent: actions two an agent, observations `size` an agent, the others one. */
+/* Every array is laid out agent after agent: actions two an agent, observations `size` an agent,
+ * the others one. */
 static void c_step(Env* env) {
     int size = observation_size(env);
     bool late = false;
@@ -187,8 +193,8 @@ static void c_step(Env* env) {
         env->truncations[i] = agent->idle >= env->patience;
         late |= env->truncations[i];
     }
-    /* Only when all have moved is there a next observation; those who are put elsewhere first get what they would
-     * have seen. */
+    /* Only when all have moved is there a next observation; those who are put elsewhere first get
+     * what they would have seen. */
     if (late) {
         for (int i = 0; i < env->num_agents && env->final_observations; i++)
             if (env->truncations[i])

@@ -1,29 +1,33 @@
-/* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag, turn and kick by the
- * Super Rotation System, fall faster on each level (ten lines a level, (0.8 - 0.007 (level - 1))^(level - 1) seconds a
- * row) and lock half a second after they came to rest; moving or turning begins that half second anew, up to 15 times
- * for a piece. One piece can be held, once for each that falls; the next five are shown.
+/* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag,
+ * turn and kick by the Super Rotation System, fall faster on each level (ten lines a level, (0.8 -
+ * 0.007 (level - 1))^(level - 1) seconds a row) and lock half a second after they came to rest;
+ * moving or turning begins that half second anew, up to 15 times for a piece. One piece can be
+ * held, once for each that falls; the next five are shown.
  *
- *     points, times the level         1 line: 100, 2: 300, 3: 500, 4: 800, and half as much again for four lines right
- *                                     after four lines; 50 for each clearing piece in a row after the first
+ *     points, times the level         1 line: 100, 2: 300, 3: 500, 4: 800, and half as much again
+ *                                     for four lines right after four lines; 50 for each clearing
+ *                                     piece in a row after the first
  *     points                          1 for a row of soft drop, 2 for a row of hard drop
  *
- * T-spins pay as what they clear. The reward is 1, 3, 5 or 8 for lines, not times the level, and reward_over when a
- * piece finds no place, which ends the episode; so does the last line; reward_piece, reward_hole and reward_bump may be
- * added. perf is the lines as a share of `lines`.
+ * T-spins pay as what they clear. The reward is 1, 3, 5 or 8 for lines, not times the level, and
+ * reward_over when a piece finds no place, which ends the episode; so does the last line;
+ * reward_piece, reward_hole and reward_bump may be added. perf is the lines as a share of `lines`.
  *
  *     observation, bytes, 0 or 1 where nothing else is said; H rows of 10 cells, from the top
  *     0 ..         what lies
- *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements`, where it has not moved yet, what each of the
- *                  40 would lead to, F = 160: lines that go, holes more or less (empty cells below filled ones), bumps
- *                  more or less (steps between columns), rows below the piece
+ *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements`, where it has not moved
+ *                  yet, what each of the 40 would lead to, F = 160: lines that go, holes more or
+ *                  less (empty cells below filled ones), bumps more or less (steps between
+ *                  columns), rows below the piece
  *     10 H + F ..  which one falls (7: I O T S Z J L), is held (7, none: all 0), comes next (5 x 7)
  *        .. + 49   1 where holding is possible
  *        .. + 50   1 where the piece rests
  *
- * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks` of 1/60 s. With
- * `placements` an action is all that is done with a piece, and no time passes before: 10 turns + column, as far as the
- * piece can go there, its leftmost cell counts, and the hard drop; action 40 is to hold, or to drop
- * where it is, if holding is not possible: nobody can wait. */
+ * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks`
+ * of 1/60 s. With `placements` an action is all that is done with a piece, and no time passes
+ * before: 10 turns + column, as far as the piece can go there, its leftmost cell counts, and the
+ * hard drop; action 40 is to hold, or to drop where it is, if holding is not possible: nobody can
+ * wait. */
 #pragma once
 
 #define OBSERVATION int8_t
@@ -60,11 +64,12 @@ enum {
 enum { I, O, T, S, Z, J, L };
 enum { LINES, HOLES, BUMPS, BELOW, OUTCOMES }; /* of a placement */
 
-/* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each, row after row of 4,
- * the upper left one lowest. */
+/* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each,
+ * row after row of 4, the upper left one lowest. */
 static const uint16_t shapes[PIECES] = {0x00F0, 0x0033, 0x0072, 0x0036, 0x0063, 0x0071, 0x0074};
 static const int boxes[PIECES] = {4, 2, 3, 3, 3, 3, 3};
-/* Kicks for a turn to the right from each orientation, x to the right, y up; a turn back takes them negated. */
+/* Kicks for a turn to the right from each orientation, x to the right, y up; a turn back takes them
+ * negated. */
 static const int8_t kicks[4][5][2] = {{{0, 0}, {-1, 0}, {-1, 1}, {0, -2}, {-1, -2}},
                                       {{0, 0}, {1, 0}, {1, -1}, {0, 2}, {1, 2}},
                                       {{0, 0}, {1, 0}, {1, 1}, {0, -2}, {1, -2}},
@@ -131,7 +136,8 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* The bits of one row of the falling piece's box, in the field's columns. Only bits inside the field are set. */
+/* The bits of one row of the falling piece's box, in the field's columns. Only bits inside the
+ * field are set. */
 static inline unsigned piece_row(const Env* env, int turned, int row, int x) {
     unsigned bits = env->cells[env->piece][turned][row];
     return x >= 0 ? bits << x : bits >> -x;
@@ -193,7 +199,8 @@ static inline int8_t to_byte(int value) {
     return (int8_t)(value < -128 ? -128 : value > 127 ? 127 : value);
 }
 
-/* What the piece would leave, dropped from where it is; holes and bumps are those of the field as it lies. */
+/* What the piece would leave, dropped from where it is; holes and bumps are those of the field as
+ * it lies. */
 static void foresee(Env* env, int holes, int bumps, int8_t outcome[OUTCOMES]) {
     int count = env->height + HIDDEN, y = env->y, top = 0, to = count - 1, lines = 0;
     int new_holes, new_bumps;
@@ -364,7 +371,8 @@ static int lock_piece(Env* env) {
     return count;
 }
 
-/* A row down; the rest begins anew only where the piece had not been as low, or turning it up and down would do. */
+/* A row down; the rest begins anew only where the piece had not been as low, or turning it up and
+ * down would do. */
 static bool sink(Env* env) {
     if (!shift(env, 0, 1)) return false;
     if (env->y > env->lowest) {

@@ -1,11 +1,13 @@
-/* Trash pickup: a team clears a field together. Each step an agent stays or moves a cell up, down, left or right, in the
- * order of their numbers. Onto trash with empty hands: it picks the piece up, one at a time. Against a bin with full
- * hands: it drops the piece in, and stays where it is. Walls, bins, other agents, and trash when the hands are full are
- * in the way. A piece picked up pays reward_pickup, one dropped reward_drop: `team` of it to all agents in equal parts,
- * the rest to who did it. The episode ends for all when the last piece is in a bin, and is truncated after max_steps;
- * the first one of an environment begins at a random step, which staggers the ends, and is not logged. Bins never touch each other or a
- * wall, so that they cut nothing off. score is the pieces in bins, perf their share of all; clear the share of episodes
- * in which the field was cleared.
+/* Trash pickup: a team clears a field together. Each step an agent stays or moves a cell up, down,
+ * left or right, in the order of their numbers. Onto trash with empty hands: it picks the piece up,
+ * one at a time. Against a bin with full hands: it drops the piece in, and stays where it is.
+ * Walls, bins, other agents, and trash when the hands are full are in the way. A piece picked up
+ * pays reward_pickup, one dropped reward_drop: `team` of it to all agents in equal parts, the rest
+ * to who did it. The episode ends for all when the last piece is in a bin, and is truncated after
+ * max_steps; the first one of an environment begins at a random step, which staggers the ends, and
+ * is not logged. Bins never touch each other or a wall, so that they cut nothing off. score is the
+ * pieces in bins, perf their share of all; clear the share of episodes in which the field was
+ * cleared.
  *
  *     observation, 0 or 1: planes of (2 vision + 1)^2 cells around the agent, then 26 more
  *     0          trash
