@@ -33,7 +33,6 @@ import configuration
 import models
 import ocean
 import pufferl
-from ocean import __main__ as player
 
 
 @dataclass
@@ -201,7 +200,7 @@ run: {name}
 {name}: $(wildcard *.h *.c)
 	$(CC) -std=gnu11 $(CFLAGS) '-DENV_HEADER="{header}"' main.c -o $@ -lm
 window: $(wildcard *.h *.c)
-	$(CC) -std=gnu11 $(CFLAGS) -DDRAW '-DENV_HEADER="{header}"' {defines} main.c -o {name}_window -lraylib -lm
+	$(CC) -std=gnu11 $(CFLAGS) -DDRAW '-DENV_HEADER="{header}"' main.c -o {name}_window -lraylib -lm
 .PHONY: run window
 """
 
@@ -213,10 +212,8 @@ def write_c(library, settings, flat, folder):
     for path in sources(library):
         shutil.copy(path, folder / path.name)
     flat.tofile(folder / "policy.bin")
-    defines = " ".join(shlex.quote(define) for define in player.defines(library, settings))
     (folder / "Makefile").write_text(MAKEFILE.format(
-        name=library.name, header=library.header.name, arguments=" ".join(settings_arguments(library, settings)),
-        defines=defines))
+        name=library.name, header=library.header.name, arguments=" ".join(settings_arguments(library, settings))))
 
 
 EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score", "demo_return",
@@ -234,7 +231,7 @@ def write_web(library, settings, flat, folder, trained=True):
     with tempfile.TemporaryDirectory() as temporary:
         flat.tofile(Path(temporary) / "policy.bin")
         command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I", str(ocean.FOLDER), "-DDRAW",
-                   f'-DENV_HEADER="{library.header}"', *player.defines(library, settings),
+                   f'-DENV_HEADER="{library.header}"',
                    str(ocean.FOLDER / "main.c"), "--js-library", str(ocean.FOLDER / "web" / "canvas.js"),
                    "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
                    "-sEXPORTED_FUNCTIONS=" + ",".join(f"_{function}" for function in EXPORTED),
@@ -256,10 +253,12 @@ def write_web(library, settings, flat, folder, trained=True):
 
 def keys_help(library, settings):
     """One line for the page: what takes the first agent over."""
-    keys = player.player_keys(library, settings)
-    names = list(dict.fromkeys(key for _, key, _ in keys if key))
+    envs = library.create(1, settings=settings)
+    keys, columns = envs.keys()
+    envs.close()
+    names = list(dict.fromkeys(key.name for key in keys if key.name != "REST"))
     names = [{"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→"}.get(name, name.lower()) for name in names]
-    clicks = ["a click on a cell"] if library.name in player.CLICKS else []
+    clicks = ["a click on a cell"] if columns else []
     if not names and not clicks:
         return "this environment has no keys: watch"
     return f"{', '.join(clicks + names)}: you play instead of the policy; enter: it goes on"

@@ -46,7 +46,6 @@ import configuration
 import engines
 import models
 import ocean
-import ocean.__main__ as playing
 import pufferl
 
 EVAL_SEED = 1_000_003  # added to the seed, so that evaluation draws other episodes than training did
@@ -261,11 +260,11 @@ class View(Play):
         args = {**args, "vec": {**args["vec"], "backend": "auto"}, "env": {**args["env"], **drawn}}
         super().__init__(env_name, args, 1, seed)
         driver, self.agents = self.vecenv.driver_env, self.vecenv.num_agents
-        name = Path(args["env_name"]).stem
         if creator is None:
-            self.fps = playing.FPS.get(name, 10 if name in playing.TURNS else 30)
-            keys = playing.PLAY.get(name) or playing.TURNS.get(name) or []
-            self.labels = [{action: key for key, action in head.items() if key} for head in keys]
+            self.fps = self.vecenv.library.fps
+            keys = [key for key in self.vecenv.envs.keys()[0] if key.name != "REST"]
+            self.labels = [{int(key.value): key.name for key in keys if key.head == head}
+                           for head in range(len(self.vecenv.action_heads or ()))]
         else:
             metadata = getattr(driver, "metadata", None) or getattr(getattr(driver, "env", None), "metadata", None)
             self.fps = (metadata or {}).get("render_fps") or 30

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is the file beside this one
@@ -53,6 +54,7 @@ SIGNATURES = {
     "ocean_close": (None, [POINTER, INT, INT]),
     "ocean_describe": (ctypes.c_int, [POINTER, INT]),
     "ocean_spaces": (ctypes.c_int, [POINTER, INT, POINTER, INT]),
+    "ocean_keys": (ctypes.c_int, [POINTER, INT, POINTER, INT]),
 }
 
 
@@ -91,11 +93,21 @@ def rows(observations, actions, rewards, terminals, truncations, final_observati
     return np.array([0 if array is None else array.ctypes.data for array in arrays], dtype=np.int64)
 
 
+class Key(NamedTuple):
+    """`value` is what action `head` (or dimension of a continuous action) is while the key is down. The name REST, with
+    code 0, is for no key."""
+
+    head: int
+    code: int  # raylib's number
+    name: str
+    value: float
+
+
 class Library:
     """One compiled environment, from its header and the path that `build` gave.
 
-    Attributes: name, header, path; settings {name: default}; settings_help {name: text}; log_fields; step_address,
-    reset_address.
+    Attributes: name, header, path; settings {name: default}; settings_help {name: text}; log_fields; fps, the steps a
+    second at which it looks natural; by_turns, whether time waits for a player's key; step_address, reset_address.
     """
 
     def __init__(self, header, path):
@@ -112,6 +124,7 @@ class Library:
         self.settings = {setting: kinds[kind](default) for setting, kind, default, _ in described["settings"]}
         self.settings_help = {setting: text for setting, _, _, text in described["settings"]}
         self.log_fields = described["log_fields"]
+        self.fps, self.by_turns = described["fps"], bool(described["by_turns"])
         self.struct_size, self.log_offset = described["struct_size"], described["log_offset"]
         self.observation_dtype = np.dtype(described["observation_dtype"])
         self.has_valid = bool(described["has_valid"])
@@ -252,6 +265,13 @@ class Envs:
     def every_final(self):
         """From now on terminated agents get a final observation too, not the truncated ones alone."""
         self.functions.ocean_every_final(self.address, 0, self._open)
+
+    def keys(self):
+        """What a player can press in the first environment: a list of `Key`, and the columns of the board that a click
+        plays on, or 0."""
+        self._must_be_open()
+        described = self.library._read_json(self.functions.ocean_keys, self.address, 0)
+        return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
     def save(self):
         """The state of all environments as a uint8 array; `load` goes on from there, bit for bit."""

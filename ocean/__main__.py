@@ -1,7 +1,7 @@
 """Play, watch, picture or check an environment, without any training code.
 
     python -m ocean                                  # what there is
-    python -m ocean breakout                         # a window: arrow keys play, without a key table an agent at random
+    python -m ocean breakout                         # a window: its KEYS play, without any an agent at random
     python -m ocean breakout --random --set frameskip=2 balls=0
     python -m ocean breakout --png breakout.png --steps 200      # no window: the picture after some random steps
     python -m ocean path/to/own.h --check            # a million steps under sanitizers, looking for the usual bugs
@@ -28,50 +28,8 @@ import numpy as np
 
 import ocean
 
-# Raylib's numbers of the keys that are used.
-KEYS = {"SPACE": 32, "ESCAPE": 256, "RIGHT": 262, "LEFT": 263, "DOWN": 264, "UP": 265, "F12": 301, "SHIFT": 340,
-        "CONTROL": 341, **{letter: ord(letter) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"}}  # fmt: skip
-ARROWS = {"UP": 0, "DOWN": 1, "LEFT": 2, "RIGHT": 3}
-# For each head the action of a key; 0 where none is pressed.
-PLAY = {
-    "breakout": [{"LEFT": 1, "RIGHT": 2}],
-    "cartpole": [{"RIGHT": 1}],
-    "target": [{"LEFT": 0, "RIGHT": 8, None: 4}, {"UP": 4, None: 1}],
-    "acrobot": [{"LEFT": 0, "RIGHT": 2, None: 1}],
-    "mountaincar": [{"LEFT": 0, "RIGHT": 2, None: 1}],
-    "lander": [{"LEFT": 1, "UP": 2, "RIGHT": 3}],
-    "pong": [{"UP": 1, "DOWN": 2}],
-    "freeway": [{"UP": 1, "DOWN": 2}],
-    "enduro": [{"LEFT": 1, "RIGHT": 2}, {"UP": 1, "DOWN": 2}],
-    "asteroids": [{"LEFT": 1, "RIGHT": 2}, {"UP": 1, "DOWN": 2}, {"SPACE": 1}],
-    "tetris": [{"LEFT": 1, "RIGHT": 2, "UP": 3, "Z": 4, "DOWN": 5, "SPACE": 6, "C": 7}],
-    "trash_pickup": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
-    "moba": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}, {"C": 1, "B": 2}, {"SPACE": 1, "A": 2, "S": 3, "D": 4}],
-    "boids": [{"LEFT": 0, "RIGHT": 4, None: 2}, {"DOWN": 0, "UP": 2, None: 1}],
-    # Use by digits, sell by the upper row, buy by the lower ones, a kind a key; shift and control say at what price.
-    "nmmo3": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4},
-              {"SPACE": 1, "X": 2, **{key: 3 + i for i, key in enumerate("1234567890N")},
-               **{key: 14 + i for i, key in enumerate("QWETYUIOPLM")},
-               **{key: 25 + i for i, key in enumerate("ASDFGHJKZCV")}},
-              {None: 3, "SHIFT": 7, "CONTROL": 0}],
-}
-# In continuous control a key sets one number of the action.
-CONTINUOUS = {"LEFT": (-1, -1.0), "RIGHT": (-1, 1.0), "UP": (0, 1.0), "DOWN": (0, -1.0)}
-PLAY_CONTINUOUS = {"pong": {"UP": (0, -1.0), "DOWN": (0, 1.0)}}  # others
-# Here time stands still until a key is pressed.
-TURNS = {
-    "squared": [{"UP": 1, "DOWN": 2, "LEFT": 3, "RIGHT": 4}],
-    "g2048": [ARROWS],
-    "maze": [ARROWS],
-    "snake": [ARROWS],
-    "cube": [{key: i for i, key in enumerate("UJRFDCILKOBN")}],
-    "connect4": [{str(i + 1): i for i in range(7)}],
-    **{name: [{str(i): i for i in range(10)}] for name in ("bandit", "password", "memory", "stochastic", "masked")},
-}
-CLICKS = {"go": "size", "minesweeper": "width"}  # the setting that tells the columns of the board
-FPS = {"breakout": 15, "pong": 15, "freeway": 15, "enduro": 15, "asteroids": 15, "tetris": 20, "snake": 8,
-       "trash_pickup": 8, "moba": 10, "acrobot": 10, "pendulum": 20, "double_pendulum": 20, "lander": 50,
-       "cartpole": 25, "drone": 50, "nmmo3": 8}  # fmt: skip
+# Raylib's numbers of the window's own keys.
+ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
 GUARD = 64  # bytes around each buffer of a check that must stay as they are
 
 
@@ -350,50 +308,27 @@ def save_png(path, picture):
     print(f"saved {path}")
 
 
-def keyed_action(agents, name, is_down, columns, mouse):
-    """The player's action by the keys that are down, or None where a game by turns waits for one."""
-    envs, action = agents.envs, np.zeros(agents.envs.action_dims)
-    if not envs.action_heads:
-        for key, (dim, value) in PLAY_CONTINUOUS.get(name, CONTINUOUS).items():
-            if is_down(key):
-                action[dim] = value
-        return action
-    if columns and mouse is not None:
-        return np.array([mouse])
-    if columns:
-        return np.array([envs.action_heads[0] - 1]) if name == "go" and is_down("P") else None
-    pressed = False
-    for i, keys in enumerate(TURNS.get(name) or PLAY[name]):
-        action[i] = keys.get(None, 0)
-        for key, value in keys.items():
-            if key and is_down(key) and value < envs.action_heads[i]:
-                action[i], pressed = value, True
-    return action if pressed or name not in TURNS else None
+def keyed_action(envs, keys, is_down, cell):
+    """The player's action by the `keys` that are down or the `cell` that was clicked on. None if a game waits for a
+    key and there is neither."""
+    action, pressed = np.zeros(envs.action_dims), False
+    for key in keys:
+        if key.name == "REST" or is_down(key.code):
+            action[key.head] = key.value
+            pressed |= key.name != "REST"
+    if cell is not None:
+        return np.array([cell])
+    return action if pressed or not envs.library.by_turns else None
 
 
-def player_keys(library, settings):
-    """[(number of the action, key or None, value)] for `settings`: what main.c has in place of `keyed_action`. None is
-    for no key; the value -1 is a head's last action."""
-    envs = library.create(1, settings=settings)
-    heads, dims = envs.action_heads, envs.action_dims
-    envs.close()
-    if not heads:
-        table = PLAY_CONTINUOUS.get(library.name, CONTINUOUS)
-        return [(dim % dims, key, value) for key, (dim, value) in table.items()]
-    if library.name in CLICKS:
-        return [(0, "P", -1)] if library.name == "go" else []
-    tables = TURNS.get(library.name) or PLAY.get(library.name) or []
-    keys = [(i, key, value) for i, table in enumerate(tables) for key, value in table.items() if value < heads[i]]
-    return sorted(keys, key=lambda entry: entry[1] is not None)  # what holds at rest comes first: a key overrides it
-
-
-def defines(library, settings):
-    """The compiler options with which main.c draws an environment: its keys and frames a second."""
-    name, keys = library.name, player_keys(library, settings)
-    flags = [f"-DDEMO_FPS={FPS.get(name, 10 if name in TURNS or name in CLICKS else 30)}"]
-    flags += ["-DDEMO_KEYS=" + "".join(f"{{{dim},{KEYS.get(key, 0)},{value:g}}}," for dim, key, value in keys)]
-    flags += ["-DDEMO_TURNS"] if name in TURNS or name in CLICKS else []
-    return flags + ([f"-DDEMO_CLICK_COLUMNS={CLICKS[name]}"] if name in CLICKS else [])
+def clicked_cell(envs, raylib, columns, width):
+    """The cell of a board of so many columns, `width` pixels wide, that was clicked on just now, or None."""
+    if not columns or not raylib.IsMouseButtonPressed(0) & 0xFF:
+        return None
+    side = width // columns
+    column, row = raylib.GetMouseX() // side, raylib.GetMouseY() // side
+    cell = row * columns + column
+    return cell if column < columns and cell < envs.action_heads[0] else None
 
 
 def find_raylib(compiler):
@@ -418,7 +353,7 @@ def standalone(library, settings, path, kind="fast"):
     compiler = ocean.find_compiler()
     flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
     raylib = None if kind == "profile" else find_raylib(compiler)
-    window = [] if raylib is None else ["-DDRAW", *defines(library, settings)]
+    window = [] if raylib is None else ["-DDRAW"]
     command = [compiler, *flags, "-I", str(ocean.FOLDER), f'-DENV_HEADER="{library.header}"', *window,
                str(ocean.FOLDER / "main.c"), "-o", str(path), *(raylib or []), "-lm"]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True)
@@ -436,26 +371,23 @@ def standalone(library, settings, path, kind="fast"):
 def play(library, settings, at_random, seed):
     name, raylib = library.name, ocean._raylib()
     agents, rng = Agents(library, 1, settings, seed), np.random.default_rng(seed)
-    keyed = not agents.envs.action_heads or name in PLAY or name in TURNS or name in CLICKS
+    keys, columns = agents.envs.keys()
+    keyed = bool(keys or columns)
     at_random |= not keyed
-    turns = (name in TURNS or name in CLICKS) and not at_random
-    columns = {**library.settings, **settings}.get(CLICKS[name]) if name in CLICKS else None
+    turns = library.by_turns and not at_random
     frames, recording, score, action = [], False, 0.0, None
     raylib.GetMouseX.restype = raylib.GetMouseY.restype = ctypes.c_int
-    raylib.SetExitKey(KEYS["ESCAPE"])
+    raylib.SetExitKey(ESCAPE)
     picture = agents.envs.render()
     if at_random:
         print("an agent at random" + ("" if keyed else f"; {name} has no keys"))
     while not raylib.WindowShouldClose() & 0xFF:
         start = time.perf_counter()
-        mouse = None
-        if columns and raylib.IsMouseButtonPressed(0) & 0xFF:
-            side = picture.shape[1] // columns
-            mouse = raylib.GetMouseY() // side * columns + raylib.GetMouseX() // side
         held = raylib.IsKeyPressed if turns else raylib.IsKeyDown
         agents.act(rng)
         if not at_random:
-            action = keyed_action(agents, name, lambda key, held=held: held(KEYS[key]) & 0xFF, columns, mouse)
+            cell = clicked_cell(agents.envs, raylib, columns, picture.shape[1])
+            action = keyed_action(agents.envs, keys, lambda code, held=held: held(code) & 0xFF, cell)
             if action is not None:
                 agents.actions[0] = action
         if at_random or action is not None:
@@ -464,22 +396,22 @@ def play(library, settings, at_random, seed):
             if agents.terminals[0] or agents.truncations[0]:
                 print(f"episode over, return {score:g}")
                 score = 0.0
-        if raylib.IsKeyPressed(KEYS["R"]) & 0xFF and name != "cube":
+        if raylib.IsKeyPressed(R) & 0xFF and all(key.code != R for key in keys):
             agents.envs.reset(agents.rows)
             score = 0.0
         picture = agents.envs.render()
         if recording:
             frames.append(picture)
-        if raylib.IsKeyPressed(KEYS["F12"]) & 0xFF:
+        if raylib.IsKeyPressed(F12) & 0xFF:
             stamp = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}"
-            if not raylib.IsKeyDown(KEYS["CONTROL"]) & 0xFF:
+            if not raylib.IsKeyDown(CONTROL) & 0xFF:
                 save_png(f"{stamp}.png", picture)
             elif not recording:
                 recording = True
             else:
-                save_gif(f"{stamp}.gif", frames, FPS.get(name, 30))
+                save_gif(f"{stamp}.gif", frames, library.fps)
                 frames, recording = [], False
-        rate = 10 if at_random and name in TURNS else FPS.get(name, 30)
+        rate = 30 if turns else library.fps  # a game that waits still looks for keys often
         time.sleep(max(0.0, 1 / rate - (time.perf_counter() - start)))
     raylib.CloseWindow()
 
@@ -563,7 +495,7 @@ def main():
             if arguments.gif:
                 frames.append(agents.envs.render())
         if arguments.gif:
-            save_gif(arguments.gif, frames, FPS.get(library.name, 30))
+            save_gif(arguments.gif, frames, library.fps)
         if arguments.png:
             save_png(arguments.png, agents.envs.render())
         return 0

@@ -2,6 +2,7 @@
  * envs is an array of Env. rows holds the addresses of agent 0 of the whole vector in the rows in question, in the
  * order of the leading block: observations, actions, rewards, terminals, truncations, final_observations, valid,
  * action_masks; 0 where there is none. ocean_step and ocean_reset may run in several threads on disjoint ranges. */
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* the contract gives each function its parameters */
 #include ENV_HEADER
 
 #include <stddef.h>
@@ -19,10 +20,76 @@ enum { has_action_masks = 1 };
 enum { has_action_masks = 0 };
 #endif
 
+/* An environment without memory of its own has nothing to close. */
+static void close_env(Env* env) {
+#ifdef HAS_HEAP
+    c_close(env);
+#endif
+}
+
 static Spaces spaces_of(const Env* env) {
     Spaces spaces = {0};
     c_spaces(env, &spaces);
     return spaces;
+}
+
+#ifdef BY_TURNS
+enum { by_turns = 1 };
+#else
+enum { by_turns = 0 };
+#endif
+#ifndef FPS
+#define FPS (by_turns ? 10 : 30)
+#endif
+#ifndef KEYS
+#define KEYS(KEY)
+#endif
+#ifndef CONTINUOUS_KEYS
+#define CONTINUOUS_KEYS(KEY) KEY(dims - 1, LEFT, -1) KEY(dims - 1, RIGHT, 1) KEY(0, UP, 1) KEY(0, DOWN, -1)
+#endif
+#ifndef CLICK_COLUMNS
+#define CLICK_COLUMNS 0
+#endif
+
+/* The keys that KEYS may name, with raylib's numbers. REST stands for no key. */
+enum {
+    KEY_REST = 0, KEY_SPACE = 32, KEY_RIGHT = 262, KEY_LEFT, KEY_DOWN, KEY_UP, KEY_SHIFT = 340, KEY_CONTROL,
+    KEY_0 = '0', KEY_1, KEY_2, KEY_3, KEY_4, KEY_5, KEY_6, KEY_7, KEY_8, KEY_9,
+    KEY_A = 'A', KEY_B, KEY_C, KEY_D, KEY_E, KEY_F, KEY_G, KEY_H, KEY_I, KEY_J, KEY_K, KEY_L, KEY_M,
+    KEY_N, KEY_O, KEY_P, KEY_Q, KEY_R, KEY_S, KEY_T, KEY_U, KEY_V, KEY_W, KEY_X, KEY_Y, KEY_Z,
+};
+
+typedef struct {
+    int head; /* of a discrete action, or the dimension of a continuous one */
+    int code;
+    const char* name;
+    float value;
+} Key;
+
+#define KEY_COUNT(head, key, value) +1
+enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
+
+/* Writes the keys of one environment's actions to `keys` and returns their number. Entries without a key come first, so
+ * that a key overrides them. An action that these settings do not have has no key. */
+static int keys_of(const Env* env, Key* keys) {
+    const Spaces spaces = spaces_of(env);
+    const int dims = spaces.action_dims;
+#define KEY_ENTRY(head, key, value) {head, KEY_##key, #key, (float)(value)},
+    const Key discrete[] = {KEYS(KEY_ENTRY) {0}}, continuous[] = {CONTINUOUS_KEYS(KEY_ENTRY) {0}};
+    int count = 0;
+    for (int with_key = 0; with_key < 2; with_key++) {
+        for (const Key* key = dims ? continuous : discrete; key->name; key++) {
+            if ((key->code != KEY_REST) != with_key || key->head < 0) continue;
+            if (dims ? key->head < dims : key->head < MAX_HEADS && key->value < (float)spaces.action_heads[key->head])
+                keys[count++] = *key;
+        }
+    }
+    return count;
+}
+
+/* The columns of the board that a click of the mouse plays on, or 0. */
+static int click_columns(const Env* env) {
+    return CLICK_COLUMNS;
 }
 
 /* The rows of one call as pointers, and the bytes that one agent takes in those whose size depends on settings. */
@@ -116,7 +183,7 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
         if (!problem && agent_offsets[i + 1] > INT32_MAX) problem = "more than 2^31 agents";
         if (problem) {
             for (int64_t k = start; k < i; k++)
-                c_close((Env*)envs + k);
+                close_env((Env*)envs + k);
             return problem;
         }
     }
@@ -186,7 +253,7 @@ const char* ocean_raylib(void* library) {
 
 void ocean_close(char* envs, int64_t start, int64_t end) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
-        c_close(env);
+        close_env(env);
 }
 
 /* The two descriptions are JSON, so that Python reads what the header declares and nothing is declared twice. */
@@ -217,8 +284,9 @@ int ocean_describe(char* text, int64_t size) {
     const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
         int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
     WRITE(&w, "{\"struct_size\": %zu, \"observation_dtype\": \"%s\"", sizeof(Env), dtype);
-    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d, \"log_offset\": %zu, \"settings\": [", has_valid, has_action_masks,
-          offsetof(Env, log));
+    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d", has_valid, has_action_masks);
+    WRITE(&w, ", \"fps\": %d, \"by_turns\": %d", FPS, by_turns);
+    WRITE(&w, ", \"log_offset\": %zu, \"settings\": [", offsetof(Env, log));
     const char* comma = "";
     (void)comma;
 #define SETTING_DESCRIBE(type, name, value, help) \
@@ -249,6 +317,18 @@ int ocean_spaces(char* envs, int64_t index, char* text, int64_t size) {
     WRITE(&w, "], \"action_heads\": [");
     for (int i = 0; i < MAX_HEADS && spaces.action_heads[i]; i++)
         WRITE(&w, "%s%d", i ? ", " : "", spaces.action_heads[i]);
+    WRITE(&w, "]}");
+    return 0;
+}
+
+/* What a player can press in one environment. */
+int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
+    Writer w = {text, (size_t)size, 0};
+    Key keys[MAX_KEYS];
+    int count = keys_of((Env*)envs + index, keys);
+    WRITE(&w, "{\"click_columns\": %d, \"keys\": [", click_columns((Env*)envs + index));
+    for (int i = 0; i < count; i++)
+        WRITE(&w, "%s[%d, %d, \"%s\", %g]", i ? ", " : "", keys[i].head, keys[i].code, keys[i].name, keys[i].value);
     WRITE(&w, "]}");
     return 0;
 }

@@ -3,6 +3,9 @@
  * is drawn for the first time: training needs no raylib, and the SDL inside of that wheel is nobody else's. */
 #pragma once
 
+#include <stdarg.h>
+#include <stdio.h>
+
 typedef struct { unsigned char r, g, b, a; } Color;
 typedef struct { float x, y; } Vector2;
 typedef struct { float x, y, width, height; } Rectangle;
@@ -26,7 +29,8 @@ typedef struct { float x, y, width, height; } Rectangle;
     X(void, DrawCircleLinesV, (Vector2 centre, float radius, Color color)) \
     X(void, DrawRing, /* from, to: degrees */ \
       (Vector2 centre, float inner, float outer, float from, float to, int segments, Color color)) \
-    X(void, DrawTriangle, (Vector2 a, Vector2 b, Vector2 c, Color color)) /* counter-clockwise on the screen */
+    /* counter-clockwise on the screen */ \
+    X(void, DrawTriangle, (Vector2 a, Vector2 b, Vector2 c, Color color))
 #ifdef RAYLIB_POINTERS
 #define RAYLIB_DECLARE(result, name, arguments) static result(*name) arguments;
 #else
@@ -46,7 +50,8 @@ RAYLIB(RAYLIB_DECLARE)
 /* Opens the one window of this process and begins a frame. An environment of another size gets a new window: the
  * software renderer does not survive SetWindowSize. */
 static inline void draw_begin(int width, int height, const char* title) {
-    if (IsWindowReady() && (GetScreenWidth() != width || GetScreenHeight() != height)) CloseWindow();
+    if (IsWindowReady() && (GetScreenWidth() != width || GetScreenHeight() != height))
+        CloseWindow();
     if (!IsWindowReady()) {
         SetTraceLogLevel(4); /* warnings and worse */
         InitWindow(width, height, title);
@@ -59,6 +64,16 @@ static inline void draw_begin(int width, int height, const char* title) {
 
 static inline void draw_text_centred(const char* text, int x, int y, int size, Color color) {
     DrawText(text, x - MeasureText(text, size) / 2, y - size / 2, size, color);
+}
+
+/* DrawText of what printf would print. */
+static inline void draw_format(int x, int y, int size, Color color, const char* format, ...) {
+    char text[128];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof(text), format, values);
+    va_end(values);
+    DrawText(text, x, y, size, color);
 }
 
 /* A triangle whichever way round its corners are given. */

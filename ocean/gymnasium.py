@@ -142,11 +142,9 @@ class Envs:
 
 
 def _metadata(name, render_mode):
-    import ocean.__main__ as playing
-
     if render_mode not in (None, "rgb_array"):
         raise ValueError(f'render_mode is {render_mode!r}; it can be None or "rgb_array"')
-    return {"render_modes": ["rgb_array"], "render_fps": playing.FPS.get(name, 10 if name in playing.TURNS else 30)}
+    return {"render_modes": ["rgb_array"], "render_fps": ocean.load(name).fps}
 
 
 def _alone(name, envs):

@@ -5,9 +5,7 @@
  *     ./breakout frameskip=2 balls=0                                 settings by name; without a policy, at random
  *
  * prints the means of the log over some episodes. With -DDRAW and raylib (or export.py's canvas.js, in a browser) it
- * shows them: a key of the game takes over the first agent, Enter gives it back. The keys come from the table in
- * ocean/__main__.py, as defines: DEMO_KEYS {dim, key, value}, ... (key 0: at rest; value -1: a head's last action),
- * DEMO_TURNS where time waits for a key, DEMO_CLICK_COLUMNS the setting that holds the columns of a board, DEMO_FPS. */
+ * shows them: a key of the game (the header's KEYS) takes over the first agent, Enter gives it back. */
 #ifndef DRAW
 #define WITHOUT_DRAWING
 #endif
@@ -149,41 +147,25 @@ _Bool IsMouseButtonPressed(int button);
 int GetMouseX(void);
 int GetMouseY(void);
 
-#ifndef DEMO_FPS
-#define DEMO_FPS 30
-#endif
-#ifndef DEMO_KEYS
-#define DEMO_KEYS
-#endif
-#ifdef DEMO_TURNS
-enum { demo_turns = 1 };
-#else
-enum { demo_turns = 0 };
-#endif
 enum { DEMO_ENTER = 257 };
-static const struct { int dim, key; float value; } demo_keys[] = {DEMO_KEYS {-1, 0, 0}};
 
-/* The player's action; false where no key of the game is down. */
+/* The player's action; false if no key of the game is down. */
 static bool demo_player(int32_t* action) {
     bool pressed = false;
-    for (size_t i = 0; demo_keys[i].dim >= 0; i++) {
-        int dim = demo_keys[i].dim, key = demo_keys[i].key;
-        float value = demo_keys[i].value;
-        if (dim >= demo.heads || (key && !(demo_turns ? IsKeyPressed(key) : IsKeyDown(key)))) continue;
-        if (demo.spaces.action_dims) memcpy(&action[dim], &value, sizeof(float));
-        else if (value < 0) action[dim] = demo.spaces.action_heads[dim] - 1;
-        else if (value < (float)demo.spaces.action_heads[dim]) action[dim] = (int32_t)value;
-        else continue;
-        pressed |= key != 0;
+    Key keys[MAX_KEYS];
+    int count = keys_of(demo.env, keys), columns = click_columns(demo.env);
+    for (const Key* key = keys; key < keys + count; key++) {
+        if (key->code != KEY_REST && !(by_turns ? IsKeyPressed(key->code) : IsKeyDown(key->code))) continue;
+        if (demo.spaces.action_dims) memcpy(&action[key->head], &key->value, sizeof(float));
+        else action[key->head] = (int32_t)key->value;
+        pressed |= key->code != KEY_REST;
     }
-#ifdef DEMO_CLICK_COLUMNS
-    int columns = demo.env->DEMO_CLICK_COLUMNS, side = GetScreenWidth() / columns;
+    int side = columns ? GetScreenWidth() / columns : 0;
     if (side && IsMouseButtonPressed(0) && GetMouseX() / side < columns) {
         int cell = GetMouseY() / side * columns + GetMouseX() / side;
         pressed = cell < demo.spaces.action_heads[0];
         if (pressed) action[0] = cell;
     }
-#endif
     return pressed;
 }
 
@@ -193,7 +175,7 @@ void demo_frame(void) {
     if (IsKeyPressed(DEMO_ENTER)) demo.by_player = false;
     bool pressed = demo_player(action);
     demo.by_player |= pressed;
-    if (pressed || !(demo.by_player && demo_turns)) {
+    if (pressed || !(demo.by_player && by_turns)) {
         demo_act();
         if (demo.by_player) memcpy(demo.actions, action, (size_t)demo.heads * 4);
         demo_step();
@@ -202,7 +184,7 @@ void demo_frame(void) {
 }
 
 /* What a page calls besides. */
-int demo_fps(void) { return DEMO_FPS; }
+int demo_fps(void) { return FPS; }
 int demo_steps(void) { return (int)demo.step; }
 int demo_episodes(void) { return (int)demo.sum.n; }
 float demo_score(void) { return demo.sum.n > 0 ? demo.sum.score / demo.sum.n : 0; }
@@ -246,7 +228,7 @@ int main(int argc, char** argv) {
 #elif !defined(__EMSCRIPTEN__) /* a browser calls demo_frame by itself */
     (void)episodes, (void)limit;
     c_render(demo.env); /* opens the window */
-    SetTargetFPS(DEMO_FPS);
+    SetTargetFPS(FPS);
     float shown = 0;
     while (!WindowShouldClose()) {
         demo_frame();

@@ -51,14 +51,21 @@ static void policy_free(Policy* policy) {
 /* A policy from the contents of a file, `count` floats, which are copied. Returns NULL, or what is wrong with them. */
 static const char* policy_read(Policy* policy, const float* file, size_t count) {
     *policy = (Policy){0};
-    if (count < POLICY_HEADER || memcmp(file, "PUFR", 4)) return "this is no policy file: it does not begin with PUFR";
-    if (file[1] != 1 && file[1] != 2) return "the file has another format than 1 and 2, which this policy.h reads";
+    if (count < POLICY_HEADER || memcmp(file, "PUFR", 4))
+        return "this is no policy file: it does not begin with PUFR";
+    if (file[1] != 1 && file[1] != 2)
+        return "the file has another format than 1 and 2, which this policy.h reads";
     for (int i = 2; i < POLICY_HEADER; i++)
         if (!(file[i] >= 0 && file[i] <= POLICY_MAX_SIZE)) return "the file's sizes are damaged";
-    Policy p = {.type = (int)file[2], .inputs = (int)file[3], .hidden = (int)file[4], .layers = (int)file[5],
-                .heads = (int)file[6], .dims = (int)file[7]};
+    Policy p = {.type = (int)file[2],
+                .inputs = (int)file[3],
+                .hidden = (int)file[4],
+                .layers = (int)file[5],
+                .heads = (int)file[6],
+                .dims = (int)file[7]};
     bool empty = !p.inputs || !p.hidden || !p.layers || (p.heads > 0) == (p.dims > 0);
-    if (p.type >= POLICY_TYPES || p.heads > POLICY_MAX_HEADS || empty) return "the file's sizes are damaged";
+    if (p.type >= POLICY_TYPES || p.heads > POLICY_MAX_HEADS || empty)
+        return "the file's sizes are damaged";
     if (count < POLICY_HEADER + (size_t)p.heads) return "the file is cut off";
     p.width = p.dims + 1;
     for (int i = 0; i < p.heads; i++) {
@@ -68,13 +75,16 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
     }
 
     uint64_t inputs = (uint64_t)p.inputs, hidden = (uint64_t)p.hidden, width = (uint64_t)p.width;
-    uint64_t encoder = hidden * (inputs + 1), layer = 3 * hidden * (hidden + 1), decoder = width * (hidden + 1);
+    uint64_t encoder = hidden * (inputs + 1), layer = 3 * hidden * (hidden + 1);
+    uint64_t decoder = width * (hidden + 1);
     uint64_t norm = file[1] == 2 ? 2 * inputs : 0;
     uint64_t total = norm + encoder + (uint64_t)p.layers * layer + decoder + (uint64_t)p.dims;
-    if (count - POLICY_HEADER - (size_t)p.heads != total) return "the file is cut off, or has bytes that do not belong";
+    if (count - POLICY_HEADER - (size_t)p.heads != total)
+        return "the file is cut off, or has bytes that do not belong";
     p.state_size = p.layers * p.hidden;
     p.weights = malloc((size_t)total * sizeof(float));
-    p.scratch = malloc((size_t)(inputs + 4 * hidden + width) * sizeof(float)); /* observation, x, hgp, outputs */
+    /* observation, x, hgp, outputs */
+    p.scratch = malloc((size_t)(inputs + 4 * hidden + width) * sizeof(float));
     if (!p.weights || !p.scratch) {
         policy_free(&p);
         return "there is not enough memory";
@@ -101,7 +111,8 @@ static const char* policy_load(Policy* policy, const char* path) {
     if (!fseek(file, 0, SEEK_END)) {
         long size = ftell(file);
         float* contents = size > 0 && size % 4 == 0 ? malloc((size_t)size) : NULL;
-        if (contents && !fseek(file, 0, SEEK_SET) && fread(contents, 1, (size_t)size, file) == (size_t)size)
+        if (contents && !fseek(file, 0, SEEK_SET) &&
+            fread(contents, 1, (size_t)size, file) == (size_t)size)
             problem = policy_read(policy, contents, (size_t)size / sizeof(float));
         free(contents);
     }
@@ -159,7 +170,8 @@ static void policy_floats(const Policy* policy, const void* observation, float* 
 
 /* One step of one agent: policy->outputs from an observation of policy->inputs numbers of the policy's type, and the
  * agent's new state. `reset` where the observation is the first of an episode. */
-static void policy_forward(const Policy* policy, const void* observation, bool reset, float* state) {
+static void policy_forward(const Policy* policy, const void* observation, bool reset,
+                           float* state) {
     int H = policy->hidden;
     float *floats = policy->scratch, *x = floats + policy->inputs, *hgp = x + H;
     const float* weight = policy->layer;
@@ -167,7 +179,8 @@ static void policy_forward(const Policy* policy, const void* observation, bool r
     for (int i = 0; policy->shift && i < policy->inputs; i++)
         floats[i] = fminf(fmaxf((floats[i] - policy->shift[i]) * policy->scale[i], -10), 10);
     policy_linear(policy->encoder, H, policy->inputs, floats, x);
-    for (int i = 0; i < policy->layers; i++, state += H, weight += 3 * (size_t)H * ((size_t)H + 1)) {
+    for (int i = 0; i < policy->layers;
+         i++, state += H, weight += 3 * (size_t)H * ((size_t)H + 1)) {
         policy_linear(weight, 3 * H, H, x, hgp);
         for (int j = 0; j < H; j++) {
             float h = hgp[j], g = hgp[H + j], p = hgp[2 * H + j], s = reset ? 0 : state[j];
@@ -180,7 +193,8 @@ static void policy_forward(const Policy* policy, const void* observation, bool r
 }
 
 /* The first two of Philox4x32-10's four random words (Salmon et al. 2011). */
-static void policy_random(uint64_t seed, uint32_t agent, uint64_t step, int head, uint32_t words[2]) {
+static void policy_random(uint64_t seed, uint32_t agent, uint64_t step, int head,
+                          uint32_t words[2]) {
     enum { ACTION = 1 }; /* what the words are for: the last counter, as in kernels.sample */
     uint32_t c[4] = {agent, (uint32_t)step, (uint32_t)(step >> 32) << 16 | (uint32_t)head, ACTION};
     uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
@@ -203,8 +217,8 @@ static inline float policy_uniform(uint32_t word) {
 
 /* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1. The random words are
  * those of kernels.sample: the same seed, agent and step give its action. `deterministic`: the most likely one. */
-static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent, uint64_t step,
-                       bool deterministic, void* action) {
+static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent,
+                       uint64_t step, bool deterministic, void* action) {
     const float* logits = policy->outputs;
     uint32_t words[2];
     for (int head = 0; head < policy->heads; head++) {
@@ -229,7 +243,8 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
         float noise = 0;
         policy_random(seed, agent, step, i, words);
         if (!deterministic)
-            noise = sqrtf(-2 * logf(1 - policy_uniform(words[0]))) * cosf(6.283185307f * policy_uniform(words[1]));
+            noise = sqrtf(-2 * logf(1 - policy_uniform(words[0]))) *
+                    cosf(6.283185307f * policy_uniform(words[1]));
         ((float*)action)[i] = logits[i] + expf(policy->log_std[i]) * noise;
     }
 }

@@ -585,6 +585,79 @@ def test_own_environment_with_dead_agents_masks_and_heap(tmp_path):
         ocean.load(str(header)).create(2, settings=[{}, {"agents": 0}])
 
 
+SMALL = """
+#define OBSERVATION int32_t
+#include "env.h"
+enum { HOLD, FIRE };
+enum { RANGE = 3 << 29 };
+struct Env { ENV_COMMON int tick; };
+static const char* c_init(Env* env) { return NULL; }
+static void c_spaces(const Env* env, Spaces* spaces) {
+    *spaces = (Spaces){.num_agents = 1, .observation_shape = {1}, .observation_high = RANGE, .action_heads = {2}};
+}
+static void c_reset(Env* env) { env->tick = 0; env->observations[0] = random_int(&env->rng, RANGE); }
+static void c_step(Env* env) {
+    env->tick++;
+    env->rewards[0] = env->actions[0] == FIRE;
+    env->terminals[0] = env->tick == 2;
+    env->truncations[0] = 0;
+    if (env->terminals[0]) LOG_EPISODE(env, 0.25f, 7, 3 + 1, env->tick);
+    if (env->terminals[0]) c_reset(env);
+    else env->observations[0] = random_int(&env->rng, RANGE);
+}
+static void c_render(Env* env) {}
+"""
+
+
+def load_small(tmp_path, *lines):
+    (tmp_path / "small.h").write_text("\n".join(lines) + SMALL)
+    return ocean.load(str(tmp_path / "small.h"))
+
+
+def test_a_header_may_leave_out_all_that_is_optional(tmp_path):
+    library = load_small(tmp_path)
+    assert library.settings == {} and not library.has_valid and not library.has_action_masks
+    assert library.log_fields == ["perf", "score", "episode_return", "episode_length", "n"]
+    assert library.fps == 30 and not library.by_turns and library.create(1).keys() == ([], 0)
+    vector = Vector(library.header, 1)
+    for _ in range(4):
+        vector.step([1])
+    assert vector.envs.log() == {"perf": 0.25, "score": 7, "episode_return": 4, "episode_length": 2, "n": 2}
+    vector.envs.close()
+
+
+def test_a_header_declares_its_keys_and_its_speed(tmp_path):
+    library = load_small(tmp_path, "#define OWN_LOG(X) X(hits)", "#define BY_TURNS", "#define CLICK_COLUMNS 3",
+                         "#define KEYS(KEY) KEY(0, X, FIRE) KEY(0, 7, HOLD) \\",
+                         "    KEY(0, REST, HOLD) KEY(0, LEFT, 2) KEY(1, A, 0)")
+    assert library.by_turns and library.fps == 10 and library.log_fields[-1] == "hits"
+    keys, columns = library.create(1).keys()
+    assert columns == 3 and keys == [(0, 0, "REST", 0), (0, ord("X"), "X", 1), (0, ord("7"), "7", 0)]
+    assert load_small(tmp_path, "#define FPS 50").fps == 50
+
+
+def test_keys_of_our_environments():
+    def keys(name, **settings):
+        return [(head, name, value) for head, _, name, value in ocean.load(name).create(1, settings=settings).keys()[0]]
+
+    assert keys("breakout") == [(0, "LEFT", 1), (0, "RIGHT", 2)]
+    assert keys("breakout", continuous=True)[:2] == [(0, "LEFT", -1), (0, "RIGHT", 1)]
+    assert keys("target")[:2] == [(0, "REST", 4), (1, "REST", 1)], "what holds at rest comes first"
+    assert keys("drone")[0] == (3, "LEFT", -1)
+    assert keys("memory", cues=3) == [(0, "0", 0), (0, "1", 1), (0, "2", 2)], "there are no more actions"
+    assert keys("go", size=9) == [(0, "P", 81)] and ocean.load("go").create(1, settings={"size": 9}).keys()[1] == 9
+    assert len(keys("nmmo3")) == 42 and ocean.load("squared").by_turns and ocean.load("snake").fps == 8
+
+
+def test_random_integers_have_no_bias(tmp_path):
+    """The upper half of a draw times 3 << 29 alone is two thirds of the numbers 3 times in 8, the others 2 times."""
+    vector, counts = Vector(load_small(tmp_path).header, 64), np.zeros(3)
+    for _ in range(500):
+        vector.step(np.zeros(64))
+        counts += np.bincount(vector.observations.ravel() % 3, minlength=3)
+    assert np.abs(counts / counts.sum() - 1 / 3).max() < 0.01, counts  # 4 deviations; with the bias 0.08
+
+
 def test_an_edited_header_is_loaded_anew(tmp_path):
     header = tmp_path / "own.h"
     header.write_text(OWN)

@@ -238,6 +238,9 @@ void DrawRectangle(int x, int y, int w, int h, Color color) { (void)x, (void)y, 
 _Bool WindowShouldClose(void) { return frames > 40; }
 void SetTargetFPS(int fps) { printf("fps %d\\n", fps); }
 _Bool IsKeyDown(int key) { (void)key; return 0; }
+_Bool IsMouseButtonPressed(int button) { (void)button; return 0; }
+int GetMouseX(void) { return 0; }
+int GetMouseY(void) { return 0; }
 _Bool IsKeyPressed(int key) { return frames > 20 && key == 264; } /* down */
 """
 

@@ -1,19 +1,26 @@
-/* Acrobot: two links hang from a pivot, a motor at the joint between them; swing the tip above the line one link's
- * length over the pivot (Sutton 1996), with the equations, the limits and the fourth-order Runge-Kutta step of
- * Gymnasium's Acrobot-v1. The reward is -1 on every step but the one that arrives, which ends the episode with 0;
- * after max_steps it is truncated.
- * Observation: cosine and sine of the first link's angle (0 hangs down) and of the second's to the first, and the two
- * angular velocities (rad/s). Actions: torque -1, 0, 1; or, with continuous, one in -1..1. */
+/* Acrobot: two links hang from a pivot, and a motor drives the joint between them. The task is to
+ * swing the tip above a line, one link's length over the pivot (Sutton 1996). The equations, limits
+ * and the fourth-order Runge-Kutta step are those of Gymnasium's Acrobot-v1. The reward is -1 a
+ * step. The step that reaches the line gives 0 and ends the episode. After max_steps the episode is
+ * truncated.
+ *
+ *     observation
+ *     0, 1     cosine and sine of the first link's angle; at angle 0 it hangs down
+ *     2, 3     cosine and sine of the second link's angle to the first
+ *     4, 5     the two angular velocities, rad/s
+ *
+ * Actions: torque -1, 0, 1. With continuous: one torque in -1..1. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, false, "a torque in -1..1 instead of -1, 0 or 1") \
     X(int, max_steps, 500, "steps after which the episode is truncated") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 9.8, "m/s^2") \
-    X(float, length_1, 1.0, "of the first link, m; the goal counts both links as 1 long, as Gymnasium's") \
+    X(float, length_1, 1.0, \
+      "of the first link, m; the goal counts both links as 1 long, as Gymnasium's") \
     X(float, mass_1, 1.0, "of the first link, kg") \
     X(float, mass_2, 1.0, "of the second link, kg") \
     X(float, centre_1, 0.5, "from the pivot to the first link's centre of mass, m") \
@@ -22,6 +29,8 @@
     X(float, max_velocity_1, 12.566370614359172, "rad/s") \
     X(float, max_velocity_2, 28.274333882308138, "rad/s") \
     X(float, tau, 0.2, "seconds between two steps")
+#define FPS 10
+#define KEYS(KEY) KEY(0, REST, 1) KEY(0, LEFT, 0) KEY(0, RIGHT, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -41,7 +50,8 @@ static const char* c_init(Env* env) {
         return "masses, length_1 and inertia must be above 0";
     if (!(env->centre_1 > 0 && env->centre_2 > 0)) return "centre_1 and centre_2 must be above 0";
     if (!(env->tau > 0 && env->tau <= 1)) return "tau must lie within 0..1";
-    if (!(env->max_velocity_1 > 0 && env->max_velocity_2 > 0)) return "max_velocity_1 and _2 must be above 0";
+    if (!(env->max_velocity_1 > 0 && env->max_velocity_2 > 0))
+        return "max_velocity_1 and _2 must be above 0";
     return NULL;
 }
 
@@ -75,14 +85,17 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* The equations of Sutton and Barto's book; those of the 1996 paper lack the term with velocity_1^2. */
+/* The equations are those of Sutton and Barto's book. The paper of 1996 lacks the term with
+ * velocity_1^2. */
 static State derivative(const Env* env, State s) {
-    float m1 = env->mass_1, m2 = env->mass_2, l1 = env->length_1, c1 = env->centre_1, c2 = env->centre_2;
+    float m1 = env->mass_1, m2 = env->mass_2, l1 = env->length_1, c1 = env->centre_1;
+    float c2 = env->centre_2;
     float sine = sinf(s.at[1]), cosine = cosf(s.at[1]), g = env->gravity;
     float d1 = m1 * c1 * c1 + m2 * (l1 * l1 + c2 * c2 + 2 * l1 * c2 * cosine) + 2 * env->inertia;
     float d2 = m2 * (c2 * c2 + l1 * c2 * cosine) + env->inertia;
     float phi2 = m2 * c2 * g * sinf(s.at[0] + s.at[1]); /* cos(x - pi/2) = sin(x) */
-    float phi1 = -m2 * l1 * c2 * s.at[3] * s.at[3] * sine - 2 * m2 * l1 * c2 * s.at[3] * s.at[2] * sine +
+    float phi1 = -m2 * l1 * c2 * s.at[3] * s.at[3] * sine -
+                 2 * m2 * l1 * c2 * s.at[3] * s.at[2] * sine +
                  (m1 * c1 + m2 * l1) * g * sinf(s.at[0]) + phi2;
     float second = (env->torque + d2 / d1 * phi1 - m2 * l1 * c2 * s.at[2] * s.at[2] * sine - phi2) /
                    (m2 * c2 * c2 + env->inertia - d2 * d2 / d1);
@@ -100,10 +113,12 @@ static float wrap(float angle) {
 }
 
 static void c_step(Env* env) {
-    env->torque = env->continuous ? clampf(env->continuous_actions[0], -1, 1) : (float)(env->actions[0] - 1);
+    env->torque =
+        env->continuous ? clampf(env->continuous_actions[0], -1, 1) : (float)(env->actions[0] - 1);
     State s = env->state;
     State k1 = derivative(env, s), k2 = derivative(env, move(s, k1, env->tau / 2));
-    State k3 = derivative(env, move(s, k2, env->tau / 2)), k4 = derivative(env, move(s, k3, env->tau));
+    State k3 = derivative(env, move(s, k2, env->tau / 2)),
+          k4 = derivative(env, move(s, k3, env->tau));
     for (int i = 0; i < SIZE; i++)
         s.at[i] += env->tau / 6 * (k1.at[i] + 2 * k2.at[i] + 2 * k3.at[i] + k4.at[i]);
     s.at[0] = wrap(s.at[0]);
@@ -113,7 +128,8 @@ static void c_step(Env* env) {
     env->state = s;
     env->tick++;
 
-    bool there = -cosf(s.at[0]) - cosf(s.at[0] + s.at[1]) > 1, late = !there && env->tick >= env->max_steps;
+    bool there = -cosf(s.at[0]) - cosf(s.at[0] + s.at[1]) > 1;
+    bool late = !there && env->tick >= env->max_steps;
     env->rewards[0] = there ? 0 : -env->reward_scale;
     env->terminals[0] = there;
     env->truncations[0] = late;
@@ -123,11 +139,8 @@ static void c_step(Env* env) {
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     float score = (float)(there - env->tick);
-    env->log.perf += 1 - (float)(env->tick - there) / (float)env->max_steps;
-    env->log.score += score;
-    env->log.episode_return += score;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, 1 - (float)(env->tick - there) / (float)env->max_steps, score, score,
+                env->tick);
     c_reset(env);
 }
 
@@ -147,8 +160,4 @@ static void c_render(Env* env) {
     DrawCircleV(pivot, 13, DRAW_GREY);
     DrawCircleV(joint, 10, env->torque == 0 ? DRAW_GREY : DRAW_RED);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,28 +1,34 @@
-/* Asteroids: a ship among drifting rocks, in a field of 1024 x 768 whose edges are joined. A shot breaks a large rock
- * (20 points) into two of middle size (50), and one of these into two small ones (100). When all are gone the next
- * wave comes: 4 large rocks at first, two more each time, up to 11. Now and then a saucer crosses and shoots: the
- * large one (200 points) anywhere, the small one (1000), which comes from 10,000 points on, at the ship. What touches
- * the ship costs it and breaks; three are there, and one more every 10,000 points. A new ship appears in the middle
- * after respawn_seconds, as soon as that is clear. Hyperspace puts the ship at a random place, one time in six into
- * pieces. The last ship's loss ends the episode.
- * The reward is the points over reward_points and reward_loss for a ship lost; score is the points, perf the points
- * as a share of 10,000, cut at 1.
+/* Asteroids: a ship among drifting rocks, in a field of 1024 x 768 whose opposite edges are joined.
+ *   - A shot breaks a large rock (20 points) into two of middle size (50 points). It breaks one of
+ *     these into two small ones (100 points).
+ *   - The first wave has 4 large rocks. When all rocks are gone, the next wave has two more, up to
+ *     11.
+ *   - Now and then a saucer crosses and shoots. The large one (200 points) shoots anywhere. The
+ *     small one (1000 points) aims at the ship; it comes once the score is 10,000.
+ *   - Whatever touches the ship breaks, and the ship is lost. There are three ships, and one more
+ *     for every 10,000 points. A new ship appears in the middle after respawn_seconds, when that is
+ *     clear.
+ *   - Hyperspace puts the ship at a random place. One time in six it breaks.
+ *   - The loss of the last ship ends the episode.
+ * The reward is the points over reward_points, plus reward_loss for each ship lost. score is the
+ * points. perf is the points over 10,000, at most 1.
  *
- *     observation; all positions and velocities in the ship's own axes (ahead, to its right), cut to -1..1
+ *     observation; positions and velocities are in the ship's axes (ahead, right), cut to -1..1
  *     0, 1       velocity of the ship, over 600 pixels a second
- *     2, 3       1 where the ship is there, ships left over 5
- *     4, 5       share of the shots that can be fired, time until the next over its length
- *     6 .. 10    saucer: there, where, size (0.5 the small, 1 the large one), its shot is there
- *     11 .. 14   where its shot is, and its velocity relative to the ship's
- *     15 ..      the 10 nearest rocks: where (over half the field's width), velocity relative to the ship's (over 600
- *                pixels a second), size (1/3, 2/3, 1; all 0: no rock)
+ *     2, 3       1 while there is a ship; ships left over 5
+ *     4, 5       share of the shots that can be fired; time until the next shot, over its length
+ *     6 .. 10    saucer: 1 if there is one, position, size (0.5 small, 1 large), 1 if it has a shot
+ *     11 .. 14   the saucer's shot: position, velocity less the ship's
+ *     15 ..      each of the 10 nearest rocks: position (over half the field's width), velocity
+ *                less the ship's (over 600 pixels a second), size (1/3, 2/3, 1); all 0 if there is
+ *                no rock
  *
- * Actions: turn (none, left, right), drive (none, thrust, hyperspace), fire (no, yes). A tick is 1/60 s and an action
- * lasts frameskip ticks; hyperspace happens once an action. */
+ * Actions: turn (none, left, right), drive (none, thrust, hyperspace), fire (no, yes). A tick is
+ * 1/60 s. An action lasts frameskip ticks. Hyperspace happens once an action. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(waves)
+#define OWN_LOG(X) X(waves)
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
     X(int, ships, 3, "in the beginning") \
@@ -34,35 +40,44 @@
     X(float, drag, 0.4, "of the ship, 1/s") \
     X(float, shot_speed, 480.0, "pixels a second, more than the ship's own") \
     X(float, shot_seconds, 1.0, "that a shot lasts") \
-    X(float, rock_speed, 60.0, "of a large rock; middle ones fly half as fast again, small ones twice as fast") \
+    X(float, rock_speed, 60.0, \
+      "of a large rock; middle ones fly half as fast again, small ones twice as fast") \
     X(float, respawn_seconds, 1.0, "without a ship after a loss, at least") \
     X(float, saucer_seconds, 15.0, "without a saucer, on average") \
     X(float, reward_points, 100.0, "points that give a reward of 1") \
     X(float, reward_loss, -1.0, "for a ship lost")
+#define FPS 15
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(1, UP, 1) KEY(1, DOWN, 2) KEY(2, SPACE, 1)
 #include "env.h"
 #include "draw.h"
 
-enum { MAX_ROCKS = 48, MAX_SHOTS = 16, MOST_LARGE = 11, SEEN = 10, OBSERVATIONS = 15 + 5 * SEEN, EXTRA_SHIP = 10000 };
+enum {
+    MAX_ROCKS = 48, MAX_SHOTS = 16, MOST_LARGE = 11, SEEN = 10, OBSERVATIONS = 15 + 5 * SEEN,
+    EXTRA_SHIP = 10000
+};
 #define WIDTH 1024.0f
 #define HEIGHT 768.0f
 #define SHIP 12.0f /* radius */
-#define SPEED 600.0f /* of the ship at most */
+#define SPEED 600.0f /* the ship's highest */
 #define COOLDOWN 8 /* ticks between two shots */
 static const float rock_radius[4] = {0, 14, 28, 54}, saucer_radius[3] = {0, 12, 22};
 static const int rock_points[4] = {0, 100, 50, 20}, saucer_points[3] = {0, 1000, 200};
 
 typedef struct {
     float x, y, vx, vy; /* pixels, pixels a tick */
-    int life;           /* a shot's: ticks left; a rock's: its size, 3 large .. 1 small; 0: not there */
+    /* of a shot: ticks left; of a rock: its size, 3 large to 1 small; 0: it is gone */
+    int life;
 } Body;
 
 struct Env {
     ENV_COMMON
-    Body ship, saucer, saucer_shot; /* the ship's life: 1; the saucer's: 1 the small one, 2 the large one */
+    /* life of the ship: 1; of the saucer: 1 if small, 2 if large */
+    Body ship, saucer, saucer_shot;
     float cosine, sine; /* of the ship's heading */
     float turn_cosine, turn_sine;
-    int heat; /* ticks until the ship can fire again, or, while there is none, until the next may come */
-    int saucer_wait; /* ticks until it comes; while it is there, until it fires */
+    /* ticks until the ship can fire again; without a ship, until the next may come */
+    int heat;
+    int saucer_wait; /* ticks until it comes; once it is there, until it fires */
     Body shots[MAX_SHOTS];
     Body rocks[MAX_ROCKS];
     int num_rocks, wave, ships_left, points, next_ship, tick;
@@ -73,17 +88,23 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->ships < 1 || env->ships > 1000) return "ships must lie within 1..1000";
-    if (env->first_rocks < 1 || env->first_rocks > MOST_LARGE) return "first_rocks must lie within 1..11";
+    if (env->first_rocks < 1 || env->first_rocks > MOST_LARGE)
+        return "first_rocks must lie within 1..11";
     if (env->max_shots < 1 || env->max_shots > MAX_SHOTS) return "max_shots must lie within 1..16";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
     if (!(env->turn > 0 && env->turn <= 60)) return "turn must lie within 0..60";
     if (!(env->thrust >= 0 && env->thrust <= 10000)) return "thrust must lie within 0..10000";
     if (!(env->drag >= 0 && env->drag < 60)) return "drag must lie within 0..60";
-    if (!(env->shot_speed > 0 && env->shot_speed <= 1200)) return "shot_speed must lie within 0..1200";
-    if (!(env->shot_seconds > 0 && env->shot_seconds <= 60)) return "shot_seconds must lie within 0..60";
-    if (!(env->rock_speed > 0 && env->rock_speed <= 600)) return "rock_speed must lie within 0..600";
-    if (!(env->respawn_seconds >= 0 && env->respawn_seconds <= 60)) return "respawn_seconds must lie within 0..60";
-    if (!(env->saucer_seconds >= 1 && env->saucer_seconds <= 1e6f)) return "saucer_seconds: 1..1000000";
+    if (!(env->shot_speed > 0 && env->shot_speed <= 1200))
+        return "shot_speed must lie within 0..1200";
+    if (!(env->shot_seconds > 0 && env->shot_seconds <= 60))
+        return "shot_seconds must lie within 0..60";
+    if (!(env->rock_speed > 0 && env->rock_speed <= 600))
+        return "rock_speed must lie within 0..600";
+    if (!(env->respawn_seconds >= 0 && env->respawn_seconds <= 60))
+        return "respawn_seconds must lie within 0..60";
+    if (!(env->saucer_seconds >= 1 && env->saucer_seconds <= 1e6f))
+        return "saucer_seconds: 1..1000000";
     if (!(env->reward_points > 0)) return "reward_points must be above 0";
     env->turn_cosine = cosf(env->turn / 60);
     env->turn_sine = sinf(env->turn / 60);
@@ -91,7 +112,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -118,7 +138,7 @@ static inline void move(Body* body) {
     body->y += body->y < 0 ? HEIGHT : body->y >= HEIGHT ? -HEIGHT : 0;
 }
 
-/* Turned into the ship's axes and cut. */
+/* Turns a vector into the ship's axes and cuts it. */
 static void write_pair(const Env* env, float x, float y, float over, float* observation) {
     observation[0] = clampf((x * env->cosine + y * env->sine) / over, -1, 1);
     observation[1] = clampf((y * env->cosine - x * env->sine) / over, -1, 1);
@@ -152,7 +172,7 @@ static void write_observation(const Env* env, float* o) {
         write_place(env, &env->saucer_shot, o + 11);
         write_velocity(env, &env->saucer_shot, o + 13);
     }
-    /* The nearest rocks in order, by insertion. */
+    /* Finds the nearest rocks, nearest first, by insertion. */
     float near[SEEN];
     int which[SEEN], seen = 0;
     for (int i = 0; i < env->num_rocks; i++) {
@@ -190,7 +210,7 @@ static void add_rock(Env* env, float x, float y, int size) {
     send(env, rock, env->rock_speed * faster[size] * random_float(&env->rng, 0.7f, 1.3f));
 }
 
-/* Large rocks begin on the edge, where the two edges of the field are joined. */
+/* Large rocks begin on an edge of the field. */
 static void begin_wave(Env* env) {
     int count = env->first_rocks + 2 * env->wave++;
     env->num_rocks = 0;
@@ -242,7 +262,7 @@ static void break_rock(Env* env, int i) {
         add_rock(env, rock.x, rock.y, rock.life - 1);
 }
 
-/* The rock that a body of some radius touches, or -1. */
+/* Returns the rock that a body of some radius touches, or -1. */
 static int touched_rock(const Env* env, const Body* body, float radius) {
     for (int i = 0; i < env->num_rocks; i++) {
         float reach = rock_radius[env->rocks[i].life] + radius;
@@ -261,7 +281,8 @@ static void fire(Env* env) {
         Body* shot = &env->shots[i];
         if (shot->life) continue;
         *shot = (Body){env->ship.x, env->ship.y, env->ship.vx + env->cosine * env->shot_speed / 60,
-                       env->ship.vy + env->sine * env->shot_speed / 60, (int)ceilf(env->shot_seconds * 60)};
+                       env->ship.vy + env->sine * env->shot_speed / 60,
+                       (int)ceilf(env->shot_seconds * 60)};
         env->heat = COOLDOWN;
         return;
     }
@@ -272,7 +293,8 @@ static void steer(Env* env) {
     if (turn != 0) {
         float cosine = env->cosine * env->turn_cosine - env->sine * turn;
         float sine = env->sine * env->turn_cosine + env->cosine * turn;
-        float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine); /* against rounding: towards length 1 */
+        /* keeps the length at 1 against rounding */
+        float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine);
         env->cosine = cosine * shrink;
         env->sine = sine * shrink;
     }
@@ -293,7 +315,8 @@ static void move_saucer(Env* env) {
     if (!saucer->life) {
         if (--env->saucer_wait > 0) return;
         bool right = random_int(&env->rng, 2);
-        *saucer = (Body){right ? 0 : WIDTH - 1, random_float(&env->rng, 0, HEIGHT), right ? 2.0f : -2.0f, 0, 2};
+        *saucer = (Body){right ? 0 : WIDTH - 1, random_float(&env->rng, 0, HEIGHT),
+                         right ? 2.0f : -2.0f, 0, 2};
         if (env->points >= EXTRA_SHIP) saucer->life = 1;
         env->saucer_wait = 60;
         return;
@@ -310,8 +333,9 @@ static void move_saucer(Env* env) {
     Body* shot = &env->saucer_shot;
     *shot = (Body){saucer->x, saucer->y, 0, 0, 72};
     send(env, shot, 360);
-    if (saucer->life == 1 && env->ship.life) { /* the small one aims, at up to 0.15 rad beside */
-        float x = around(env->ship.x - saucer->x, WIDTH), y = around(env->ship.y - saucer->y, HEIGHT);
+    if (saucer->life == 1 && env->ship.life) { /* the small one aims, with an error of up to 0.15 rad */
+        float x = around(env->ship.x - saucer->x, WIDTH);
+        float y = around(env->ship.y - saucer->y, HEIGHT);
         float angle = atan2f(y, x) + random_float(&env->rng, -0.15f, 0.15f);
         shot->vx = 6 * cosf(angle);
         shot->vy = 6 * sinf(angle);
@@ -346,7 +370,7 @@ static void move_shots(Env* env) {
     }
 }
 
-/* Whether the ship is lost in this tick; what it ran into breaks, and scores. */
+/* Returns whether something hit the ship in this tick. What it hit breaks and scores. */
 static bool collide(Env* env) {
     Body* ship = &env->ship;
     int rock = touched_rock(env, ship, SHIP);
@@ -412,7 +436,8 @@ static void c_step(Env* env) {
     }
     env->tick++;
     bool late = !over && env->max_steps && env->tick >= env->max_steps;
-    env->rewards[0] = (float)(env->points - points) / env->reward_points + (float)losses * env->reward_loss;
+    env->rewards[0] =
+        (float)(env->points - points) / env->reward_points + (float)losses * env->reward_loss;
     env->terminals[0] = over;
     env->truncations[0] = late;
     env->total += env->rewards[0];
@@ -421,16 +446,12 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += minf((float)env->points / EXTRA_SHIP, 1);
-    env->log.score += (float)env->points;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, minf((float)env->points / EXTRA_SHIP, 1), env->points, env->total, env->tick);
     env->log.waves += (float)(env->wave - 1);
-    env->log.n += 1;
     c_reset(env);
 }
 
-/* A rock's outline: corners at distances that follow from its number. */
+/* Each rock has an outline of its own: the distances of its corners follow from its number. */
 static void draw_rock(const Body* rock, int number) {
     enum { CORNERS = 11 };
     uint64_t shape = (uint64_t)(number * 4 + rock->life);
@@ -450,39 +471,38 @@ static void draw_rock(const Body* rock, int number) {
 }
 
 static void c_render(Env* env) {
-    char text[32];
     draw_begin((int)WIDTH, (int)HEIGHT, "asteroids");
     for (int i = 0; i < env->num_rocks; i++)
         draw_rock(&env->rocks[i], i);
     for (int i = 0; i < env->max_shots; i++)
-        if (env->shots[i].life) DrawCircleV((Vector2){env->shots[i].x, env->shots[i].y}, 4, DRAW_GOLD);
-    if (env->saucer_shot.life) DrawCircleV((Vector2){env->saucer_shot.x, env->saucer_shot.y}, 4, DRAW_RED);
+        if (env->shots[i].life)
+            DrawCircleV((Vector2){env->shots[i].x, env->shots[i].y}, 4, DRAW_GOLD);
+    if (env->saucer_shot.life)
+        DrawCircleV((Vector2){env->saucer_shot.x, env->saucer_shot.y}, 4, DRAW_RED);
     if (env->saucer.life) {
         float radius = saucer_radius[env->saucer.life], x = env->saucer.x, y = env->saucer.y;
         DrawCircleV((Vector2){x, y - radius * 0.2f}, radius * 0.5f, DRAW_GREY);
         draw_quad((Vector2){x - radius, y}, (Vector2){x - radius * 0.4f, y - radius * 0.4f},
-                  (Vector2){x + radius * 0.4f, y - radius * 0.4f}, (Vector2){x + radius, y}, DRAW_RED);
+                  (Vector2){x + radius * 0.4f, y - radius * 0.4f}, (Vector2){x + radius, y},
+                  DRAW_RED);
         draw_quad((Vector2){x - radius, y}, (Vector2){x - radius * 0.4f, y + radius * 0.4f},
-                  (Vector2){x + radius * 0.4f, y + radius * 0.4f}, (Vector2){x + radius, y}, DRAW_RED);
+                  (Vector2){x + radius * 0.4f, y + radius * 0.4f}, (Vector2){x + radius, y},
+                  DRAW_RED);
     }
     if (env->ship.life) {
         float x = env->ship.x, y = env->ship.y, c = env->cosine, s = env->sine;
-        Vector2 left = {x - 14 * c - 11 * s, y - 14 * s + 11 * c}, right = {x - 14 * c + 11 * s, y - 14 * s - 11 * c};
+        Vector2 left = {x - 14 * c - 11 * s, y - 14 * s + 11 * c};
+        Vector2 right = {x - 14 * c + 11 * s, y - 14 * s - 11 * c};
         if (env->thrusts)
             draw_triangle((Vector2){x - 10 * c - 6 * s, y - 10 * s + 6 * c},
                           (Vector2){x - 10 * c + 6 * s, y - 10 * s - 6 * c}, (Vector2){x - 28 * c, y - 28 * s},
                           DRAW_GOLD);
         draw_triangle((Vector2){x + 18 * c, y + 18 * s}, left, right, DRAW_CYAN);
     }
-    snprintf(text, sizeof(text), "%d", env->points);
-    DrawText(text, 20, 16, 40, DRAW_WHITE);
+    draw_format(20, 16, 40, DRAW_WHITE, "%d", env->points);
     for (int i = 0; i < env->ships_left; i++) {
         float x = 30 + 30 * (float)i;
         draw_triangle((Vector2){x, 66}, (Vector2){x - 9, 90}, (Vector2){x + 9, 90}, DRAW_CYAN);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

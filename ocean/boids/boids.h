@@ -1,30 +1,34 @@
-/* Boids: a flock that nobody leads (Reynolds 1987), as a task to be learnt. Boids fly on a plane whose opposite edges are
- * joined. Each step a boid turns by up to `max_turn` and changes its speed by up to `acceleration`, within min_speed ..
- * max_speed. It sees its nearest `neighbours` within `vision`, seven by default, as many as starlings mind (Ballerini et
- * al. 2008), and each boid is paid for what it alone can see of Reynolds's three rules:
+/* Boids: a flock without a leader (Reynolds 1987), as a task to learn. Boids fly on a plane whose
+ * opposite edges are joined. Each step a boid turns by up to `max_turn` and changes its speed by up
+ * to `acceleration`, within min_speed .. max_speed. It sees its nearest `neighbours` within
+ * `vision`: seven by default, as many as starlings mind (Ballerini et al. 2008). Each boid is paid
+ * by Reynolds's three rules for what it sees:
  *     alignment   the mean cosine between its own heading and theirs
  *     cohesion    1 - distance to their centre / vision
- *     crowding    1 - distance to the nearest / space, where that is above 0
- *     payment = share of its neighbours that are there (alignment_weight * alignment + cohesion_weight * cohesion)
- *               - separation_weight * crowding;   reward = reward_scale * payment
- * so that by default 1 is the most. The flock starts at random and is truncated after max_steps; the first episode of an
- * environment begins at a random step, which staggers the ends, and is not logged. score is the mean payment, perf the same cut at 0. Boids
- * that steer by the three rules as Reynolds wrote them have a score of about 0.77, at random 0.07.
+ *     crowding    1 - distance to the nearest / space, at least 0
+ *     payment     share of `neighbours` in sight
+ *                 * (alignment_weight * alignment + cohesion_weight * cohesion)
+ *                 - separation_weight * crowding
+ *     reward      reward_scale * payment
+ * The highest payment is 1 by default. The flock starts at random. An episode is truncated after
+ * max_steps. The first episode of an environment begins at a random step, so that environments do
+ * not end together; it is not logged. score is the mean payment. perf is the score, at least 0.
+ * Boids that follow Reynolds's rules have a score of about 0.77, random ones 0.07.
  *
- *     observation, in the boid's own axes (x forward, y to its right), within -1..1
+ *     observation, in the boid's axes (x forward, y right), within -1..1
  *     0        speed / max_speed
- *     1        share of `neighbours` that is in sight
+ *     1        share of `neighbours` in sight
  *     2, 3     way to their centre / vision
  *     4, 5     their mean velocity less its own / (2 max_speed)
- *     6 + 5 k  of the k-th nearest, all 0 where there is none:
+ *     6 + 5 k  of the k-th nearest, all 0 if there is none:
  *              1 - distance / vision, way / vision (2), velocity less its own / (2 max_speed) (2)
  *
- * Actions: 5 turns, from left to right, and 3 changes of speed: slower, none, faster; with `continuous` two numbers in
- * -1..1 instead. */
+ * Actions: 5 turns, from left to right, and 3 changes of speed: slower, none, faster. With
+ * `continuous`: two numbers in -1..1. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(alignment) X(cohesion) X(crowding)
+#define OWN_LOG(X) X(alignment) X(cohesion) X(crowding)
 #define SETTINGS(X) \
     X(int, num_agents, 64, "boids on one plane") \
     X(int, neighbours, 7, "that a boid minds, the nearest ones") \
@@ -32,7 +36,8 @@
     X(int, max_steps, 512, "steps after which the flock is truncated") \
     X(float, width, 1080.0, "of the plane") \
     X(float, height, 720.0, "of the plane") \
-    X(float, vision, 100.0, "distance at which boids see each other, at most a third of either side") \
+    X(float, vision, 100.0, \
+      "distance at which boids see each other, at most a third of either side") \
     X(float, space, 24.0, "distance below which they crowd each other") \
     X(float, min_speed, 2.0, "distance flown in a step") \
     X(float, max_speed, 8.0, "distance flown in a step") \
@@ -42,10 +47,15 @@
     X(float, cohesion_weight, 0.5, "of being in the midst of others") \
     X(float, separation_weight, 1.0, "of being too near") \
     X(float, reward_scale, 0.1, "of the reward; score is not touched")
+#define KEYS(KEY) \
+    KEY(0, REST, 2) KEY(0, LEFT, 0) KEY(0, RIGHT, 4) \
+    KEY(1, REST, 1) KEY(1, DOWN, 0) KEY(1, UP, 2)
 #include "env.h"
 #include "draw.h"
 
-enum { MAX_AGENTS = 1024, MAX_NEIGHBOURS = 16, MAX_SIDE = 32, HEAD = 6, EACH = 5, TURNS = 5, SPEEDS = 3 };
+enum {
+    MAX_AGENTS = 1024, MAX_NEIGHBOURS = 16, MAX_SIDE = 32, HEAD = 6, EACH = 5, TURNS = 5, SPEEDS = 3
+};
 
 typedef struct {
     float x, y;
@@ -60,13 +70,15 @@ struct Env {
     int columns, rows; /* cells, no smaller than vision */
     double total, alignment, cohesion, crowding; /* sums over the boids and steps of the episode */
     Boid boids[MAX_AGENTS];
-    /* The boids sorted by cell: those of cell c are sorted[first[c]] to sorted[first[c + 1] - 1]. */
+    /* Sorts the boids by cell: those of cell c are sorted[first[c]] to sorted[first[c + 1] - 1]. */
     uint16_t cells[MAX_AGENTS], first[MAX_SIDE * MAX_SIDE + 1], sorted[MAX_AGENTS];
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 2..1024";
-    if (env->neighbours < 1 || env->neighbours > MAX_NEIGHBOURS) return "neighbours must lie within 1..16";
+    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 2..1024";
+    if (env->neighbours < 1 || env->neighbours > MAX_NEIGHBOURS)
+        return "neighbours must lie within 1..16";
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     float side = minf(env->width, env->height);
     if (!(env->vision > 0) || !(env->vision <= side / 3) || isinf(maxf(env->width, env->height)))
@@ -77,8 +89,9 @@ static const char* c_init(Env* env) {
         return "speeds must obey 0 <= min_speed <= max_speed, 0 < max_speed < width and height";
     if (!(env->acceleration >= 0) || !(env->max_turn >= 0 && env->max_turn <= (float)M_PI))
         return "acceleration must be 0 or more, max_turn within 0..pi";
-    if (!isfinite(env->alignment_weight) || !isfinite(env->cohesion_weight) || !isfinite(env->separation_weight) ||
-        !isfinite(env->reward_scale) || !isfinite(env->acceleration) || !isfinite(env->space))
+    if (!isfinite(env->alignment_weight) || !isfinite(env->cohesion_weight) ||
+        !isfinite(env->separation_weight) || !isfinite(env->reward_scale) ||
+        !isfinite(env->acceleration) || !isfinite(env->space))
         return "weights, acceleration, space and reward_scale must be finite";
     env->columns = (int)minf(env->width / env->vision, MAX_SIDE);
     env->rows = (int)minf(env->height / env->vision, MAX_SIDE);
@@ -115,9 +128,10 @@ static void sort_into_cells(Env* env) {
     }
     for (int c = 0; c < env->columns * env->rows; c++)
         env->first[c + 1] += env->first[c];
-    for (int i = env->num_agents - 1; i >= 0; i--) /* first[c + 1] runs down to where c begins ... */
+    /* This takes first[c + 1] down to the beginning of c ... */
+    for (int i = env->num_agents - 1; i >= 0; i--)
         env->sorted[--env->first[env->cells[i] + 1]] = (uint16_t)i;
-    for (int c = 0; c < env->columns * env->rows; c++) /* ... so that it must move up by one */
+    for (int c = 0; c < env->columns * env->rows; c++) /* ... so all move up by one */
         env->first[c] = env->first[c + 1];
     env->first[env->columns * env->rows] = (uint16_t)env->num_agents;
 }
@@ -127,20 +141,26 @@ typedef struct {
     int who;
 } Neighbour;
 
-/* The shorter way round. */
+/* The shorter way around a joined edge. */
 static inline float wrapped(float way, float side) {
     return way - side * (float)(way > 0.5f * side) + side * (float)(way < -0.5f * side);
 }
 
-/* The nearest ones within vision, nearest first; returns how many. Only the nine cells around can hold them. */
+/* A row or column at most one beside the plane is the one at its other end. */
+static inline int around(int at, int count) {
+    return at < 0 ? at + count : at >= count ? at - count : at;
+}
+
+/* Finds the nearest within vision, nearest first, and returns how many. A cell is no smaller than
+ * vision, so they are in the nine cells around. */
 static int find_neighbours(const Env* env, int i, Neighbour* found) {
     const Boid* boid = &env->boids[i];
     int row = env->cells[i] / env->columns, column = env->cells[i] % env->columns, count = 0;
     float reach = env->vision * env->vision;
     for (int r = -1; r <= 1; r++) {
-        int base = (row + r + (row + r < 0 ? env->rows : row + r >= env->rows ? -env->rows : 0)) * env->columns;
+        int base = around(row + r, env->rows) * env->columns;
         for (int c = -1; c <= 1; c++) {
-            int at = column + c + (column + c < 0 ? env->columns : column + c >= env->columns ? -env->columns : 0);
+            int at = around(column + c, env->columns);
             for (int k = env->first[base + at]; k < env->first[base + at + 1]; k++) {
                 int who = env->sorted[k];
                 float x = wrapped(env->boids[who].x - boid->x, env->width);
@@ -158,7 +178,7 @@ static int find_neighbours(const Env* env, int i, Neighbour* found) {
     return count;
 }
 
-/* Writes what boid i sees; returns what it is paid for it. */
+/* Writes what boid i sees and returns its payment. */
 static float observe(Env* env, int i, float* observation) {
     const Boid* boid = &env->boids[i];
     Neighbour found[MAX_NEIGHBOURS];
@@ -168,7 +188,7 @@ static float observe(Env* env, int i, float* observation) {
     float* out = observation + HEAD;
     for (int k = 0; k < count; k++, out += EACH) {
         const Boid* other = &env->boids[found[k].who];
-        /* Turned into the boid's own axes. */
+        /* Into the boid's own axes. */
         float ahead = boid->cosine * found[k].x + boid->sine * found[k].y;
         float beside = boid->cosine * found[k].y - boid->sine * found[k].x;
         float cosine = boid->cosine * other->cosine + boid->sine * other->sine;
@@ -200,7 +220,8 @@ static float observe(Env* env, int i, float* observation) {
     env->alignment += alignment;
     env->cohesion += cohesion;
     env->crowding += crowding;
-    return env->alignment_weight * alignment + env->cohesion_weight * cohesion - env->separation_weight * crowding;
+    return env->alignment_weight * alignment + env->cohesion_weight * cohesion -
+           env->separation_weight * crowding;
 }
 
 static void observe_all(Env* env, float* observations, float* rewards) {
@@ -217,9 +238,11 @@ static void observe_all(Env* env, float* observations, float* rewards) {
 static void c_reset(Env* env) {
     for (int i = 0; i < env->num_agents; i++) {
         float heading = random_float(&env->rng, 0, (float)(2 * M_PI));
-        float x = random_float(&env->rng, 0, env->width), y = random_float(&env->rng, 0, env->height);
+        float x = random_float(&env->rng, 0, env->width);
+        float y = random_float(&env->rng, 0, env->height);
         float speed = random_float(&env->rng, env->min_speed, env->max_speed);
-        env->boids[i] = (Boid){.x = x, .y = y, .cosine = cosf(heading), .sine = sinf(heading), .speed = speed};
+        env->boids[i] =
+            (Boid){.x = x, .y = y, .cosine = cosf(heading), .sine = sinf(heading), .speed = speed};
     }
     env->tick = env->begun ? 0 : random_int(&env->rng, env->max_steps);
     env->whole = env->tick == 0;
@@ -230,14 +253,11 @@ static void c_reset(Env* env) {
 
 static void log_episode(Env* env) {
     double count = (double)env->max_steps * env->num_agents, score = env->total / count;
-    env->log.perf += clampf((float)score, 0, 1);
-    env->log.score += (float)score;
-    env->log.episode_return += (float)(env->reward_scale * score * env->max_steps);
-    env->log.episode_length += (float)env->max_steps;
+    LOG_EPISODE(env, clampf((float)score, 0, 1), (float)score,
+                (float)(env->reward_scale * score * env->max_steps), env->max_steps);
     env->log.alignment += (float)(env->alignment / count);
     env->log.cohesion += (float)(env->cohesion / count);
     env->log.crowding += (float)(env->crowding / count);
-    env->log.n += 1;
 }
 
 /* turn and push lie within -1..1. */
@@ -245,7 +265,7 @@ static void fly(const Env* env, Boid* boid, float turn, float push) {
     float turn_cosine = cosf(turn * env->max_turn), turn_sine = sinf(turn * env->max_turn);
     float cosine = boid->cosine * turn_cosine - boid->sine * turn_sine;
     float sine = boid->sine * turn_cosine + boid->cosine * turn_sine;
-    /* One Newton step towards length 1 keeps rounding errors from adding up over many turns. */
+    /* One Newton step towards length 1, so that rounding errors do not add up. */
     float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine);
     boid->cosine = cosine * shrink;
     boid->sine = sine * shrink;
@@ -262,12 +282,13 @@ static void c_step(Env* env) {
             fly(env, &env->boids[i], clampf(action[0], -1, 1), clampf(action[1], -1, 1));
         } else {
             const int32_t* action = env->actions + 2 * i;
-            fly(env, &env->boids[i], 0.5f * (float)(action[0] - TURNS / 2), (float)(action[1] - SPEEDS / 2));
+            fly(env, &env->boids[i], 0.5f * (float)(action[0] - TURNS / 2),
+                (float)(action[1] - SPEEDS / 2));
         }
     }
     bool over = ++env->tick >= env->max_steps;
-    /* The last state of an episode is paid for too, and seen as the final observation where one is asked for; where
-     * not, the row of the next one serves as scratch. */
+    /* The last state of an episode is paid too. It is written as the final observation, or, if
+     * nobody wants that, to the row that is overwritten next. */
     float* seen = over && env->final_observations ? env->final_observations : env->observations;
     observe_all(env, seen, env->rewards);
     memset(env->terminals, 0, (size_t)env->num_agents);
@@ -277,7 +298,7 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A colour a heading, so that a flock that flies one way has one colour. */
+/* The colour is the heading's, so that a flock that flies one way has one colour. */
 static Color heading_color(const Boid* boid) {
     float third = 0.8660254f, red = boid->cosine, green = -0.5f * boid->cosine + third * boid->sine;
     float blue = -0.5f * boid->cosine - third * boid->sine;
@@ -286,11 +307,13 @@ static Color heading_color(const Boid* boid) {
 }
 
 static void c_render(Env* env) {
-    float scale = minf(1080 / env->width, 720 / env->height), size = maxf(0.4f * env->space * scale, 5);
+    float scale = minf(1080 / env->width, 720 / env->height);
+    float size = maxf(0.4f * env->space * scale, 5);
     draw_begin((int)(env->width * scale), (int)(env->height * scale), "boids");
     for (int i = 0; i < env->num_agents; i++) {
         const Boid* boid = &env->boids[i];
-        float x = boid->x * scale, y = boid->y * scale, ahead_x = size * boid->cosine, ahead_y = size * boid->sine;
+        float x = boid->x * scale, y = boid->y * scale;
+        float ahead_x = size * boid->cosine, ahead_y = size * boid->sine;
         if (i == 0) { /* the player's, and what it sees */
             DrawCircleV((Vector2){x, y}, env->vision * scale, DRAW_PANEL);
             DrawCircleLinesV((Vector2){x, y}, env->space * scale, DRAW_GREY);
@@ -303,8 +326,4 @@ static void c_render(Env* env) {
         draw_triangle(nose, tail, right, color);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,48 +1,56 @@
-/* Breakout: a paddle keeps a ball in play that knocks bricks out of a wall. Two walls of 432 points, 864 in all.
+/* Breakout: a paddle keeps a ball in play that knocks bricks out of a wall. There are two walls of
+ * 432 points, 864 in all.
  *
- * The field is 576 x 330, the origin its upper left corner, y points down, a unit is a pixel. Positions are those of
- * the upper left corner of a box; the ball collides as a box of 32 x 32.
- *   - A ball waits below the wall and is served by the next step, downwards, at a random angle of up to 45 degrees.
- *   - It leaves the paddle at up to 45 degrees, by where it strikes. Every fourth strike adds 64 to its speed, until
- *     448; a brick of the three upper rows brings it to that speed at once.
- *   - The back wall (the upper edge) halves the paddle until the round ends, that is, until the ball is lost.
- *   - Losing a ball takes one of five in reserve; losing the last one ends the episode, and so do 864 points.
- *   - When the first wall is cleared, the next strike of the paddle brings the second.
- *   - A ball can go round and round and hit no brick for ever. After max_steps the episode is truncated: half an hour
- *     at a frameskip of 4, as Atari's games are (Machado et al. 2018, section 4.1).
- * The reward is the points of the bricks hit. Actions: none, left, right; or, with continuous, one speed in -1..1.
- * A tick is 1/60 s and an action lasts frameskip ticks.
+ * The field is 576 x 330 pixels. Its origin is the upper left corner, and y points down. The
+ * position of a box is that of its upper left corner. The ball collides as a box of 32 x 32.
+ *   - A ball waits below the wall. The next step serves it downwards, at a random angle of up to 45
+ *     degrees.
+ *   - The ball leaves the paddle at up to 45 degrees; the angle depends on where it strikes. Every
+ *     fourth strike adds 64 to its speed, until 448. A brick of the three upper rows sets 448 at
+ *     once.
+ *   - The back wall (the upper edge) halves the paddle until the ball is lost.
+ *   - There are five balls in reserve. Losing the last ball ends the episode, and so do 864 points.
+ *   - When the first wall is cleared, the paddle's next strike brings the second.
+ *   - After max_steps the episode is truncated, because a ball can circle for ever. By default that
+ *     is half an hour at a frameskip of 4, as in Atari's games (Machado et al. 2018, section 4.1).
+ * The reward is the points of the bricks hit. Actions: none, left, right. With continuous: one
+ * speed in -1..1. A tick is 1/60 s. An action lasts frameskip ticks.
  *
- * Nothing moves in ticks, though: between two collisions everything moves in straight lines, so a step jumps from one
- * collision to the next, each at its exact time. The ball can pass through nothing at any speed, and a step in which
- * nothing is hit costs a handful of operations however many ticks it has.
+ * The step does not move tick by tick. Between two collisions everything moves in straight lines,
+ * so the step jumps from one collision to the next, at its exact time. So the ball passes through
+ * nothing at any speed, and a step without a collision is cheap for any frameskip.
  *
- *     observation, places as shares of the field's width or height
+ *     observation; positions are shares of the field's width or height
  *     0, 1     the paddle
  *     2, 3     the ball
  *     4, 5     velocity of the ball, over 512 pixels a second
- *     6        1 while the ball is in play, 0 while it waits to be served
+ *     6        1 while the ball is in play, 0 while it waits
  *     7        score over 864
- *     8        balls in reserve, over all of them
+ *     8        share of the balls that are in reserve
  *     9        width of the paddle: 1, or 0.5 while it is halved
  *     10 ..    1 for each brick that stands, row after row from the top */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
-    X(bool, continuous, false, "one action in -1..1, the speed of the paddle, instead of none, left, right") \
+    X(bool, continuous, false, \
+      "one action in -1..1, the speed of the paddle, instead of none, left, right") \
     X(int, max_steps, 27000, "steps after which an episode is truncated; 0: none") \
     X(int, balls, 5, "balls in reserve") \
     X(float, paddle_width, 62.0, "pixels") \
     X(float, paddle_speed, 620.0, "pixels a second") \
     X(float, ball_speed, 256.0, "speed of a served ball, pixels a second") \
     X(float, max_ball_speed, 448.0, "fastest speed of the ball, pixels a second, at most 512")
+#define FPS 15
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2)
 #include "env.h"
 #include "draw.h"
 
-enum { ROWS = 6, COLUMNS = 18, BRICKS = ROWS * COLUMNS, BRICK_WORDS = (BRICKS + 31) / 32, OBSERVATIONS = 10 + BRICKS };
+enum {
+    ROWS = 6, COLUMNS = 18, BRICKS = ROWS * COLUMNS, BRICK_WORDS = (BRICKS + 31) / 32,
+    OBSERVATIONS = 10 + BRICKS
+};
 enum { WALL_SCORE = 432, MAX_SCORE = 2 * WALL_SCORE };
 static const int row_points[ROWS] = {7, 7, 4, 4, 1, 1};
 
@@ -62,7 +70,7 @@ static const int row_points[ROWS] = {7, 7, 4, 4, 1, 1};
 
 struct Env {
     ENV_COMMON
-    float paddle_x, paddle_now; /* paddle_now: its width, whole or halved */
+    float paddle_x, paddle_now; /* paddle_now: its present width */
     float ball_x, ball_y, ball_vx, ball_vy;
     float speed; /* of the ball */
     int strikes; /* of the paddle in this round */
@@ -76,10 +84,14 @@ static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
     if (env->balls < 0) return "balls must be 0 or more";
-    if (!(env->paddle_width >= 4 && env->paddle_width <= WIDTH)) return "paddle_width must lie within 4..576";
-    if (!(env->paddle_speed >= 0 && env->paddle_speed <= 100000)) return "paddle_speed must lie within 0..100000";
-    if (!(env->ball_speed >= 32 && env->ball_speed <= env->max_ball_speed && env->max_ball_speed <= SPEED_SCALE))
-        return "ball_speed must be at least 32 and at most max_ball_speed, which must be at most 512";
+    if (!(env->paddle_width >= 4 && env->paddle_width <= WIDTH))
+        return "paddle_width must lie within 4..576";
+    if (!(env->paddle_speed >= 0 && env->paddle_speed <= 100000))
+        return "paddle_speed must lie within 0..100000";
+    if (!(env->ball_speed >= 32 && env->ball_speed <= env->max_ball_speed &&
+          env->max_ball_speed <= SPEED_SCALE))
+        return "ball_speed must be at least 32 and at most max_ball_speed, which must be at most "
+               "512";
     return NULL;
 }
 
@@ -105,7 +117,7 @@ static void write_observation(const Env* env, float* observation) {
     observation[7] = (float)env->score / MAX_SCORE;
     observation[8] = env->balls ? (float)env->reserve / (float)env->balls : 0;
     observation[9] = env->paddle_now / env->paddle_width;
-    /* From bits to floats 8 or 16 at a time: faster than to keep the floats and copy them. */
+    /* This turns 8 or 16 bits into floats at a time, which is faster than a copy of floats. */
     for (int i = 0; i < BRICKS; i++)
         observation[10 + i] = (float)(env->bricks[i / 32] >> i % 32 & 1);
 }
@@ -134,17 +146,19 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* What the ball meets next. The back wall is the upper edge; the line is the height of the paddle. */
+/* What the ball meets next. The back wall is the upper edge; the line is the height of the paddle.
+ */
 typedef enum { NOTHING, SIDE, BACK, LINE, FLOOR, BRICK } Obstacle;
 typedef struct {
     Obstacle obstacle;
-    float time; /* until then, seconds */
+    float time; /* seconds from now */
     int brick;
     bool flat; /* a brick's upper or lower face, not its left or right one */
 } Collision;
 
-/* When a box of size BALL at position, moving at velocity, overlaps low..high along one axis. */
-static inline void overlap(float position, float velocity, float low, float high, float* enter, float* leave) {
+/* The time span in which a moving box of size BALL overlaps low..high along one axis. */
+static inline void overlap(float position, float velocity, float low, float high, float* enter,
+                           float* leave) {
     if (velocity == 0) {
         bool inside = position < high && position + BALL > low;
         *enter = inside ? -INFINITY : INFINITY;
@@ -156,12 +170,13 @@ static inline void overlap(float position, float velocity, float low, float high
     *leave = maxf(at_low, at_high);
 }
 
-/* The first brick the ball meets before `next`, among those that its path covers. Of two that it meets at once, it
- * hits the one that faces its centre. */
+/* Finds the first brick that the ball meets before `next`. If it meets two at once, it hits the one
+ * nearer to its centre. */
 static void find_brick(const Env* env, Collision* next) {
     float x = env->ball_x, y = env->ball_y, vx = env->ball_vx, vy = env->ball_vy;
     float dx = vx * next->time, dy = vy * next->time;
-    int left = (int)((x + minf(dx, 0)) / BRICK_WIDTH), right = (int)((x + maxf(dx, 0) + BALL) / BRICK_WIDTH);
+    int left = (int)((x + minf(dx, 0)) / BRICK_WIDTH);
+    int right = (int)((x + maxf(dx, 0) + BALL) / BRICK_WIDTH);
     int top = (int)floorf((y + minf(dy, 0) - WALL_TOP) / BRICK_HEIGHT);
     int bottom = (int)floorf((y + maxf(dy, 0) + BALL - WALL_TOP) / BRICK_HEIGHT);
     left = left < 0 ? 0 : left;
@@ -169,7 +184,8 @@ static void find_brick(const Env* env, Collision* next) {
     top = top < 0 ? 0 : top;
     bottom = bottom >= ROWS ? ROWS - 1 : bottom;
 
-    float offset = INFINITY; /* of the best brick from the ball's centre, along the face that it is hit on */
+    /* how far the ball's centre is from that brick's, along the face that is hit */
+    float offset = INFINITY;
     for (int row = top; row <= bottom; row++) {
         float y_enter, y_leave, brick_y = WALL_TOP + (float)row * BRICK_HEIGHT;
         overlap(y, vy, brick_y, brick_y + BRICK_HEIGHT, &y_enter, &y_leave);
@@ -179,13 +195,15 @@ static void find_brick(const Env* env, Collision* next) {
             float x_enter, x_leave, brick_x = (float)column * BRICK_WIDTH;
             overlap(x, vx, brick_x, brick_x + BRICK_WIDTH, &x_enter, &x_leave);
             float enter = maxf(x_enter, y_enter), leave = minf(x_leave, y_leave);
-            /* leave == 0: they touch and part. Rounding may put a contact a hair into the past: it counts as now. */
+            /* If leave is 0, they touch and part. Rounding may put a contact into the past; it
+             * counts as now. */
             if (enter >= leave || leave <= 0) continue;
             bool flat = y_enter >= x_enter;
             float time = maxf(enter, 0);
             float off = flat ? fabsf(x + vx * time + BALL / 2 - brick_x - BRICK_WIDTH / 2)
                              : fabsf(y + vy * time + BALL / 2 - brick_y - BRICK_HEIGHT / 2);
-            if (time < next->time || (time == next->time && next->obstacle == BRICK && off < offset)) {
+            if (time < next->time ||
+                (time == next->time && next->obstacle == BRICK && off < offset)) {
                 *next = (Collision){BRICK, time, brick, flat};
                 offset = off;
             }
@@ -228,7 +246,7 @@ static void hit_brick(Env* env, Collision hit) {
     int row = hit.brick / COLUMNS, column = hit.brick % COLUMNS;
     env->bricks[hit.brick / 32] &= ~(1u << hit.brick % 32);
     env->score += row_points[row];
-    /* The ball is set exactly against the face it hit, so that rounding never leaves it inside a neighbour. */
+    /* The ball is put exactly at the face, so that rounding never leaves it inside a brick. */
     if (hit.flat) {
         float brick_y = WALL_TOP + (float)row * BRICK_HEIGHT;
         env->ball_y = env->ball_vy > 0 ? brick_y - BALL : brick_y + BRICK_HEIGHT;
@@ -241,7 +259,7 @@ static void hit_brick(Env* env, Collision hit) {
     if (row < 3) set_speed(env, env->max_ball_speed);
 }
 
-/* The ball has come down to the height of the paddle: it is struck, or missed for good. */
+/* The ball is at the height of the paddle: the paddle strikes it, or it is lost. */
 static void strike(Env* env) {
     env->ball_y = PADDLE_Y - BALL;
     if (env->ball_x + BALL <= env->paddle_x || env->ball_x >= env->paddle_x + env->paddle_now) {
@@ -255,13 +273,14 @@ static void strike(Env* env) {
     if (env->score == WALL_SCORE) fill_wall(env);
 }
 
-/* Moves paddle and ball from collision to collision until the time is over or the ball is lost (false). */
+/* Moves paddle and ball from collision to collision. Returns false if the ball is lost. */
 static bool advance(Env* env, float time, float paddle_velocity) {
     while (true) {
         Collision next = find_collision(env, time);
         env->ball_x = clampf(env->ball_x + env->ball_vx * next.time, 0, WIDTH - BALL);
         env->ball_y = maxf(env->ball_y + env->ball_vy * next.time, 0);
-        env->paddle_x = clampf(env->paddle_x + paddle_velocity * next.time, 0, WIDTH - env->paddle_now);
+        env->paddle_x =
+            clampf(env->paddle_x + paddle_velocity * next.time, 0, WIDTH - env->paddle_now);
         time -= next.time;
         switch (next.obstacle) {
             case NOTHING: return true;
@@ -308,11 +327,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += (float)env->score / MAX_SCORE;
-    env->log.score += (float)env->score;
-    env->log.episode_return += (float)env->score;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)env->score / MAX_SCORE, env->score, env->score, env->tick);
     c_reset(env);
 }
 
@@ -324,21 +339,15 @@ static void c_render(Env* env) {
     for (int i = 0; i < BRICKS; i++) {
         if (!(env->bricks[i / 32] >> i % 32 & 1)) continue;
         int x = i % COLUMNS * (int)BRICK_WIDTH, y = (int)WALL_TOP + i / COLUMNS * (int)BRICK_HEIGHT;
-        DrawRectangle(x * SCALE + 1, y * SCALE + 1, (int)BRICK_WIDTH * SCALE - 2, (int)BRICK_HEIGHT * SCALE - 2,
-                      colors[i / COLUMNS]);
+        DrawRectangle(x * SCALE + 1, y * SCALE + 1, (int)BRICK_WIDTH * SCALE - 2,
+                      (int)BRICK_HEIGHT * SCALE - 2, colors[i / COLUMNS]);
     }
     DrawRectangleRec((Rectangle){env->paddle_x * SCALE, PADDLE_Y * SCALE, env->paddle_now * SCALE,
                                  PADDLE_HEIGHT * SCALE}, DRAW_CYAN);
     Vector2 centre = {(env->ball_x + BALL / 2) * SCALE, (env->ball_y + BALL / 2) * SCALE};
     DrawCircleV(centre, BALL / 2 * SCALE, DRAW_WHITE);
-    char text[32];
-    snprintf(text, sizeof(text), "%d", env->score);
-    DrawText(text, 16, 14, 40, DRAW_WHITE);
+    draw_format(16, 14, 40, DRAW_WHITE, "%d", env->score);
     for (int i = 0; i < env->reserve; i++)
         DrawCircleV((Vector2){WIDTH * SCALE - 28 - 36 * (float)i, 34}, 12, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,14 +1,15 @@
-/* Cartpole: balance a pole on a cart (Barto, Sutton and Anderson 1983), with the equations, the limits and the
- * explicit Euler step of Gymnasium's CartPole-v1. The reward is 1, times reward_scale, on every step. The episode
- * terminates when the cart leaves the track or the pole leans too far, and is truncated after max_steps.
- * Observation: cart position (m) and velocity, pole angle (rad) and angular velocity. Actions: push left, push right;
- * or, with continuous, one force between -1 and 1 of force_mag. */
+/* Cartpole: balance a pole on a cart (Barto, Sutton and Anderson 1983). The equations, limits and
+ * the explicit Euler step are those of Gymnasium's CartPole-v1. The reward is reward_scale on every
+ * step. The episode terminates if the cart leaves the track or the pole leans too far. After
+ * max_steps it is truncated. Observation: position (m) and velocity of the cart, angle (rad) and
+ * angular velocity of the pole. Actions: push left, push right. With continuous: one force in -1..1
+ * of force_mag. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
-    X(bool, continuous, false, "push with a force in -1..1 of force_mag instead of all of it left or right") \
+    X(bool, continuous, false, \
+      "push with a force in -1..1 of force_mag instead of all of it left or right") \
     X(int, max_steps, 500, "steps after which the episode is truncated") \
     X(float, gravity, 9.8, "m/s^2") \
     X(float, masscart, 1.0, "kg") \
@@ -18,7 +19,10 @@
     X(float, tau, 0.02, "seconds between two steps") \
     X(float, x_threshold, 2.4, "half the length of the track, m") \
     X(float, theta_threshold, 12.0, "largest angle of the pole, degrees") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones")
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones")
+#define FPS 25
+#define KEYS(KEY) KEY(0, RIGHT, 1)
 #include "env.h"
 #include "draw.h"
 
@@ -33,13 +37,15 @@ static const char* c_init(Env* env) {
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     if (!(env->masscart > 0 && env->masspole > 0 && env->length > 0))
         return "masscart, masspole and length must be above 0";
-    if (!(env->tau > 0 && env->x_threshold > 0.05f)) return "tau must be above 0 and x_threshold above 0.05";
-    if (!(env->theta_threshold > 3 && env->theta_threshold <= 90)) return "theta_threshold must lie within 3..90";
+    if (!(env->tau > 0 && env->x_threshold > 0.05f))
+        return "tau must be above 0 and x_threshold above 0.05";
+    if (!(env->theta_threshold > 3 && env->theta_threshold <= 90))
+        return "theta_threshold must lie within 3..90";
     env->theta_limit = env->theta_threshold * (float)(M_PI / 180);
     return NULL;
 }
 
-/* As in Gymnasium the velocities have no bound, and one pair of bounds holds for all four numbers. */
+/* The velocities have no bound, as in Gymnasium, and the bounds hold for all four numbers. */
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = 1,
@@ -73,8 +79,9 @@ static void c_step(Env* env) {
     float mass = env->masscart + env->masspole, pole = env->masspole * env->length;
     float sine = sinf(env->theta), cosine = cosf(env->theta);
     float push = (force + pole * env->theta_velocity * env->theta_velocity * sine) / mass;
-    float theta_acceleration = (env->gravity * sine - cosine * push) /
-                               (env->length * (4.0f / 3.0f - env->masspole * cosine * cosine / mass));
+    float theta_acceleration =
+        (env->gravity * sine - cosine * push) /
+        (env->length * (4.0f / 3.0f - env->masspole * cosine * cosine / mass));
     float x_acceleration = push - pole * theta_acceleration * cosine / mass;
 
     env->x += env->tau * env->x_velocity;
@@ -83,7 +90,7 @@ static void c_step(Env* env) {
     env->theta_velocity += env->tau * theta_acceleration;
     env->tick++;
 
-    /* "not within", so that a state that is no number ends the episode too. */
+    /* Written with "not", so that a NaN ends the episode too. */
     bool fell = !(fabsf(env->x) <= env->x_threshold && fabsf(env->theta) <= env->theta_limit);
     bool late = !fell && env->tick >= env->max_steps;
     env->rewards[0] = env->reward_scale;
@@ -93,25 +100,24 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    /* The pole still stands: a trainer values what would have come next by this observation. */
+    /* The pole still stands, so the trainer values this observation. */
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += (float)env->tick / (float)env->max_steps;
-    env->log.score += (float)env->tick;
-    env->log.episode_return += (float)env->tick;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)env->tick / (float)env->max_steps, env->tick, env->tick, env->tick);
     c_reset(env);
 }
 
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 360, TRACK = 270, CART_WIDTH = 84, CART_HEIGHT = 40 };
-    float scale = minf(WIDTH * 0.46f / env->x_threshold, 225 / (2 * env->length)); /* pixels a metre */
+    /* pixels a metre */
+    float scale = minf(WIDTH * 0.46f / env->x_threshold, 225 / (2 * env->length));
     float x = WIDTH / 2 + env->x * scale, pole = 2 * env->length * scale, top = TRACK - CART_HEIGHT;
-    Vector2 pivot = {x, top + 6}, tip = {x + pole * sinf(env->theta), top + 6 - pole * cosf(env->theta)};
+    Vector2 pivot = {x, top + 6};
+    Vector2 tip = {x + pole * sinf(env->theta), top + 6 - pole * cosf(env->theta)};
     draw_begin(WIDTH, HEIGHT, "cartpole");
     DrawRectangle(0, TRACK, WIDTH, HEIGHT - TRACK, DRAW_PANEL);
     DrawRectangle(0, TRACK, WIDTH, 3, DRAW_GREY);
-    DrawRectangle(0, TRACK + 40, (int)(WIDTH * (float)env->tick / (float)env->max_steps), 6, DRAW_GREEN);
+    DrawRectangle(0, TRACK + 40, (int)(WIDTH * (float)env->tick / (float)env->max_steps), 6,
+                  DRAW_GREEN);
     DrawRectangle((int)x - CART_WIDTH / 2, (int)top, CART_WIDTH, CART_HEIGHT - 6, DRAW_CYAN);
     DrawCircleV((Vector2){x - CART_WIDTH / 3, TRACK - 8}, 8, DRAW_GREY);
     DrawCircleV((Vector2){x + CART_WIDTH / 3, TRACK - 8}, 8, DRAW_GREY);
@@ -119,8 +125,4 @@ static void c_render(Env* env) {
     DrawCircleV(tip, 6, DRAW_GOLD);
     DrawCircleV(pivot, 6, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

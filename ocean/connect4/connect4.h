@@ -1,20 +1,25 @@
-/* Connect Four: players in turn drop a stone into one of seven columns of six; four in a line, along a row, a column or
- * a diagonal, win. A full board is a draw. The opponent searches `depth` moves ahead (alpha-beta) and takes one of the
- * best moves at random: with depth 1 it wins where it can, with 2 it also stops a line of the agent's, and so on;
- * with 0 it plays at random. Who begins is drawn.
- * The reward is 1 for a win, -1 for a loss, 0 for a draw. A stone for a full column loses at once: the action mask says
- * which columns are free. perf is 1 for a win, a half for a draw.
- * Observation: two planes of 6 x 7 bytes, own stones and the opponent's, the upper row first. Actions: the column. */
+/* Connect Four: two players in turn drop a stone into one of seven columns of six cells. Four in a
+ * line win: in a row, a column or a diagonal. A full board is a draw. Chance decides who begins.
+ * The opponent searches `depth` moves ahead (alpha-beta) and takes one of the best moves at random.
+ * With depth 1 it wins if it can. With depth 2 it also stops a line of the agent's. With depth 0 it
+ * plays at random. The reward is 1 for a win, -1 for a loss, 0 for a draw. A stone for a full
+ * column loses at once; the action mask says which columns are free. perf is 1 for a win and 0.5
+ * for a draw. Observation: two planes of 6 x 7 bytes, own stones and the opponent's, the upper row
+ * first. Actions: the column. */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(draws)
+#define OWN_LOG(X) X(draws)
 #define SETTINGS(X) X(int, depth, 3, "moves that the opponent looks ahead, 0..12")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS(KEY) \
+    KEY(0, 1, 0) KEY(0, 2, 1) KEY(0, 3, 2) KEY(0, 4, 3) KEY(0, 5, 4) KEY(0, 6, 5) KEY(0, 7, 6)
 #include "env.h"
 #include "draw.h"
 
-/* A board is a set of bits, seven a column from the bottom up; the seventh is always empty, so that no line wraps. */
+/* A board is a set of bits, seven for each column, from the bottom up. The seventh is always empty,
+ * so that no line wraps. */
 enum { COLUMNS = 7, ROWS = 6, TALL = ROWS + 1, CELLS = ROWS * COLUMNS, WIN = 100 };
 typedef uint64_t Stones;
 #define BOTTOM 0x0000040810204081u /* the lowest cell of each column: bits 0, 7, 14 .. 42 */
@@ -33,7 +38,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {2, ROWS, COLUMNS},
@@ -43,7 +47,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* The cells, one a column that is not full, where the next stone would come to lie. */
+/* The cell of each column in which the next stone would lie. */
 static inline Stones next_cells(Stones all) {
     return (all + BOTTOM) & BOARD;
 }
@@ -52,33 +56,36 @@ static inline Stones column_cells(int column) {
     return (Stones)63 << column * TALL;
 }
 
-/* Cells that would make a line of four with three of these stones, empty or not. */
+/* Cells that make a line of four with three of these stones, whether they are empty or not. */
 static Stones line_cells(Stones s) {
-    Stones found = s << 1 & s << 2 & s << 3; /* upwards in a column */
+    Stones found = s << 1 & s << 2 & s << 3; /* up a column */
     static const int steps[] = {TALL, TALL - 1, TALL + 1};
     for (int i = 0; i < 3; i++) {
         int d = steps[i];
-        Stones up = s << d & s << 2 * d, down = s >> d & s >> 2 * d; /* two neighbours to one side */
+        /* two neighbours to one side */
+        Stones up = s << d & s << 2 * d, down = s >> d & s >> 2 * d;
         found |= up & (s << 3 * d | s >> d);
         found |= down & (s >> 3 * d | s << d);
     }
     return found & BOARD;
 }
 
-/* Columns from the middle outwards: the better moves first. */
+/* From the middle outwards, because the better moves come first. */
 static const int order[COLUMNS] = {3, 2, 4, 1, 5, 0, 6};
 
-/* The value for who is to move, with `depth` moves to look ahead: WIN + moves left for a win, sooner is more. `lines`
- * are the mover's line_cells, which the other one's stone has not changed. The last two moves are not made: whoever can
- * win does, and else loses only where each move leaves the other one a cell to win at. */
+/* The value for the player to move, who looks `depth` moves ahead. A win is WIN + moves left, so
+ * that a sooner one counts more. `lines` are the mover's line_cells; the other player's stone has
+ * not changed them. The last two moves need no search: the mover wins if it can, and loses only if
+ * each move leaves the other player a cell to win at. */
 static int search(Stones own, Stones other, Stones lines, int depth, int alpha, int beta) {
     Stones free = next_cells(own | other);
     if (!free || depth == 0) return 0;
     if (lines & free) return WIN + depth;
     if (depth == 1) return 0;
     Stones threats = line_cells(other), must = threats & free;
-    if (must & (must - 1)) return -(WIN + depth - 1); /* two at once cannot be stopped */
-    Stones moves = (must ? must : free) & ~(threats >> 1); /* a stone below a threat makes it come true */
+    if (must & (must - 1)) return -(WIN + depth - 1); /* nobody can stop two at once */
+    /* a stone below a threat lets the other player use it */
+    Stones moves = (must ? must : free) & ~(threats >> 1);
     if (!moves) return -(WIN + depth - 1);
     if (depth == 2) return 0;
     for (int i = 0; i < COLUMNS && alpha < beta; i++) {
@@ -90,7 +97,8 @@ static int search(Stones own, Stones other, Stones lines, int depth, int alpha, 
     return alpha;
 }
 
-/* A random one of the best moves. Its window is open by one below the best, so that equal values are told apart. */
+/* Makes one of the best moves, at random. The search window begins one below the best value, so
+ * that equal values count as equal. */
 static Stones choose(Env* env) {
     Stones free = next_cells(env->own | env->other), best = 0;
     int value = -2 * WIN, count = 0;
@@ -140,12 +148,8 @@ static void end_episode(Env* env, float reward) {
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
-    env->log.perf += (reward + 1) / 2;
-    env->log.score += reward;
-    env->log.episode_return += reward;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, (reward + 1) / 2, reward, reward, env->tick);
     env->log.draws += reward == 0;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -176,21 +180,20 @@ static void c_step(Env* env) {
 static void c_render(Env* env) {
     enum { CELL = 100, EDGE = 20 };
     draw_begin(COLUMNS * CELL + 2 * EDGE, ROWS * CELL + 2 * EDGE, "connect4");
-    DrawRectangle(EDGE / 2, EDGE / 2, COLUMNS * CELL + EDGE, ROWS * CELL + EDGE, (Color){34, 66, 120, 255});
+    DrawRectangle(EDGE / 2, EDGE / 2, COLUMNS * CELL + EDGE, ROWS * CELL + EDGE,
+                  (Color){34, 66, 120, 255});
     for (int column = 0; column < COLUMNS; column++) {
         for (int row = 0; row < ROWS; row++) {
             int bit = column * TALL + row;
-            Vector2 centre = {EDGE + CELL * ((float)column + 0.5f), EDGE + CELL * ((float)(ROWS - 1 - row) + 0.5f)};
+            Vector2 centre = {EDGE + CELL * ((float)column + 0.5f),
+                              EDGE + CELL * ((float)(ROWS - 1 - row) + 0.5f)};
             bool own = env->own >> bit & 1, other = env->other >> bit & 1;
             Color color = own ? DRAW_CYAN : other ? DRAW_GOLD : DRAW_BACKGROUND;
             DrawCircleV(centre, CELL * 0.41f, color);
-            if (own || other) DrawCircleV(centre, CELL * 0.31f, draw_mix(color, DRAW_BACKGROUND, 0.15f));
+            if (own || other)
+                DrawCircleV(centre, CELL * 0.31f, draw_mix(color, DRAW_BACKGROUND, 0.15f));
             if (bit == env->last) DrawCircleV(centre, CELL * 0.08f, DRAW_BACKGROUND);
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

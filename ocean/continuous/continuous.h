@@ -1,12 +1,11 @@
-/* Continuous: a point flies to a goal in a box of -1..1 in every dimension. The action is its velocity, an element a
- * dimension, cut to -1..1; a step moves it by speed times that, and walls stop it. The reward is the distance that it
- * came nearer, plus 1 within `radius` of the goal, which ends the episode; after max_steps the episode is truncated.
- * Observation: the point's position, then the way to the goal (halved, so that it lies within -1..1 too).
- * perf is the share of episodes that reach the goal. */
+/* Continuous: a point flies to a goal in a box of -1..1 in every dimension. The action is its
+ * velocity, one number for each dimension, cut to -1..1. A step moves it by speed times that. Walls
+ * stop it. The reward is how much nearer it came, plus 1 within `radius` of the goal, which ends
+ * the episode. After max_steps the episode is truncated. Observation: the point's position, then
+ * half the way to the goal. perf is the share of episodes that reach the goal. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, dims, 2, "dimensions of the box, and of an action") \
     X(int, max_steps, 40, "steps after which an episode is truncated") \
@@ -20,7 +19,7 @@ enum { MAX_BOX = 16 };
 struct Env {
     ENV_COMMON
     float position[MAX_BOX], goal[MAX_BOX];
-    float start[MAX_BOX]; /* where the point began, for c_render */
+    float start[MAX_BOX]; /* for c_render */
     float total;          /* reward of the episode */
     int tick;
 };
@@ -28,7 +27,8 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->dims < 1 || env->dims > MAX_BOX) return "dims must lie within 1..16";
     if (env->max_steps < 1) return "max_steps must be 1 or more";
-    if (!(env->speed > 0 && env->radius > 0 && env->radius < 1)) return "speed must be above 0, radius within 0..1";
+    if (!(env->speed > 0 && env->radius > 0 && env->radius < 1))
+        return "speed must be above 0, radius within 0..1";
     return NULL;
 }
 
@@ -69,7 +69,8 @@ static void c_reset(Env* env) {
 static void c_step(Env* env) {
     float before = distance(env);
     for (int i = 0; i < env->dims; i++)
-        env->position[i] = clampf(env->position[i] + env->speed * clampf(env->continuous_actions[i], -1, 1), -1, 1);
+        env->position[i] = clampf(
+            env->position[i] + env->speed * clampf(env->continuous_actions[i], -1, 1), -1, 1);
     float after = distance(env);
     env->tick++;
     bool there = after <= env->radius, late = !there && env->tick >= env->max_steps;
@@ -82,21 +83,18 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += there;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, there, env->total, env->total, env->tick);
     c_reset(env);
 }
 
-/* The first two dimensions; where there is one only, the point flies along the middle. */
+/* Shows the first two dimensions. If there is only one, the point flies along the middle. */
 static void c_render(Env* env) {
     enum { SIDE = 640, EDGE = 20 };
     float half = SIDE / 2 - EDGE, middle = SIDE / 2;
     bool flat = env->dims == 1;
     Vector2 goal = {middle + half * env->goal[0], middle + (flat ? 0 : half * env->goal[1])};
-    Vector2 point = {middle + half * env->position[0], middle + (flat ? 0 : half * env->position[1])};
+    Vector2 point = {middle + half * env->position[0],
+                     middle + (flat ? 0 : half * env->position[1])};
     Vector2 start = {middle + half * env->start[0], middle + (flat ? 0 : half * env->start[1])};
     draw_begin(SIDE, SIDE, "continuous");
     DrawRectangle(EDGE, EDGE, SIDE - 2 * EDGE, SIDE - 2 * EDGE, DRAW_PANEL);
@@ -106,8 +104,4 @@ static void c_render(Env* env) {
     DrawCircleV(start, 5, DRAW_GREY);
     DrawCircleV(point, 11, DRAW_CYAN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,28 +1,35 @@
-/* Cube: Rubik's cube, 3 x 3 x 3 or 2 x 2 x 2. An episode begins with scramble_min to scramble_max random quarter turns
- * of a solved cube (none takes back the one before) and ends, with a reward of 1, when every side shows one colour,
- * whichever way the cube is held. After max_steps it is truncated.
- * Observation: bytes of 0 and 1. First the one-hot colours of all stickers, (stickers, 6), sides in the order up, right,
- * front, down, left, back. Then for each two stickers that are neighbours on a side, now or after one or two turns
- * (480 pairs; of the small cube 156), whether they are of one colour.
- * Actions: quarter turns of the sides in that order, clockwise and then counter-clockwise each.
- * perf is the share of cubes solved; scramble is the mean length of the scrambles. */
+/* Cube: Rubik's cube, 3 x 3 x 3 or 2 x 2 x 2. An episode begins with scramble_min to scramble_max
+ * random quarter turns of a solved cube; none of them undoes the one before. It ends with a reward
+ * of 1 when every side shows one colour, however the cube is held. After max_steps it is truncated.
+ * Observation: bytes of 0 and 1.
+ *   - The one-hot colours of all stickers, (stickers, 6). The sides are in the order up, right,
+ *     front, down, left, back.
+ *   - For each two stickers that are neighbours on a side, now or after one or two turns: 1 if they
+ *     have one colour. These are 480 pairs, or 156 of the small cube.
+ * Actions: a quarter turn of each side in that order, clockwise, then of each counter-clockwise.
+ * perf is the share of cubes solved. scramble is the mean length of the scrambles. */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(scramble)
+#define OWN_LOG(X) X(scramble)
 #define SETTINGS(X) \
     X(int, size, 3, "stickers on an edge, 2 or 3") \
     X(int, scramble_min, 1, "quarter turns of the shortest scramble") \
     X(int, scramble_max, 8, "quarter turns of the longest scramble") \
-    X(int, max_steps, 0, "steps after which an episode is truncated; 0: 2 for each turn of the longest scramble") \
+    X(int, max_steps, 0, \
+      "steps after which an episode is truncated; 0: 2 for each turn of the longest scramble") \
     X(float, reward_step, 0.0, "of every step")
+#define BY_TURNS
+#define KEYS(KEY) \
+    KEY(0, U, 0) KEY(0, J, 1) KEY(0, R, 2) KEY(0, F, 3) KEY(0, D, 4) KEY(0, C, 5) \
+    KEY(0, I, 6) KEY(0, L, 7) KEY(0, K, 8) KEY(0, O, 9) KEY(0, B, 10) KEY(0, N, 11)
 #include "env.h"
 #include "draw.h"
 
 enum { SIDES = 6, TURNS = 2 * SIDES, MAX_STICKERS = 54, MAX_PAIRS = 480 };
 typedef struct { int x, y, z; } Axis; /* x to the right, y up, z to the front */
 static const Axis normals[SIDES] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}, {0, -1, 0}, {-1, 0, 0}, {0, 0, -1}};
-/* Of each side as it is looked at from outside: where the columns and where the rows go. */
+/* The directions of columns and rows, seen from outside. */
 static const Axis columns[SIDES] = {{1, 0, 0}, {0, 0, -1}, {1, 0, 0}, {1, 0, 0}, {0, 0, 1}, {-1, 0, 0}};
 static const Axis rows[SIDES] = {{0, 0, 1}, {0, -1, 0}, {0, -1, 0}, {0, 0, -1}, {0, -1, 0}, {0, -1, 0}};
 
@@ -49,12 +56,13 @@ static Axis quarter(Axis v, Axis n) {
     return add((Axis){-cross.x, -cross.y, -cross.z}, n, dot(v, n));
 }
 
-/* Where a sticker is, in half cells from the cube's middle: its side's plane is `size` away. */
+/* A sticker's place, in half cells from the cube's middle. Its side's plane is `size` away. */
 static Axis place_of(const Env* env, int sticker) {
     int area = env->size * env->size, side = sticker / area, row = sticker % area / env->size;
     int column = sticker % env->size;
     Axis at = add((Axis){0, 0, 0}, normals[side], env->size);
-    return add(add(at, columns[side], 2 * column + 1 - env->size), rows[side], 2 * row + 1 - env->size);
+    return add(add(at, columns[side], 2 * column + 1 - env->size), rows[side],
+               2 * row + 1 - env->size);
 }
 
 static int sticker_at(const Env* env, Axis place) {
@@ -73,7 +81,7 @@ static void add_pair(Env* env, int a, int b) {
     env->pair[env->pairs++][1] = (uint8_t)other;
 }
 
-/* The turns follow from geometry: a sticker of the turned layer goes to the place that it is turned to. */
+/* Geometry gives the turns: each sticker of the turned layer goes to its turned place. */
 static const char* c_init(Env* env) {
     if (env->size != 2 && env->size != 3) return "size must be 2 or 3";
     if (env->scramble_min < 1 || env->scramble_max < env->scramble_min || env->scramble_max > 1000)
@@ -84,7 +92,9 @@ static const char* c_init(Env* env) {
     for (int side = 0; side < SIDES; side++) {
         for (int i = 0; i < env->stickers; i++) {
             Axis at = place_of(env, i);
-            int to = dot(at, normals[side]) >= env->size - 1 ? sticker_at(env, quarter(at, normals[side])) : i;
+            int to = dot(at, normals[side]) >= env->size - 1
+                         ? sticker_at(env, quarter(at, normals[side]))
+                         : i;
             env->from[2 * side][to] = (uint8_t)i;
             env->from[2 * side + 1][i] = (uint8_t)to;
         }
@@ -97,7 +107,8 @@ static const char* c_init(Env* env) {
     for (int first = 0, turns = 0; turns < 2; turns++)
         for (int last = env->pairs; first < last; first++)
             for (int action = 0; action < TURNS; action++)
-                add_pair(env, env->from[action][env->pair[first][0]], env->from[action][env->pair[first][1]]);
+                add_pair(env, env->from[action][env->pair[first][0]],
+                         env->from[action][env->pair[first][1]]);
     return NULL;
 }
 
@@ -137,14 +148,15 @@ static bool is_solved(const Env* env) {
 static void c_reset(Env* env) {
     int area = env->size * env->size;
     env->tick = 0;
-    env->scrambled = env->scramble_min + random_int(&env->rng, env->scramble_max - env->scramble_min + 1);
-    do { /* a scramble may come back to where it began */
+    env->scrambled =
+        env->scramble_min + random_int(&env->rng, env->scramble_max - env->scramble_min + 1);
+    do { /* a scramble may end in a solved cube */
         for (int i = 0; i < env->stickers; i++)
             env->colors[i] = (uint8_t)(i / area);
         int last = -1;
         for (int k = 0; k < env->scrambled; k++) {
             int action = random_int(&env->rng, last < 0 ? TURNS : TURNS - 1);
-            if (last >= 0 && action >= (last ^ 1)) action++; /* all but the last one's inverse */
+            if (last >= 0 && action >= (last ^ 1)) action++; /* skips the inverse of the last turn */
             turn(env, action);
             last = action;
         }
@@ -164,16 +176,13 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += solved;
-    env->log.score += solved;
-    env->log.episode_return += (float)solved + (float)env->tick * env->reward_step;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, solved, solved, (float)solved + (float)env->tick * env->reward_step,
+                env->tick);
     env->log.scramble += (float)env->scrambled;
-    env->log.n += 1;
     c_reset(env);
 }
 
-/* Looked at from in front, above and the right; the second view shows the cube's other three sides. */
+/* Seen from the front, above and the right. The second view shows the other three sides. */
 static Vector2 project(float x, float y, float z, float middle) {
     return (Vector2){middle + (x - z) * 92, 250 + (x + z) * 53 - y * 106};
 }
@@ -194,15 +203,12 @@ static void c_render(Env* env) {
             float x = ((float)at.x + u * (float)c.x + v * (float)r.x) / size;
             float y = ((float)at.y + u * (float)c.y + v * (float)r.y) / size;
             float z = ((float)at.z + u * (float)c.z + v * (float)r.z) / size;
-            corner[k] = hidden ? project(-z, -y, -x, 640) : project(x, y, z, 220); /* turned by half, no mirror */
+            /* a half turn, not a mirror image */
+            corner[k] = hidden ? project(-z, -y, -x, 640) : project(x, y, z, 220);
         }
         draw_quad(corner[0], corner[1], corner[2], corner[3], paints[env->colors[i]]);
     }
     draw_text_centred("up  front  right", 220, 485, 20, DRAW_GREY);
     draw_text_centred("down  left  back", 640, 485, 20, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,26 +1,27 @@
-/* Double pendulum: two poles, one on the other, balanced by the cart below them. Masses, lengths, reward and limits
- * are those of Gymnasium's InvertedDoublePendulum-v5; the poles are thin rods, and the equations of motion (Lagrange's)
- * are integrated with fourth-order Runge-Kutta steps. The episode terminates when the tip falls to height 1 or below
- * (upright it is 1.2), or when the cart leaves its track, and is truncated after max_steps. The reward is 10 while it
- * stands, less 0.01 x^2 + (y - 2)^2 of the tip and 0.001 and 0.005 times the squared angular velocities. Heights count
- * as if the poles were 0.6 m, whatever `length` is.
+/* Double pendulum: two poles, one on the other, balanced by a cart below them. Masses, lengths,
+ * reward and limits are those of Gymnasium's InvertedDoublePendulum-v5. The poles are thin rods.
+ * Fourth-order Runge-Kutta steps integrate Lagrange's equations of motion. The episode terminates
+ * if the tip falls to height 1 or below (upright it is 1.2), or if the cart leaves its track. After
+ * max_steps it is truncated. The reward is 10 while the poles stand, less
+ *     0.01 x^2 + (y - 2)^2 of the tip, with heights as if the poles were 0.6 m for any `length`,
+ *     and 0.001 and 0.005 times the squared angular velocities.
  *
  *     observation
  *     0        position of the cart, m
  *     1, 2     sine of the lower pole's angle, and of the upper's to the lower
- *     3, 4     the cosines
+ *     3, 4     their cosines
  *     5 .. 7   velocity of the cart, m/s, and of the two angles, rad/s, cut at +-10
  *
- * Action: the force on the cart, -1..1 of force_mag; or, with continuous off, one of five forces. */
+ * Action: the force on the cart, -1..1 of force_mag. With continuous off: one of five forces. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, true, "a force in -1..1 of force_mag instead of one of five") \
     X(int, max_steps, 1000, "steps after which the episode is truncated") \
     X(int, substeps, 2, "Runge-Kutta steps between two steps") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 9.81, "m/s^2") \
     X(float, mass_cart, 10.47, "kg") \
     X(float, mass_pole, 4.2, "of each pole, kg") \
@@ -29,6 +30,7 @@
     X(float, damping, 0.05, "of the track, N s/m, and of each joint, N m s") \
     X(float, tau, 0.05, "seconds between two steps") \
     X(float, track, 1.0, "half the length of the track, m")
+#define FPS 20
 #include "env.h"
 #include "draw.h"
 
@@ -45,7 +47,8 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     if (env->substeps < 1 || env->substeps > 64) return "substeps must lie within 1..64";
-    if (!(env->mass_cart > 0 && env->mass_pole > 0 && env->length > 0)) return "masses and length must be above 0";
+    if (!(env->mass_cart > 0 && env->mass_pole > 0 && env->length > 0))
+        return "masses and length must be above 0";
     if (!(env->damping >= 0)) return "damping must be 0 or more";
     if (!(env->tau > 0 && env->track > 0.2f)) return "tau must be above 0, track above 0.2";
     return NULL;
@@ -90,16 +93,20 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* M(q) q'' = f for q = (x, lower angle, upper angle), M symmetric, solved by elimination from the upper pole down. */
+/* Solves M(q) q'' = f by elimination, for q = (x, lower angle, upper angle) and a symmetric M. */
 static State derivative(const Env* env, State s) {
     float m = env->mass_pole, l = env->length, w1 = s.at[4], w2 = s.at[5], b = env->damping;
     float sin1 = sinf(s.at[1]), cos1 = cosf(s.at[1]), sin2 = sinf(s.at[2]), cos2 = cosf(s.at[2]);
-    float sine = sin1 * cos2 - cos1 * sin2, cosine = cos1 * cos2 + sin1 * sin2; /* of the difference */
+    /* of the difference */
+    float sine = sin1 * cos2 - cos1 * sin2, cosine = cos1 * cos2 + sin1 * sin2;
     float m00 = env->mass_cart + 2 * m, m01 = 1.5f * m * l * cos1, m02 = 0.5f * m * l * cos2;
     float m11 = 4.0f / 3.0f * m * l * l, m12 = 0.5f * m * l * l * cosine, m22 = m * l * l / 3;
-    float f0 = env->force - b * s.at[3] + 1.5f * m * l * sin1 * w1 * w1 + 0.5f * m * l * sin2 * w2 * w2;
-    float f1 = 1.5f * m * env->gravity * l * sin1 - 0.5f * m * l * l * sine * w2 * w2 - b * w1 + b * (w2 - w1);
-    float f2 = 0.5f * m * env->gravity * l * sin2 + 0.5f * m * l * l * sine * w1 * w1 - b * (w2 - w1);
+    float f0 =
+        env->force - b * s.at[3] + 1.5f * m * l * sin1 * w1 * w1 + 0.5f * m * l * sin2 * w2 * w2;
+    float f1 = 1.5f * m * env->gravity * l * sin1 - 0.5f * m * l * l * sine * w2 * w2 - b * w1 +
+               b * (w2 - w1);
+    float f2 =
+        0.5f * m * env->gravity * l * sin2 + 0.5f * m * l * l * sine * w1 * w1 - b * (w2 - w1);
     float over = 1 / m22;
     m00 -= m02 * m02 * over;
     m01 -= m02 * m12 * over;
@@ -117,8 +124,9 @@ static State move(State s, State slope, float time) {
 }
 
 static void c_step(Env* env) {
-    env->force = env->force_mag * (env->continuous ? clampf(env->continuous_actions[0], -1, 1)
-                                                   : (float)(2 * env->actions[0]) / (FORCES - 1) - 1);
+    env->force =
+        env->force_mag * (env->continuous ? clampf(env->continuous_actions[0], -1, 1)
+                                          : (float)(2 * env->actions[0]) / (FORCES - 1) - 1);
     State s = env->state;
     float time = env->tau / (float)env->substeps;
     for (int k = 0; k < env->substeps; k++) {
@@ -132,12 +140,14 @@ static void c_step(Env* env) {
 
     float l = env->length, x = s.at[0] + l * (sinf(s.at[1]) + sinf(s.at[2]));
     float y = 0.6f * (cosf(s.at[1]) + cosf(s.at[2]));
-    bool fell = !(y > 1 && fabsf(s.at[0]) <= env->track); /* "not within": also where something is no number */
+    /* written with "not", so that a NaN ends the episode too */
+    bool fell = !(y > 1 && fabsf(s.at[0]) <= env->track);
     bool late = !fell && env->tick >= env->max_steps;
     float w1 = clampf(s.at[4], -10, 10), w2 = clampf(s.at[5] - s.at[4], -10, 10);
     y = clampf(y, -1.2f, 1.2f);
     x = clampf(x, -env->track - 2 * l, env->track + 2 * l);
-    float reward = (fell ? 0.0f : 10.0f) - 0.01f * x * x - (y - 2) * (y - 2) - 1e-3f * w1 * w1 - 5e-3f * w2 * w2;
+    float reward = (fell ? 0.0f : 10.0f) - 0.01f * x * x - (y - 2) * (y - 2) - 1e-3f * w1 * w1 -
+                   5e-3f * w2 * w2;
     env->rewards[0] = reward * env->reward_scale;
     env->terminals[0] = fell;
     env->truncations[0] = late;
@@ -147,17 +157,15 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += (float)(env->tick - fell) / (float)env->max_steps;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)(env->tick - fell) / (float)env->max_steps, env->total, env->total,
+                env->tick);
     c_reset(env);
 }
 
 static void c_render(Env* env) {
     enum { WIDTH = 760, HEIGHT = 480, RAIL = 400, CART_WIDTH = 90, CART_HEIGHT = 36 };
-    float scale = minf(WIDTH * 0.44f / env->track, 330 / (2 * env->length)), l = env->length * scale;
+    float scale = minf(WIDTH * 0.44f / env->track, 330 / (2 * env->length));
+    float l = env->length * scale;
     const float* at = env->state.at;
     Vector2 pivot = {WIDTH / 2 + at[0] * scale, RAIL};
     Vector2 joint = {pivot.x + l * sinf(at[1]), pivot.y - l * cosf(at[1])};
@@ -166,8 +174,11 @@ static void c_render(Env* env) {
     draw_begin(WIDTH, HEIGHT, "double_pendulum");
     DrawRectangle(0, 0, WIDTH, (int)line, (Color){20, 44, 44, 255});
     DrawRectangle(0, (int)line, WIDTH, 2, DRAW_GREEN);
-    DrawLineEx((Vector2){WIDTH / 2 - reach, RAIL}, (Vector2){WIDTH / 2 + reach, RAIL}, 6, DRAW_GREY);
-    DrawRectangleRec((Rectangle){pivot.x - CART_WIDTH / 2, RAIL - CART_HEIGHT / 2, CART_WIDTH, CART_HEIGHT}, DRAW_CYAN);
+    DrawLineEx((Vector2){WIDTH / 2 - reach, RAIL}, (Vector2){WIDTH / 2 + reach, RAIL}, 6,
+               DRAW_GREY);
+    DrawRectangleRec(
+        (Rectangle){pivot.x - CART_WIDTH / 2, RAIL - CART_HEIGHT / 2, CART_WIDTH, CART_HEIGHT},
+        DRAW_CYAN);
     float push = 70 * env->force / env->force_mag;
     DrawLineEx((Vector2){pivot.x, RAIL + 40}, (Vector2){pivot.x + push, RAIL + 40}, 8, DRAW_RED);
     DrawLineEx(pivot, joint, 16, DRAW_GOLD);
@@ -176,8 +187,4 @@ static void c_render(Env* env) {
     DrawCircleV(tip, 8, DRAW_WHITE);
     DrawCircleV(pivot, 9, DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,13 +1,16 @@
-/* Drone: quadrotors in three dimensions, in one room, each with a task of its own. The motors of a Crazyflie 2 (27 g)
- * follow the action with a lag; thrust, torque and drag move a rigid body, integrated with its attitude as a
- * quaternion. A drone that leaves the room or comes too near another one has crashed: that ends its episode with -1.
- *   - hover: fly to a goal and stay. The reward is 0.1 (1 - distance / 4 m), not below 0, less a little for spinning;
- *     the episode is truncated after max_steps. perf is the share of max_steps spent within `radius` of the goal.
- *   - race: fly through a course of rings in order, from the right side. A ring pays 1, and what is flown towards
- *     its centre 0.1 a metre; the last ring ends the episode. perf is the share of the course's rings.
- * After an episode a drone starts anew at a random place, while the others go on; an environment keeps its course.
+/* Drone: quadrotors in one room, each with a task of its own. The motors of a Crazyflie 2 (27 g)
+ * follow the action with a lag. Thrust, torque and drag move a rigid body, whose attitude is a
+ * quaternion. A drone crashes if it leaves the room or comes too near another one: its episode ends
+ * with -1.
+ *   - hover: fly to a goal and stay there. The reward is 0.1 (1 - distance / 4 m), at least 0, less
+ *     a little for spinning. The episode is truncated after max_steps. perf is the share of
+ *     max_steps within `radius` of the goal.
+ *   - race: fly through a course of rings in order, each from the right side. A ring pays 1, and
+ *     each metre towards its centre 0.1. The last ring ends the episode. perf is the share of the
+ *     rings.
+ * After an episode a drone starts at a random place, and the others go on. The course stays.
  *
- *     observation, all in the drone's own axes (x forward, y left, z up) and within -1..1
+ *     observation in the drone's axes (x forward, y left, z up), within -1..1
  *     0 .. 2    way to the goal or the ring, over 10 m
  *     3 .. 5    the same over 1 m, cut
  *     6 .. 8    way to the ring after that, over 10 m (hover: 0)
@@ -16,13 +19,14 @@
  *     15 .. 17  angular velocity, over 20 rad/s
  *     18 .. 20  up
  *     21 .. 24  thrust of the motors, 0..1
- *     25 .. 27  way to the nearest other drone, over 2 m, cut (1, 1, 1: alone)
+ *     25 .. 27  way to the nearest other drone, over 2 m, cut; 1, 1, 1 if there is no other
  *
- * Actions: four in -1..1, the thrust of the motors from none to all: front left, back left, back right, front right. */
+ * Actions: four in -1..1, the thrust of each motor from none to all: front left, back left, back
+ * right, front right. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(crashed)
+#define OWN_LOG(X) X(crashed)
 #define SETTINGS(X) \
     X(bool, race, false, "fly through rings instead of hovering at a goal") \
     X(int, num_agents, 8, "drones in one room") \
@@ -43,6 +47,7 @@
     X(float, drag, 0.3, "of the air, 1/s") \
     X(float, spin_drag, 1.0, "of the air against turning, 1/s") \
     X(float, gravity, 9.81, "m/s^2")
+#define FPS 50
 #include "env.h"
 #include "draw.h"
 
@@ -56,7 +61,7 @@ typedef struct { Vec at, way; } Ring; /* way: the direction in which to pass it 
 
 typedef struct {
     Vec at, velocity, spin; /* spin: angular velocity in its own axes */
-    float q[4];             /* attitude: turns its own axes into the room's; w first */
+    float q[4];             /* attitude: from its own axes to the room's; w first */
     float thrust[MOTORS];   /* 0..1 */
     Vec goal;
     float total;
@@ -99,7 +104,8 @@ static Axes axes_of(const float* q) {
 }
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 1..64";
+    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 1..64";
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     if (env->substeps < 1 || env->substeps > 64) return "substeps must lie within 1..64";
     if (env->rings < 1 || env->rings > MAX_RINGS) return "rings must lie within 1..64";
@@ -107,10 +113,13 @@ static const char* c_init(Env* env) {
     if (!(env->mass > 0 && env->arm > 0 && env->inertia_xy > 0 && env->inertia_z > 0))
         return "mass, arm and inertias must be above 0";
     if (!(env->thrust_to_weight > 1)) return "thrust_to_weight must be above 1";
-    if (!(env->motor_lag >= 0 && env->drag >= 0 && env->spin_drag >= 0)) return "motor_lag and drags: 0 or more";
-    if (!(env->safe_distance >= 0 && env->safe_distance < 1)) return "safe_distance must lie within 0..1";
+    if (!(env->motor_lag >= 0 && env->drag >= 0 && env->spin_drag >= 0))
+        return "motor_lag and drags: 0 or more";
+    if (!(env->safe_distance >= 0 && env->safe_distance < 1))
+        return "safe_distance must lie within 0..1";
     float time = env->tau / (float)env->substeps;
-    if (!(time * env->drag < 1 && time * env->spin_drag < 1)) return "a substep must be shorter than 1 / drag";
+    if (!(time * env->drag < 1 && time * env->spin_drag < 1))
+        return "a substep must be shorter than 1 / drag";
     env->motor_rate = env->motor_lag > 0 ? 1 - expf(-time / env->motor_lag) : 1;
     return NULL;
 }
@@ -144,7 +153,8 @@ static void write_observation(const Env* env, int i, float* o) {
     Vec way = subtract(target_of(env, drone, 0), drone->at), none = {0, 0, 0};
     o = write_vector(&axes, way, 10, o);
     o = write_vector(&axes, way, 1, o);
-    o = write_vector(&axes, env->race ? subtract(target_of(env, drone, 1), drone->at) : none, 10, o);
+    o = write_vector(&axes, env->race ? subtract(target_of(env, drone, 1), drone->at) : none, 10,
+                     o);
     int ring = drone->ring < env->rings ? drone->ring : env->rings - 1;
     o = write_vector(&axes, env->race ? env->course[ring].way : none, 1, o);
     o = write_vector(&axes, drone->velocity, 10, o);
@@ -173,18 +183,22 @@ static Vec random_place(Env* env, float margin) {
     return (Vec){x, y, random_float(&env->rng, margin, HEIGHT - margin)};
 }
 
-/* Rings stand upright on a closed course around the room, each turned along the way, at random heights. */
+/* Upright rings at random heights form a closed course around the room. Each is turned along the
+ * way. */
 static void make_course(Env* env) {
     float first = random_float(&env->rng, 0, (float)(2 * M_PI));
     for (int i = 0; i < env->rings; i++) {
-        float angle = first + (float)(2 * M_PI) * (float)i / (float)(env->rings < 6 ? 6 : env->rings);
-        float out = random_float(&env->rng, 0.5f, 0.8f) * ROOM, turn = angle + random_float(&env->rng, -0.4f, 0.4f);
-        env->course[i].at = (Vec){out * cosf(angle), out * sinf(angle), random_float(&env->rng, 1.2f, HEIGHT - 1.2f)};
+        float angle =
+            first + (float)(2 * M_PI) * (float)i / (float)(env->rings < 6 ? 6 : env->rings);
+        float out = random_float(&env->rng, 0.5f, 0.8f) * ROOM;
+        float turn = angle + random_float(&env->rng, -0.4f, 0.4f);
+        env->course[i].at = (Vec){out * cosf(angle), out * sinf(angle),
+                                  random_float(&env->rng, 1.2f, HEIGHT - 1.2f)};
         env->course[i].way = (Vec){-sinf(turn), cosf(turn), 0};
     }
 }
 
-/* A place that is clear of the others, found in a few tries: in a full room the last try is taken. */
+/* Finds a place that is clear of the others in a few tries. In a full room the last try counts. */
 static void place_drone(Env* env, int i) {
     Drone* drone = &env->drones[i];
     float clear_squared = maxf(0.5f, 2 * env->safe_distance * env->safe_distance);
@@ -212,7 +226,7 @@ static void place_drone(Env* env, int i) {
 static void c_reset(Env* env) {
     make_course(env);
     for (int i = 0; i < env->num_agents; i++)
-        env->drones[i].at = (Vec){INFINITY, 0, 0}; /* where they were before is in nobody's way */
+        env->drones[i].at = (Vec){INFINITY, 0, 0}; /* its old place is in nobody's way */
     for (int i = 0; i < env->num_agents; i++)
         place_drone(env, i);
     for (int i = 0; i < env->num_agents; i++)
@@ -220,15 +234,18 @@ static void c_reset(Env* env) {
 }
 
 static void fly(const Env* env, Drone* drone, const float* action) {
-    float time = env->tau / (float)env->substeps, most = env->thrust_to_weight * env->gravity * env->mass / MOTORS;
-    float lever = env->arm * 0.70710678f, uneven = (env->inertia_xy - env->inertia_z) / env->inertia_xy;
+    float time = env->tau / (float)env->substeps;
+    float most = env->thrust_to_weight * env->gravity * env->mass / MOTORS;
+    float lever = env->arm * 0.70710678f;
+    float uneven = (env->inertia_xy - env->inertia_z) / env->inertia_xy;
     float wanted[MOTORS], *f = drone->thrust, *q = drone->q;
     for (int k = 0; k < MOTORS; k++)
         wanted[k] = 0.5f + 0.5f * clampf(action[k], -1, 1);
     for (int step = 0; step < env->substeps; step++) {
         for (int k = 0; k < MOTORS; k++)
             f[k] += (wanted[k] - f[k]) * env->motor_rate;
-        /* Motors lie on the diagonals; front left and back right turn one way, the other two the other way. */
+        /* Motors are on the diagonals. Front left and back right turn one way, the others the other
+         * way. */
         float lift = most * (f[0] + f[1] + f[2] + f[3]) / env->mass;
         float roll = most * lever * (f[0] + f[1] - f[2] - f[3]) / env->inertia_xy;
         float pitch = most * lever * (f[1] + f[2] - f[0] - f[3]) / env->inertia_xy;
@@ -256,9 +273,10 @@ static void fly(const Env* env, Drone* drone, const float* action) {
     }
 }
 
-/* Whether the way from one place to another passes the ring, forwards and inside. */
+/* Returns whether the way from one place to another passes through the ring, forwards. */
 static bool passes(const Env* env, const Ring* ring, Vec from, Vec to) {
-    float before = dot(subtract(from, ring->at), ring->way), after = dot(subtract(to, ring->at), ring->way);
+    float before = dot(subtract(from, ring->at), ring->way);
+    float after = dot(subtract(to, ring->at), ring->way);
     if (!(before < 0 && after >= 0)) return false;
     Vec at = subtract(add(from, scale(subtract(to, from), before / (before - after))), ring->at);
     return dot(at, at) <= env->ring_radius * env->ring_radius;
@@ -270,12 +288,11 @@ static float distance(Vec a, Vec b) {
 }
 
 static void log_episode(Env* env, const Drone* drone, bool crashed) {
-    env->log.perf += env->race ? (float)drone->ring / (float)env->rings : (float)drone->near / (float)env->max_steps;
-    env->log.score += env->race ? (float)drone->ring : drone->total;
-    env->log.episode_return += drone->total;
-    env->log.episode_length += (float)drone->tick;
+    LOG_EPISODE(env,
+                env->race ? (float)drone->ring / (float)env->rings
+                          : (float)drone->near / (float)env->max_steps,
+                env->race ? (float)drone->ring : drone->total, drone->total, drone->tick);
     env->log.crashed += crashed;
-    env->log.n += 1;
 }
 
 static void c_step(Env* env) {
@@ -298,7 +315,7 @@ static void c_step(Env* env) {
             drone->near += apart <= env->radius;
         }
         env->rewards[i] = reward;
-        Vec at = drone->at; /* "not within": also where something is no number */
+        Vec at = drone->at; /* written with "not", so that a NaN is a crash too */
         crashed[i] = !(fabsf(at.x) <= ROOM && fabsf(at.y) <= ROOM && at.z >= 0 && at.z <= HEIGHT);
     }
     float safe = env->safe_distance * env->safe_distance;
@@ -317,7 +334,7 @@ static void c_step(Env* env) {
         drone->total += env->rewards[i];
         ended |= env->terminals[i] || env->truncations[i];
     }
-    /* What a drone would have seen next, before anyone is put elsewhere. */
+    /* Final observations come first, before any drone is moved elsewhere. */
     for (int i = 0; ended && i < env->num_agents; i++)
         if ((env->terminals[i] || env->truncations[i]) && WANTS_FINAL(env, env->truncations[i]))
             write_observation(env, i, env->final_observations + i * OBSERVATIONS);
@@ -342,7 +359,8 @@ static Vector2 project(Vec v) {
               right.x * ahead.y - right.y * ahead.x};
     Vec to = subtract(v, eye);
     float depth = maxf(dot(to, ahead), 0.1f);
-    return (Vector2){WIDTH / 2 + 900 * dot(to, right) / depth, TALL / 2 - 900 * dot(to, up) / depth};
+    return (Vector2){WIDTH / 2 + 900 * dot(to, right) / depth,
+                     TALL / 2 - 900 * dot(to, up) / depth};
 }
 
 static void draw_ring(Ring ring, float radius, Color color) {
@@ -351,7 +369,8 @@ static void draw_ring(Ring ring, float radius, Color color) {
     Vector2 last = {0, 0};
     for (int k = 0; k <= PIECES; k++) {
         float angle = (float)(2 * M_PI) * (float)k / PIECES;
-        Vec rim = add(ring.at, add(scale(side, radius * cosf(angle)), (Vec){0, 0, radius * sinf(angle)}));
+        Vec rim =
+            add(ring.at, add(scale(side, radius * cosf(angle)), (Vec){0, 0, radius * sinf(angle)}));
         Vector2 now = project(rim);
         if (k) DrawLineEx(last, now, 5, color);
         last = now;
@@ -363,12 +382,14 @@ static void c_render(Env* env) {
                                    {226, 84, 84, 255},   {170, 130, 240, 255}, {240, 140, 190, 255},
                                    {150, 200, 255, 255}, {220, 220, 120, 255}};
     draw_begin(960, 720, "drone");
-    draw_quad(project((Vec){-ROOM, -ROOM, 0}), project((Vec){ROOM, -ROOM, 0}), project((Vec){ROOM, ROOM, 0}),
-              project((Vec){-ROOM, ROOM, 0}), DRAW_PANEL);
+    draw_quad(project((Vec){-ROOM, -ROOM, 0}), project((Vec){ROOM, -ROOM, 0}),
+              project((Vec){ROOM, ROOM, 0}), project((Vec){-ROOM, ROOM, 0}), DRAW_PANEL);
     for (int k = -6; k <= 6; k += 2) {
         float at = (float)k;
-        DrawLineEx(project((Vec){at, -ROOM, 0}), project((Vec){at, ROOM, 0}), 1, (Color){52, 70, 84, 255});
-        DrawLineEx(project((Vec){-ROOM, at, 0}), project((Vec){ROOM, at, 0}), 1, (Color){52, 70, 84, 255});
+        DrawLineEx(project((Vec){at, -ROOM, 0}), project((Vec){at, ROOM, 0}), 1,
+                   (Color){52, 70, 84, 255});
+        DrawLineEx(project((Vec){-ROOM, at, 0}), project((Vec){ROOM, at, 0}), 1,
+                   (Color){52, 70, 84, 255});
     }
     for (int k = 0; k < 4; k++) {
         Vec corner = {k & 1 ? ROOM : -ROOM, k & 2 ? ROOM : -ROOM, 0}, next = corner;
@@ -380,7 +401,8 @@ static void c_render(Env* env) {
         DrawLineEx(project(top), project(next_top), 1, (Color){52, 70, 84, 255});
     }
     for (int i = 0; env->race && i < env->rings; i++)
-        draw_ring(env->course[i], env->ring_radius, draw_mix(DRAW_GOLD, DRAW_RED, (float)i / (float)env->rings));
+        draw_ring(env->course[i], env->ring_radius,
+                  draw_mix(DRAW_GOLD, DRAW_RED, (float)i / (float)env->rings));
     for (int i = 0; i < env->num_agents; i++) {
         const Drone* drone = &env->drones[i];
         Color color = colors[i % 8], dim = draw_mix(color, DRAW_PANEL, 0.55f);
@@ -393,14 +415,15 @@ static void c_render(Env* env) {
             DrawCircleV(project(drone->goal), 4, color);
             DrawLineEx(project(drone->at), project(drone->goal), 1, dim);
         }
-        for (int k = 0; k < MOTORS; k++) { /* drawn five times as large as it is */
+        for (int k = 0; k < MOTORS; k++) { /* five times its real size */
             float ahead = k == 0 || k == 3 ? 0.2f : -0.2f, left = k < 2 ? 0.2f : -0.2f;
             Vec motor = add(drone->at, add(scale(axes.forward, ahead), scale(axes.left, left)));
             DrawLineEx(project(drone->at), project(motor), 4, DRAW_GREY);
             Vector2 last = {0, 0};
             for (int piece = 0; piece <= 14; piece++) {
                 float angle = (float)(2 * M_PI) * (float)piece / 14;
-                Vec out = add(scale(axes.forward, 0.15f * cosf(angle)), scale(axes.left, 0.15f * sinf(angle)));
+                Vec out = add(scale(axes.forward, 0.15f * cosf(angle)),
+                              scale(axes.left, 0.15f * sinf(angle)));
                 Vector2 now = project(add(motor, out));
                 if (piece) DrawLineEx(last, now, 3, k == 0 || k == 3 ? DRAW_WHITE : color);
                 last = now;
@@ -409,8 +432,4 @@ static void c_render(Env* env) {
         DrawCircleV(project(drone->at), 6, color);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

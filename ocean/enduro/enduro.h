@@ -1,29 +1,33 @@
-/* Enduro: an endurance race. Overtake 200 cars on the first day and 300 on every later one; who has not done so when
- * the day ends is out, and who has done so on the last day has won: both end the episode. The road winds, and a bend
- * drives the car outwards with the square of its speed; its edges slow the car down. Running into another car throws
- * one back to half of that one's speed, and who is overtaken loses a car that was won. The day brings snow (half the
- * grip), dusk, night (only near cars are seen, by their tail lights), fog (nearer still) and dawn.
- * The reward is 1 for a car overtaken and -1 for one that comes back, as counted; cars beyond the day's number do not
- * count; reward_speed may be added. Traffic is a ring of cars at one speed, each in one of three lanes that it draws
- * whenever it comes round; those from behind give way.
+/* Enduro: an endurance race. Overtake 200 cars on the first day and 300 on each later one.
+ *   - The episode ends if the day ends before that, or if the last day ends.
+ *   - The road winds. A bend drives the car outwards with the square of its speed. The road's edges
+ *     slow the car down.
+ *   - A car that runs into another falls back to half of that one's speed. If another car
+ *     overtakes, one overtaken car is lost.
+ *   - The day brings snow (half the grip), dusk, night (only near cars are seen, by their tail
+ *     lights), fog (even shorter sight) and dawn.
+ *   - Traffic is a ring of cars at one speed, in three lanes. A car draws a new lane each time it
+ *     comes round. Cars from behind give way.
+ * The reward is 1 for a car overtaken and -1 for one lost, plus reward_speed. Cars beyond the day's
+ * number do not count. perf is the share of the cars of all `days` that were overtaken.
  *
  *     observation
- *     0        across the road, -1..1
+ *     0        place across the road, -1..1
  *     1        speed, 0..1
  *     2 .. 4   bend of the road (to the right) here, 60 m and 120 m ahead
  *     5        share of the day's cars that are left
  *     6        share of the day that is over
  *     7        grip, 0.5 or 1
- *     8        how far one can see, over 240 m
- *     9, 10    the nearest car behind: metres over 240 (1: none is seen), how far to the right of us, over the width
+ *     8        distance of sight, over 240 m
+ *     9, 10    the nearest car behind: metres over 240 (1: none is seen), and how far to the right
+ *              of us, over the width
  *     11 ..    the same for the eight cars ahead, the nearest first
  *
- * Actions: steer (none, left, right), pedal (none, gas, brake). A step is tau seconds. perf is the share of the cars
- * of all `days` that were overtaken. */
+ * Actions: steer (none, left, right), pedal (none, gas, brake). A step is tau seconds. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(days) X(crashes)
+#define OWN_LOG(X) X(days) X(crashes)
 #define SETTINGS(X) \
     X(int, days, 4, "days that win") \
     X(int, first_day, 200, "cars to overtake on the first day") \
@@ -37,15 +41,18 @@
     X(float, coast, 3.0, "deceleration without gas, m/s^2") \
     X(float, steering, 1.4, "across half of the road at full speed, 1/s") \
     X(float, bend_force, 0.9, "outwards in the sharpest bend at full speed, half roads a second") \
-    X(float, reward_speed, 0.0, "for a second at full speed, a share of it below: random play overtakes nobody")
+    X(float, reward_speed, 0.0, \
+      "for a second at full speed, a share of it below: random play overtakes nobody")
+#define FPS 15
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(1, UP, 1) KEY(1, DOWN, 2)
 #include "env.h"
 #include "draw.h"
 
 enum { CARS = 8, BENDS = 64, OBSERVATIONS = 11 + 2 * CARS };
-#define LOOP 240.0f  /* of the traffic, m: at full speed 400 cars a day, of which 300 are wanted */
-#define BEHIND 40.0f /* a car that far behind comes round to the front */
+#define LOOP 240.0f  /* length of the ring of traffic, m: at full speed it brings 400 cars a day, and 300 are wanted */
+#define BEHIND 40.0f /* m; a car this far behind moves to the front */
 #define SIGHT 240.0f
-#define BEND 80.0f   /* m of road with one bend */
+#define BEND 80.0f   /* length of a piece of road with one bend, m */
 #define LANE 0.6f    /* from the middle to the outer lanes */
 #define CAR_LENGTH 4.5f
 #define CAR_WIDTH 0.36f
@@ -61,15 +68,16 @@ struct Env {
     float along; /* m into the current bend */
     float bends[BENDS]; /* -1..1, a ring that begins at bend */
     int bend;
-    Car cars[CARS]; /* a ring: from `nearest`, each further ahead than the one before */
+    Car cars[CARS]; /* a ring; from `nearest` on, each is further ahead than the one before */
     int nearest;
     float time; /* of the day, seconds */
     float sum;  /* rewards of the episode */
-    int left, days_done, passed, crashes, tick, total; /* left: cars of the day; total: cars of all days */
+    /* left: cars of the day; total: cars of all days */
+    int left, days_done, passed, crashes, tick, total;
     int steer, pedal; /* shown by c_render */
 };
 
-/* What the day brings, by the share of it that is over. */
+/* Light and grip, by the share of the day that is over. */
 typedef struct {
     float until, sight, grip;
     Color sky, ground;
@@ -93,19 +101,21 @@ static int weather_index(const Env* env) {
 
 static const char* c_init(Env* env) {
     if (env->days < 1 || env->days > 1000) return "days must lie within 1..1000";
-    if (env->first_day < 1 || env->later_days < 1 || env->first_day > 100000 || env->later_days > 100000)
+    if (env->first_day < 1 || env->later_days < 1 || env->first_day > 100000 ||
+        env->later_days > 100000)
         return "first_day and later_days must lie within 1..100000";
     if (!(env->tau > 0 && env->tau <= 0.25f)) return "tau must lie within 0..0.25";
     if (!(env->day > env->tau)) return "day must be longer than tau";
     if (!(env->max_speed > 0 && env->max_speed <= 100)) return "max_speed must lie within 0..100";
-    if (!(env->traffic_speed > 0 && env->traffic_speed < env->max_speed)) return "traffic_speed: 0..max_speed";
-    if (!(env->gas > 0 && env->brake >= 0 && env->coast >= 0)) return "gas must be above 0, brake and coast 0 or more";
+    if (!(env->traffic_speed > 0 && env->traffic_speed < env->max_speed))
+        return "traffic_speed: 0..max_speed";
+    if (!(env->gas > 0 && env->brake >= 0 && env->coast >= 0))
+        return "gas must be above 0, brake and coast 0 or more";
     env->total = env->first_day + (env->days - 1) * env->later_days;
     return NULL;
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -115,7 +125,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* The bend some metres ahead; between the middles of two pieces of road it goes over into the next. */
+/* The bend some metres ahead. Between the middles of two pieces of road it changes smoothly. */
 static float bend_at(const Env* env, float ahead) {
     float at = (env->along + ahead) / BEND;
     int i = (int)at;
@@ -211,7 +221,7 @@ static void throw_back(Env* env) {
     env->speed = minf(env->speed, env->traffic_speed / 2);
 }
 
-/* Cars come nearer or draw away; returns the change of the count of cars that were overtaken. */
+/* Moves the cars towards us or away. Returns how many more cars are overtaken. */
 static int move_traffic(Env* env) {
     float closing = (env->speed - env->traffic_speed) * env->tau;
     int passed = 0;
@@ -220,7 +230,8 @@ static int move_traffic(Env* env) {
         float before = car->ahead;
         car->ahead -= closing;
         if (fabsf(car->x - env->x) < CAR_WIDTH) {
-            if (before >= CAR_LENGTH && car->ahead < CAR_LENGTH) { /* run into: one stays behind it */
+            /* we ran into it and stay behind */
+            if (before >= CAR_LENGTH && car->ahead < CAR_LENGTH) {
                 float back = CAR_LENGTH - car->ahead;
                 for (int i = 0; i <= k; i++)
                     env->cars[i].ahead += back;
@@ -228,7 +239,7 @@ static int move_traffic(Env* env) {
                 throw_back(env);
             } else if (fabsf(car->ahead) < CAR_LENGTH) { /* touched from the side */
                 throw_back(env);
-            } else if (car->ahead < 0 && car->ahead > -4 * CAR_LENGTH) { /* who comes from behind gives way */
+            } else if (car->ahead < 0 && car->ahead > -4 * CAR_LENGTH) { /* it comes from behind and gives way */
                 car->x = env->x > 0 ? -LANE : LANE;
             }
         }
@@ -237,7 +248,7 @@ static int move_traffic(Env* env) {
     return passed;
 }
 
-/* The ring goes round: who is far behind comes to the front, in a new lane, and the other way round. */
+/* A car far behind moves to the front, in a new lane, and a car far ahead moves to the back. */
 static void turn_ring(Env* env) {
     for (int k = 0; k < CARS; k++) {
         Car* car = &env->cars[env->nearest];
@@ -265,7 +276,8 @@ static void c_step(Env* env) {
     if (env->left < 0) env->left = 0;
     if (env->left > most) env->left = most;
     env->passed += before - env->left;
-    env->rewards[0] = (float)(before - env->left) + env->reward_speed * env->tau * env->speed / env->max_speed;
+    env->rewards[0] =
+        (float)(before - env->left) + env->reward_speed * env->tau * env->speed / env->max_speed;
     env->sum += env->rewards[0];
     env->time += env->tau;
     env->tick++;
@@ -273,7 +285,8 @@ static void c_step(Env* env) {
     if (env->time >= env->day) {
         if (env->left == 0) env->days_done++;
         over = env->left > 0 || env->days_done == env->days;
-        if (over && WANTS_FINAL(env, false)) write_observation(env, env->final_observations); /* in the evening */
+        /* in the evening */
+        if (over && WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
         env->time = 0;
         env->left = quota(env);
     }
@@ -283,19 +296,16 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    env->log.perf += (float)env->passed / (float)env->total;
-    env->log.score += (float)env->passed;
-    env->log.episode_return += env->sum;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, (float)env->passed / (float)env->total, env->passed, env->sum, env->tick);
     env->log.days += (float)env->days_done;
     env->log.crashes += (float)env->crashes;
-    env->log.n += 1;
     c_reset(env);
 }
 
 enum { VIEW_WIDTH = 960, VIEW_HEIGHT = 600, HORIZON = 210, ROAD_BOTTOM = 500, NEAR = 6 };
 
-/* Where a point of the road is seen: metres ahead, x across. The road's bends add up over the distance. */
+/* Where a point of the road is on the screen: metres ahead, x across. Bends add up over the
+ * distance. */
 static Vector2 on_road(const Env* env, float ahead, float x, float* scale) {
     float nearness = NEAR / (NEAR + maxf(ahead, -NEAR * 0.6f)), shift = 0;
     for (float at = 0; at < ahead; at += 20)
@@ -305,10 +315,11 @@ static Vector2 on_road(const Env* env, float ahead, float x, float* scale) {
     return (Vector2){middle + x * 400 * nearness, HORIZON + (ROAD_BOTTOM - HORIZON) * nearness};
 }
 
-static void draw_stripe(const Env* env, float far, float near, float left, float right, Color color) {
+static void draw_stripe(const Env* env, float far, float near, float left, float right,
+                        Color color) {
     float scale;
-    draw_quad(on_road(env, far, left, &scale), on_road(env, far, right, &scale), on_road(env, near, right, &scale),
-              on_road(env, near, left, &scale), color);
+    draw_quad(on_road(env, far, left, &scale), on_road(env, far, right, &scale),
+              on_road(env, near, right, &scale), on_road(env, near, left, &scale), color);
 }
 
 static void draw_car(Vector2 foot, float scale, Color color, bool lights_only) {
@@ -323,8 +334,9 @@ static void draw_car(Vector2 foot, float scale, Color color, bool lights_only) {
                          (Color){20, 20, 22, 255});
     }
     for (int side = -1; side <= 1; side += 2)
-        DrawRectangleRec((Rectangle){foot.x + (float)side * wide * 0.36f - wide * 0.08f, foot.y - tall * 0.72f,
-                                     wide * 0.16f, tall * 0.2f}, DRAW_RED);
+        DrawRectangleRec((Rectangle){foot.x + (float)side * wide * 0.36f - wide * 0.08f,
+                                     foot.y - tall * 0.72f, wide * 0.16f, tall * 0.2f},
+                         DRAW_RED);
 }
 
 static void c_render(Env* env) {
@@ -351,7 +363,8 @@ static void c_render(Env* env) {
             Color edge = stripe ? DRAW_WHITE : DRAW_RED;
             draw_stripe(env, ahead, next, 1.25f * (float)side, 1.32f * (float)side,
                         night ? draw_mix(edge, road, 0.6f) : edge);
-            if (stripe) draw_stripe(env, ahead, next, 0.29f * (float)side, 0.31f * (float)side, DRAW_GREY);
+            if (stripe)
+                draw_stripe(env, ahead, next, 0.29f * (float)side, 0.31f * (float)side, DRAW_GREY);
         }
     }
     for (int k = CARS - 1; k >= 0; k--) {
@@ -359,20 +372,17 @@ static void c_render(Env* env) {
         const Car* car = &env->cars[which];
         if (car->ahead < -2.5f || car->ahead > weather->sight) continue;
         Vector2 foot = on_road(env, car->ahead, car->x, &scale);
-        Color color = index == 4 ? draw_mix(colors[which], weather->sky, maxf(car->ahead, 0) / 80) : colors[which];
+        Color color = index == 4 ? draw_mix(colors[which], weather->sky, maxf(car->ahead, 0) / 80)
+                                 : colors[which];
         draw_car(foot, scale, color, night);
     }
-    draw_car((Vector2){VIEW_WIDTH / 2 + 8 * (float)env->steer, ROAD_BOTTOM + 20}, 1, DRAW_CYAN, false);
+    draw_car((Vector2){VIEW_WIDTH / 2 + 8 * (float)env->steer, ROAD_BOTTOM + 20}, 1, DRAW_CYAN,
+             false);
     if (index == 4) DrawRectangle(0, HORIZON - 30, VIEW_WIDTH, 70, (Color){140, 146, 150, 150});
     DrawRectangle(0, VIEW_HEIGHT - 60, VIEW_WIDTH, 60, DRAW_BACKGROUND);
-    char text[64];
-    snprintf(text, sizeof(text), "day %d   %d cars   %d km/h", env->days_done + 1, env->left, (int)(env->speed * 3.6f));
-    DrawText(text, 24, VIEW_HEIGHT - 46, 30, DRAW_WHITE);
+    draw_format(24, VIEW_HEIGHT - 46, 30, DRAW_WHITE, "day %d   %d cars   %d km/h",
+                env->days_done + 1, env->left, (int)(env->speed * 3.6f));
     DrawRectangle(640, VIEW_HEIGHT - 38, 290, 14, DRAW_PANEL);
     DrawRectangle(640, VIEW_HEIGHT - 38, (int)(290 * env->time / env->day), 14, DRAW_GOLD);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

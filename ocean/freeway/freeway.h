@@ -1,31 +1,33 @@
-/* Freeway: a chicken crosses ten lanes of traffic, over and over, for two minutes and sixteen seconds. Each time it
- * reaches the other side it scores 1, which is the reward (reward_lane may be added), and begins again below. A car
- * that hits it carries it a lane back or, with `hard`, all the way, and it cannot move for a moment. The five lower
- * lanes drive to the right, the five upper ones to the left. The end of the time is a rule of the game, hence a
- * termination.
+/* Freeway: a chicken crosses ten lanes of traffic, again and again, for two minutes and sixteen
+ * seconds. Each time it reaches the other side it scores 1 and begins again below. That is the
+ * reward; reward_lane may be added. A car that hits the chicken carries it a lane back or, with
+ * `hard`, all the way; it cannot move for a moment. The five lower lanes drive to the right, the
+ * five upper ones to the left. The end of the time is a rule of the game, so it is a termination.
  *
- *     level   traffic                                                       4 .. 7: the same, but each lane changes
- *     0       one car a lane                                                its speed whenever its first car comes
- *     1       two cars a lane, a quarter faster                             round, to 0.6 .. 1.6 of its own
- *     2       a truck a lane, half as fast again
- *     3       three cars a lane, three quarters faster
+ *     level   traffic
+ *     0       one car in each lane
+ *     1       two cars, a quarter faster
+ *     2       a truck, half as fast again
+ *     3       three cars, three quarters faster
+ *     4 .. 7  the same, but each lane changes its speed when its first car comes round, to 0.6 ..
+ *             1.6 of its own
  *
  *     observation
  *     0               height of the chicken, 0..1
- *     1               1 where it was hit and cannot move
+ *     1               1 while it was hit and cannot move
  *     2               time left, 0..1
  *     3               how far it is through its lane, 0..1
- *     4 + 4 k ..      six lanes, from the one below the chicken's to four above it, so that what it is about to cross
- *                     always stands in the same place: the lane's speed (to the right, over 1 width a second), and how
- *                     far its three cars are to the right of the chicken, in half widths, -1..1 around (a missing car:
- *                     the first one again; beside the road: speed 0, and 1 for the cars)
+ *     4 + 4 k ..      six lanes, from the one below the chicken's to four above it: the lane's
+ *                     speed (to the right, over 1 width a second), and how far its three cars are
+ *                     to the right of the chicken, in half widths, -1..1 around. A missing car is
+ *                     the first one again. Beside the road the speed is 0, and the cars are 1.
  *
- * Actions: none, up, down. A tick is 1/60 s and an action lasts frameskip ticks. perf is the score as a share of the
- * crossings that the time allows without traffic. */
+ * Actions: none, up, down. A tick is 1/60 s. An action lasts frameskip ticks. perf is the score as
+ * a share of the crossings that the time allows without traffic. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(hits)
+#define OWN_LOG(X) X(hits)
 #define SETTINGS(X) \
     X(int, frameskip, 4, "ticks of 1/60 s that an action lasts") \
     X(int, level, 0, "traffic, 0..7") \
@@ -33,7 +35,10 @@
     X(float, seconds, 136.0, "of an episode") \
     X(float, chicken_speed, 3.6, "lanes a second") \
     X(float, stun, 0.5, "seconds after a hit in which the chicken cannot move") \
-    X(float, reward_lane, 0.0, "for a lane upwards, and against one downwards: random play never arrives")
+    X(float, reward_lane, 0.0, \
+      "for a lane upwards, and against one downwards: random play never arrives")
+#define FPS 15
+#define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -49,7 +54,7 @@ struct Env {
     ENV_COMMON
     int cars; /* in a lane */
     float length; /* of a car, widths */
-    float factor, reach; /* of the level's speeds; how near a car's middle hits */
+    float factor, reach; /* factor: of the speeds; reach: how near a car's middle hits */
     float at[LANES];    /* the middle of each lane's first car, 0..1 */
     float speed[LANES]; /* widths a tick, below 0 to the left */
     float y, sum; /* sum: rewards of the episode */
@@ -62,7 +67,8 @@ static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->level < 0 || env->level > 7) return "level must lie within 0..7";
     if (!(env->seconds > 0 && env->seconds <= 100000)) return "seconds must lie within 0..100000";
-    if (!(env->chicken_speed > 0 && env->chicken_speed <= 30)) return "chicken_speed must lie within 0..30";
+    if (!(env->chicken_speed > 0 && env->chicken_speed <= 30))
+        return "chicken_speed must lie within 0..30";
     if (!(env->stun >= 0 && env->stun <= 60)) return "stun must lie within 0..60";
     static const int cars[4] = {1, 2, 1, 3};
     env->cars = cars[env->level % 4];
@@ -74,7 +80,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -126,7 +131,7 @@ static bool tick(Env* env, float push) {
         env->at[lane] += env->speed[lane];
         if (env->at[lane] >= 1 || env->at[lane] < 0) {
             env->at[lane] -= env->at[lane] >= 1 ? 1.0f : -1.0f;
-            if (env->at[lane] >= 1) env->at[lane] = 0; /* -tiny + 1 rounds to 1 */
+            if (env->at[lane] >= 1) env->at[lane] = 0; /* 1 minus very little rounds to 1 */
             if (env->level >= 4) draw_speed(env, lane);
         }
     }
@@ -168,12 +173,8 @@ static void c_step(Env* env) {
     }
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     float most = maxf((float)env->ticks / 60 * env->chicken_speed / GOAL, 1);
-    env->log.perf += minf((float)env->score / most, 1);
-    env->log.score += (float)env->score;
-    env->log.episode_return += env->sum;
-    env->log.episode_length += (float)env->steps;
+    LOG_EPISODE(env, minf((float)env->score / most, 1), env->score, env->sum, env->steps);
     env->log.hits += (float)env->hits;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -181,25 +182,26 @@ static void c_render(Env* env) {
     enum { WIDTH = 960, LANE = 56, TOP = 40, HEIGHT = TOP + 12 * LANE };
     static const Color colors[] = {{226, 84, 84, 255},  {250, 190, 60, 255},  {90, 200, 120, 255}, {0, 187, 204, 255},
                                    {170, 130, 240, 255}, {240, 140, 190, 255}, {150, 200, 255, 255}};
-    char text[32];
     draw_begin(WIDTH, HEIGHT, "freeway");
     DrawRectangle(0, TOP + LANE, WIDTH, LANES * LANE, DRAW_PANEL);
     for (int lane = 1; lane < LANES; lane++) {
         int y = TOP + (LANES + 1 - lane) * LANE - 1;
         bool middle = lane == LANES / 2;
         for (int x = 0; x < WIDTH; x += middle ? WIDTH : 48)
-            DrawRectangle(x, y, middle ? WIDTH : 24, middle ? 4 : 2, middle ? DRAW_GOLD : DRAW_GREY);
+            DrawRectangle(x, y, middle ? WIDTH : 24, middle ? 4 : 2,
+                          middle ? DRAW_GOLD : DRAW_GREY);
     }
     for (int lane = 0; lane < LANES; lane++) {
         float y = TOP + LANE * (float)(LANES - lane) + LANE * 0.2f, length = env->length * WIDTH;
         for (int k = 0; k < env->cars; k++) {
             float x = (CHICKEN_X + way_to(env, lane, k)) * WIDTH - length / 2;
             bool right = env->speed[lane] > 0;
-            for (int turn = -1; turn <= 1; turn++) { /* it may show on both sides */
+            for (int turn = -1; turn <= 1; turn++) { /* a car at the edge shows on both sides */
                 float left = x + (float)(turn * WIDTH);
                 DrawRectangleRec((Rectangle){left, y, length, LANE * 0.6f}, colors[(lane + k) % 7]);
                 float glass = right ? left + length * 0.62f : left + length * 0.2f;
-                DrawRectangleRec((Rectangle){glass, y + 5, length * 0.18f, LANE * 0.6f - 10}, DRAW_BACKGROUND);
+                DrawRectangleRec((Rectangle){glass, y + 5, length * 0.18f, LANE * 0.6f - 10},
+                                 DRAW_BACKGROUND);
             }
         }
     }
@@ -208,12 +210,7 @@ static void c_render(Env* env) {
     DrawCircleV((Vector2){chicken.x, chicken.y - 13}, 8, env->stunned > 0 ? DRAW_RED : DRAW_WHITE);
     draw_triangle((Vector2){chicken.x - 4, chicken.y - 19}, (Vector2){chicken.x + 4, chicken.y - 19},
                   (Vector2){chicken.x, chicken.y - 27}, DRAW_GOLD);
-    snprintf(text, sizeof(text), "%d", env->score);
-    DrawText(text, 16, 8, 40, DRAW_GOLD);
+    draw_format(16, 8, 40, DRAW_GOLD, "%d", env->score);
     DrawRectangle(120, 20, (int)(800 * (1 - (float)env->tick / (float)env->ticks)), 12, DRAW_GREEN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

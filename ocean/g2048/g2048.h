@@ -1,32 +1,40 @@
-/* 2048: tiles slide on a board of 4 x 4 as far as they can; two equal ones that meet become their sum, each tile once
- * a move. After a move that changes something a 2 comes up (or, one time in ten, a 4) in a random free cell. A move
- * that changes nothing is illegal: the mask says so, and nothing happens. When no move is left the game is over.
- * The score is the sum of all merged tiles. The reward for a merge to 2^k is k / 11: rewards of points would span
- * three powers of ten. perf is the share of games that reach 2048 (the game goes on).
- * Actions: up, down, left, right. Observation: 648 bytes of 0 and 1,
- *     0 .. 287    (16, 18) what stands in each cell, one-hot: empty, 2, 4 ... 131072
- *     288 .. 647  (5, 24, 3) how two neighbours compare: both are the same tile, the first is the greater one, the
- *                 second is (an empty cell is less than a tile). First 12 pairs side by side, then 12 one above the
- *                 other; first of the board as it is, then of what each action leaves of it, before the new tile comes
- *                 up. Zero where the action is illegal.
- * From the cells alone a network learns what a move does, and that two are equal, for each place and each tile anew. */
+/* 2048: tiles slide on a board of 4 x 4 as far as they can. Two equal tiles that meet become their
+ * sum; a tile merges once a move. After a move that changes something, a 2 (one time in ten a 4)
+ * appears in a random free cell. A move that changes nothing is illegal: the mask says so, and
+ * nothing happens. The game is over when no move is left. The score is the sum of all merged tiles.
+ * The reward for a merge to 2^k is k / 11, because points would span three powers of ten. perf is
+ * the share of games that reach 2048; the game goes on then. Actions: up, down, left, right.
+ * Observation: 648 bytes of 0 and 1,
+ *     0 .. 287    (16, 18) the tile in each cell, one-hot: empty, 2, 4 ... 131072
+ *     288 .. 647  (5, 24, 3) how two neighbours compare: they are the same tile, the first is
+ *                 greater, the second is greater (an empty cell is the least). First the 12 pairs
+ *                 side by side, then the 12 one above the other. First of the board as it is, then
+ *                 of what each action leaves, before the new tile appears. All 0 if the action is
+ *                 illegal.
+ * The comparisons are there because from the cells alone a network has to learn for each place and
+ * each tile anew what equal tiles are and what a move does. */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(max_tile)
+#define OWN_LOG(X) X(max_tile)
 #define SETTINGS(X) \
     X(float, fours, 0.1, "chance that a new tile is a 4") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
-enum { SIDE = 4, CELLS = SIDE * SIDE, KINDS = 18, WON = 11, PAIRS = 24, INPUTS = CELLS * KINDS + 5 * PAIRS * 3 };
+enum {
+    SIDE = 4, CELLS = SIDE * SIDE, KINDS = 18, WON = 11, PAIRS = 24,
+    INPUTS = CELLS * KINDS + 5 * PAIRS * 3
+};
 
 struct Env {
     ENV_COMMON
-    uint8_t tiles[CELLS]; /* the power of two, 0 where empty */
-    uint8_t after[4][CELLS]; /* what each action leaves, before the new tile comes up */
+    uint8_t tiles[CELLS]; /* the power of two, 0 if empty */
+    uint8_t after[4][CELLS]; /* what each action leaves, before the new tile appears */
     uint8_t legal[4];        /* whether that is something else */
     int tick, points;
     float total;
@@ -39,7 +47,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {INPUTS},
@@ -70,14 +77,16 @@ static void write_observation(const Env* env, uint8_t* observation) {
         if (env->legal[action]) write_pairs(env->after[action], out);
 }
 
-/* A line of four cells, the one first that tiles slide to: the cell that a move begins in and its step. */
+/* A line of four cells begins with the one that tiles slide to. `first` is that of the first line;
+ * `line` leads to the next line, `step` to the next cell. */
 static const struct { int first, line, step; } moves[4] = {{0, 1, 4}, {12, 1, -4}, {0, 4, 1}, {3, 4, -1}};
 
-/* Make a move on a board; returns its reward and adds to the points. */
+/* Makes a move on a board, adds to the points and returns the reward. */
 static float slide(uint8_t* tiles, int action, int* points) {
     float reward = 0;
     for (int k = 0; k < SIDE; k++) {
-        int at = moves[action].first + k * moves[action].line, step = moves[action].step, filled = 0, waiting = 0;
+        int at = moves[action].first + k * moves[action].line, step = moves[action].step;
+        int filled = 0, waiting = 0;
         uint8_t line[SIDE] = {0};
         for (int i = 0; i < SIDE; i++) {
             uint8_t tile = tiles[at + i * step];
@@ -98,7 +107,7 @@ static float slide(uint8_t* tiles, int action, int* points) {
     return reward;
 }
 
-/* Try all moves; returns whether one changes something. */
+/* Tries all moves. Returns whether one of them changes something. */
 static bool look_ahead(Env* env) {
     bool any = false;
     for (int action = 0; action < 4; action++) {
@@ -157,12 +166,8 @@ static void c_step(Env* env) {
     int highest = 0;
     for (int i = 0; i < CELLS; i++)
         if (env->tiles[i] > highest) highest = env->tiles[i];
-    env->log.perf += highest >= WON;
-    env->log.score += (float)env->points;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, highest >= WON, env->points, env->total, env->tick);
     env->log.max_tile += (float)(1 << highest);
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -187,8 +192,4 @@ static void c_render(Env* env) {
                           tile < 4 ? DRAW_WHITE : DRAW_BACKGROUND);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

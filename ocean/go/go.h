@@ -1,46 +1,52 @@
-/* Go, on boards of 5 x 5 to 19 x 19, against a script. Black moves first, who has which colour is drawn. A group
- * without liberties is taken off; suicide is not allowed, nor is taking back a single stone at once (ko). Two passes
- * in a row, or max_moves moves, end the game; it is counted by area (stones, and empty points that reach only one
- * colour), and White gets komi. There are no agreements about dead stones: they are to be taken. The reward is 1 for a
- * win, -1 for a loss. A point where one may not play loses at once: the action mask says which are allowed.
+/* Go, on boards of 5 x 5 to 19 x 19, against a script. Black moves first; chance decides who is
+ * Black. A group without liberties is taken off. Suicide is not allowed, nor is taking back a
+ * single stone at once (ko). Two passes in a row, or max_moves moves, end the game. It is counted
+ * by area: stones, and empty points that reach one colour only. White gets komi. Nobody agrees on
+ * dead stones, so they have to be taken. The reward is 1 for a win, -1 for a loss. An illegal move
+ * loses at once; the action mask says which are legal.
  *
- * The script takes the largest group that it can take at once; else it saves its largest group that could be taken,
- * if a stone gives it two liberties or joins it to a safe group; else it plays near the last move or anywhere at
- * random, but never into its own eyes. It passes when it has no such move, or, when it leads, after a pass. Each of
- * the two rules is followed with the probability `skill`.
+ * The script takes the largest group that it can take at once. Else it saves its largest group that
+ * could be taken, if a stone gives it two liberties or joins it to a safe group. Else it plays near
+ * the last move or anywhere at random, but never into its own eyes. It passes if it has no such
+ * move, or, if it leads, after a pass. It follows each of the first two rules with probability
+ * `skill`.
  *
- *     observation: planes of size x size bytes, 1 where there is
- *     0, 1   an own stone, one of the opponent
- *     2, 3   one of an own, of the opponent's group with a single liberty
+ *     observation: planes of size x size bytes, 1 if there is
+ *     0, 1   a stone of the agent, of the opponent
+ *     2, 3   a stone of a group with a single liberty, of the agent, of the opponent
  *     4      a point where the agent may play
  *     5      the opponent's last stone
- *     6      all: the agent is Black
+ *     6      1 everywhere if the agent is Black
  *
- * Actions: the point, row after row, and last the pass. perf is the share of games won; score the agent's lead in
- * points (-size^2 for an illegal move). */
+ * Actions: the point, row after row, and last the pass. perf is the share of games won. score is
+ * the agent's lead in points, or -size^2 for an illegal move. */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(illegal)
+#define OWN_LOG(X) X(illegal)
 #define SETTINGS(X) \
     X(int, size, 7, "of the board, 5..19") \
     X(float, komi, 7.5, "points that White gets; a half, so that no game is drawn") \
     X(int, max_moves, 0, "of both, that end a game; 0: twice as many as points") \
     X(float, skill, 1.0, "chance that the script follows each of its rules")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, P, env->size * env->size) /* pass */
+#define CLICK_COLUMNS env->size
 #include "env.h"
 #include "draw.h"
 
 enum { MAX_SIZE = 19, MAX_CELLS = (MAX_SIZE + 2) * (MAX_SIZE + 2), PLANES = 7, PASS = 0 };
 enum { EMPTY, BLACK, WHITE, EDGE };
-/* The status of a point as a bit, so that the four around a point can be looked at together; 0: the edge. A stone is
- * SAFE or, where its group has a single liberty, in ATARI. */
+/* The status of a point is a bit, so that the four around a point can be combined; the edge is 0. A
+ * stone is in ATARI if its group has a single liberty, else SAFE. */
 #define FREE 1
 #define SAFE(color) (color == BLACK ? 2 : 8)
 #define ATARI(color) (color == BLACK ? 4 : 16)
 
-/* Liberties are counted once for each stone that touches them, with their sum and their sum of squares: all that can
- * be kept up in constant time. They are one and the same point where count * squares equals sum * sum. */
+/* A liberty counts once for each stone that touches it. The count, the sum of the points and the
+ * sum of their squares change in constant time. All liberties are one point if count * squares
+ * equals sum * sum. */
 typedef struct {
     uint16_t stones, count;
     uint32_t sum, squares;
@@ -50,14 +56,15 @@ struct Env {
     ENV_COMMON
     int stride, limit, cells;
     int around[4], corners[4]; /* steps to the neighbours, straight and diagonal */
-    uint8_t board[MAX_CELLS];  /* with a border of EDGE; a point is an index, and 0 stands for none and for a pass */
-    uint8_t status[MAX_CELLS]; /* of each point, for all stones of a group the same */
+    /* with a border of EDGE; a point is an index, 0 is no point or a pass */
+    uint8_t board[MAX_CELLS];
+    uint8_t status[MAX_CELLS]; /* of each point; the same for all stones of a group */
     uint16_t head[MAX_CELLS];  /* of a stone: its group's number, one of its stones */
     uint16_t next[MAX_CELLS];  /* a ring through the stones of a group */
     Group groups[MAX_CELLS];
     uint16_t stack[MAX_CELLS];
     int own;  /* the agent's colour */
-    int ko;   /* where the next move may not go */
+    int ko;   /* the next move may not go there */
     int last; /* the last move */
     int moves, passes, tick;
 };
@@ -65,7 +72,8 @@ struct Env {
 static const char* c_init(Env* env) {
     if (env->size < 5 || env->size > MAX_SIZE) return "size must lie within 5..19";
     if (env->max_moves < 0) return "max_moves must be 0 (twice as many as points) or more";
-    if (!(fabsf(env->komi) <= 1000) || floorf(env->komi) == env->komi) return "komi must be within 1000 and no integer";
+    if (!(fabsf(env->komi) <= 1000) || floorf(env->komi) == env->komi)
+        return "komi must be within 1000 and no integer";
     if (!(env->skill >= 0 && env->skill <= 1)) return "skill must lie within 0..1";
     int s = env->stride = env->size + 2;
     env->cells = s * s;
@@ -102,7 +110,7 @@ static inline void take_liberty(Group* group, int point) {
     group->squares -= (uint32_t)(point * point);
 }
 
-/* Whether all of its liberties are a single point. */
+/* Returns whether all of its liberties are one point. */
 static inline bool in_atari(const Group* group) {
     return (uint64_t)group->count * group->squares == (uint64_t)group->sum * group->sum;
 }
@@ -111,7 +119,7 @@ static inline int other(int color) {
     return BLACK + WHITE - color;
 }
 
-/* Notes whether a stone's group has a single liberty, for all of its stones if that has changed. */
+/* Updates the status of a stone's group, if that has changed. */
 static void renew_status(Env* env, int point) {
     int color = env->board[point];
     uint8_t status = in_atari(group_of(env, point)) ? ATARI(color) : SAFE(color);
@@ -122,19 +130,20 @@ static void renew_status(Env* env, int point) {
     }
 }
 
-/* What lies around a point, all in one. */
+/* The status of the four around a point, combined. */
 static inline int around(const Env* env, int point) {
     const uint8_t* status = env->status + point;
     return status[-env->stride] | status[env->stride] | status[-1] | status[1];
 }
 
-/* A stone needs a liberty: an empty neighbour, a friend with another liberty, or an enemy that it takes. */
+/* A stone needs a liberty: an empty neighbour, a friend with another liberty, or an enemy that it
+ * takes. */
 static inline bool is_legal(const Env* env, int color, int point) {
     return env->status[point] == FREE && point != env->ko &&
            around(env, point) & (FREE | SAFE(color) | ATARI(other(color)));
 }
 
-/* The smaller group is renamed, and the two rings become one. */
+/* Renames the smaller group and joins the two rings. */
 static void merge(Env* env, int a, int b) {
     int to = env->head[a], from = env->head[b];
     if (to == from) return;
@@ -159,7 +168,7 @@ static void merge(Env* env, int a, int b) {
     into->squares += gone->squares;
 }
 
-/* Takes a group off; its points become liberties of what stands around. */
+/* Takes a group off. Its points become liberties of the stones around. */
 static void take(Env* env, int head) {
     int stone = head;
     do {
@@ -178,7 +187,7 @@ static void take(Env* env, int head) {
     } while (stone != head);
 }
 
-/* A move that is known to be legal; PASS is one too. */
+/* Plays a legal move, which may be PASS. */
 static void play(Env* env, int color, int point) {
     env->moves++;
     env->last = point;
@@ -215,11 +224,14 @@ static void play(Env* env, int color, int point) {
     if (taken == 1 && group->stones == 1 && in_atari(group)) env->ko = where;
 }
 
-/* An eye: surrounded by own stones, and no more than one diagonal point is the enemy's (none at the edge). */
+/* An eye is surrounded by own stones, and the enemy has at most one diagonal point (none at the
+ * edge). */
 static bool is_eye(const Env* env, int color, int point) {
     int enemies = 0, edges = 0;
     for (int k = 0; k < 4; k++)
-        if (env->board[point + env->around[k]] != color && env->board[point + env->around[k]] != EDGE) return false;
+        if (env->board[point + env->around[k]] != color &&
+            env->board[point + env->around[k]] != EDGE)
+            return false;
     for (int k = 0; k < 4; k++) {
         enemies += env->board[point + env->corners[k]] == other(color);
         edges += env->board[point + env->corners[k]] == EDGE;
@@ -228,7 +240,9 @@ static bool is_eye(const Env* env, int color, int point) {
 }
 
 static inline int point_of(const Env* env, int action) {
-    return action == env->size * env->size ? PASS : (action / env->size + 1) * env->stride + action % env->size + 1;
+    return action == env->size * env->size
+               ? PASS
+               : (action / env->size + 1) * env->stride + action % env->size + 1;
 }
 
 /* Black's area less White's and less komi. */
@@ -240,13 +254,14 @@ static float count_board(Env* env) {
         if (board[first] != EMPTY) continue;
         int waiting = 0, size = 0, reached = 0;
         env->stack[waiting++] = (uint16_t)first;
-        board[first] = EDGE + 1; /* counted: until all is */
+        board[first] = EDGE + 1; /* a mark: already counted */
         while (waiting) {
             int point = env->stack[--waiting];
             size++;
             for (int k = 0; k < 4; k++) {
                 int neighbour = point + env->around[k];
-                if (board[neighbour] == BLACK || board[neighbour] == WHITE) reached |= board[neighbour];
+                if (board[neighbour] == BLACK || board[neighbour] == WHITE)
+                    reached |= board[neighbour];
                 if (board[neighbour] != EMPTY) continue;
                 board[neighbour] = EDGE + 1;
                 env->stack[waiting++] = (uint16_t)neighbour;
@@ -259,7 +274,8 @@ static float count_board(Env* env) {
     return (float)(area[BLACK] - area[WHITE]) - env->komi;
 }
 
-/* The largest group of a colour with a single liberty that the script can play at with profit; 0: none. */
+/* Finds the liberty of the largest group of a colour in atari where a stone of the script pays; 0:
+ * none. */
 static int find_atari(Env* env, int color, bool save) {
     int best = 0, most = 0;
     const uint8_t *at = env->status, *end = env->status + env->cells;
@@ -285,7 +301,7 @@ static int find_atari(Env* env, int color, bool save) {
     return best;
 }
 
-/* A random one of the points around the last move, or of all points, where a stone makes sense; 0: none. */
+/* Finds a random point around the last move, or anywhere, that makes sense; 0: none. */
 static int find_random(Env* env, int color, bool close) {
     int found = 0, count = 0;
     for (int k = 0; close && env->last && k < 8; k++) {
@@ -294,13 +310,14 @@ static int find_random(Env* env, int color, bool close) {
         if (random_int(&env->rng, ++count) == 0) found = point;
     }
     if (found) return found;
-    /* From a random point on, the first that will do: nearly even, and it costs a few looks only. */
-    int size = env->size * env->size, first = random_int(&env->rng, size), left = env->size - first % env->size;
+    /* The first good point from a random one on. That is nearly uniform, and cheap. */
+    int size = env->size * env->size, first = random_int(&env->rng, size);
+    int left = env->size - first % env->size;
     int point = point_of(env, first), last = point_of(env, size - 1);
     for (int k = 0; k < size; k++) {
         if (is_legal(env, color, point) && !is_eye(env, color, point)) return point;
         if (point == last) point = point_of(env, 0);
-        else point += left == 1 ? 3 : 1; /* over the border into the next row */
+        else point += left == 1 ? 3 : 1; /* skips the border, into the next row */
         left = left == 1 ? env->size : left - 1;
     }
     return 0;
@@ -321,16 +338,18 @@ static void move_script(Env* env) {
     play(env, color, point);
 }
 
-/* All points at a time and a plane at a time: the compiler does 16 to 64 points at once. */
+/* Simple loops over all points, because the compiler turns them into 16 to 64 points at once. */
 static void write_observation(Env* env, uint8_t* observation) {
-    enum { SLACK = 32 }; /* rows are copied whole, the next one over what is too much */
+    enum { SLACK = 32 }; /* a row is copied with a few bytes too many, which the next row overwrites */
     int size = env->size, plane = size * size, first = env->stride + 1, last = env->cells - first;
-    uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK], status[MAX_SIZE * MAX_SIZE + SLACK];
+    uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK],
+        status[MAX_SIZE * MAX_SIZE + SLACK];
     uint8_t liberty = (uint8_t)(FREE | SAFE(env->own) | ATARI(other(env->own)));
     const uint8_t *here = env->status, *above = here - env->stride, *below = here + env->stride;
     for (int point = first; point < last; point++)
-        wide[point] = here[point] == FREE &&
-                      ((above[point] | below[point] | here[point - 1] | here[point + 1]) & liberty) != 0;
+        wide[point] =
+            here[point] == FREE &&
+            ((above[point] | below[point] | here[point - 1] | here[point + 1]) & liberty) != 0;
     wide[env->ko] = 0;
     for (int row = 0, point = first; row < size; row++, point += env->stride) {
         memcpy(legal + row * size, wide + point, SLACK);
@@ -348,7 +367,9 @@ static void write_observation(Env* env, uint8_t* observation) {
         observation[3 * plane + i] = (status[i] & enemy_atari) != 0;
     memcpy(observation + 4 * plane, legal, (size_t)plane);
     memset(observation + 5 * plane, 0, (size_t)plane);
-    if (env->last) observation[5 * plane + (env->last / env->stride - 1) * size + env->last % env->stride - 1] = 1;
+    if (env->last)
+        observation[5 * plane + (env->last / env->stride - 1) * size + env->last % env->stride -
+                    1] = 1;
     memset(observation + 6 * plane, env->own == BLACK, (size_t)plane);
     if (!env->action_masks) return;
     memcpy(env->action_masks, legal, (size_t)plane);
@@ -373,12 +394,8 @@ static void end_episode(Env* env, float lead, bool illegal) {
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->rewards[0] = reward;
     env->terminals[0] = 1;
-    env->log.perf += lead > 0;
-    env->log.score += lead;
-    env->log.episode_return += reward;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, lead > 0, lead, reward, env->tick);
     env->log.illegal += illegal;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -422,15 +439,13 @@ static void c_render(Env* env) {
             if (star && env->size % 2) DrawCircleV(centre, 5, (Color){90, 64, 36, 255});
             if (there == EMPTY) continue;
             Color color = there == BLACK ? (Color){24, 26, 30, 255} : (Color){240, 240, 236, 255};
-            DrawCircleV((Vector2){centre.x + 2, centre.y + 3}, (float)cell * 0.46f, (Color){120, 90, 52, 255});
+            DrawCircleV((Vector2){centre.x + 2, centre.y + 3}, (float)cell * 0.46f,
+                        (Color){120, 90, 52, 255});
             DrawCircleV(centre, (float)cell * 0.46f, color);
             if (there == env->own) DrawCircleV(centre, (float)cell * 0.1f, DRAW_CYAN);
-            if (point == env->last) DrawRing(centre, (float)cell * 0.2f, (float)cell * 0.26f, 0, 360, 32, DRAW_RED);
+            if (point == env->last)
+                DrawRing(centre, (float)cell * 0.2f, (float)cell * 0.26f, 0, 360, 32, DRAW_RED);
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

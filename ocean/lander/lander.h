@@ -1,31 +1,33 @@
-/* Lander: bring a spacecraft with a main engine and two side engines down between the flags. Size, engines, rewards and
- * observations are those of Gymnasium's LunarLander-v3 as far as they can be without Box2D: the craft here is one
- * rigid body with two feet, which touch the ground by friction and without a bounce (impulses, a few rounds a step).
- * It is lost when its hull touches the ground, when a foot strikes harder than max_impact, or when it leaves the
- * sides; it has landed when both feet stand still for half a second. Both end the episode, with -100 and +100; after
- * max_steps it is truncated.
+/* Lander: bring a spacecraft with a main engine and two side engines down between the flags. Size,
+ * engines, rewards and observations are those of Gymnasium's LunarLander-v3, as far as that goes
+ * without Box2D: here the craft is one rigid body with two feet. The feet touch the ground with
+ * friction and without a bounce (impulses, a few rounds a step). The craft is lost if its hull
+ * touches the ground, if a foot strikes harder than max_impact, or if it leaves the view at a side.
+ * It has landed if both feet stand still for half a second. Both end the episode, with -100 and
+ * +100. After max_steps it is truncated.
  *
- * The reward besides is the change of -100 distance to the pad - 100 speed - 100 |angle| + 10 for each foot on the
- * ground, all as observed, less fuel: 0.3 a step of the main engine, 0.03 of a side engine.
+ * The rest of the reward is the change of
+ *     -100 distance to the pad - 100 speed - 100 |angle| + 10 for each foot on the ground
+ * all as observed, less fuel: 0.3 a step of the main engine, 0.03 of a side engine.
  *
  *     observation
  *     0, 1   position from the pad, over half the width and half the height of the view
  *     2, 3   velocity, over 5 and 7.5 m/s
  *     4, 5   angle (rad, positive to the left) and angular velocity (over 2.5 rad/s)
- *     6, 7   1 where the left, the right foot touches the ground
+ *     6, 7   1 if the left, the right foot touches the ground
  *
- * Actions: none, push to the left (which also turns to the left), main engine, push to the right. With continuous, two
- * in -1..1: main engine (above 0: from half to all of its power), push to the side (below -0.5 left, above 0.5
- * right). */
+ * Actions: none, push to the left (which also turns to the left), main engine, push to the right.
+ * With continuous: two in -1..1, the main engine (above 0: from half to all of its power) and the
+ * push to the side (below -0.5 left, above 0.5 right). */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, false, "two throttles in -1..1 instead of none, left, main, right") \
     X(bool, wind, false, "wind and turbulence") \
     X(int, max_steps, 1000, "steps after which the episode is truncated") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 10.0, "m/s^2") \
     X(float, main_engine, 17.5, "acceleration by the main engine, m/s^2") \
     X(float, side_engine, 2.4, "acceleration by a side engine, m/s^2") \
@@ -35,13 +37,15 @@
     X(float, start_speed, 4.0, "largest speed in each direction in the beginning, m/s") \
     X(float, max_impact, 3.0, "speed towards the ground that a foot bears, m/s") \
     X(float, friction, 0.6, "of the feet on the ground")
+#define FPS 50
+#define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, UP, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
 enum { CHUNKS = 11, FEET = 2, HULL = 6, ROUNDS = 6, STILL = 25 };
 #define HALF_WIDTH 10.0f      /* of the view, m */
 #define HALF_HEIGHT 6.6666667f
-#define CHUNK 2.0f            /* between two heights of the ground, m */
+#define CHUNK 2.0f            /* between two points of the ground, m */
 #define STEP 0.02f            /* seconds */
 #define GYRATION 0.2f         /* moment of inertia over mass, m^2 */
 #define FOOT_X 0.75f
@@ -57,20 +61,22 @@ struct Env {
     bool touches[FEET];
     float shaping, total;
     float main, side; /* the engines, 0..1 and -1..1, shown by c_render */
-    int still;        /* steps that it stood on both feet without moving */
+    int still;        /* steps for which it has stood still on both feet */
     int tick, wind_tick, twist_tick;
 };
 
 static const char* c_init(Env* env) {
     if (env->max_steps < 1) return "max_steps must be 1 or more";
     if (!(env->gravity >= 0 && env->gravity <= 100)) return "gravity must lie within 0..100";
-    if (!(env->main_engine > 0 && env->main_engine <= 500 && env->side_engine >= 0 && env->side_engine <= 500))
+    if (!(env->main_engine > 0 && env->main_engine <= 500 && env->side_engine >= 0 &&
+          env->side_engine <= 500))
         return "main_engine and side_engine must lie within 0..500";
-    if (!(env->friction >= 0 && env->max_impact > 0)) return "friction must be 0 or more, max_impact above 0";
+    if (!(env->friction >= 0 && env->max_impact > 0))
+        return "friction must be 0 or more, max_impact above 0";
     return NULL;
 }
 
-/* As in Gymnasium no element is cut; one pair of bounds holds for all. */
+/* No element is cut, as in Gymnasium. */
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = 1,
@@ -96,15 +102,17 @@ static void write_observation(const Env* env, float* observation) {
 static float shape(const Env* env) {
     float o[8];
     write_observation(env, o);
-    return -100 * (sqrtf(o[0] * o[0] + o[1] * o[1]) + sqrtf(o[2] * o[2] + o[3] * o[3]) + fabsf(o[4])) +
+    return -100 *
+               (sqrtf(o[0] * o[0] + o[1] * o[1]) + sqrtf(o[2] * o[2] + o[3] * o[3]) + fabsf(o[4])) +
            10 * (o[6] + o[7]);
 }
 
-/* Random heights, each the mean of three, with the pad's five level at 0. */
+/* Random heights, each the mean of three. The pad's five are 0. */
 static void make_ground(Env* env) {
     float height[CHUNKS + 2];
     for (int i = 0; i < CHUNKS + 2; i++)
-        height[i] = i >= 4 && i <= 8 ? 0 : random_float(&env->rng, -HALF_HEIGHT / 2, HALF_HEIGHT / 2);
+        height[i] =
+            i >= 4 && i <= 8 ? 0 : random_float(&env->rng, -HALF_HEIGHT / 2, HALF_HEIGHT / 2);
     for (int i = 0; i < CHUNKS; i++)
         env->ground[i] = (height[i] + height[i + 1] + height[i + 2]) / 3;
     env->ground[CHUNKS] = env->ground[CHUNKS - 1];
@@ -132,14 +140,15 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* A smooth gust that does not repeat: two sines whose periods have no common one. */
+/* A smooth gust that does not repeat: two sines without a common period. */
 static float gust(int tick) {
     return tanhf(sinf(0.02f * (float)tick) + sinf((float)(0.01 * M_PI) * (float)tick));
 }
 
 static void run_engines(Env* env) {
     if (env->continuous) {
-        float throttle = clampf(env->continuous_actions[0], -1, 1), side = clampf(env->continuous_actions[1], -1, 1);
+        float throttle = clampf(env->continuous_actions[0], -1, 1);
+        float side = clampf(env->continuous_actions[1], -1, 1);
         env->main = throttle > 0 ? 0.5f + 0.5f * throttle : 0;
         env->side = fabsf(side) > 0.5f ? side : 0;
     } else {
@@ -157,10 +166,12 @@ static void run_engines(Env* env) {
     }
 }
 
-/* Impulses at the feet that touch: none sinks in, and friction holds it up to a limit. Returns the hardest strike. */
+/* Impulses at the feet keep them from sinking in; friction holds up to a limit. Returns the hardest
+ * strike. */
 static float stand(Env* env) {
     float sine = sinf(env->angle), cosine = cosf(env->angle), hardest = 0;
-    float arm_x[FEET], arm_y[FEET], normal_x[FEET], normal_y[FEET], bias[FEET], pressed[FEET] = {0}, held[FEET] = {0};
+    float arm_x[FEET], arm_y[FEET], normal_x[FEET], normal_y[FEET], bias[FEET], pressed[FEET] = {0},
+                                                                                held[FEET] = {0};
     for (int i = 0; i < FEET; i++) {
         float side = i ? FOOT_X : -FOOT_X, slope;
         arm_x[i] = cosine * side + sine * FOOT_Y;
@@ -170,7 +181,8 @@ static float stand(Env* env) {
         normal_x[i] = -slope * norm;
         normal_y[i] = norm;
         env->touches[i] = above <= 0.01f;
-        bias[i] = minf(maxf(-above * norm - 0.005f, 0) * 0.2f / STEP, 2); /* sinks back out, slowly */
+        /* moves slowly out of the ground */
+        bias[i] = minf(maxf(-above * norm - 0.005f, 0) * 0.2f / STEP, 2);
     }
     if (!env->touches[0] && !env->touches[1]) return 0;
     for (int round = 0; round < ROUNDS; round++) {
@@ -180,7 +192,8 @@ static float stand(Env* env) {
             float toward = (env->vx - env->omega * ay) * nx + (env->vy + env->omega * ax) * ny;
             float turn = ax * ny - ay * nx;
             if (round == 0) hardest = maxf(hardest, -toward);
-            float push = maxf(pressed[i] + (bias[i] - toward) / (1 + turn * turn / GYRATION), 0) - pressed[i];
+            float push = maxf(pressed[i] + (bias[i] - toward) / (1 + turn * turn / GYRATION), 0) -
+                         pressed[i];
             pressed[i] += push;
             env->vx += push * nx;
             env->vy += push * ny;
@@ -188,7 +201,8 @@ static float stand(Env* env) {
 
             float sliding = (env->vx - env->omega * ay) * ny - (env->vy + env->omega * ax) * nx;
             float twist = -ax * nx - ay * ny, limit = env->friction * pressed[i];
-            float hold = clampf(held[i] - sliding / (1 + twist * twist / GYRATION), -limit, limit) - held[i];
+            float hold =
+                clampf(held[i] - sliding / (1 + twist * twist / GYRATION), -limit, limit) - held[i];
             held[i] += hold;
             env->vx += hold * ny;
             env->vy -= hold * nx;
@@ -202,7 +216,8 @@ static bool hull_touches(const Env* env) {
     float sine = sinf(env->angle), cosine = cosf(env->angle), slope;
     if (env->y > HALF_HEIGHT / 2 + 1) return false; /* above every mountain */
     for (int i = 0; i < HULL; i++) {
-        float x = env->x + cosine * hull_x[i] - sine * hull_y[i], y = env->y + sine * hull_x[i] + cosine * hull_y[i];
+        float x = env->x + cosine * hull_x[i] - sine * hull_y[i];
+        float y = env->y + sine * hull_x[i] + cosine * hull_y[i];
         if (y < ground_at(env, x, &slope)) return true;
     }
     return false;
@@ -220,7 +235,8 @@ static void c_step(Env* env) {
                  fabsf(env->vy) < 0.05f && fabsf(env->omega) < 0.05f;
     env->still = quiet ? env->still + 1 : 0;
     bool lost = strike > env->max_impact || hull_touches(env) || !(fabsf(env->x) < HALF_WIDTH);
-    bool landed = !lost && env->still >= STILL, over = lost || landed, late = !over && env->tick >= env->max_steps;
+    bool landed = !lost && env->still >= STILL, over = lost || landed;
+    bool late = !over && env->tick >= env->max_steps;
     float before = env->shaping;
     env->shaping = shape(env);
     float reward = env->shaping - before - 0.3f * env->main - 0.03f * fabsf(env->side);
@@ -234,11 +250,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += landed;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, landed, env->total, env->total, env->tick);
     c_reset(env);
 }
 
@@ -284,9 +296,11 @@ static void c_render(Env* env) {
     }
     for (int i = 0; i < FEET; i++) {
         float side = i ? 1.0f : -1.0f;
-        Vector2 hip = on_craft(env, 0.45f * side, -0.2f), foot = on_craft(env, FOOT_X * side, -FOOT_Y);
+        Vector2 hip = on_craft(env, 0.45f * side, -0.2f);
+        Vector2 foot = on_craft(env, FOOT_X * side, -FOOT_Y);
         DrawLineEx(hip, foot, 6, env->touches[i] ? DRAW_GREEN : DRAW_GREY);
-        DrawLineEx(on_craft(env, (FOOT_X - 0.14f) * side, -FOOT_Y), on_craft(env, (FOOT_X + 0.14f) * side, -FOOT_Y), 6,
+        DrawLineEx(on_craft(env, (FOOT_X - 0.14f) * side, -FOOT_Y),
+                   on_craft(env, (FOOT_X + 0.14f) * side, -FOOT_Y), 6,
                    env->touches[i] ? DRAW_GREEN : DRAW_GREY);
     }
     Vector2 corner[HULL];
@@ -296,8 +310,4 @@ static void c_render(Env* env) {
         draw_triangle(corner[0], corner[i], corner[i + 1], DRAW_CYAN);
     DrawCircleV(on_craft(env, 0, 0.22f), 9, DRAW_BACKGROUND);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

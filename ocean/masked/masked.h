@@ -1,17 +1,19 @@
-/* Masked: every step shows what each action is worth, and half of the actions, drawn anew, are illegal. Which ones
- * stands in the action mask alone. A legal action pays its worth; an illegal one pays -1 and ends the episode, and so
- * does the last of `length` steps. A trainer that forgets the mask in the rollout dies on its second step or so; one
- * that forgets it in the update learns from wrong probabilities.
- * Observation: the worth of each action, 0..1. perf is the episode's reward as a share of what the best legal actions
- * would have brought in all `length` steps, not below 0. */
+/* Masked: every step shows what each action is worth. Half of the actions, drawn anew, are illegal,
+ * and only the action mask says which. A legal action pays its worth. An illegal one pays -1 and
+ * ends the episode. So does the last of `length` steps, without the -1. A trainer that forgets the
+ * mask in the rollout ends its episodes at once. One that forgets it in the update learns from
+ * wrong probabilities. Observation: the worth of each action, 0..1. perf is the episode's reward
+ * over that of the best legal actions in all `length` steps, at least 0. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(illegal)
+#define OWN_LOG(X) X(illegal)
 #define SETTINGS(X) \
     X(int, choices, 8, "actions, of which half are legal") \
     X(int, length, 32, "steps of an episode")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -21,7 +23,7 @@ struct Env {
     ENV_COMMON
     float worth[MAX_CHOICES];
     bool legal[MAX_CHOICES];
-    int tick, last; /* last: the action before, -1 in the beginning */
+    int tick, last; /* last: the last action, -1 at first */
     float total, best; /* rewards of the episode, and those of the best legal actions so far */
 };
 
@@ -41,7 +43,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* Draws worths and legal actions: each action in turn is legal with the chance that leaves half of them so. */
+/* Draws worths and legal actions. The chance of each action makes exactly half of them legal. */
 static void draw_hand(Env* env) {
     int wanted = (env->choices + 1) / 2;
     for (int i = 0; i < env->choices; i++) {
@@ -77,21 +79,19 @@ static void c_step(Env* env) {
         draw_hand(env);
         return;
     }
-    /* The last hand: there is none after it. */
+    /* The final observation is the last hand, because no other follows. */
     if (WANTS_FINAL(env, false))
         memcpy(env->final_observations, env->worth, sizeof(float) * (size_t)env->choices);
-    /* The steps that an illegal action cost would have been worth as much as those before it. */
+    /* The steps that an illegal action cost count as much as those before it. */
     float possible = env->best * (float)env->length / (float)env->tick;
-    env->log.perf += possible > 0 ? maxf(env->total / possible, 0) : 1;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, possible > 0 ? maxf(env->total / possible, 0) : 1, env->total, env->total,
+                env->tick);
     env->log.illegal += !legal;
-    env->log.n += 1;
     c_reset(env);
 }
 
-/* A column an action, as high as it is worth: gold is legal, grey is not. The lower bar is the episode. */
+/* A column for each action, as high as its worth: gold is legal, grey is not. The bar shows the
+ * time. */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 380, LEFT = 40, FLOOR = 300, TALL = 250 };
     float width = (float)(WIDTH - 2 * LEFT) / (float)env->choices;
@@ -99,15 +99,14 @@ static void c_render(Env* env) {
     for (int i = 0; i < env->choices; i++) {
         float x = LEFT + width * (float)i + width * 0.1f, high = TALL * env->worth[i];
         DrawRectangleRec((Rectangle){x, FLOOR - TALL, width * 0.8f, TALL}, DRAW_PANEL);
-        DrawRectangleRec((Rectangle){x, FLOOR - high, width * 0.8f, high}, env->legal[i] ? DRAW_GOLD : DRAW_GREY);
+        DrawRectangleRec((Rectangle){x, FLOOR - high, width * 0.8f, high},
+                         env->legal[i] ? DRAW_GOLD : DRAW_GREY);
         if (!env->legal[i]) DrawRectangleRec((Rectangle){x, FLOOR + 6, width * 0.8f, 8}, DRAW_RED);
-        if (i == env->last) DrawRectangleRec((Rectangle){x, FLOOR + 20, width * 0.8f, 8}, DRAW_CYAN);
+        if (i == env->last)
+            DrawRectangleRec((Rectangle){x, FLOOR + 20, width * 0.8f, 8}, DRAW_CYAN);
     }
     DrawRectangle(LEFT, 345, WIDTH - 2 * LEFT, 12, DRAW_PANEL);
-    DrawRectangle(LEFT, 345, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 12, DRAW_GREEN);
+    DrawRectangle(LEFT, 345, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 12,
+                  DRAW_GREEN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,23 +1,23 @@
-/* Maze: find the way out of a maze that is another one in each episode, seeing no more than what is near. Rooms of a
- * square of size x size are joined by a random walk that goes on from the newest room with a wall to an unseen one
- * (depth first): there is exactly one way between any two; `loops` then opens that share of the walls that are left.
- * The agent starts in a random room and the goal lies in another, at least half of the size away. Each step it moves a
- * cell, that is half a way to the next room, unless there is a wall. The goal pays 1 and ends the episode; after
- * max_steps it is truncated; every step costs reward_step.
+/* Maze: find the goal in a maze that is new in each episode, while seeing only what is near. size x
+ * size rooms are joined by a random walk. It goes on from the newest room that has an unseen
+ * neighbour (depth first), so there is exactly one way between two rooms. Then `loops` opens that
+ * share of the walls that are left. The agent starts in a random room. The goal is in another, at
+ * least half of the size away. Each step the agent moves a cell, which is half a way to the next
+ * room, unless there is a wall. The goal pays 1 and ends the episode. Every step costs reward_step.
+ * After max_steps the episode is truncated.
  *
- *     observation: planes of (2 vision + 1)^2 cells around the agent, 1 where there is
- *     0   a wall (also all that is outside)
+ *     observation: planes of (2 vision + 1)^2 cells around the agent, 1 if there is
+ *     0   a wall, or the outside
  *     1   the goal
  *     2   with `trail`, a cell where the agent was in this episode
- *     3   with `trail`, one that it left for another where it was already: without loops nothing is left to see
- *         behind it, and the trail's other cells are the way back
+ *     3   with `trail`, a cell that it left for one where it had been. Without loops there is
+ *         nothing new behind it, and the trail's other cells are the way back.
  *
- * Actions: up, down, left, right. perf is the share of mazes solved; score that of the shortest way in the steps
- * taken, 0 where the goal was not reached. */
+ * Actions: up, down, left, right. perf is the share of mazes solved. score is the shortest way over
+ * the steps taken, 0 if the goal was not reached. */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, size, 8, "rooms on a side, 2..64") \
     X(int, vision, 3, "cells that the agent sees in each direction") \
@@ -25,7 +25,10 @@
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: 4 for each room") \
     X(float, loops, 0.0, "share of inner walls that are opened besides") \
     X(float, reward_step, 0.0, "of every step")
-#define HEAP uint8_t* cells; uint16_t* queue; /* the maze with a border of walls, and a list of as many cells */
+/* the maze with a border of walls; a list with room for all cells */
+#define HEAP uint8_t* cells; uint16_t* queue;
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
@@ -33,7 +36,8 @@ enum { MAX_SIZE = 64, MAX_VISION = 16, WALL = 1, GOAL = 2, TRAIL = 4, SEEN = 8, 
 
 struct Env {
     ENV_COMMON
-    int border, stride, limit; /* cells before the first room, and of a row with them; limit: of steps */
+    /* border: cells before the first room; stride: cells of a row; limit: of steps */
+    int border, stride, limit;
     int at, goal, way; /* way: steps of the shortest way from the start */
     int tick;
 };
@@ -43,7 +47,8 @@ static const char* c_init(Env* env) {
     if (env->vision < 1 || env->vision > MAX_VISION) return "vision must lie within 1..16";
     if (env->max_steps < 0) return "max_steps must be 0 (4 for each room) or more";
     if (!(env->loops >= 0 && env->loops <= 1)) return "loops must lie within 0..1";
-    env->border = env->vision < 2 ? 2 : env->vision; /* two cells beyond any room are inside the array */
+    /* so that two cells beyond any room are inside the array */
+    env->border = env->vision < 2 ? 2 : env->vision;
     env->stride = 2 * env->size - 1 + 2 * env->border;
     env->limit = env->max_steps ? env->max_steps : 4 * env->size * env->size;
     size_t cells = (size_t)env->stride * (size_t)env->stride;
@@ -86,7 +91,7 @@ static int room(const Env* env, int row, int column) {
     return (2 * row + env->border) * env->stride + 2 * column + env->border;
 }
 
-/* Rooms stand at every second cell; the walls between them fall on the way of the walk. */
+/* Rooms are every second cell. The walk opens the walls between them. */
 static void dig(Env* env) {
     const int steps[4] = {-env->stride, env->stride, -1, 1};
     memset(env->cells, WALL, (size_t)env->stride * (size_t)env->stride);
@@ -101,7 +106,8 @@ static void dig(Env* env) {
         at = env->queue[waiting - 1];
         int open[4], count = 0;
         for (int k = 0; k < 4; k++)
-            if (env->cells[at + steps[k]] & WALL && env->cells[at + 2 * steps[k]] == SEEN) open[count++] = steps[k];
+            if (env->cells[at + steps[k]] & WALL && env->cells[at + 2 * steps[k]] == SEEN)
+                open[count++] = steps[k];
         if (count == 0) {
             waiting--;
             continue;
@@ -113,13 +119,15 @@ static void dig(Env* env) {
     for (int row = 0; env->loops > 0 && row < env->size; row++) {
         for (int column = 0; column < env->size; column++) {
             int here = room(env, row, column);
-            if (column + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops) env->cells[here + 1] = 0;
-            if (row + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops) env->cells[here + env->stride] = 0;
+            if (column + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops)
+                env->cells[here + 1] = 0;
+            if (row + 1 < env->size && random_float(&env->rng, 0, 1) < env->loops)
+                env->cells[here + env->stride] = 0;
         }
     }
 }
 
-/* Steps of the shortest way from the start to the goal, breadth first; the marks are taken away again. */
+/* Steps of the shortest way from start to goal, breadth first. It removes its marks. */
 static int shortest(Env* env) {
     const int steps[4] = {-env->stride, env->stride, -1, 1};
     int first = 0, last = 0, way = 0, found = -1;
@@ -149,7 +157,7 @@ static void c_reset(Env* env) {
     env->tick = 0;
     int row = random_int(&env->rng, env->size), column = random_int(&env->rng, env->size);
     int to_row, to_column, apart;
-    do { /* some corner is always far enough away */
+    do { /* this ends, because some corner is always far enough away */
         to_row = random_int(&env->rng, env->size);
         to_column = random_int(&env->rng, env->size);
         apart = abs(to_row - row) + abs(to_column - column);
@@ -180,16 +188,14 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += there;
-    env->log.score += there ? (float)env->way / (float)env->tick : 0;
-    env->log.episode_return += (float)there + (float)env->tick * env->reward_step;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, there, there ? (float)env->way / (float)env->tick : 0,
+                (float)there + (float)env->tick * env->reward_step, env->tick);
     c_reset(env);
 }
 
 static int64_t c_save(Env* env, char* out) {
-    size_t cells = (size_t)env->stride * (size_t)env->stride; /* the queue is used within c_reset only */
+    /* the queue is used within c_reset only */
+    size_t cells = (size_t)env->stride * (size_t)env->stride;
     if (out) memcpy(out, env->cells, cells);
     return (int64_t)cells;
 }
@@ -200,15 +206,17 @@ static void c_load(Env* env, const char* in) {
 
 /* What the agent sees is lit; the rest of the maze is dim. */
 static void c_render(Env* env) {
-    int cells = 2 * env->size + 1, side = 760 / cells > 1 ? 760 / cells : 1, border = env->border - 1;
+    int cells = 2 * env->size + 1, side = 760 / cells > 1 ? 760 / cells : 1;
+    int border = env->border - 1;
     int row = env->at / env->stride - border, column = env->at % env->stride - border;
     draw_begin(cells * side, cells * side, "maze");
     for (int y = 0; y < cells; y++) {
         for (int x = 0; x < cells; x++) {
             int cell = env->cells[(y + border) * env->stride + x + border];
             bool lit = abs(y - row) <= env->vision && abs(x - column) <= env->vision;
-            Color color = cell & WALL ? (lit ? (Color){92, 118, 138, 255} : (Color){44, 60, 74, 255})
-                                      : (lit ? DRAW_PANEL : DRAW_BACKGROUND);
+            Color color = cell & WALL
+                              ? (lit ? (Color){92, 118, 138, 255} : (Color){44, 60, 74, 255})
+                              : (lit ? DRAW_PANEL : DRAW_BACKGROUND);
             if (cell & TRAIL) color = draw_mix(color, DRAW_CYAN, cell & DONE ? 0.12f : 0.35f);
             DrawRectangle(x * side, y * side, side, side, color);
             Vector2 centre = {((float)x + 0.5f) * (float)side, ((float)y + 0.5f) * (float)side};

@@ -1,16 +1,17 @@
-/* Memory: a cue is shown on the first step and must be named `length` steps later, when only a bell is left to be
- * seen. All observations in between are the same, so nothing but the agent's own state can carry the cue across: a
- * feed-forward policy can only guess and has a perf of 1 / cues.
- * Observation: the cue, one-hot, on the first step, else zeros; and the bell, 1 on the step whose action is the
- * answer. Actions before the bell have no effect. Reward: 1 for the right answer, -1 for a wrong one, which both end
- * the episode. */
+/* Memory: the first step shows a cue. The agent must name it `length` steps later, when it sees
+ * only a bell. All observations in between are the same, so only the agent's own state can carry
+ * the cue. A policy without memory guesses and has a perf of 1 / cues. Observation: the cue,
+ * one-hot, on the first step, else zeros; then the bell, 1 on the step whose action is the answer.
+ * Earlier actions have no effect. Reward: 1 for the right answer, -1 for a wrong one. Both end the
+ * episode. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, length, 16, "steps from the cue to the answer") \
     X(int, cues, 2, "different cues")
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -60,21 +61,19 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations); /* as before the answer */
+    /* as before the answer */
+    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
     env->answer = env->actions[0];
     env->answered_cue = env->cue;
     bool right = env->answer == env->cue;
     env->rewards[0] = right ? 1 : -1;
     env->terminals[0] = 1;
-    env->log.perf += right;
-    env->log.score += right;
-    env->log.episode_return += env->rewards[0];
-    env->log.episode_length += (float)(env->length + 1);
-    env->log.n += 1;
+    LOG_EPISODE(env, right, right, env->rewards[0], (float)(env->length + 1));
     c_reset(env);
 }
 
-/* A lamp a cue, the one that is shown lit; below them the time until the bell, and the last answer (green: right). */
+/* A lamp for each cue; the cue's is lit. Below are the time until the bell and the last answer
+ * (green if right). */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 300, LEFT = 40, BAR = 190 };
     float lamp = (float)(WIDTH - 2 * LEFT) / (float)env->cues, radius = minf(lamp * 0.36f, 60);
@@ -82,7 +81,9 @@ static void c_render(Env* env) {
     for (int i = 0; i < env->cues; i++) {
         bool lit = env->tick == 0 && i == env->cue, answered = env->tick == 0 && i == env->answer;
         Vector2 centre = {LEFT + lamp * ((float)i + 0.5f), 95};
-        if (answered) DrawCircleV(centre, radius + 8, env->answer == env->answered_cue ? DRAW_GREEN : DRAW_RED);
+        if (answered)
+            DrawCircleV(centre, radius + 8,
+                        env->answer == env->answered_cue ? DRAW_GREEN : DRAW_RED);
         if (answered) DrawCircleV(centre, radius + 3, DRAW_BACKGROUND);
         DrawCircleV(centre, radius, lit ? DRAW_GOLD : DRAW_PANEL);
     }
@@ -90,10 +91,7 @@ static void c_render(Env* env) {
     DrawRectangle(LEFT, BAR, WIDTH - 2 * LEFT, 14, DRAW_PANEL);
     DrawRectangle(LEFT, BAR, width, 14, DRAW_CYAN);
     const char* text = env->tick == 0 ? "remember" : env->tick == env->length ? "answer!" : "wait";
-    DrawText(text, (WIDTH - MeasureText(text, 40)) / 2, 230, 40, env->tick == env->length ? DRAW_GOLD : DRAW_GREY);
+    DrawText(text, (WIDTH - MeasureText(text, 40)) / 2, 230, 40,
+             env->tick == env->length ? DRAW_GOLD : DRAW_GREY);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,15 +1,15 @@
-/* Minesweeper: uncover all cells without a mine; a number tells how many of a cell's eight neighbours hold one. A cell
- * without any uncovers its neighbours too, and so on. The first cell of a game and its neighbours hold no mine (where
- * there are too many mines for that, only the first cell). A mine ends the episode with reward_mine, the last safe
- * cell with reward_win; each safe cell pays its share of 1. To uncover what is uncovered already changes nothing and
- * costs reward_wasted: the action mask says what is covered. Flags mark what the player knows; they change nothing,
- * so there are none. The standard fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99.
- * Observation: ten planes of height x width bytes, covered, and each number 0 .. 8. Actions: the cell, row after row.
- * perf is the share of games won; score the share of safe cells uncovered. */
+/* Minesweeper: uncover all cells without a mine. A number tells how many of a cell's eight
+ * neighbours have one. A cell with 0 uncovers its neighbours too, and so on. The first cell of a
+ * game and its neighbours have no mine; with too many mines for that, only the first cell has none.
+ * A mine ends the episode with reward_mine, the last safe cell with reward_win. Each safe cell pays
+ * its share of 1. An action on an uncovered cell changes nothing and costs reward_wasted; the
+ * action mask says what is covered. There are no flags, because they change nothing. The standard
+ * fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99. Observation: ten planes of
+ * height x width bytes, covered, and each number 0 .. 8. Actions: the cell, row after row. perf is
+ * the share of games won. score is the share of safe cells uncovered. */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, width, 9, "cells") \
     X(int, height, 9, "cells") \
@@ -19,11 +19,13 @@
     X(float, reward_mine, -1.0, "for a mine") \
     X(float, reward_wasted, -0.1, "for a cell that is uncovered already")
 #define HAS_ACTION_MASKS
+#define BY_TURNS
+#define CLICK_COLUMNS env->width
 #include "env.h"
 #include "draw.h"
 
 enum { MAX_SIDE = 32, STRIDE = MAX_SIDE + 2, MAX_CELLS = STRIDE * STRIDE, PLANES = 10 };
-/* A cell: its number, and whether it holds a mine and is covered. The border around the field is neither. */
+/* A cell holds its number, and bits for a mine and for covered. The border has neither bit. */
 enum { NUMBER = 15, MINE = 16, COVERED = 32 };
 
 struct Env {
@@ -39,7 +41,8 @@ static const int neighbours[8] = {-STRIDE - 1, -STRIDE, -STRIDE + 1, -1, 1, STRI
 static const char* c_init(Env* env) {
     if (env->width < 2 || env->width > MAX_SIDE || env->height < 2 || env->height > MAX_SIDE)
         return "width and height must lie within 2..32";
-    if (env->mines < 1 || env->mines >= env->width * env->height) return "mines: at least 1, and one cell without";
+    if (env->mines < 1 || env->mines >= env->width * env->height)
+        return "mines: at least 1, and one cell without";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
     return NULL;
 }
@@ -58,7 +61,8 @@ static inline int place_of(const Env* env, int action) {
     return (action / env->width + 1) * STRIDE + action % env->width + 1;
 }
 
-/* The field without its border first, then a plane at a time: the compiler does 16 or 32 cells at once. */
+/* Copies the field without its border, then writes plane after plane, because the compiler then
+ * does 16 or 32 cells at once. */
 static void write_observation(const Env* env, uint8_t* observation, uint8_t* masks) {
     int plane = env->width * env->height;
     uint8_t cells[MAX_SIDE * MAX_SIDE];
@@ -92,8 +96,8 @@ static void lay_mine(Env* env, int cell) {
         env->cells[cell + neighbours[k]]++;
 }
 
-/* Mines come when the first cell is known. Few of them are guessed, one after the other; where there are many, each
- * cell in turn takes one with the chance that leaves the right number. */
+/* Mines are placed when the first cell is known. Few mines are guessed one by one. With many, each
+ * cell in turn takes one with the chance that gives the right number. */
 static void lay_mines(Env* env, int first) {
     int size = env->width * env->height, kept = 0, mines = env->mines;
     for (int k = 0; k < 9; k++)
@@ -125,7 +129,7 @@ static void uncover(Env* env, int cell) {
         if (env->cells[cell] & NUMBER) continue;
         for (int k = 0; k < 8; k++) {
             int next = cell + neighbours[k];
-            if (!(env->cells[next] & COVERED)) continue; /* the border is not either */
+            if (!(env->cells[next] & COVERED)) continue; /* the border is never covered */
             env->cells[next] &= ~COVERED;
             env->stack[waiting++] = (int16_t)next;
         }
@@ -133,7 +137,8 @@ static void uncover(Env* env, int cell) {
 }
 
 static void c_step(Env* env) {
-    int cell = place_of(env, env->actions[0]), safe = env->width * env->height - env->mines, before = env->open;
+    int cell = place_of(env, env->actions[0]), safe = env->width * env->height - env->mines;
+    int before = env->open;
     float reward = env->reward_wasted;
     bool blown = false, won = false;
     if (env->cells[cell] & COVERED) {
@@ -155,11 +160,7 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations, NULL);
-    env->log.perf += won;
-    env->log.score += (float)env->open / (float)safe;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, won, (float)env->open / (float)safe, env->total, env->tick);
     c_reset(env);
 }
 
@@ -170,9 +171,11 @@ static void c_render(Env* env) {
     int longer = env->width > env->height ? env->width : env->height, side = 720 / longer;
     draw_begin(env->width * side, env->height * side, "minesweeper");
     for (int i = 0; i < env->width * env->height; i++) {
-        int cell = env->cells[place_of(env, i)], x = i % env->width * side, y = i / env->width * side;
+        int cell = env->cells[place_of(env, i)], x = i % env->width * side;
+        int y = i / env->width * side;
         bool covered = cell & COVERED;
-        DrawRectangle(x + 1, y + 1, side - 2, side - 2, covered ? (Color){62, 86, 104, 255} : DRAW_PANEL);
+        DrawRectangle(x + 1, y + 1, side - 2, side - 2,
+                      covered ? (Color){62, 86, 104, 255} : DRAW_PANEL);
         if (covered) DrawRectangle(x + 1, y + 1, side - 2, side / 10, (Color){84, 112, 132, 255});
         if (covered && cell & MINE) DrawCircleV((Vector2){(float)(x + side / 2), (float)(y + side / 2)},
                                                 (float)side * 0.12f, (Color){150, 70, 76, 255});
@@ -181,8 +184,4 @@ static void c_render(Env* env) {
         draw_text_centred(text, x + side / 2, y + side / 2, side * 6 / 10, colors[cell & NUMBER]);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,51 +1,60 @@
-/* Moba: two teams of five heroes, three lanes with towers, waves of creeps, and an ancient in each base; the team that
- * loses its ancient has lost. docs/moba.md has the design. In brief:
- *   - Heroes walk, attack and use three skills each (SKILLS); deaths of enemies nearby give experience, experience levels.
- *   - Creeps walk the lanes and take on what they meet. Towers shoot at who comes near. Neutral creeps camp in the jungle.
- *   - A building can be attacked when the one before it has fallen: towers from the outside in, then the two guards, then
- *     the ancient. What a team does not see it cannot aim at.
- *   - A game ends when an ancient falls, or is truncated after max_ticks; the first one of an environment begins at a
- *     random tick of the clock, which staggers the ends, and is not logged.
- * score is 1 for a game that the first team wins, -1 for one it loses, and its lead in buildings over 12 for one without
- * an end; perf is (1 + score) / 2.
- * With self_play all ten heroes are agents, else the second team is scripted.
+/* Moba: two teams of five heroes, three lanes with towers, waves of creeps, and an ancient in each
+ * base; the team that loses its ancient has lost. docs/moba.md has the design. In brief:
+ *   - Heroes walk, attack and use three skills each (SKILLS); deaths of enemies nearby give
+ *     experience, experience levels.
+ *   - Creeps walk the lanes and take on what they meet. Towers shoot at who comes near. Neutral
+ *     creeps camp in the jungle.
+ *   - A building can be attacked when the one before it has fallen: towers from the outside in,
+ *     then the two guards, then the ancient. What a team does not see it cannot aim at.
+ *   - A game ends when an ancient falls, or is truncated after max_ticks; the first one of an
+ *     environment begins at a random tick of the clock, which staggers the ends, and is not logged.
+ * score is 1 for a game that the first team wins, -1 for one it loses, and its lead in buildings
+ * over 12 for one without an end; perf is (1 + score) / 2. With self_play all ten heroes are
+ * agents, else the second team is scripted.
  *
- *     observation: the game as seen by one hero, turned so that its own base is at the lower left; ways are over 12
- *     tiles and cut, places over 32, shares within 0..1, all within -1..1; what is dead (but for levels) or not seen is 0
+ *     observation: the game as seen by one hero, turned so that its own base is at the lower left;
+ *     ways are over 12 tiles and cut, places over 32, shares within 0..1, all within -1..1; what is
+ *     dead (but for levels) or not seen is 0
  *     0 .. 4     role: guardian, medic, rogue, mage, archer
- *     5 .. 27    itself: place (2), health (share; over 2,000), mana (share; over 1,000), level / 15, share of the way to
- *                the next level, shield / 500, stunned, slowed, hasted (each over 40 ticks), time to the next attack / 10,
- *                to each skill / 100 (3), each skill ready and paid for (3), in reach of an enemy tower, dead, time to
- *                live again / 300, time that has gone
- *     28 .. 35   whether it can walk 1.5 tiles in each of the eight directions (order of the actions)
- *     36 .. 47   each lane: how far own and enemy creeps have come, seen or not (2, shares), towers left of each (2, / 3)
+ *     5 .. 27    itself: place (2), health (share; over 2,000), mana (share; over 1,000), level /
+ *                15, share of the way to the next level, shield / 500, stunned, slowed, hasted
+ *                (each over 40 ticks), time to the next attack / 10, to each skill / 100 (3), each
+ *                skill ready and paid for (3), in reach of an enemy tower, dead, time to live again
+ *                / 300, time that has gone
+ *     28 .. 35   whether it can walk 1.5 tiles in each of the eight directions (order of the
+ *                actions)
+ *     36 .. 47   each lane: how far own and enemy creeps have come, seen or not (2, shares), towers
+ *                left of each (2, / 3)
  *     48 .. 50   nearest own building: way (2), health share
  *     51 .. 60   the two nearest enemy buildings: there, way (2), health share, can be attacked
- *     61 .. 88   the four other heroes of the team, by role: alive, place (2), way (2), health share, level / 15
- *     89 .. 123  the five heroes of the enemy, by role: dead, seen, way (2), health share, level / 15, stunned
+ *     61 .. 88   the four other heroes of the team, by role: alive, place (2), way (2), health
+ *                share, level / 15
+ *     89 .. 123  the five heroes of the enemy, by role: dead, seen, way (2), health share, level /
+ *                15, stunned
  *     124 .. 143 the five nearest enemy creeps: there, way (2), health over four own blows
  *     144 .. 152 the three nearest own creeps: there, way (2)
  *     153 .. 160 the two nearest neutrals: there, way (2), health over four own blows
  *
- * Actions: move (stay, up, down, left, right, up left, up right, down left, down right), target (heroes, creeps or
- * buildings first), act (nothing, attack, skills 1 to 3). An act that can be carried out takes the place of the move. */
+ * Actions: move (stay, up, down, left, right, up left, up right, down left, down right), target
+ * (heroes, creeps or buildings first), act (nothing, attack, skills 1 to 3). An act that can be
+ * carried out takes the place of the move. */
 #pragma once
 
 #define OBSERVATION float
 #define HAS_ACTION_MASKS
-#define LOG(X) \
-    X(perf) X(score) X(episode_return) X(episode_length) X(n) X(won) X(lost) X(towers) X(towers_lost) X(kills) \
-    X(deaths) X(level) X(last_hits)
+#define OWN_LOG(X) X(won) X(lost) X(towers) X(towers_lost) X(kills) X(deaths) X(level) X(last_hits)
 #define SETTINGS(X) \
     X(bool, self_play, false, "both teams are agents; else the second is scripted") \
     X(bool, demo, false, "the script acts for the agents too") \
     X(float, bot_skill, 1.0, "share of ticks in which a scripted hero acts") \
-    X(float, bot_range, 0.0, "the script's skill is drawn anew for each game, from bot_skill - bot_range .. bot_skill") \
+    X(float, bot_range, 0.0, \
+      "the script's skill is drawn anew for each game, from bot_skill - bot_range .. bot_skill") \
     X(int, bot_push, 1200, "tick at which scripted heroes gather in the middle lane") \
     X(int, frameskip, 1, "ticks of the game in a step") \
     X(int, max_ticks, 3000, "ticks after which a game is truncated") \
     X(float, reward_win, 2.0, "for each of the winners; the losers get as much less") \
-    X(float, reward_tower, 0.5, "for each of a team that takes a building; the others get as much less") \
+    X(float, reward_tower, 0.5, \
+      "for each of a team that takes a building; the others get as much less") \
     X(float, reward_siege, 1.0, "for blows at buildings, a whole one's health together") \
     X(float, reward_kill, 0.2, "for the last blow on a hero") \
     X(float, reward_death, -0.2, "for dying") \
@@ -61,7 +70,8 @@
     X(float, tower_health, 600.0, "of a tower of the first row; a sixth more for each row behind") \
     X(float, tower_damage, 60.0, "of its attack") \
     X(float, ancient_health, 1200.0, "of the building that decides the game") \
-    X(float, neutral_health, 350.0, "of a small neutral creep; a large one has four times as much") \
+    X(float, neutral_health, 350.0, \
+      "of a small neutral creep; a large one has four times as much") \
     X(float, neutral_damage, 20.0, "of its attack; a large one three times as much") \
     X(int, neutral_respawn, 300, "ticks until a dead neutral creep comes back") \
     X(int, respawn, 40, "ticks until a dead hero comes back ...") \
@@ -70,17 +80,33 @@
     X(float, hero_xp, 80.0, "from a hero of level 1; a fifth more for each level") \
     X(float, tower_xp, 60.0, "from a building, for each of the team") \
     X(float, last_hit, 0.5, "share that comes on top for the last blow") \
-    X(float, level_xp, 60.0, "experience that level 2 takes; each further level takes two thirds of this more")
+    X(float, level_xp, 60.0, \
+      "experience that level 2 takes; each further level takes two thirds of this more")
+#define FPS 10
+#define KEYS(KEY) \
+    KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4) \
+    KEY(1, C, 1) KEY(1, B, 2) \
+    KEY(2, SPACE, 1) KEY(2, A, 2) KEY(2, S, 3) KEY(2, D, 4)
 #include "env.h"
 #include "draw.h"
 #include <stddef.h>
 
-enum { HEROES = 5, LANES = 3, ROWS = 3, BUILDING = 5, GUARD = 14, ANCIENT = 16, CREEP = 17, TEAM = 64 }; /* slots */
-enum { BUILDINGS = CREEP - BUILDING, CREEPS = TEAM - CREEP, NEUTRAL = 2 * TEAM, NEUTRALS = 14, UNITS = NEUTRAL + 16 };
-enum { SIDE = 64, HALF = SIDE / 2, MAX_LEVEL = 15, SKILLS_EACH = 3, OBSERVATIONS = 161, MAX_SIGHT = 9, NONE = -1 };
+/* slots */
+enum {
+    HEROES = 5, LANES = 3, ROWS = 3, BUILDING = 5, GUARD = 14, ANCIENT = 16, CREEP = 17, TEAM = 64
+};
+enum {
+    BUILDINGS = CREEP - BUILDING, CREEPS = TEAM - CREEP, NEUTRAL = 2 * TEAM, NEUTRALS = 14,
+    UNITS = NEUTRAL + 16
+};
+enum {
+    SIDE = 64, HALF = SIDE / 2, MAX_LEVEL = 15, SKILLS_EACH = 3, OBSERVATIONS = 161, MAX_SIGHT = 9,
+    NONE = -1
+};
 enum { MOVES = 9, TARGETS = 3, ACTS = 5, CHOICES = MOVES + TARGETS + ACTS };
 #define FAR 1000.0f         /* where that stands which cannot be aimed at */
-#define EDGE 24.5f          /* lanes run along x, y = +-EDGE; bases are at (-EDGE, EDGE) and (EDGE, -EDGE) */
+/* lanes run along x, y = +-EDGE; bases are at (-EDGE, EDGE) and (EDGE, -EDGE) */
+#define EDGE 24.5f
 #define BASE_RADIUS 8.0f
 #define FOUNTAIN 5.0f       /* near its base a hero is healed */
 #define SHARE_REACH 10.0f   /* within this of a death heroes gain experience */
@@ -103,7 +129,8 @@ static const Role ROLES[HEROES] = {
     {450, 58, 300, 42, 7, 6.0f, 0.48f, 6, "A"},
 };
 
-enum { ENEMY, AROUND, ALLY, SELF }; /* whom a skill needs: one in range, any around, anyone of the team, nobody */
+/* whom a skill needs: one in range, any around, anyone of the team, nobody */
+enum { ENEMY, AROUND, ALLY, SELF };
 typedef struct {
     int kind;
     float range, radius, damage, heal, shield; /* radius: around the target, 0: it alone */
@@ -149,16 +176,22 @@ struct Env {
     int kills[2], deaths[2], last_hits[2], standing[2]; /* standing: buildings */
     float skill; /* of the script in this game */
     Hero heroes[2 * HEROES];
-    /* A team's TEAM slots: heroes, towers lane by lane from the outside, guards, the ancient, creeps; then neutrals.
-     * health is above 0 while a unit lives. aim_x is x, or FAR where the other team cannot aim at it. */
-    _Alignas(64) float x[UNITS], y[UNITS], aim_x[UNITS], health[UNITS], max_health[UNITS], damage[UNITS];
+    /* A team's TEAM slots: heroes, towers lane by lane from the outside, guards, the ancient,
+     * creeps; then neutrals. health is above 0 while a unit lives. aim_x is x, or FAR where the
+     * other team cannot aim at it. */
+    _Alignas(64) float x[UNITS], y[UNITS], aim_x[UNITS], health[UNITS],
+        max_health[UNITS], damage[UNITS];
     float hurt[UNITS], step_x[UNITS], step_y[UNITS]; /* of this tick, carried out at its end */
-    int16_t wait[UNITS], stun[UNITS], slow[UNITS], new_stun[UNITS], new_slow[UNITS], victim[UNITS], hurter[UNITS];
-    uint8_t lane[UNITS], leg[UNITS], ranged[UNITS]; /* of creeps; leg: of the lane's one or two straight parts */
+    int16_t wait[UNITS], stun[UNITS], slow[UNITS], new_stun[UNITS], new_slow[UNITS], victim[UNITS],
+        hurter[UNITS];
+    /* of creeps; leg: of the lane's one or two straight parts */
+    uint8_t lane[UNITS], leg[UNITS], ranged[UNITS];
     float front[2][LANES]; /* how far the first creep of a lane has come, as a share */
-    uint64_t sight[2][SIDE], outlook[2][SIDE]; /* a bit a tile, a word a row; outlook: what the buildings see */
+    /* a bit a tile, a word a row; outlook: what the buildings see */
+    uint64_t sight[2][SIDE], outlook[2][SIDE];
     uint64_t open[SIDE];
-    uint64_t disc[MAX_SIGHT + 1][2 * MAX_SIGHT + 1]; /* rows of the discs of sight, centred on bit 31 */
+    /* rows of the discs of sight, centred on bit 31 */
+    uint64_t disc[MAX_SIGHT + 1][2 * MAX_SIGHT + 1];
 };
 
 static inline int unit_of(int hero) {
@@ -215,7 +248,8 @@ static float lane_along(int lane, float x, float y) {
     if (lane == 1) return clampf((x - y + 2 * EDGE) * (float)M_SQRT1_2, 0, lane_length(1));
     float first = lane == 0 ? EDGE - y : x + EDGE, rest = lane == 0 ? x + EDGE : EDGE - y;
     float off_first = fabsf(rest), off_rest = fabsf(2 * EDGE - first);
-    return off_first <= off_rest ? clampf(first, 0, 2 * EDGE) : 2 * EDGE + clampf(rest, 0, 2 * EDGE);
+    return off_first <= off_rest ? clampf(first, 0, 2 * EDGE)
+                                 : 2 * EDGE + clampf(rest, 0, 2 * EDGE);
 }
 
 /* The map, once for all games: straight roads of a width, and discs. */
@@ -223,7 +257,8 @@ static float lane_along(int lane, float x, float y) {
 static void open_road(Env* env, float x0, float y0, float x1, float y1, float radius) {
     for (int row = 0; row < SIDE; row++) {
         for (int column = 0; column < SIDE; column++) {
-            float x = (float)(column - HALF) + 0.5f, y = (float)(row - HALF) + 0.5f, dx = x1 - x0, dy = y1 - y0;
+            float x = (float)(column - HALF) + 0.5f, y = (float)(row - HALF) + 0.5f, dx = x1 - x0;
+            float dy = y1 - y0;
             float squared = dx * dx + dy * dy;
             float share = squared > 0 ? clampf(((x - x0) * dx + (y - y0) * dy) / squared, 0, 1) : 0;
             float off_x = x - x0 - share * dx, off_y = y - y0 - share * dy;
@@ -242,14 +277,19 @@ static void camp_of(int neutral, float* x, float* y) {
 
 static const char* c_init(Env* env) {
     if (!(env->bot_skill >= 0 && env->bot_skill <= 1)) return "bot_skill must lie within 0..1";
-    if (!(env->bot_range >= 0 && env->bot_range <= env->bot_skill)) return "bot_range must lie within 0..bot_skill";
+    if (!(env->bot_range >= 0 && env->bot_range <= env->bot_skill))
+        return "bot_range must lie within 0..bot_skill";
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
-    if (env->max_ticks < 1 || env->max_ticks > 1 << 20) return "max_ticks must lie within 1..1048576";
+    if (env->max_ticks < 1 || env->max_ticks > 1 << 20)
+        return "max_ticks must lie within 1..1048576";
     if (env->wave_period < 1) return "wave_period must be 1 or more";
     if (!(env->spread >= 0 && env->spread <= 1)) return "spread must lie within 0..1";
-    if (!(env->creep_speed >= 0 && env->creep_speed <= 1)) return "creep_speed must lie within 0..1";
-    if (env->neutral_respawn < 1 || env->neutral_respawn > 30000) return "neutral_respawn must lie within 1..30000";
-    if (env->respawn < 1 || env->respawn_level < 0 || env->respawn > 10000 || env->respawn_level > 1000)
+    if (!(env->creep_speed >= 0 && env->creep_speed <= 1))
+        return "creep_speed must lie within 0..1";
+    if (env->neutral_respawn < 1 || env->neutral_respawn > 30000)
+        return "neutral_respawn must lie within 1..30000";
+    if (env->respawn < 1 || env->respawn_level < 0 || env->respawn > 10000 ||
+        env->respawn_level > 1000)
         return "respawn must lie within 1..10000, respawn_level within 0..1000";
     if (!(env->melee_health > 0) || !(env->ranged_health > 0) || !(env->tower_health > 0) ||
         !(env->ancient_health > 0) || !(env->neutral_health > 0))
@@ -289,8 +329,8 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* Searching. Floats above 0 are ordered like their bits, so that the lower bits can hold the slot, and the whole is a
- * minimum of integers without a branch. */
+/* Searching. Floats above 0 are ordered like their bits, so that the lower bits can hold the slot,
+ * and the whole is a minimum of integers without a branch. */
 
 typedef union {
     float number;
@@ -300,10 +340,11 @@ typedef union {
 enum { SLOT_BITS = TEAM - 1 };
 #define NOBODY 0x7F800000u /* above every distance and health */
 
-/* Of `count` slots from `first` on the nearest one within reach whose key is above `after` (0: the very nearest), by
- * places that are env->aim_x or env->x; returns its key, whose lower bits are its number from `first`, or NOBODY. */
-static inline uint32_t nearest_at(const Env* env, const float* places, int first, int count, float x, float y,
-                                  float reach, uint32_t after) {
+/* Of `count` slots from `first` on the nearest one within reach whose key is above `after` (0: the
+ * very nearest), by places that are env->aim_x or env->x; returns its key, whose lower bits are its
+ * number from `first`, or NOBODY. */
+static inline uint32_t nearest_at(const Env* env, const float* places, int first, int count,
+                                  float x, float y, float reach, uint32_t after) {
     const float *aim_x = places + first, *aim_y = env->y + first;
     float most = reach * reach;
     uint32_t best = NOBODY;
@@ -334,7 +375,8 @@ static inline int weakest(const Env* env, int first, int count, float x, float y
     for (int k = 0; k < count; k++) {
         float dx = aim_x[k] - x, dy = aim_y[k] - y;
         Bits weight = {health[k]};
-        uint32_t key = dx * dx + dy * dy <= most ? (weight.bits & ~(uint32_t)SLOT_BITS) | (uint32_t)k : NOBODY;
+        uint32_t key =
+            dx * dx + dy * dy <= most ? (weight.bits & ~(uint32_t)SLOT_BITS) | (uint32_t)k : NOBODY;
         best = key < best ? key : best;
     }
     return slot(best, first);
@@ -350,8 +392,14 @@ static int aim(const Env* env, int unit, int prefers, float reach, bool building
     for (int k = 0; k < 4; k++) {
         int kind = orders[prefers][k];
         if (kind == BUILDING_ && !buildings) continue;
-        int first = kind == HERO ? base : kind == CREEP_ ? base + CREEP : kind == NEUTRAL_ ? NEUTRAL : base + BUILDING;
-        int count = kind == HERO ? HEROES : kind == CREEP_ ? CREEPS : kind == NEUTRAL_ ? NEUTRALS : BUILDINGS;
+        int first = kind == HERO       ? base
+                    : kind == CREEP_   ? base + CREEP
+                    : kind == NEUTRAL_ ? NEUTRAL
+                                       : base + BUILDING;
+        int count = kind == HERO       ? HEROES
+                    : kind == CREEP_   ? CREEPS
+                    : kind == NEUTRAL_ ? NEUTRALS
+                                       : BUILDINGS;
         int found = weakest(env, first, count, x, y, reach);
         if (found != NONE) return found;
     }
@@ -379,7 +427,8 @@ static inline int tile(float x) {
 
 static void look(const Env* env, int unit, int radius, uint64_t* sight) {
     int column = tile(env->x[unit]) - 31, row = tile(env->y[unit]);
-    int first = row - radius < 0 ? 0 : row - radius, last = row + radius >= SIDE ? SIDE - 1 : row + radius;
+    int first = row - radius < 0 ? 0 : row - radius;
+    int last = row + radius >= SIDE ? SIDE - 1 : row + radius;
     const uint64_t* disc = env->disc[radius] + MAX_SIGHT - row;
     if (column >= 0)
         for (int r = first; r <= last; r++)
@@ -403,7 +452,8 @@ static void see(Env* env) {
     memcpy(env->sight, env->outlook, sizeof(env->sight));
     for (int team = 0; team < 2; team++) {
         for (int k = 0; k < TEAM; k = k == HEROES - 1 ? CREEP : k + 1)
-            if (env->health[team * TEAM + k] > 0) look(env, team * TEAM + k, k < CREEP ? MAX_SIGHT : 6, env->sight[team]);
+            if (env->health[team * TEAM + k] > 0)
+                look(env, team * TEAM + k, k < CREEP ? MAX_SIGHT : 6, env->sight[team]);
     }
     for (int team = 0; team < 2; team++) {
         for (int k = 0; k < TEAM; k++) {
@@ -423,10 +473,12 @@ static void hit(Env* env, int attacker, int victim, float damage) {
     env->hurt[victim] += damage;
     env->victim[attacker] = (int16_t)victim;
     if (is_hero(attacker)) {
-        if (env->hurter[victim] == NONE || env->tick % 2) env->hurter[victim] = (int16_t)attacker; /* no team first */
+        /* no team first */
+        if (env->hurter[victim] == NONE || env->tick % 2) env->hurter[victim] = (int16_t)attacker;
         if (is_hero(victim)) env->heroes[hero_of(attacker)].provoked = 10;
         else if (victim < NEUTRAL && victim % TEAM < CREEP)
-            env->heroes[hero_of(attacker)].gain += env->reward_siege * damage / env->max_health[victim];
+            env->heroes[hero_of(attacker)].gain +=
+                env->reward_siege * damage / env->max_health[victim];
     }
 }
 
@@ -447,7 +499,8 @@ static void strike(Env* env, int unit, int victim, const Skill* skill, float pow
 }
 
 /* On every enemy and neutral within radius of a place; returns how many. */
-static int strike_all(Env* env, int unit, float x, float y, float radius, const Skill* skill, float power) {
+static int strike_all(Env* env, int unit, float x, float y, float radius, const Skill* skill,
+                      float power) {
     int base = unit < TEAM ? TEAM : 0, count = 0;
     for (int part = 0; part < 3; part++) {
         int first = part == 0 ? base : part == 1 ? base + CREEP : NEUTRAL;
@@ -498,7 +551,8 @@ static bool cast(Env* env, int unit, int k, int prefers) {
             env->step_y[unit] = 0.85f * (env->y[target] - env->y[unit]);
         }
     } else if (skill->kind == AROUND) {
-        if (!strike_all(env, unit, env->x[unit], env->y[unit], skill->radius, skill, power)) return false;
+        if (!strike_all(env, unit, env->x[unit], env->y[unit], skill->radius, skill, power))
+            return false;
     } else {
         if (skill->kind == ALLY) target = most_hurt_ally(env, unit, skill->range);
         Hero* helped = &env->heroes[hero_of(target)];
@@ -544,11 +598,14 @@ static void obey(Env* env, int unit, const int32_t* order) {
     env->step_y[unit] = length * WAYS[order[0]][1];
 }
 
-/* A creep whose target is dead, hidden or out of reach looks for the nearest, every fourth tick; else it walks along its
- * lane, drawn to a line of its own a little aside. It gives up a target that leads it off its lane. */
+/* A creep whose target is dead, hidden or out of reach looks for the nearest, every fourth tick;
+ * else it walks along its lane, drawn to a line of its own a little aside. It gives up a target
+ * that leads it off its lane. */
 static void creep_act(Env* env, int unit) {
-    int team = unit / TEAM, base = team ? 0 : TEAM, lane = env->lane[unit], target = env->victim[unit];
-    float x = env->x[unit], y = env->y[unit], sign = turned(team), own_x = sign * x, own_y = sign * y;
+    int team = unit / TEAM, base = team ? 0 : TEAM, lane = env->lane[unit];
+    int target = env->victim[unit];
+    float x = env->x[unit], y = env->y[unit], sign = turned(team), own_x = sign * x;
+    float own_y = sign * y;
     float aside, left; /* of the middle of the lane; tiles to walk on this part of it */
     bool up = (lane == 0) == (env->leg[unit] == 0);
     if (lane == 1) {
@@ -563,7 +620,8 @@ static void creep_act(Env* env, int unit) {
     env->front[team][lane] = maxf(env->front[team][lane], minf(share, 1));
     if (env->stun[unit]) return;
     float dx = 0, dy = 0, squared = 0;
-    if (target == NONE && (env->tick + unit) % 4 == 0) target = nearest(env, base, TEAM, x, y, CREEP_REACH);
+    if (target == NONE && (env->tick + unit) % 4 == 0)
+        target = nearest(env, base, TEAM, x, y, CREEP_REACH);
     if (target != NONE) {
         dx = env->aim_x[target] - x;
         dy = env->y[target] - y;
@@ -618,7 +676,8 @@ static void neutral_act(Env* env, int unit) {
     }
     env->victim[unit] = (int16_t)target;
     if (env->stun[unit]) return;
-    float to_x = target == NONE ? home_x : env->x[target], to_y = target == NONE ? home_y : env->y[target];
+    float to_x = target == NONE ? home_x : env->x[target];
+    float to_y = target == NONE ? home_y : env->y[target];
     float dx = to_x - env->x[unit], dy = to_y - env->y[unit], distance = sqrtf(dx * dx + dy * dy);
     if (target != NONE && distance <= 1.6f) {
         if (env->wait[unit] == 0) attack(env, unit, target, 6);
@@ -643,15 +702,18 @@ static int way_to(float dx, float dy) {
 static void bot_order(Env* env, int unit, int32_t* order) {
     int team = unit / TEAM, base = team ? 0 : TEAM, own = team * TEAM, role = unit % TEAM;
     Hero* hero = &env->heroes[hero_of(unit)];
-    float sign = turned(team), x = env->x[unit], y = env->y[unit], share = env->health[unit] / env->max_health[unit];
+    float sign = turned(team), x = env->x[unit], y = env->y[unit];
+    float share = env->health[unit] / env->max_health[unit];
     order[0] = order[1] = order[2] = 0;
     if (hero->dead || (env->skill < 1 && random_float(&env->rng, 0, 1) >= env->skill)) return;
     int lane = env->tick >= env->bot_push ? 1 : BOT_LANES[role];
-    float along = lane_along(lane, sign * x, sign * y), length = lane_length(lane), range = ROLES[role].range;
+    float along = lane_along(lane, sign * x, sign * y), length = lane_length(lane);
+    float range = ROLES[role].range;
 
     float theirs = 0, ours = 0;
     for (int k = 0; k < HEROES; k++) {
-        if (env->aim_x[base + k] != FAR && within(env, unit, base + k, 9)) theirs += env->health[base + k];
+        if (env->aim_x[base + k] != FAR && within(env, unit, base + k, 9))
+            theirs += env->health[base + k];
         if (env->health[own + k] > 0 && within(env, unit, own + k, 9)) ours += env->health[own + k];
     }
     bool brave = ours >= 0.8f * theirs;
@@ -666,13 +728,15 @@ static void bot_order(Env* env, int unit, int32_t* order) {
         more += (env->health[own + k] > 0) - (env->health[base + k] > 0);
     hero->retreats = hero->retreats ? share < 0.9f : share < (more >= 2 ? 0.15f : 0.3f);
 
-    /* Where to: home, back from what is too strong, at a hero that can be beaten, or up to the own creeps. */
+    /* Where to: home, back from what is too strong, at a hero that can be beaten, or up to the own
+     * creeps. */
     float front = env->front[team][lane] * length, goal;
     if (env->front[team][lane] <= 0) { /* no creeps: to the outermost building */
         front = 0;
         for (int row = 0; row < ROWS; row++) {
             int k = own + BUILDING + lane * ROWS + row;
-            if (env->health[k] > 0 && front == 0) front = lane_along(lane, sign * env->x[k], sign * env->y[k]);
+            if (env->health[k] > 0 && front == 0)
+                front = lane_along(lane, sign * env->x[k], sign * env->y[k]);
         }
     }
     goal = front - (range > 2 ? 2.5f : 0);
@@ -698,14 +762,16 @@ static void bot_order(Env* env, int unit, int32_t* order) {
         bool useful = false;
         float reach = skill->kind == AROUND ? skill->radius : skill->range;
         if (skill->kind == ENEMY || skill->kind == AROUND)
-            useful = enemy != NONE && within(env, unit, enemy, reach) && (!skill->leap || (fights && !away));
+            useful = enemy != NONE && within(env, unit, enemy, reach) &&
+                     (!skill->leap || (fights && !away));
         else if (skill->kind == ALLY) {
             int ally = most_hurt_ally(env, unit, reach);
             useful = env->health[ally] < 0.7f * env->max_health[ally];
         } else {
             useful = enemy != NONE && (fights || share < 0.5f);
         }
-        if (!useful && !away && skill->radius > 0 && hero->mana > 200) /* on creeps, where there are several */
+        /* on creeps, where there are several */
+        if (!useful && !away && skill->radius > 0 && hero->mana > 200)
             useful = nearest(env, base + CREEP, CREEPS, x, y, reach) != NONE;
         if (useful) {
             order[2] = 2 + k;
@@ -717,7 +783,10 @@ static void bot_order(Env* env, int unit, int32_t* order) {
     bool last_blow = creep != NONE && env->health[creep] <= env->damage[unit];
     bool building = nearest(env, base + BUILDING, BUILDINGS, x, y, range) != NONE;
     order[2] = 1;
-    order[1] = last_blow ? 1 : enemy != NONE && within(env, unit, enemy, range) ? 0 : building ? 2 : 1;
+    order[1] = last_blow                                          ? 1
+               : enemy != NONE && within(env, unit, enemy, range) ? 0
+               : building                                         ? 2
+                                                                  : 1;
 }
 
 /* The tick's end. */
@@ -769,7 +838,8 @@ static void share_xp(Env* env, int team, int dead, float xp) {
         if (env->health[k] > 0 && within(env, k, dead, SHARE_REACH)) near[count++] = k;
     for (int k = 0; k < count; k++)
         learn(env, near[k], xp / (float)count);
-    if (killer != NONE && killer / TEAM == team && env->health[killer] > 0) learn(env, killer, env->last_hit * xp);
+    if (killer != NONE && killer / TEAM == team && env->health[killer] > 0)
+        learn(env, killer, env->last_hit * xp);
 }
 
 static void place_hero(Env* env, int unit) {
@@ -854,12 +924,15 @@ static void hurt_all(Env* env) {
         bool lives = env->health[unit] > 0;
         env->health[unit] -= lives ? env->hurt[unit] : 0;
         if (lives && env->health[unit] <= 0) dying[count++] = unit;
-        env->stun[unit] = env->new_stun[unit] > env->stun[unit] ? env->new_stun[unit] : env->stun[unit];
-        env->slow[unit] = env->new_slow[unit] > env->slow[unit] ? env->new_slow[unit] : env->slow[unit];
+        env->stun[unit] =
+            env->new_stun[unit] > env->stun[unit] ? env->new_stun[unit] : env->stun[unit];
+        env->slow[unit] =
+            env->new_slow[unit] > env->slow[unit] ? env->new_slow[unit] : env->slow[unit];
     }
     for (int k = 0; k < count; k++)
         env->health[dying[k]] = 0;
-    for (int buildings = 0; buildings < 2; buildings++) /* last: their experience must not lift who dies beside them */
+    /* last: their experience must not lift who dies beside them */
+    for (int buildings = 0; buildings < 2; buildings++)
         for (int k = 0; k < count; k++)
             if (is_building(dying[k]) == buildings) die(env, dying[k]);
     for (int k = 0; k < count; k++)
@@ -875,7 +948,8 @@ static void send_wave(Env* env) {
         for (int k = 0, unit = team * TEAM + CREEP; k < 4 * LANES; k++) {
             while (unit < team * TEAM + TEAM && env->health[unit] > 0)
                 unit++;
-            if (unit == team * TEAM + TEAM) break; /* the map is full of creeps: this one stays at home */
+            /* the map is full of creeps: this one stays at home */
+            if (unit == team * TEAM + TEAM) break;
             bool ranged = k % 4 == 3;
             env->lane[unit] = (uint8_t)(k / 4);
             env->leg[unit] = 0;
@@ -884,7 +958,8 @@ static void send_wave(Env* env) {
             lane_point(k / 4, ranged ? 1.5f : 3.0f, &x, &y);
             env->x[unit] = turned(team) * x;
             env->y[unit] = turned(team) * y;
-            env->health[unit] = env->max_health[unit] = strength * (ranged ? env->ranged_health : env->melee_health);
+            env->health[unit] = env->max_health[unit] =
+                strength * (ranged ? env->ranged_health : env->melee_health);
             env->damage[unit] = strength * (ranged ? env->ranged_damage : env->melee_damage);
             env->wait[unit] = env->stun[unit] = env->slow[unit] = 0;
             env->victim[unit] = NONE;
@@ -910,16 +985,19 @@ static void pass_time(Env* env) {
             if (--hero->dead == 0) place_hero(env, unit);
             continue;
         }
-        float sign = turned(h >= HEROES), dx = sign * env->x[unit] + EDGE, dy = sign * env->y[unit] - EDGE;
+        float sign = turned(h >= HEROES), dx = sign * env->x[unit] + EDGE;
+        float dy = sign * env->y[unit] - EDGE;
         bool home = dx * dx + dy * dy <= FOUNTAIN * FOUNTAIN;
         float mana = ROLES[unit % TEAM].mana * (home ? 0.05f : 0.002f);
-        env->health[unit] = minf(env->health[unit] + env->max_health[unit] * (home ? 0.03f : 0.001f),
-                                 env->max_health[unit]);
+        env->health[unit] =
+            minf(env->health[unit] + env->max_health[unit] * (home ? 0.03f : 0.001f),
+                 env->max_health[unit]);
         hero->mana = minf(hero->mana + mana, ROLES[unit % TEAM].mana);
     }
     for (int unit = NEUTRAL; unit < NEUTRAL + NEUTRALS; unit++) {
         if (env->health[unit] <= 0 && env->wait[unit] == 0) place_neutral(env, unit);
-        else if (env->health[unit] > 0 && env->victim[unit] == NONE) env->health[unit] = env->max_health[unit];
+        else if (env->health[unit] > 0 && env->victim[unit] == NONE)
+            env->health[unit] = env->max_health[unit];
     }
     if (env->tick % env->wave_period == 0) send_wave(env);
 }
@@ -944,9 +1022,10 @@ static float towers_left(const Env* env, int team, int lane) {
     return (float)((health[0] > 0) + (health[1] > 0) + (health[2] > 0)) / ROWS;
 }
 
-/* Writes there and way of the `count` nearest of a kind, nearest first, and where `blows` is not 0 their health, times it. */
-static float* write_nearest(const Env* env, float* out, int unit, const float* places, int first, int slots, float reach,
-                            int count, float blows, float sign) {
+/* Writes there and way of the `count` nearest of a kind, nearest first, and where `blows` is not 0
+ * their health, times it. */
+static float* write_nearest(const Env* env, float* out, int unit, const float* places, int first,
+                            int slots, float reach, int count, float blows, float sign) {
     uint32_t key = 0;
     for (int k = 0; k < count; k++) {
         if (key != NOBODY)
@@ -960,7 +1039,8 @@ static float* write_nearest(const Env* env, float* out, int unit, const float* p
 
 static void write_observation(const Env* env, int h, float* out) {
     const Hero* hero = &env->heroes[h];
-    int unit = unit_of(h), team = h >= HEROES, role = unit % TEAM, own = team * TEAM, base = team ? 0 : TEAM;
+    int unit = unit_of(h), team = h >= HEROES, role = unit % TEAM, own = team * TEAM;
+    int base = team ? 0 : TEAM;
     float sign = turned(team), x = env->x[unit], y = env->y[unit];
     bool dead = hero->dead > 0;
     for (int k = 0; k < HEROES; k++)
@@ -994,18 +1074,21 @@ static void write_observation(const Env* env, int h, float* out) {
         *out++ = towers_left(env, team, lane);
         *out++ = towers_left(env, !team, LANES - 1 - lane);
     }
-    int building = slot(nearest_at(env, env->x, own + BUILDING, BUILDINGS, x, y, SIDE * 2, 0), own + BUILDING);
+    int building =
+        slot(nearest_at(env, env->x, own + BUILDING, BUILDINGS, x, y, SIDE * 2, 0), own + BUILDING);
     *out++ = cut(sign * (env->x[building] - x) / 12); /* there always is one, the ancient */
     *out++ = cut(sign * (env->y[building] - y) / 12);
     *out++ = env->health[building] / env->max_health[building];
     uint32_t key = 0;
     for (int k = 0; k < 2; k++) {
-        if (key != NOBODY) key = nearest_at(env, env->x, base + BUILDING, BUILDINGS, x, y, SIDE * 2, key);
+        if (key != NOBODY)
+            key = nearest_at(env, env->x, base + BUILDING, BUILDINGS, x, y, SIDE * 2, key);
         int found = slot(key, base + BUILDING);
         out = write_way(env, out, unit, found, sign);
         *out++ = found == NONE ? 0 : env->health[found] / env->max_health[found];
         *out++ = found != NONE && env->aim_x[found] != FAR;
-        bool shoots = found != NONE && found % TEAM != ANCIENT && within(env, unit, found, TOWER_REACH);
+        bool shoots =
+            found != NONE && found % TEAM != ANCIENT && within(env, unit, found, TOWER_REACH);
         *in_reach = k == 0 ? shoots : maxf(*in_reach, shoots);
     }
     for (int k = 0; k < HEROES; k++) {
@@ -1061,11 +1144,15 @@ static void write_mask(const Env* env, int h, uint8_t* mask) {
     float range = ROLES[role].range;
     bool there = distance.number <= range * range;
     mask += MOVES + TARGETS;
-    mask[1] = env->wait[unit] == 0 && (there || nearest(env, base + BUILDING, BUILDINGS, x, y, range) != NONE);
+    mask[1] = env->wait[unit] == 0 &&
+              (there || nearest(env, base + BUILDING, BUILDINGS, x, y, range) != NONE);
     for (int k = 0; k < SKILLS_EACH; k++) {
         const Skill* skill = &SKILLS[role][k];
-        float reach = skill->kind == ENEMY ? skill->range : skill->kind == AROUND ? skill->radius : FAR * FAR;
-        mask[2 + k] = is_ready(env, unit, k) && (skill->kind >= ALLY || distance.number <= reach * reach);
+        float reach = skill->kind == ENEMY    ? skill->range
+                      : skill->kind == AROUND ? skill->radius
+                                              : FAR * FAR;
+        mask[2 + k] =
+            is_ready(env, unit, k) && (skill->kind >= ALLY || distance.number <= reach * reach);
     }
 }
 
@@ -1097,7 +1184,8 @@ static void c_reset(Env* env) {
             for (int row = 0; row < ROWS; row++) {
                 float x, y;
                 lane_point(lane, along[lane][row], &x, &y);
-                place_building(env, team, BUILDING + lane * ROWS + row, x, y, env->tower_health * (1 + (float)row / 6));
+                place_building(env, team, BUILDING + lane * ROWS + row, x, y,
+                               env->tower_health * (1 + (float)row / 6));
             }
         }
         place_building(env, team, GUARD, -EDGE - 1, EDGE - 3, env->tower_health * 4 / 3);
@@ -1114,7 +1202,8 @@ static void c_reset(Env* env) {
     for (int unit = NEUTRAL; unit < NEUTRAL + NEUTRALS; unit++)
         place_neutral(env, unit);
     env->tick = env->begun ? 0 : random_int(&env->rng, env->max_ticks);
-    env->skill = env->bot_skill - (env->bot_range > 0 ? random_float(&env->rng, 0, env->bot_range) : 0);
+    env->skill =
+        env->bot_skill - (env->bot_range > 0 ? random_float(&env->rng, 0, env->bot_range) : 0);
     env->whole = env->tick == 0;
     env->begun = true;
     env->steps = env->waves = 0;
@@ -1132,19 +1221,15 @@ static void log_game(Env* env) {
         levels += (float)env->heroes[h].level / HEROES;
     float lead = (float)(env->standing[0] - env->standing[1]) / BUILDINGS;
     float score = env->winner == 0 ? 1 : env->winner == 1 ? -1 : lead;
-    env->log.perf += 0.5f * (1 + score);
-    env->log.score += score;
+    LOG_EPISODE(env, 0.5f * (1 + score), score, total, env->steps);
     env->log.won += env->winner == 0;
     env->log.lost += env->winner == 1;
-    env->log.episode_return += total;
-    env->log.episode_length += (float)env->steps;
     env->log.towers += (float)(BUILDINGS - env->standing[1]);
     env->log.towers_lost += (float)(BUILDINGS - env->standing[0]);
     env->log.kills += (float)env->kills[0];
     env->log.deaths += (float)env->deaths[0];
     env->log.level += levels;
     env->log.last_hits += (float)env->last_hits[0];
-    env->log.n += 1;
 }
 
 static void play_tick(Env* env) {
@@ -1212,7 +1297,8 @@ static void c_render(Env* env) {
             bool river = fabsf(x - y) < 4 && fabsf(x + y) > 5 && fabsf(x) < 21;
             Color color = river ? (Color){38, 62, 88, 255} : (Color){66, 62, 50, 255};
             bool seen = env->sight[0][row] >> column & 1;
-            DrawRectangle(column * TILE, row * TILE, TILE, TILE, seen ? color : draw_mix(color, DRAW_BACKGROUND, 0.55f));
+            DrawRectangle(column * TILE, row * TILE, TILE, TILE,
+                          seen ? color : draw_mix(color, DRAW_BACKGROUND, 0.55f));
         }
     }
     for (int unit = 0; unit < NEUTRAL + NEUTRALS; unit++) {
@@ -1222,8 +1308,9 @@ static void c_render(Env* env) {
         float share = env->health[unit] / env->max_health[unit];
         Color color = colors[unit / TEAM];
         if (victim != NONE && env->health[victim] > 0 && env->wait[unit] >= 4)
-            DrawLineEx((Vector2){x, y}, (Vector2){(env->x[victim] + HALF) * TILE, (env->y[victim] + HALF) * TILE}, 1.5f,
-                       color);
+            DrawLineEx((Vector2){x, y},
+                       (Vector2){(env->x[victim] + HALF) * TILE, (env->y[victim] + HALF) * TILE},
+                       1.5f, color);
         if (k < HEROES) {
             DrawCircleV((Vector2){x, y}, 10, unit == 0 ? DRAW_WHITE : color);
             draw_text_centred(ROLES[k].letter, (int)x, (int)y, 14, DRAW_BACKGROUND);
@@ -1231,8 +1318,10 @@ static void c_render(Env* env) {
         } else if (k < CREEP) {
             float half = k == ANCIENT ? 16 : 9;
             DrawRectangleRec((Rectangle){x - half, y - half, 2 * half, 2 * half}, color);
-            DrawRectangleRec((Rectangle){x - half + 4, y - half + 4, 2 * half - 8, 2 * half - 8}, DRAW_BACKGROUND);
-            if (can_fall(env, unit / TEAM, k)) draw_bar(x, y - half - 6, 2 * half, share, DRAW_GREEN);
+            DrawRectangleRec((Rectangle){x - half + 4, y - half + 4, 2 * half - 8, 2 * half - 8},
+                             DRAW_BACKGROUND);
+            if (can_fall(env, unit / TEAM, k))
+                draw_bar(x, y - half - 6, 2 * half, share, DRAW_GREEN);
         } else {
             bool small = unit < NEUTRAL + 12;
             DrawCircleV((Vector2){x, y}, small ? env->ranged[unit] ? 2.5f : 3.5f : 7, color);
@@ -1244,24 +1333,24 @@ static void c_render(Env* env) {
     draw_text_centred(text, MAP + PANEL / 2, 30, 30, DRAW_WHITE);
     for (int team = 0; team < 2; team++) {
         int y = 70 + 340 * team;
-        snprintf(text, sizeof(text), "kills %d  buildings %d", env->kills[team], env->standing[team]);
-        DrawText(text, MAP + 20, y, 18, colors[team]);
+        draw_format(MAP + 20, y, 18, colors[team], "kills %d  buildings %d", env->kills[team],
+                    env->standing[team]);
         for (int k = 0; k < HEROES; k++) {
             const Hero* hero = &env->heroes[team * HEROES + k];
             int unit = team * TEAM + k, at = y + 36 + 54 * k;
-            DrawCircleV((Vector2){MAP + 34, (float)at + 12}, 13, hero->dead ? DRAW_PANEL : colors[team]);
-            draw_text_centred(ROLES[k].letter, MAP + 34, at + 12, 18, hero->dead ? DRAW_GREY : DRAW_BACKGROUND);
-            snprintf(text, sizeof(text), hero->dead ? "dead %d" : "level %d", hero->dead ? hero->dead : hero->level);
-            DrawText(text, MAP + 60, at - 2, 16, hero->dead ? DRAW_GREY : DRAW_WHITE);
+            DrawCircleV((Vector2){MAP + 34, (float)at + 12}, 13,
+                        hero->dead ? DRAW_PANEL : colors[team]);
+            draw_text_centred(ROLES[k].letter, MAP + 34, at + 12, 18,
+                              hero->dead ? DRAW_GREY : DRAW_BACKGROUND);
+            draw_format(MAP + 60, at - 2, 16, hero->dead ? DRAW_GREY : DRAW_WHITE,
+                        hero->dead ? "dead %d" : "level %d", hero->dead ? hero->dead : hero->level);
             DrawRectangle(MAP + 60, at + 18, 160, 5, DRAW_PANEL);
-            DrawRectangle(MAP + 60, at + 18, (int)(160 * env->health[unit] / env->max_health[unit]), 5, DRAW_GREEN);
+            DrawRectangle(MAP + 60, at + 18, (int)(160 * env->health[unit] / env->max_health[unit]),
+                          5, DRAW_GREEN);
             DrawRectangle(MAP + 60, at + 26, 160, 4, DRAW_PANEL);
-            DrawRectangle(MAP + 60, at + 26, (int)(160 * hero->mana / ROLES[k].mana), 4, (Color){90, 140, 240, 255});
+            DrawRectangle(MAP + 60, at + 26, (int)(160 * hero->mana / ROLES[k].mana), 4,
+                          (Color){90, 140, 240, 255});
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,25 +1,28 @@
-/* Mountain car: a car in a valley whose engine is too weak for the slope must swing up to the flag (Moore 1990), with
- * the equations of Gymnasium's MountainCar-v0 and, with continuous, MountainCarContinuous-v0.
+/* Mountain car: a car in a valley has an engine too weak for the slope and must swing up to the
+ * flag (Moore 1990). The equations are those of Gymnasium's MountainCar-v0 and, with continuous, of
+ * MountainCarContinuous-v0.
  *
- *                  actions                  engine   goal   reward                               truncated after
- *     discrete     left, none, right        0.001    0.5    -1 a step                            200
- *     continuous   force in -1..1           0.0015   0.45   100 at the goal, -0.1 force^2 a step 999
+ *                 actions engine goal reward truncated
+ *    discrete left, none, right 0.001 0.5 -1 a step after 200 continuous force in -1..1 0.0015 0.45
+ *    100 at the goal, -0.1 force^2 a step after 999
  *
- * The goal ends the episode. Observation: position (-1.2..0.6) and velocity (-0.07..0.07). With `scaled` the velocity
- * comes times 10, so that both have one scale. */
+ * The goal ends the episode. Observation: position (-1.2..0.6) and velocity (-0.07..0.07). With
+ * `scaled` the velocity is times 10, so that both have one scale. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, false, "a force in -1..1 instead of left, none, right") \
     X(bool, scaled, false, "observe 10 times the velocity") \
-    X(int, max_steps, 0, "steps after which the episode is truncated; 0: 200 or, with continuous, 999") \
+    X(int, max_steps, 0, \
+      "steps after which the episode is truncated; 0: 200 or, with continuous, 999") \
     X(float, power, 0.0, "of the engine; 0: 0.001 or, with continuous, 0.0015") \
     X(float, goal, 0.0, "position of the flag; 0: 0.5 or, with continuous, 0.45") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 0.0025, "of the slope") \
     X(float, max_speed, 0.07, "at which the velocity is cut")
+#define KEYS(KEY) KEY(0, REST, 1) KEY(0, LEFT, 0) KEY(0, RIGHT, 2)
 #include "env.h"
 #include "draw.h"
 
@@ -67,15 +70,17 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* perf is the share of time left at the goal: 0 for who never arrives. */
+/* perf is the share of time left at the goal, 0 if the car never arrives. */
 static void c_step(Env* env) {
-    env->force = env->continuous ? clampf(env->continuous_actions[0], -1, 1) : (float)(env->actions[0] - 1);
+    env->force =
+        env->continuous ? clampf(env->continuous_actions[0], -1, 1) : (float)(env->actions[0] - 1);
     env->velocity += env->force * env->power - env->gravity * cosf(3 * env->position);
     env->velocity = clampf(env->velocity, -env->max_speed, env->max_speed);
     env->position = clampf(env->position + env->velocity, LEFT, RIGHT);
     if (env->position == LEFT && env->velocity < 0) env->velocity = 0;
     env->tick++;
-    bool there = env->position >= env->goal && env->velocity >= 0, late = !there && env->tick >= env->max_steps;
+    bool there = env->position >= env->goal && env->velocity >= 0;
+    bool late = !there && env->tick >= env->max_steps;
     float reward = env->continuous ? (there ? 100.0f : 0.0f) - 0.1f * env->force * env->force : -1;
     env->rewards[0] = reward * env->reward_scale;
     env->terminals[0] = there;
@@ -86,11 +91,8 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += there ? 1 - (float)env->tick / ((float)env->max_steps + 1) : 0;
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, there ? 1 - (float)env->tick / ((float)env->max_steps + 1) : 0, env->total,
+                env->total, env->tick);
     c_reset(env);
 }
 
@@ -105,7 +107,8 @@ static void c_render(Env* env) {
     enum { WIDTH = 760, HEIGHT = 440, PIECES = 120 };
     draw_begin(WIDTH, HEIGHT, "mountaincar");
     for (int i = 0; i < PIECES; i++) {
-        float from = LEFT + (RIGHT - LEFT) * (float)i / PIECES, to = LEFT + (RIGHT - LEFT) * (float)(i + 1) / PIECES;
+        float from = LEFT + (RIGHT - LEFT) * (float)i / PIECES;
+        float to = LEFT + (RIGHT - LEFT) * (float)(i + 1) / PIECES;
         Vector2 a = on_hill(from, 0), b = on_hill(to, 0);
         draw_quad(a, b, (Vector2){b.x, HEIGHT}, (Vector2){a.x, HEIGHT}, DRAW_PANEL);
         DrawLineEx(a, b, 4, DRAW_GREY);
@@ -115,7 +118,8 @@ static void c_render(Env* env) {
     draw_triangle((Vector2){foot.x, foot.y - 60}, (Vector2){foot.x, foot.y - 36}, (Vector2){foot.x + 30, foot.y - 48},
                   DRAW_GREEN);
     float p = env->position, half = 0.045f;
-    draw_quad(on_hill(p - half, 10), on_hill(p + half, 10), on_hill(p + half, 26), on_hill(p - half, 26), DRAW_CYAN);
+    draw_quad(on_hill(p - half, 10), on_hill(p + half, 10), on_hill(p + half, 26),
+              on_hill(p - half, 26), DRAW_CYAN);
     draw_quad(on_hill(p - half / 2, 24), on_hill(p + half / 2, 24), on_hill(p + half / 3, 38),
               on_hill(p - half / 3, 38), DRAW_CYAN);
     DrawCircleV(on_hill(p - half * 0.6f, 9), 8, DRAW_WHITE);
@@ -126,8 +130,4 @@ static void c_render(Env* env) {
         DrawLineEx(from, to, 7, DRAW_GOLD);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,10 +1,9 @@
-/* Multiagent: each agent shall name its own index. An episode is one step; the reward is 1 for the right name and 0
- * for any other. An agent that gets another one's observation, action or reward cannot learn it.
- * Observation: the agent's index, one-hot. Actions: a name, one an agent. */
+/* Multiagent: each agent has to name its own index. An episode is one step. The reward is 1 for the
+ * right name, else 0. An agent that gets another one's observation, action or reward cannot learn
+ * this. Observation: the agent's index, one-hot. Actions: a name. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) X(int, num_agents, 2, "agents, and names")
 #include "env.h"
 #include "draw.h"
@@ -17,7 +16,8 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 2..64";
+    if (env->num_agents < 2 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 2..64";
     for (int i = 0; i < MAX_AGENTS; i++)
         env->named[i] = -1;
     return NULL;
@@ -39,7 +39,7 @@ static void c_reset(Env* env) {
             env->observations[i * env->num_agents + k] = i == k;
 }
 
-/* The log counts an episode of each agent. */
+/* Each agent's episode counts in the log. */
 static void c_step(Env* env) {
     for (int i = 0; i < env->num_agents; i++) {
         bool right = env->actions[i] == i;
@@ -47,11 +47,7 @@ static void c_step(Env* env) {
         env->rewards[i] = right;
         env->terminals[i] = 1;
         env->truncations[i] = 0;
-        env->log.perf += right;
-        env->log.score += right;
-        env->log.episode_return += right;
-        env->log.episode_length += 1;
-        env->log.n += 1;
+        LOG_EPISODE(env, right, right, right, 1);
     }
     for (int i = 0; WANTS_FINAL(env, false) && i < env->num_agents; i++)
         for (int k = 0; k < env->num_agents; k++)
@@ -59,23 +55,20 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* A row an agent, a column a name; the diagonal is right. */
+/* A row for each agent, a column for each name. The diagonal is right. */
 static void c_render(Env* env) {
     enum { SIDE = 560, EDGE = 30 };
     float cell = (float)(SIDE - 2 * EDGE) / (float)env->num_agents;
     draw_begin(SIDE, SIDE, "multiagent");
     for (int i = 0; i < env->num_agents; i++) {
         for (int k = 0; k < env->num_agents; k++) {
-            Rectangle box = {EDGE + cell * (float)k + cell * 0.04f, EDGE + cell * (float)i + cell * 0.04f,
-                             cell * 0.92f, cell * 0.92f};
+            Rectangle box = {EDGE + cell * (float)k + cell * 0.04f,
+                             EDGE + cell * (float)i + cell * 0.04f, cell * 0.92f, cell * 0.92f};
             DrawRectangleRec(box, i == k ? (Color){34, 66, 62, 255} : DRAW_PANEL);
             Vector2 centre = {box.x + box.width / 2, box.y + box.height / 2};
-            if (env->named[i] == k) DrawCircleV(centre, cell * 0.3f, i == k ? DRAW_GREEN : DRAW_RED);
+            if (env->named[i] == k)
+                DrawCircleV(centre, cell * 0.3f, i == k ? DRAW_GREEN : DRAW_RED);
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,7 +1,8 @@
-/* nmmo3: a massively multi-agent world. Agents forage for food and water, harvest, craft, fight foes and each other, rise
- * in eight skills, wear what they made or won, and trade in one market, in procedural lands that grow more dangerous and
- * more fruitful with the distance from the villages. The rules, the market, the formulas and what is logged stand in
- * docs/nmmo3.md; here are what an agent sees and does. The world goes on for ever: an agent that dies is born anew.
+/* nmmo3: a massively multi-agent world. Agents forage for food and water, harvest, craft, fight
+ * foes and each other, rise in eight skills, wear what they made or won, and trade in one market,
+ * in procedural lands that grow more dangerous and more fruitful with the distance from the
+ * villages. The rules, the market, the formulas and what is logged stand in docs/nmmo3.md; here are
+ * what an agent sees and does. The world goes on for ever: an agent that dies is born anew.
  *
  *     observation: bytes; (2 vision + 1)^2 tiles of the window, row after row, 12 bytes each ...
  *     0, 1      water (with or without fish); rock, a spent node, or the border
@@ -13,27 +14,30 @@
  *     0 - 2     health, food, water in fifths
  *     3 - 5     struck in the last step; a foe, an agent in reach of a blow
  *     6 - 10    tier of the land here, and `vision` tiles up, down, left, right
- *     11 - 14   how far the well of the nearest village is up, down, left, right: in 4 tiles, rounded up, at most 9
+ *     11 - 14   how far the well of the nearest village is up, down, left, right: in 4 tiles,
+ *               rounded up, at most 9
  *     15 - 17   weapon: sword, bow, staff
  *     18 - 20   tier of weapon, armour, tool
  *     21 - 23   gold (binary digits, up to 9), free places in the bag (up to 5), open offers
- *     24 - 31   levels beyond the first of fishing, herbalism, woodcutting, mining, carving, melee, archery, magic
+ *     24 - 31   levels beyond the first of fishing, herbalism, woodcutting, mining, carving, melee,
+ *               archery, magic
  *     32 - 39   fifths of the way to the next level of each
- *     40 - 50   pieces of each kind in the bag, up to 5: fish, herb, wood, ore, crystal, hide, sword, bow, staff,
- *               armour, tool
+ *     40 - 50   pieces of each kind in the bag, up to 5: fish, herb, wood, ore, crystal, hide,
+ *               sword, bow, staff, armour, tool
  *     51 - 61   highest tier of each kind in the bag
  *     62 - 72   tier of what buying each kind would get at the highest price step, 0 nothing
  *     73 - 83   its price step, 1 to 8
  *
  *     actions: head 0: stay, up, down, left, right (into water to drink, into a node to harvest it)
- *              head 1: 0 nothing, 1 strike a foe, 2 strike an agent, 3 + kind use, 14 + kind sell, 25 + kind buy
- *              head 2: the price step of selling and buying; an item of tier t costs t (step + 1) gold */
+ *              head 1: 0 nothing, 1 strike a foe, 2 strike an agent, 3 + kind use, 14 + kind sell,
+ *              25 + kind buy head 2: the price step of selling and buying; an item of tier t costs
+ *              t (step + 1) gold */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) \
-    X(perf) X(score) X(episode_return) X(episode_length) X(n) X(starved) X(slain_by_foes) X(slain_by_agents) X(aged) \
-    X(harvests) X(crafted) X(kills) X(agent_kills) X(sold) X(bought) X(gold) X(combat_level) X(gather_level) X(gear)
+#define OWN_LOG(X) \
+    X(starved) X(slain_by_foes) X(slain_by_agents) X(aged) X(harvests) X(crafted) X(kills) \
+    X(agent_kills) X(sold) X(bought) X(gold) X(combat_level) X(gather_level) X(gear)
 #define SETTINGS(X) \
     X(int, num_agents, 1024, "agents in one world") \
     X(int, num_foes, 768, "foes in one world") \
@@ -71,12 +75,14 @@
     X(int, sword_reach, 1, "tiles") \
     X(int, bow_reach, 3, "tiles") \
     X(int, staff_reach, 2, "tiles") \
-    X(int, pvp_tier, 4, "agents can be struck by agents on land of this tier and higher; 6: nowhere") \
+    X(int, pvp_tier, 4, \
+      "agents can be struck by agents on land of this tier and higher; 6: nowhere") \
     X(float, blow, 6, "strength of a blow at level 0 without a weapon") \
     X(float, tier_power, 3, "strength of a weapon and defence of armour, times its tier") \
     X(float, toughness, 20, "defence that halves a blow") \
     X(float, luck, 0.5, "a blow varies by this share either way") \
-    X(float, advantage, 1.5, "factor of sword against bow, bow against staff, staff against sword") \
+    X(float, advantage, 1.5, \
+      "factor of sword against bow, bow against staff, staff against sword") \
     X(int, foe_health, 20, "of a foe of tier 1") \
     X(int, foe_health_tier, 15, "more for each higher tier") \
     X(int, foe_sight, 3, "tiles from which a foe goes for an agent") \
@@ -85,11 +91,13 @@
     X(int, drop_gold, 3, "a dead foe leaves 1 to this much gold, times its tier") \
     X(float, drop_tool, 0.1, "chance that a dead foe leaves a tool") \
     X(int, offers, 4, "offers that an agent may have in the market") \
-    X(int, offer_steps, 256, "steps after which an unsold offer comes back (looked at every 64 steps)") \
+    X(int, offer_steps, 256, \
+      "steps after which an unsold offer comes back (looked at every 64 steps)") \
     X(float, fee, 0.1, "share of a price that is lost, rounded down") \
     X(bool, market_everywhere, true, "agents trade from anywhere, not in villages only") \
     X(float, reward_level, 0.5, "for each level gained, in parts as experience comes") \
-    X(float, reward_vitals, 0.0, "for 100 points of food or water won; helps training, not in score") \
+    X(float, reward_vitals, 0.0, \
+      "for 100 points of food or water won; helps training, not in score") \
     X(float, reward_death, -1.0, "for dying")
 #define HAS_ACTION_MASKS
 #define HEAP \
@@ -102,11 +110,26 @@
     Agent* agents; \
     Foe* foes; \
     Offer* stalls;
+#define FPS 8
+#define KEYS(KEY) \
+    KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4) \
+    KEY(1, SPACE, 1) KEY(1, X, 2) \
+    KEY(1, 1, 3) KEY(1, 2, 4) KEY(1, 3, 5) KEY(1, 4, 6) KEY(1, 5, 7) \
+    KEY(1, 6, 8) KEY(1, 7, 9) KEY(1, 8, 10) KEY(1, 9, 11) KEY(1, 0, 12) KEY(1, N, 13) \
+    KEY(1, Q, 14) KEY(1, W, 15) KEY(1, E, 16) KEY(1, T, 17) KEY(1, Y, 18) \
+    KEY(1, U, 19) KEY(1, I, 20) KEY(1, O, 21) KEY(1, P, 22) KEY(1, L, 23) KEY(1, M, 24) \
+    KEY(1, A, 25) KEY(1, S, 26) KEY(1, D, 27) KEY(1, F, 28) KEY(1, G, 29) \
+    KEY(1, H, 30) KEY(1, J, 31) KEY(1, K, 32) KEY(1, Z, 33) KEY(1, C, 34) KEY(1, V, 35) \
+    KEY(2, REST, 3) KEY(2, SHIFT, 7) KEY(2, CONTROL, 0)
 #include "env.h"
 #include "draw.h"
 
-enum { FULL = 100, TIERS = 5, LEVELS = 10, GATHER = 5, SKILLS = 8, STEPS = 8, MAX_CREATURES = 1 << 14, MAX_OFFERS = 8 };
-enum { TILE = 12, OWN = 84, MAX_REACH = 8, PLAZA = 3, PACE = 64 }; /* PACE: steps between looks at one's own offers */
+enum {
+    FULL = 100, TIERS = 5, LEVELS = 10, GATHER = 5, SKILLS = 8, STEPS = 8, MAX_CREATURES = 1 << 14,
+    MAX_OFFERS = 8
+};
+/* PACE: steps between looks at one's own offers */
+enum { TILE = 12, OWN = 84, MAX_REACH = 8, PLAZA = 3, PACE = 64 };
 
 /* A tile's ground. Nodes from BERRIES on give the kind of item that is their number less FISH. */
 enum { OPEN, WATER, ROCK, SPENT, BERRIES, FISH, HERB, TREE, ORE, CRYSTAL };
@@ -116,7 +139,10 @@ enum { VILLAGE = 0x80, TIER = 7 }; /* of a tile's land */
 /* Kinds of items; a material's number, if it is a node's, is its skill's. */
 enum { ITEM_FISH, ITEM_HERB, ITEM_WOOD, ITEM_ORE, ITEM_CRYSTAL, ITEM_HIDE, ITEM_SWORD, ITEM_BOW, ITEM_STAFF, ITEM_ARMOUR,
        ITEM_TOOL, KINDS };
-enum { NOTHING, STRIKE_FOE, STRIKE_AGENT, USE, SELL = USE + KINDS, BUY = SELL + KINDS, ACTS = BUY + KINDS };
+enum {
+    NOTHING, STRIKE_FOE, STRIKE_AGENT, USE, SELL = USE + KINDS, BUY = SELL + KINDS,
+    ACTS = BUY + KINDS
+};
 enum { MOVES = 5 };
 typedef enum { ALIVE, STARVED, SLAIN_BY_FOE, SLAIN_BY_AGENT, AGED } Fate;
 
@@ -135,7 +161,8 @@ typedef struct {
     uint32_t life, struck; /* how many lives were before; when it was struck last */
     int gained; /* levels */
     float total; /* of rewards */
-    uint8_t alive, weapon_kind, weapon, armour, tool; /* tiers, 0 where there is none: fists are a sword of tier 0 */
+    /* tiers, 0 where there is none: fists are a sword of tier 0 */
+    uint8_t alive, weapon_kind, weapon, armour, tool;
     uint8_t combat_level, gather_level;
     uint8_t bag_count, offer_count;
     uint8_t levels[SKILLS], progress[SKILLS];
@@ -166,11 +193,13 @@ struct Env {
     ENV_COMMON
     uint32_t tick;
     int border, stride, rows, cells;
-    int open_count, home_count; /* tiles that can be walked to, nearest first; those that agents are born on */
+    /* tiles that can be walked to, nearest first; those that agents are born on */
+    int open_count, home_count;
     int spent_first, spent_count;
     int need[LEVELS + 2]; /* experience for each level */
     Queue queues[KINDS][TIERS][STEPS];
-    uint8_t steps_offered[KINDS][TIERS], tiers_offered[KINDS]; /* a bit each where there are offers */
+    /* a bit each where there are offers */
+    uint8_t steps_offered[KINDS][TIERS], tiers_offered[KINDS];
     int64_t gold_made, gold_lost, items_made[KINDS], items_lost[KINDS]; /* the ledger */
 };
 
@@ -203,27 +232,35 @@ static const char* c_init(Env* env) {
         return "width and height must lie within 8..2048";
     if (env->villages < 1 || env->villages > 1024) return "villages must lie within 1..1024";
     int village = (2 * PLAZA + 1) * (2 * PLAZA + 1);
-    if (4 * (env->num_agents + env->num_foes) + 2 * village * env->villages > env->width * env->height)
-        return "the world is too small: 4 tiles for each agent and foe, and 98 for each village, are the least";
-    if (env->max_steps < 1 || env->hunger < 1 || env->healing < 1 || env->regrow < 1 || env->offer_steps < 1)
+    if (4 * (env->num_agents + env->num_foes) + 2 * village * env->villages >
+        env->width * env->height)
+        return "the world is too small: 4 tiles for each agent and foe, and 98 for each village, "
+               "are the least";
+    if (env->max_steps < 1 || env->hunger < 1 || env->healing < 1 || env->regrow < 1 ||
+        env->offer_steps < 1)
         return "max_steps, hunger, healing, regrow and offer_steps must be 1 or more";
     if (env->home < 1 || env->tier_distance < 1) return "home and tier_distance must be 1 or more";
     float shares[] = {env->berries, env->fish, env->herbs, env->trees, env->ores, env->crystals, env->luck,
                       env->drop_tool, env->fee, env->tool_luck, env->spread, env->berries + env->herbs, env->berries + env->trees};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++)
-        if (!(shares[i] >= 0 && shares[i] <= 1)) return "shares and chances, luck and spread must lie within 0..1";
-    if (!(env->water >= 0 && env->water < env->rock && env->rock <= 1)) return "0 <= water < rock <= 1 must hold";
-    int amounts[] = {env->purse, env->starving, env->berry_food, env->fish_food, env->herb_health, env->foe_health_tier,
-                     env->xp_harvest, env->xp_foe, env->xp_agent};
+        if (!(shares[i] >= 0 && shares[i] <= 1))
+            return "shares and chances, luck and spread must lie within 0..1";
+    if (!(env->water >= 0 && env->water < env->rock && env->rock <= 1))
+        return "0 <= water < rock <= 1 must hold";
+    int amounts[] = {env->purse,      env->starving,    env->berry_food,
+                     env->fish_food,  env->herb_health, env->foe_health_tier,
+                     env->xp_harvest, env->xp_foe,      env->xp_agent};
     for (size_t i = 0; i < sizeof(amounts) / sizeof(amounts[0]); i++)
         if (amounts[i] < 0 || amounts[i] > 100000)
             return "purse, starving, food, health, and experience must lie within 0..100000";
     if (env->foe_pause < 0 || env->foe_pause > 255) return "foe_pause must lie within 0..255";
     if (env->xp_level < 1 || env->xp_level > 100000) return "xp_level must lie within 1..100000";
-    if (env->foe_health < 1 || env->foe_health > 100000) return "foe_health must lie within 1..100000";
+    if (env->foe_health < 1 || env->foe_health > 100000)
+        return "foe_health must lie within 1..100000";
     if (env->drop_gold < 1 || env->drop_gold > 1000) return "drop_gold must lie within 1..1000";
     if (env->bag < 1 || env->bag > 200) return "bag must lie within 1..200";
-    if (env->craft_cost < 1 || env->craft_cost > env->bag) return "craft_cost must lie within 1..bag";
+    if (env->craft_cost < 1 || env->craft_cost > env->bag)
+        return "craft_cost must lie within 1..bag";
     if (env->offers < 1 || env->offers > MAX_OFFERS) return "offers must lie within 1..8";
     if (env->pvp_tier < 1 || env->pvp_tier > TIERS + 1) return "pvp_tier must lie within 1..6";
     int reaches[] = {env->sword_reach, env->bow_reach, env->staff_reach};
@@ -274,7 +311,8 @@ static float noise(uint64_t seed, int x, int y) {
         float u = (float)(x % size) / (float)size, v = (float)(y % size) / (float)size;
         u *= u * (3 - 2 * u), v *= v * (3 - 2 * v);
         float top = lattice(seed, column, row) * (1 - u) + lattice(seed, column + 1, row) * u;
-        float bottom = lattice(seed, column, row + 1) * (1 - u) + lattice(seed, column + 1, row + 1) * u;
+        float bottom =
+            lattice(seed, column, row + 1) * (1 - u) + lattice(seed, column + 1, row + 1) * u;
         sum += weights[octave] * (top * (1 - v) + bottom * v);
     }
     return sum;
@@ -340,7 +378,8 @@ static void found_villages(Env* env) {
     env->open_count = kept;
 }
 
-/* Gives land its tiers by the steps from the nearest village, wave after wave; env->open begins with the villages. */
+/* Gives land its tiers by the steps from the nearest village, wave after wave; env->open begins
+ * with the villages. */
 static void measure_land(Env* env) {
     const int ways[4] = {-env->stride, env->stride, -1, 1};
     for (int begin = 0, distance = 1; begin < env->open_count; distance++) {
@@ -352,7 +391,8 @@ static void measure_land(Env* env) {
                 int cell = env->open[begin] + ways[way];
                 if (env->land[cell]) continue;
                 if (env->ground[cell] == OPEN) env->open[env->open_count++] = cell;
-                if (env->ground[cell] == OPEN || env->ground[cell] >= BERRIES) env->land[cell] = land;
+                if (env->ground[cell] == OPEN || env->ground[cell] >= BERRIES)
+                    env->land[cell] = land;
                 env->nearest[cell] = env->nearest[env->open[begin]];
             }
         }
@@ -360,7 +400,8 @@ static void measure_land(Env* env) {
     }
 }
 
-/* Draws the land; whether enough of it can be walked on. With less `rough` there is less in the way, with 0 nothing. */
+/* Draws the land; whether enough of it can be walked on. With less `rough` there is less in the
+ * way, with 0 nothing. */
 static bool draw_land(Env* env, float rough) {
     float water = env->water * rough, rock = 1 - (1 - env->rock) * rough;
     uint64_t height_seed = random_word(&env->rng), moisture_seed = random_word(&env->rng);
@@ -370,7 +411,9 @@ static bool draw_land(Env* env, float rough) {
     for (int row = 0; row < env->height; row++) {
         for (int column = 0; column < env->width; column++) {
             float height = noise(height_seed, column, row);
-            env->ground[cell_at(env, column, row)] = height < water ? WATER : height > rock ? ROCK : OPEN;
+            env->ground[cell_at(env, column, row)] = height < water  ? WATER
+                                                     : height > rock ? ROCK
+                                                                     : OPEN;
         }
     }
     found_villages(env);
@@ -385,7 +428,8 @@ static bool draw_land(Env* env, float rough) {
             }
             bool is_moist = noise(moisture_seed, column, row) >= 0.5f;
             if (is_beside(env, cell, ROCK)) {
-                if (chance < (is_moist ? env->crystals : env->ores)) env->ground[cell] = is_moist ? CRYSTAL : ORE;
+                if (chance < (is_moist ? env->crystals : env->ores))
+                    env->ground[cell] = is_moist ? CRYSTAL : ORE;
             } else if (chance < env->berries) {
                 env->ground[cell] = BERRIES;
             } else if (chance < env->berries + (is_moist ? env->trees : env->herbs)) {
@@ -399,7 +443,8 @@ static bool draw_land(Env* env, float rough) {
     return env->open_count >= creatures + (2 * PLAZA + 1) * (2 * PLAZA + 1) * env->villages;
 }
 
-/* A random free tile of the `count` nearest to villages; there is one, for there are more than all creatures need. */
+/* A random free tile of the `count` nearest to villages; there is one, for there are more than all
+ * creatures need. */
 static int free_cell(Env* env, int count, bool in_villages) {
     int at = 0;
     for (int try = 0; try < 64 + count; try++) {
@@ -422,7 +467,8 @@ static void show(Env* env, int cell, int foe, int agent, int tier, int weapon) {
 
 static void show_agent(Env* env, const Agent* agent) {
     int quarters = (4 * agent->health + FULL - 1) / FULL;
-    show(env, agent->cell, 0, quarters, (agent->combat_level + 1) / 2, 1 + agent->weapon_kind - ITEM_SWORD);
+    show(env, agent->cell, 0, quarters, (agent->combat_level + 1) / 2,
+         1 + agent->weapon_kind - ITEM_SWORD);
 }
 
 static int foe_full(const Env* env, int tier) {
@@ -431,7 +477,8 @@ static int foe_full(const Env* env, int tier) {
 
 static void show_foe(Env* env, const Foe* foe) {
     int full = foe_full(env, foe->tier);
-    show(env, foe->cell, (4 * foe->health + full - 1) / full, 0, foe->tier, 1 + foe->weapon_kind - ITEM_SWORD);
+    show(env, foe->cell, (4 * foe->health + full - 1) / full, 0, foe->tier,
+         1 + foe->weapon_kind - ITEM_SWORD);
 }
 
 static void stand(Env* env, int* cell, int* column, int* row, int at) {
@@ -445,7 +492,8 @@ static void stand(Env* env, int* cell, int* column, int* row, int at) {
 /* What a change of the pieces of one kind, or of the levels, brings with it. */
 static void refresh(const Env* env, Agent* agent, int kind) {
     int held = 0, top = 0, use = 0, is_material = kind >= ITEM_WOOD && kind <= ITEM_HIDE, worn = 0;
-    if (kind == ITEM_ARMOUR || kind == ITEM_TOOL) worn = kind == ITEM_ARMOUR ? agent->armour : agent->tool;
+    if (kind == ITEM_ARMOUR || kind == ITEM_TOOL)
+        worn = kind == ITEM_ARMOUR ? agent->armour : agent->tool;
     else if (kind == agent->weapon_kind) worn = agent->weapon;
     for (int t = 0; t < TIERS; t++) {
         int n = agent->bag[kind][t];
@@ -506,7 +554,8 @@ static void know(Env* env, Agent* agent) {
 /* The share done of the way from a level to the next. */
 static float part_done(const Env* env, int level, int experience) {
     if (level == LEVELS) return 0;
-    return (float)(experience - env->need[level]) / (float)(env->need[level + 1] - env->need[level]);
+    return (float)(experience - env->need[level]) /
+           (float)(env->need[level + 1] - env->need[level]);
 }
 
 static void gain(Env* env, int i, int skill, int experience) {
@@ -564,7 +613,8 @@ static bool may_trade(const Env* env, const Agent* agent) {
     return env->market_everywhere || (env->land[agent->cell] & VILLAGE);
 }
 
-/* What an agent gets that buys a kind and pays at most tier * (limit + 1): the tier, or 0, and the price step. */
+/* What an agent gets that buys a kind and pays at most tier * (limit + 1): the tier, or 0, and the
+ * price step. */
 static int best_offer(const Env* env, const Agent* agent, int kind, int limit, int* step) {
     int tiers = env->tiers_offered[kind] & agent->may[kind];
     for (int tier = TIERS; tiers && tier > 0; tier--) {
@@ -577,7 +627,8 @@ static int best_offer(const Env* env, const Agent* agent, int kind, int limit, i
 
 static void buy(Env* env, Agent* agent, int kind, int limit) {
     int step = 0, tier = 0;
-    if (has_room(env, agent) && may_trade(env, agent)) tier = best_offer(env, agent, kind, limit, &step);
+    if (has_room(env, agent) && may_trade(env, agent))
+        tier = best_offer(env, agent, kind, limit, &step);
     if (!tier) return;
     int number = env->queues[kind][tier - 1][step].first, price = price_of(tier, step);
     int fee = (int)(env->fee * (float)price);
@@ -606,7 +657,9 @@ static void look_after_stall(Env* env, int i) {
     Agent* agent = &env->agents[i];
     for (int number = i * env->offers; number < (i + 1) * env->offers; number++) {
         Offer* offer = &env->stalls[number];
-        if (!offer->is_open || env->tick - offer->since < (uint32_t)env->offer_steps || !has_room(env, agent)) continue;
+        if (!offer->is_open || env->tick - offer->since < (uint32_t)env->offer_steps ||
+            !has_room(env, agent))
+            continue;
         put(env, agent, offer->kind, offer->tier, 1);
         close_offer(env, number);
     }
@@ -621,7 +674,8 @@ static void be_born(Env* env, int i) {
     stand(env, &agent->cell, &agent->column, &agent->row, free_cell(env, env->home_count, true));
     env->who[agent->cell] = (uint16_t)(1 + i);
     agent->weapon_kind = (uint8_t)(ITEM_SWORD + random_int(&env->rng, SKILLS - GATHER));
-    agent->span = env->max_steps - random_int(&env->rng, 1 + (int)(env->spread * (float)(env->max_steps - 1)));
+    agent->span = env->max_steps -
+                  random_int(&env->rng, 1 + (int)(env->spread * (float)(env->max_steps - 1)));
     agent->hunger_clock = 1 + random_int(&env->rng, env->hunger);
     agent->healing_clock = env->healing;
     memset(agent->levels, 1, SKILLS);
@@ -643,11 +697,8 @@ static void end_life(Env* env, int i, Fate fate, Agent* slayer) {
     if (fate == AGED) env->truncations[i] = 1;
     else env->terminals[i] = 1, env->rewards[i] += env->reward_death;
 
-    env->log.perf += (float)agent->gained / (SKILLS * (LEVELS - 1));
-    env->log.score += (float)agent->gained;
-    env->log.episode_return += agent->total;
-    env->log.episode_length += (float)agent->age;
-    env->log.n += 1;
+    LOG_EPISODE(env, (float)agent->gained / (SKILLS * (LEVELS - 1)), agent->gained, agent->total,
+                agent->age);
     env->log.starved += fate == STARVED;
     env->log.slain_by_foes += fate == SLAIN_BY_FOE;
     env->log.slain_by_agents += fate == SLAIN_BY_AGENT;
@@ -673,7 +724,8 @@ static void end_life(Env* env, int i, Fate fate, Agent* slayer) {
             for (int n = 0; n < agent->bag[kind][tier - 1]; n++)
                 leave_piece(env, slayer, kind, tier);
     }
-    for (int number = i * env->offers; agent->offer_count && number < (i + 1) * env->offers; number++) {
+    for (int number = i * env->offers; agent->offer_count && number < (i + 1) * env->offers;
+         number++) {
         if (!env->stalls[number].is_open) continue;
         env->items_lost[env->stalls[number].kind]++;
         close_offer(env, number);
@@ -700,10 +752,13 @@ static void raise_foe(Env* env, int f, int tier) {
 /* --- Combat */
 
 static int reach_of(const Env* env, int weapon_kind) {
-    return weapon_kind == ITEM_SWORD ? env->sword_reach : weapon_kind == ITEM_BOW ? env->bow_reach : env->staff_reach;
+    return weapon_kind == ITEM_SWORD ? env->sword_reach
+           : weapon_kind == ITEM_BOW ? env->bow_reach
+                                     : env->staff_reach;
 }
 
-static int roll_damage(Env* env, int level, int weapon, int weapon_kind, int defender_level, int armour, int against) {
+static int roll_damage(Env* env, int level, int weapon, int weapon_kind, int defender_level,
+                       int armour, int against) {
     float strength = env->blow + (float)level + env->tier_power * (float)weapon;
     float defence = (float)defender_level + env->tier_power * (float)armour;
     int lead = (against - weapon_kind + 3) % 3; /* sword, bow, staff: each beats the next one */
@@ -740,8 +795,8 @@ static void strike_foe(Env* env, int i) {
     if (!who) return;
     Foe* foe = &env->foes[who - 1 - env->num_agents];
     int skill = GATHER + agent->weapon_kind - ITEM_SWORD, tier = foe->tier;
-    foe->health -= roll_damage(env, agent->levels[skill], agent->weapon, agent->weapon_kind, 2 * tier - 1, tier - 1,
-                               foe->weapon_kind);
+    foe->health -= roll_damage(env, agent->levels[skill], agent->weapon, agent->weapon_kind,
+                               2 * tier - 1, tier - 1, foe->weapon_kind);
     foe->target = i;
     foe->target_life = agent->life;
     if (foe->health > 0) {
@@ -776,8 +831,8 @@ static void strike_agent(Env* env, int i) {
     if (!who) return;
     const Agent* other = &env->agents[who - 1];
     int skill = GATHER + agent->weapon_kind - ITEM_SWORD, tier = (other->combat_level + 1) / 2;
-    int damage = roll_damage(env, agent->levels[skill], agent->weapon, agent->weapon_kind, other->combat_level,
-                             other->armour, other->weapon_kind);
+    int damage = roll_damage(env, agent->levels[skill], agent->weapon, agent->weapon_kind,
+                             other->combat_level, other->armour, other->weapon_kind);
     if (!wound(env, who - 1, damage, SLAIN_BY_AGENT, agent)) return;
     agent->agent_kills++;
     gain(env, i, skill, env->xp_agent * tier);
@@ -801,7 +856,9 @@ static void consume(Env* env, Agent* agent, int kind, int tier, int n) {
 }
 
 static void use(Env* env, int i, int kind) {
-    static const uint8_t products[] = {[ITEM_WOOD] = ITEM_BOW, [ITEM_ORE] = ITEM_SWORD, [ITEM_CRYSTAL] = ITEM_STAFF,
+    static const uint8_t products[] = {[ITEM_WOOD] = ITEM_BOW,
+                                       [ITEM_ORE] = ITEM_SWORD,
+                                       [ITEM_CRYSTAL] = ITEM_STAFF,
                                        [ITEM_HIDE] = ITEM_ARMOUR};
     Agent* agent = &env->agents[i];
     if (!agent->use[kind]) return;
@@ -823,7 +880,9 @@ static void use(Env* env, int i, int kind) {
         for (tier = TIERS; !agent->bag[kind][tier - 1] || !(agent->may[kind] >> (tier - 1) & 1);)
             tier--;
         bool is_weapon = kind < ITEM_ARMOUR;
-        uint8_t* worn = is_weapon ? &agent->weapon : kind == ITEM_ARMOUR ? &agent->armour : &agent->tool;
+        uint8_t* worn = is_weapon             ? &agent->weapon
+                        : kind == ITEM_ARMOUR ? &agent->armour
+                                              : &agent->tool;
         take(env, agent, kind, tier, 1);
         if (*worn) put(env, agent, is_weapon ? agent->weapon_kind : kind, *worn, 1);
         *worn = (uint8_t)tier;
@@ -843,7 +902,8 @@ static void harvest(Env* env, int i, int cell) {
     } else {
         if (!has_room(env, agent) || agent->levels[kind] + agent->tool < 2 * tier - 1) return;
         make(env, agent, kind, tier);
-        if (random_float(&env->rng, 0, 1) < env->tool_luck * (float)agent->tool) make(env, agent, kind, tier);
+        if (random_float(&env->rng, 0, 1) < env->tool_luck * (float)agent->tool)
+            make(env, agent, kind, tier);
         agent->harvests++;
         gain(env, i, kind, env->xp_harvest * tier);
     }
@@ -884,7 +944,8 @@ static void act(Env* env, int i) {
     else if (what >= SELL) sell(env, i, what - SELL, action[2]);
     else if (what >= USE) use(env, i, what - USE);
     if (action[0]) move(env, i, action[0]);
-    if (((env->tick + (uint32_t)i) & (PACE - 1)) == 0 && agent->offer_count) look_after_stall(env, i);
+    if (((env->tick + (uint32_t)i) & (PACE - 1)) == 0 && agent->offer_count)
+        look_after_stall(env, i);
 }
 
 /* Hunger, thirst, healing, age. */
@@ -965,14 +1026,15 @@ static void act_foe(Env* env, int f) {
         return;
     }
     const Agent* agent = &env->agents[foe->target];
-    int columns = agent->column - foe->column, rows = agent->row - foe->row, away = distance(columns, rows);
+    int columns = agent->column - foe->column, rows = agent->row - foe->row;
+    int away = distance(columns, rows);
     if (!agent->alive || agent->life != foe->target_life || away >= env->foe_leash) {
         foe->target = -1;
     } else if (away <= reach_of(env, foe->weapon_kind)) {
         if (foe->pause) return;
         foe->pause = (uint8_t)env->foe_pause;
-        int damage = roll_damage(env, 2 * foe->tier - 1, foe->tier - 1, foe->weapon_kind, agent->combat_level,
-                                 agent->armour, agent->weapon_kind);
+        int damage = roll_damage(env, 2 * foe->tier - 1, foe->tier - 1, foe->weapon_kind,
+                                 agent->combat_level, agent->armour, agent->weapon_kind);
         wound(env, foe->target, damage, SLAIN_BY_FOE, NULL);
     } else {
         bool sideways = abs(columns) > abs(rows);
@@ -1023,7 +1085,8 @@ static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* mask
     *out++ = agent->weapon;
     *out++ = agent->armour;
     *out++ = agent->tool;
-    int digits = agent->gold ? 32 - __builtin_clz((unsigned)agent->gold) : 0, room = env->bag - agent->bag_count;
+    int digits = agent->gold ? 32 - __builtin_clz((unsigned)agent->gold) : 0;
+    int room = env->bag - agent->bag_count;
     *out++ = (uint8_t)(digits < 9 ? digits : 9);
     *out++ = (uint8_t)(room < 5 ? room : 5);
     *out++ = agent->offer_count;
@@ -1128,7 +1191,8 @@ static void c_step(Env* env) {
     }
     /* The dead look on from where they fell, without what they left. */
     for (int i = 0; WANTS_FINAL(env, false) && i < n; i++)
-        if (env->terminals[i]) write_observation(env, i, env->final_observations + (size_t)i * (size_t)size, NULL);
+        if (env->terminals[i])
+            write_observation(env, i, env->final_observations + (size_t)i * (size_t)size, NULL);
     for (int i = 0; i < n; i++) {
         if (env->agents[i].alive) env->agents[i].total += env->rewards[i];
         else be_born(env, i);
@@ -1146,7 +1210,8 @@ static void c_load(Env* env, const char* in) {
     memcpy(env->block, in, arrange(env));
 }
 
-/* --- Drawing: the whole map, and beside it the surroundings of agent 0, its state and the market */
+/* --- Drawing: the whole map, and beside it the surroundings of agent 0, its state and the market
+ */
 
 enum { MAP = 768, PANEL = 384, ZOOM = 24 };
 
@@ -1172,23 +1237,27 @@ static void draw_map(const Env* env) {
     for (int row = 0; row < env->height; row += skip) {
         for (int column = 0, begin = 0; column < env->width; column = begin) {
             Color color = ground_color(env, cell_at(env, column, row));
-            for (begin = column; begin < env->width; begin += skip) { /* tiles of one colour in one go */
+            /* tiles of one colour in one go */
+            for (begin = column; begin < env->width; begin += skip) {
                 Color other = ground_color(env, cell_at(env, begin, row));
                 if (memcmp(&color, &other, sizeof(color)) != 0) break;
             }
-            DrawRectangle(column / skip * size, row / skip * size, (begin - column) / skip * size, size, color);
+            DrawRectangle(column / skip * size, row / skip * size, (begin - column) / skip * size,
+                          size, color);
         }
     }
     for (int row = 0; row < env->height; row += skip) {
         for (int column = 0; column < env->width; column += skip) {
             int cell = cell_at(env, column, row), ground = env->ground[cell], who = env->who[cell];
             if (ground < SPENT && !who) continue;
-            Color color = ground == SPENT ? spent_color : node_colors[ground >= BERRIES ? ground - BERRIES : 0];
+            Color color = ground == SPENT ? spent_color
+                                          : node_colors[ground >= BERRIES ? ground - BERRIES : 0];
             if (who) color = who > env->num_agents ? foe_color : DRAW_WHITE;
             DrawRectangle(column / skip * size, row / skip * size, size, size, color);
         }
     }
-    int side = PANEL / ZOOM * size / skip, x = (env->agents[0].column - env->border) * size / skip - side / 2;
+    int side = PANEL / ZOOM * size / skip;
+    int x = (env->agents[0].column - env->border) * size / skip - side / 2;
     int y = (env->agents[0].row - env->border) * size / skip - side / 2;
     DrawRectangle(x, y, side, 2, DRAW_GOLD);
     DrawRectangle(x, y + side, side, 2, DRAW_GOLD);
@@ -1205,15 +1274,20 @@ static void draw_node(int ground, float x, float y) {
     if (ground == TREE) {
         DrawRectangle((int)x - 2, (int)y + 3, 4, 8, (Color){94, 66, 44, 255});
         draw_triangle(point(x - 10, y + 5), point(x + 10, y + 5), point(x, y - 11), color);
-        draw_triangle(point(x - 8, y - 1), point(x + 8, y - 1), point(x, y - 11), (Color){44, 112, 62, 255});
+        draw_triangle(point(x - 8, y - 1), point(x + 8, y - 1), point(x, y - 11),
+                      (Color){44, 112, 62, 255});
     } else if (ground == FISH) {
         draw_triangle(point(x + 3, y), point(x + 9, y - 5), point(x + 9, y + 5), color);
-        draw_quad(point(x - 8, y), point(x - 2, y - 5), point(x + 5, y), point(x - 2, y + 5), color);
+        draw_quad(point(x - 8, y), point(x - 2, y - 5), point(x + 5, y), point(x - 2, y + 5),
+                  color);
     } else if (ground == CRYSTAL || ground == ORE) {
-        draw_quad(point(x - 10, y + 9), point(x - 5, y - 5), point(x + 6, y - 7), point(x + 10, y + 9), rock_color);
+        draw_quad(point(x - 10, y + 9), point(x - 5, y - 5), point(x + 6, y - 7),
+                  point(x + 10, y + 9), rock_color);
         if (ground == CRYSTAL) {
-            draw_quad(point(x - 6, y), point(x - 3, y - 10), point(x, y), point(x - 3, y + 6), color);
-            draw_quad(point(x + 1, y + 2), point(x + 4, y - 6), point(x + 7, y + 2), point(x + 4, y + 7), color);
+            draw_quad(point(x - 6, y), point(x - 3, y - 10), point(x, y), point(x - 3, y + 6),
+                      color);
+            draw_quad(point(x + 1, y + 2), point(x + 4, y - 6), point(x + 7, y + 2),
+                      point(x + 4, y + 7), color);
         } else {
             for (int k = 0; k < 4; k++)
                 DrawRectangle((int)x - 6 + 4 * k, (int)y + (k & 1 ? -3 : 3), 4, 4, color);
@@ -1226,7 +1300,8 @@ static void draw_node(int ground, float x, float y) {
 }
 
 /* A creature with its weapon and a bar of health; share is what it has left. */
-static void draw_creature(float x, float y, Color color, int weapon_kind, float share, bool is_player) {
+static void draw_creature(float x, float y, Color color, int weapon_kind, float share,
+                          bool is_player) {
     Color metal = weapon_colors[weapon_kind - ITEM_SWORD];
     if (is_player) DrawCircleV(point(x, y), 11.5f, DRAW_GOLD);
     DrawCircleV(point(x, y), 9, (Color){14, 20, 26, 255});
@@ -1242,7 +1317,8 @@ static void draw_creature(float x, float y, Color color, int weapon_kind, float 
         DrawCircleV(point(x + 4, y - 5), 2.5f, metal);
     }
     DrawRectangle((int)x - 9, (int)y - 12, 18, 3, (Color){14, 20, 26, 255});
-    DrawRectangle((int)x - 9, (int)y - 12, (int)(18 * share), 3, share > 0.5f ? DRAW_GREEN : DRAW_RED);
+    DrawRectangle((int)x - 9, (int)y - 12, (int)(18 * share), 3,
+                  share > 0.5f ? DRAW_GREEN : DRAW_RED);
 }
 
 static void draw_surroundings(const Env* env) {
@@ -1253,22 +1329,29 @@ static void draw_surroundings(const Env* env) {
             for (int x = 0; x < tiles; x++) {
                 int column = player->column - tiles / 2 + x, row = player->row - tiles / 2 + y;
                 if (column < 0 || row < 0 || column >= env->stride || row >= env->rows) continue;
-                int cell = row * env->stride + column, ground = env->ground[cell], who = env->who[cell];
+                int cell = row * env->stride + column, ground = env->ground[cell];
+                int who = env->who[cell];
                 int left = MAP + x * ZOOM, top = y * ZOOM, middle = ZOOM / 2;
                 if (layer == 0) {
                     Color color = ground_color(env, cell);
                     DrawRectangle(left, top, ZOOM, ZOOM, color);
                     if (ground != ROCK)
-                        DrawRectangle(left, top, ZOOM - 1, ZOOM - 1, draw_mix(color, DRAW_BACKGROUND, 0.08f));
+                        DrawRectangle(left, top, ZOOM - 1, ZOOM - 1,
+                                      draw_mix(color, DRAW_BACKGROUND, 0.08f));
                     else if (row == 0 || env->ground[cell - env->stride] != ROCK)
                         DrawRectangle(left, top, ZOOM, 5, draw_mix(color, DRAW_WHITE, 0.2f));
-                    if (ground == SPENT) DrawCircleV(point((float)(left + middle), (float)(top + middle)), 5, spent_color);
-                    if (ground >= BERRIES) draw_node(ground, (float)(left + middle), (float)(top + middle));
+                    if (ground == SPENT)
+                        DrawCircleV(point((float)(left + middle), (float)(top + middle)), 5,
+                                    spent_color);
+                    if (ground >= BERRIES)
+                        draw_node(ground, (float)(left + middle), (float)(top + middle));
                 } else if (who > env->num_agents) {
                     const Foe* foe = &env->foes[who - 1 - env->num_agents];
-                    draw_creature((float)(left + middle), (float)(top + middle),
-                                  draw_mix(foe_color, DRAW_BACKGROUND, 0.12f * (float)(foe->tier - 1)), foe->weapon_kind,
-                                  (float)foe->health / (float)foe_full(env, foe->tier), false);
+                    draw_creature(
+                        (float)(left + middle), (float)(top + middle),
+                        draw_mix(foe_color, DRAW_BACKGROUND, 0.12f * (float)(foe->tier - 1)),
+                        foe->weapon_kind, (float)foe->health / (float)foe_full(env, foe->tier),
+                        false);
                 } else if (who) {
                     const Agent* agent = &env->agents[who - 1];
                     draw_creature((float)(left + middle), (float)(top + middle), (Color){52, 92, 170, 255},
@@ -1279,7 +1362,8 @@ static void draw_surroundings(const Env* env) {
     }
 }
 
-static void draw_bar(const char* name, int x, int y, int width, float share, Color color, const char* value) {
+static void draw_bar(const char* name, int x, int y, int width, float share, Color color,
+                     const char* value) {
     DrawText(name, x, y, 10, DRAW_GREY);
     DrawRectangle(x + 66, y, width, 9, DRAW_BACKGROUND);
     DrawRectangle(x + 66, y, (int)((float)width * share), 9, color);
@@ -1299,16 +1383,17 @@ static void draw_panel(const Env* env) {
     const Color colors[] = {DRAW_RED, DRAW_GOLD, DRAW_CYAN};
     for (int k = 0; k < 3; k++) {
         snprintf(text, sizeof(text), "%d", vitals[k]);
-        draw_bar(k == 0 ? "health" : k == 1 ? "food" : "water", left, PANEL + 14 + 15 * k, 80, (float)vitals[k] / FULL,
-                 colors[k], text);
+        draw_bar(k == 0   ? "health"
+                 : k == 1 ? "food"
+                          : "water",
+                 left, PANEL + 14 + 15 * k, 80, (float)vitals[k] / FULL, colors[k], text);
     }
-    snprintf(text, sizeof(text), "step %d of %d", agent->age, agent->span);
-    DrawText(text, right, PANEL + 14, 10, DRAW_WHITE);
-    snprintf(text, sizeof(text), "%d gold, %d of %d in the bag", agent->gold, agent->bag_count, env->bag);
-    DrawText(text, right, PANEL + 29, 10, DRAW_WHITE);
-    snprintf(text, sizeof(text), "%s %d, armour %d, tool %d", agent->weapon ? kinds[agent->weapon_kind] : "fists",
-             agent->weapon, agent->armour, agent->tool);
-    DrawText(text, right, PANEL + 44, 10, DRAW_WHITE);
+    draw_format(right, PANEL + 14, 10, DRAW_WHITE, "step %d of %d", agent->age, agent->span);
+    draw_format(right, PANEL + 29, 10, DRAW_WHITE, "%d gold, %d of %d in the bag", agent->gold,
+                agent->bag_count, env->bag);
+    draw_format(right, PANEL + 44, 10, DRAW_WHITE, "%s %d, armour %d, tool %d",
+                agent->weapon ? kinds[agent->weapon_kind] : "fists", agent->weapon, agent->armour,
+                agent->tool);
     for (int skill = 0; skill < SKILLS; skill++) {
         int column = skill < GATHER ? left : right, y = PANEL + 70 + 15 * (skill % GATHER);
         float share = part_done(env, agent->levels[skill], agent->xp[skill]);
@@ -1320,8 +1405,7 @@ static void draw_panel(const Env* env) {
     int top = PANEL + 158;
     DrawText("market: lowest price", left, top, 10, DRAW_GOLD);
     for (int t = 0; t < TIERS; t++) {
-        snprintf(text, sizeof(text), "tier %d", t + 1);
-        DrawText(text, left + 122 + 38 * t, top, 10, DRAW_GREY);
+        draw_format(left + 122 + 38 * t, top, 10, DRAW_GREY, "tier %d", t + 1);
     }
     DrawText("bag", left + 316, top, 10, DRAW_GREY);
     for (int kind = 0; kind < KINDS; kind++) {
@@ -1329,12 +1413,11 @@ static void draw_panel(const Env* env) {
         DrawText(kinds[kind], left, y, 10, DRAW_GREY);
         for (int t = 0; t < TIERS; t++) {
             if (!env->steps_offered[kind][t]) continue;
-            snprintf(text, sizeof(text), "%d", price_of(t + 1, __builtin_ctz(env->steps_offered[kind][t])));
-            DrawText(text, left + 130 + 38 * t, y, 10, DRAW_WHITE);
+            draw_format(left + 130 + 38 * t, y, 10, DRAW_WHITE, "%d",
+                        price_of(t + 1, __builtin_ctz(env->steps_offered[kind][t])));
         }
         if (!agent->held[kind]) continue;
-        snprintf(text, sizeof(text), "%d", agent->held[kind]);
-        DrawText(text, left + 322, y, 10, DRAW_GOLD);
+        draw_format(left + 322, y, 10, DRAW_GOLD, "%d", agent->held[kind]);
     }
 
     int tiers[TIERS] = {0};
@@ -1343,11 +1426,10 @@ static void draw_panel(const Env* env) {
     DrawText("agents by land", left, top + 186, 10, DRAW_GREY);
     for (int t = 0; t < TIERS; t++) {
         DrawRectangle(left + 116 + 38 * t, top + 187, 8, 8, land_colors[t + 1]);
-        snprintf(text, sizeof(text), "%d", tiers[t]);
-        DrawText(text, left + 130 + 38 * t, top + 186, 10, DRAW_WHITE);
+        draw_format(left + 130 + 38 * t, top + 186, 10, DRAW_WHITE, "%d", tiers[t]);
     }
-    snprintf(text, sizeof(text), "gold there is: %lld", (long long)(env->gold_made - env->gold_lost));
-    DrawText(text, left, top + 202, 10, DRAW_GREY);
+    draw_format(left, top + 202, 10, DRAW_GREY, "gold there is: %lld",
+                (long long)(env->gold_made - env->gold_lost));
 }
 
 static void c_render(Env* env) {

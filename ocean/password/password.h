@@ -1,14 +1,15 @@
-/* Password: one sequence of bits pays 1 when its last bit is typed; every other pays nothing. No step but the last
- * gives a hint, so that only exploration finds it, and only credit over the whole episode keeps it.
- * Observation: an element a position, -1 or 1 for a typed bit 0 or 1, and 0 where none was typed yet. Actions: the
- * bit. */
+/* Password: one sequence of bits pays 1 when its last bit is typed; every other pays nothing. No
+ * step but the last gives a hint, so that only exploration finds it, and only credit over the whole
+ * episode keeps it. Observation: an element a position, -1 or 1 for a typed bit 0 or 1, and 0 where
+ * none was typed yet. Actions: the bit. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, length, 5, "bits of the password") \
     X(int, password, 22, "the password as a number; its lowest bit is typed first")
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -22,7 +23,8 @@ struct Env {
 
 static const char* c_init(Env* env) {
     if (env->length < 1 || env->length > MAX_LENGTH) return "length must lie within 1..30";
-    if (env->password < 0 || env->password >> env->length) return "password must have no more than length bits";
+    if (env->password < 0 || env->password >> env->length)
+        return "password must have no more than length bits";
     env->last = -1;
     return NULL;
 }
@@ -59,34 +61,31 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
-    env->log.perf += right;
-    env->log.score += right;
-    env->log.episode_return += right;
-    env->log.episode_length += (float)env->length;
-    env->log.n += 1;
+    LOG_EPISODE(env, right, right, right, env->length);
     env->last = env->typed;
     c_reset(env);
 }
 
-/* Above the password, in the middle what is being typed, below the last attempt: green where it was right. */
+/* Above the password, in the middle what is being typed, below the last attempt: green where it was
+ * right. */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 330, LEFT = 40 };
     float cell = (float)(WIDTH - 2 * LEFT) / (float)env->length, side = minf(cell * 0.8f, 84);
     draw_begin(WIDTH, HEIGHT, "password");
     for (int row = 0; row < 3; row++) {
         for (int i = 0; i < env->length; i++) {
-            int bits = row == 0 ? env->password : row == 1 ? env->typed : env->last, bit = bits >> i & 1;
+            int bits = row == 0 ? env->password : row == 1 ? env->typed : env->last;
+            int bit = bits >> i & 1;
             bool known = row == 0 || (row == 1 ? i < env->tick : env->last >= 0);
             bool right = bit == (env->password >> i & 1);
             Color color = row == 0 ? DRAW_GOLD : right ? DRAW_GREEN : DRAW_RED;
             float x = LEFT + cell * ((float)i + 0.5f), y = 60 + 105 * (float)row;
-            DrawRectangleRec((Rectangle){x - side / 2, y - side / 2, side, side}, known ? color : DRAW_PANEL);
-            if (known) draw_text_centred(bit ? "1" : "0", (int)x, (int)y, (int)(side * 0.6f), DRAW_BACKGROUND);
+            DrawRectangleRec((Rectangle){x - side / 2, y - side / 2, side, side},
+                             known ? color : DRAW_PANEL);
+            if (known)
+                draw_text_centred(bit ? "1" : "0", (int)x, (int)y, (int)(side * 0.6f),
+                                  DRAW_BACKGROUND);
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

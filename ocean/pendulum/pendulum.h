@@ -1,22 +1,24 @@
-/* Pendulum: swing a rod up and hold it upright with a motor that is too weak to lift it at once, with the equations
- * of Gymnasium's Pendulum-v1. The reward is -(angle^2 + 0.1 velocity^2 + 0.001 torque^2) of the state before the
- * step, angle 0 upright. There is no end but the time: an episode is truncated after max_steps.
- * Observation: cosine and sine of the angle, and the angular velocity (rad/s). Action: the torque, -1..1 of max_torque;
- * or, with continuous off, one of five torques from -max_torque to max_torque. */
+/* Pendulum: swing a rod up and hold it upright with a motor that is too weak to lift it at once,
+ * with the equations of Gymnasium's Pendulum-v1. The reward is -(angle^2 + 0.1 velocity^2 + 0.001
+ * torque^2) of the state before the step, angle 0 upright. There is no end but the time: an episode
+ * is truncated after max_steps. Observation: cosine and sine of the angle, and the angular velocity
+ * (rad/s). Action: the torque, -1..1 of max_torque; or, with continuous off, one of five torques
+ * from -max_torque to max_torque. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(bool, continuous, true, "a torque in -1..1 of max_torque instead of one of five") \
     X(int, max_steps, 200, "steps after which the episode is truncated") \
-    X(float, reward_scale, 1.0, "factor of the rewards that the agent gets; the log keeps the true ones") \
+    X(float, reward_scale, 1.0, \
+      "factor of the rewards that the agent gets; the log keeps the true ones") \
     X(float, gravity, 10.0, "m/s^2") \
     X(float, mass, 1.0, "kg") \
     X(float, length, 1.0, "m") \
     X(float, max_torque, 2.0, "N m") \
     X(float, max_speed, 8.0, "rad/s, at which the velocity is cut") \
     X(float, tau, 0.05, "seconds between two steps")
+#define FPS 20
 #include "env.h"
 #include "draw.h"
 
@@ -33,9 +35,12 @@ struct Env {
 
 static const char* c_init(Env* env) {
     if (env->max_steps < 1) return "max_steps must be 1 or more";
-    if (!(env->mass > 0 && env->length > 0 && env->tau > 0)) return "mass, length and tau must be above 0";
-    if (!(env->max_speed > 0 && env->max_torque > 0)) return "max_speed and max_torque must be above 0";
-    if (!(env->max_speed * env->tau < (float)M_PI)) return "max_speed * tau must be less than half a turn";
+    if (!(env->mass > 0 && env->length > 0 && env->tau > 0))
+        return "mass, length and tau must be above 0";
+    if (!(env->max_speed > 0 && env->max_torque > 0))
+        return "max_speed and max_torque must be above 0";
+    if (!(env->max_speed * env->tau < (float)M_PI))
+        return "max_speed * tau must be less than half a turn";
     env->worst = (float)(M_PI * M_PI) + 0.1f * env->max_speed * env->max_speed +
                  0.001f * env->max_torque * env->max_torque;
     return NULL;
@@ -67,15 +72,18 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* perf is 1 where no reward is lost and 0 where each step loses as much as the bottom at full speed. */
+/* perf is 1 where no reward is lost and 0 where each step loses as much as the bottom at full
+ * speed. */
 static void c_step(Env* env) {
     float push = env->continuous ? clampf(env->continuous_actions[0], -1, 1)
                                  : (float)(2 * env->actions[0]) / (TORQUES - 1) - 1;
     env->torque = env->max_torque * push;
-    float cost = env->theta * env->theta + 0.1f * env->velocity * env->velocity + 0.001f * env->torque * env->torque;
+    float cost = env->theta * env->theta + 0.1f * env->velocity * env->velocity +
+                 0.001f * env->torque * env->torque;
     float acceleration = 1.5f * env->gravity / env->length * sinf(env->theta) +
                          3 / (env->mass * env->length * env->length) * env->torque;
-    env->velocity = clampf(env->velocity + acceleration * env->tau, -env->max_speed, env->max_speed);
+    env->velocity =
+        clampf(env->velocity + acceleration * env->tau, -env->max_speed, env->max_speed);
     env->theta += env->velocity * env->tau;
     if (env->theta > (float)M_PI) env->theta -= (float)(2 * M_PI);
     if (env->theta < (float)-M_PI) env->theta += (float)(2 * M_PI);
@@ -90,11 +98,8 @@ static void c_step(Env* env) {
         return;
     }
     if (env->final_observations) write_observation(env, env->final_observations);
-    env->log.perf += clampf(1 + env->total / (env->worst * (float)env->tick), 0, 1);
-    env->log.score += env->total;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, clampf(1 + env->total / (env->worst * (float)env->tick), 0, 1), env->total,
+                env->total, env->tick);
     c_reset(env);
 }
 
@@ -115,8 +120,4 @@ static void c_render(Env* env) {
     DrawCircleV(pivot, 11, DRAW_GOLD);
     DrawCircleV(pivot, 6, DRAW_BACKGROUND);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,11 +1,11 @@
-/* Performance: no game at all but a load, to measure what surrounds an environment. Each agent sees a chosen number
- * of bytes, all equal to the episode's tick (modulo 256); a step takes a chosen time, which it spends on the
- * processor, not asleep. The reward is 1 on every step and an episode has a chosen length, so that everything that a
- * trainer gets is known beforehand. Delays are wall-clock time and change no result. */
+/* Performance: no game at all but a load, to measure what surrounds an environment. Each agent sees
+ * a chosen number of bytes, all equal to the episode's tick (modulo 256); a step takes a chosen
+ * time, which it spends on the processor, not asleep. The reward is 1 on every step and an episode
+ * has a chosen length, so that everything that a trainer gets is known beforehand. Delays are
+ * wall-clock time and change no result. */
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, num_agents, 1, "agents in one environment") \
     X(int, observation_size, 64, "bytes that an agent sees") \
@@ -24,12 +24,16 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > 1 << 16) return "num_agents must lie within 1..65536";
-    if (env->observation_size < 1 || env->observation_size > 1 << 20) return "observation_size: 1..1048576";
+    if (env->num_agents < 1 || env->num_agents > 1 << 16)
+        return "num_agents must lie within 1..65536";
+    if (env->observation_size < 1 || env->observation_size > 1 << 20)
+        return "observation_size: 1..1048576";
     if (env->actions_size < 1) return "actions_size must be 1 or more";
     if (env->length < 1) return "length must be 1 or more";
-    if (!(env->delay >= 0 && env->delay <= 1e6f)) return "delay must lie within 0..1000000 microseconds";
-    if (!(env->delay_deviation >= 0 && env->delay_deviation <= 1e6f)) return "delay_deviation: 0..1000000";
+    if (!(env->delay >= 0 && env->delay <= 1e6f))
+        return "delay must lie within 0..1000000 microseconds";
+    if (!(env->delay_deviation >= 0 && env->delay_deviation <= 1e6f))
+        return "delay_deviation: 0..1000000";
     return NULL;
 }
 
@@ -78,26 +82,19 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);
-    env->log.perf += 1;
-    env->log.score += (float)env->length;
-    env->log.episode_return += (float)env->length;
-    env->log.episode_length += (float)env->length;
-    env->log.n += 1;
+    LOG_EPISODE(env, 1, env->length, env->length, env->length);
     c_reset(env);
 }
 
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 240, LEFT = 40 };
     char text[96];
-    snprintf(text, sizeof(text), "%d agents  %d bytes  %g us", env->num_agents, env->observation_size,
-             (double)env->delay);
+    snprintf(text, sizeof(text), "%d agents  %d bytes  %g us", env->num_agents,
+             env->observation_size, (double)env->delay);
     draw_begin(WIDTH, HEIGHT, "performance");
     draw_text_centred(text, WIDTH / 2, 70, 30, DRAW_GREY);
     DrawRectangle(LEFT, 130, WIDTH - 2 * LEFT, 40, DRAW_PANEL);
-    DrawRectangle(LEFT, 130, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 40, DRAW_CYAN);
+    DrawRectangle(LEFT, 130, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 40,
+                  DRAW_CYAN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,9 +1,11 @@
-/* Pong: the agent has the right paddle, a script the left one; who misses the ball gives the other a point, and 21
- * points win. The field is 640 x 480, the origin its upper left corner, y points down, a unit is a pixel.
- *   - A ball is served from the middle towards the side that lost the last point, at up to 45 degrees.
+/* Pong: the agent has the right paddle, a script the left one; who misses the ball gives the other
+ * a point, and 21 points win. The field is 640 x 480, the origin its upper left corner, y points
+ * down, a unit is a pixel.
+ *   - A ball is served from the middle towards the side that lost the last point, at up to 45
+ *     degrees.
  *   - It leaves a paddle at up to 60 degrees, by where it strikes, and a little faster each time.
- *   - The script follows the ball's height while it comes, and drifts to the middle while it goes, no faster than
- *     opponent_speed: steep balls beat it.
+ *   - The script follows the ball's height while it comes, and drifts to the middle while it goes,
+ *     no faster than opponent_speed: steep balls beat it.
  * The reward is 1 for a point won, -1 for a point lost; 21 points of either end the episode.
  *
  *     observation, each within -1..1
@@ -12,15 +14,15 @@
  *     4, 5   velocity of the ball over max_ball_speed
  *     6, 7   own points, the other's, over 21 (max_score)
  *
- * Actions: none, up, down; or, with continuous, one speed in -1..1 (downwards). A tick is 1/60 s and an action lasts
- * frameskip ticks. */
+ * Actions: none, up, down; or, with continuous, one speed in -1..1 (downwards). A tick is 1/60 s
+ * and an action lasts frameskip ticks. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, frameskip, 8, "ticks of 1/60 s that an action lasts") \
-    X(bool, continuous, false, "one action in -1..1, the speed of the paddle, instead of none, up, down") \
+    X(bool, continuous, false, \
+      "one action in -1..1, the speed of the paddle, instead of none, up, down") \
     X(int, max_score, 21, "points that win") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
     X(float, paddle_height, 72.0, "pixels") \
@@ -29,6 +31,9 @@
     X(float, ball_speed, 420.0, "of a served ball, pixels a second") \
     X(float, ball_gain, 30.0, "by which a strike speeds it up, pixels a second") \
     X(float, max_ball_speed, 840.0, "pixels a second, at most 1200")
+#define FPS 15
+#define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2)
+#define CONTINUOUS_KEYS(KEY) KEY(0, UP, -1) KEY(0, DOWN, 1)
 #include "env.h"
 #include "draw.h"
 
@@ -54,10 +59,14 @@ static const char* c_init(Env* env) {
     if (env->frameskip < 1 || env->frameskip > 60) return "frameskip must lie within 1..60";
     if (env->max_score < 1) return "max_score must be 1 or more";
     if (env->max_steps < 0) return "max_steps must be 0 (no limit) or more";
-    if (!(env->paddle_height >= 8 && env->paddle_height < HEIGHT)) return "paddle_height must lie within 8..480";
-    if (!(env->paddle_speed >= 0 && env->opponent_speed >= 0)) return "paddle speeds must be 0 or more";
-    if (!(env->ball_speed >= 60 && env->ball_speed <= env->max_ball_speed && env->max_ball_speed <= 1200))
-        return "ball_speed must be at least 60 and at most max_ball_speed, which must be at most 1200";
+    if (!(env->paddle_height >= 8 && env->paddle_height < HEIGHT))
+        return "paddle_height must lie within 8..480";
+    if (!(env->paddle_speed >= 0 && env->opponent_speed >= 0))
+        return "paddle speeds must be 0 or more";
+    if (!(env->ball_speed >= 60 && env->ball_speed <= env->max_ball_speed &&
+          env->max_ball_speed <= 1200))
+        return "ball_speed must be at least 60 and at most max_ball_speed, which must be at most "
+               "1200";
     if (!(env->ball_gain >= 0)) return "ball_gain must be 0 or more";
     return NULL;
 }
@@ -111,13 +120,15 @@ static void move_other(Env* env) {
     env->other_y = clampf(env->other_y + clampf(wanted - env->other_y, -most, most), 0, room);
 }
 
-/* The ball has passed the plane of a paddle's face in this tick: it comes back if the paddle was there. */
+/* The ball has passed the plane of a paddle's face in this tick: it comes back if the paddle was
+ * there. */
 static void strike(Env* env, float paddle_y, float face, float direction) {
     float late = (face - env->ball_x) / env->ball_vx; /* ticks since it was at the face, below 0 */
     float y = fabsf(env->ball_y + late * env->ball_vy); /* it may have bounced off a wall since */
     if (y > HEIGHT - BALL) y = 2 * (HEIGHT - BALL) - y;
     if (y + BALL < paddle_y || y > paddle_y + env->paddle_height) return;
-    float offset = (y + BALL / 2 - paddle_y - env->paddle_height / 2) / ((env->paddle_height + BALL) / 2);
+    float offset =
+        (y + BALL / 2 - paddle_y - env->paddle_height / 2) / ((env->paddle_height + BALL) / 2);
     env->speed = minf(env->speed + env->ball_gain / 60, env->max_ball_speed / 60);
     send_ball(env, MAX_ANGLE * clampf(offset, -1, 1), direction);
     env->ball_x = face;
@@ -168,11 +179,8 @@ static void c_step(Env* env) {
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     float score = (float)(env->own_score - env->other_score);
-    env->log.perf += (score + (float)env->max_score) / (float)(2 * env->max_score);
-    env->log.score += score;
-    env->log.episode_return += score;
-    env->log.episode_length += (float)env->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, (score + (float)env->max_score) / (float)(2 * env->max_score), score, score,
+                env->tick);
     c_reset(env);
 }
 
@@ -190,10 +198,8 @@ static void c_render(Env* env) {
                                  env->paddle_height * SCALE}, DRAW_GREY);
     DrawRectangleRec((Rectangle){RIGHT_FACE * SCALE, env->own_y * SCALE, PADDLE_WIDTH * SCALE,
                                  env->paddle_height * SCALE}, DRAW_CYAN);
-    DrawRectangleRec((Rectangle){env->ball_x * SCALE, env->ball_y * SCALE, BALL * SCALE, BALL * SCALE}, DRAW_GOLD);
+    DrawRectangleRec(
+        (Rectangle){env->ball_x * SCALE, env->ball_y * SCALE, BALL * SCALE, BALL * SCALE},
+        DRAW_GOLD);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,11 +1,12 @@
-/* Snake: many snakes in one walled field. Each step an agent heads up, down, left or right (back onto its own neck is
- * no turn: it goes straight on) and moves a cell, in the order of their numbers. Food makes a snake a cell longer and
- * pays reward_food; at max_length the tail moves on all the same. A wall, a body or a head in the way kills, with
- * reward_death: that ends the agent's episode, its body without the head becomes food where corpses is set, and it
- * starts anew, one cell long, elsewhere. So does a snake that has not eaten for `patience` steps. A tail that moves
- * away in the same step is not in the way of its own head. New food comes only while there is less than num_food,
- * corpses counted, so that the field never fills up.
- * perf is the length at death as a share of 100, cut at 1; score is that length.
+/* Snake: many snakes in one walled field. Each step an agent heads up, down, left or right (back
+ * onto its own neck is no turn: it goes straight on) and moves a cell, in the order of their
+ * numbers. Food makes a snake a cell longer and pays reward_food; at max_length the tail moves on
+ * all the same. A wall, a body or a head in the way kills, with reward_death: that ends the agent's
+ * episode, its body without the head becomes food where corpses is set, and it starts anew, one
+ * cell long, elsewhere. So does a snake that has not eaten for `patience` steps. A tail that moves
+ * away in the same step is not in the way of its own head. New food comes only while there is less
+ * than num_food, corpses counted, so that the field never fills up. perf is the length at death as
+ * a share of 100, cut at 1; score is that length.
  *
  *     observation: planes of (2 vision + 1)^2 cells around the head, 1 where there is
  *     0   food
@@ -15,7 +16,6 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, num_agents, 64, "snakes in one field") \
     X(int, width, 96, "cells") \
@@ -28,7 +28,11 @@
     X(float, reward_food, 0.1, "for a piece of food") \
     X(float, reward_corpse, 0.1, "for a piece of a corpse") \
     X(float, reward_death, -1.0, "for dying")
-#define HEAP uint16_t* cells; int32_t* bodies; /* the field with a border of walls; a ring of max_length an agent */
+/* the field with a border of walls; a ring of max_length an agent */
+#define HEAP uint16_t* cells; int32_t* bodies;
+#define FPS 8
+#define BY_TURNS
+#define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
 #include "draw.h"
 
@@ -49,12 +53,14 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 1..1024";
+    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 1..1024";
     if (env->vision < 1 || env->vision > 32) return "vision must lie within 1..32";
     if (env->width < 2 || env->width > 4096 || env->height < 2 || env->height > 4096)
         return "width and height must lie within 2..4096";
     if (env->num_food < 0 || env->patience < 0) return "num_food and patience must be 0 or more";
-    if (env->max_length < 2 || env->max_length > 1 << 16) return "max_length must lie within 2..65536";
+    if (env->max_length < 2 || env->max_length > 1 << 16)
+        return "max_length must lie within 2..65536";
     if ((int64_t)env->num_agents + env->num_food > (int64_t)env->width * env->height / 2)
         return "num_agents + num_food must be no more than half of the cells";
     env->stride = env->width + 2 * env->vision;
@@ -99,7 +105,8 @@ static void write_observation(const Env* env, int i, uint8_t* observation) {
     }
 }
 
-/* A random free cell: guessed, or, in a crowded field, the first one after a guess, over food if there is no other. */
+/* A random free cell: guessed, or, in a crowded field, the first one after a guess, over food if
+ * there is no other. */
 static int free_cell(Env* env) {
     int cell = 0, count = env->stride * env->rows;
     for (int try = 0; try < 64; try++) {
@@ -134,8 +141,8 @@ static void c_reset(Env* env) {
     int size = PLANES * side_of(env) * side_of(env);
     for (int row = 0; row < env->rows; row++) {
         for (int column = 0; column < env->stride; column++) {
-            bool inside = row >= env->vision && row < env->rows - env->vision && column >= env->vision &&
-                          column < env->stride - env->vision;
+            bool inside = row >= env->vision && row < env->rows - env->vision &&
+                          column >= env->vision && column < env->stride - env->vision;
             env->cells[row * env->stride + column] = inside ? EMPTY : WALL;
         }
     }
@@ -159,11 +166,7 @@ static void die(Env* env, int i) {
     for (int k = 0; k < snake->length; k++)
         env->cells[part(env, i, k)] = env->corpses && k ? CORPSE : EMPTY;
     if (env->corpses) env->food += snake->length - 1;
-    env->log.perf += minf((float)snake->length / PAR, 1);
-    env->log.score += (float)snake->length;
-    env->log.episode_return += snake->total;
-    env->log.episode_length += (float)snake->tick;
-    env->log.n += 1;
+    LOG_EPISODE(env, minf((float)snake->length / PAR, 1), snake->length, snake->total, snake->tick);
     place_snake(env, i);
 }
 
@@ -204,7 +207,8 @@ static void c_step(Env* env) {
         env->terminals[i] = died;
         env->truncations[i] = 0;
         /* What it sees as it dies, before its body is gone. */
-        if (died && WANTS_FINAL(env, false)) write_observation(env, i, env->final_observations + i * size);
+        if (died && WANTS_FINAL(env, false))
+            write_observation(env, i, env->final_observations + i * size);
         if (died) die(env, i);
     }
     for (int i = 0; i < env->num_agents; i++)
@@ -224,7 +228,8 @@ static int64_t c_save(Env* env, char* out) {
 static void c_load(Env* env, const char* in) {
     size_t cells = (size_t)env->stride * (size_t)env->rows * sizeof(uint16_t);
     memcpy(env->cells, in, cells);
-    memcpy(env->bodies, in + cells, (size_t)env->num_agents * (size_t)env->max_length * sizeof(int32_t));
+    memcpy(env->bodies, in + cells,
+           (size_t)env->num_agents * (size_t)env->max_length * sizeof(int32_t));
 }
 
 static void c_render(Env* env) {
@@ -236,14 +241,16 @@ static void c_render(Env* env) {
     draw_begin(env->width * cell, env->height * cell, "snake");
     for (int row = 0; row < env->height; row++) {
         for (int column = 0; column < env->width; column++) {
-            int at = env->cells[(row + env->vision) * env->stride + column + env->vision], x = column * cell;
+            int at = env->cells[(row + env->vision) * env->stride + column + env->vision];
+            int x = column * cell;
             int y = row * cell, who = (at & ~HEAD) - SNAKE;
             if (at == FOOD || at == CORPSE)
                 DrawCircleV((Vector2){(float)(x + half), (float)(y + half)}, (float)cell * 0.3f,
                             at == FOOD ? DRAW_GOLD : DRAW_GREY);
             else if (at >= SNAKE)
                 DrawRectangle(x + gap, y + gap, cell - gap, cell - gap,
-                              at & HEAD ? DRAW_WHITE : colors[who % (int)(sizeof(colors) / sizeof(colors[0]))]);
+                              at & HEAD ? DRAW_WHITE
+                                        : colors[who % (int)(sizeof(colors) / sizeof(colors[0]))]);
         }
     }
     draw_end();

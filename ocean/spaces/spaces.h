@@ -1,6 +1,6 @@
-/* Spaces: an observation of three parts and an action of three heads, one for each part. An episode is one step; each
- * right head gives a third of the reward of 1. Parts or heads that are cut apart in the wrong places cannot be
- * learnt.
+/* Spaces: an observation of three parts and an action of three heads, one for each part. An episode
+ * is one step; each right head gives a third of the reward of 1. Parts or heads that are cut apart
+ * in the wrong places cannot be learnt.
  *
  *     observation  part      values             head that it decides
  *     0 .. 24      image     -1..1              0 (2 choices): is their sum above 0?
@@ -9,7 +9,7 @@
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(image) X(flags) X(category)
+#define OWN_LOG(X) X(image) X(flags) X(category)
 #define SETTINGS(X)
 #include "env.h"
 #include "draw.h"
@@ -30,7 +30,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {OBSERVATIONS},
@@ -75,11 +74,7 @@ static void c_step(Env* env) {
     env->rewards[0] = reward;
     env->terminals[0] = 1;
     env->truncations[0] = 0;
-    env->log.perf += reward;
-    env->log.score += reward;
-    env->log.episode_return += reward;
-    env->log.episode_length += 1;
-    env->log.n += 1;
+    LOG_EPISODE(env, reward, reward, reward, 1);
     env->log.image += image;
     env->log.flags += flags;
     env->log.category += category;
@@ -97,7 +92,8 @@ static void c_render(Env* env) {
         DrawRectangle(50 + i % 5 * CELL, TOP + i / 5 * CELL, CELL - 4, CELL - 4, color);
     }
     for (int i = 0; i < FLAGS; i++)
-        DrawRectangle(390, TOP + i * CELL, CELL - 4, CELL - 4, env->flags >> i & 1 ? DRAW_GOLD : DRAW_PANEL);
+        DrawRectangle(390, TOP + i * CELL, CELL - 4, CELL - 4,
+                      env->flags >> i & 1 ? DRAW_GOLD : DRAW_PANEL);
     for (int i = 0; i < CATEGORIES; i++) {
         Vector2 centre = {620, TOP + 30 + 52 * (float)i};
         DrawCircleV(centre, 22, i == env->category ? DRAW_WHITE : DRAW_PANEL);
@@ -108,8 +104,4 @@ static void c_render(Env* env) {
         DrawCircleV((Vector2){(float)lamp_x[i], 320}, 18, color);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

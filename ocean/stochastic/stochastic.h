@@ -1,16 +1,18 @@
-/* Stochastic: the best policy is not a choice but a given mixture of two. Nothing is paid until an episode ends; then
- * the reward is 1 less the squared distance of the share of action 0 among its actions from the wanted `share`, as a
- * part of the largest distance there can be. A policy without a memory does best with the probability
- * (share - 1 / 2n) / (1 - 1 / n) of action 0 in n steps, nearly `share`; one that can count may hit it exactly. A
- * policy that collapses to a single action, or stays at even odds, is wrong either way.
- * Observation: a constant 1. Actions: 0 or 1. perf is 1 less the distance itself, as a part of the largest. */
+/* Stochastic: the best policy is not a choice but a given mixture of two. Nothing is paid until an
+ * episode ends; then the reward is 1 less the squared distance of the share of action 0 among its
+ * actions from the wanted `share`, as a part of the largest distance there can be. A policy without
+ * a memory does best with the probability (share - 1 / 2n) / (1 - 1 / n) of action 0 in n steps,
+ * nearly `share`; one that can count may hit it exactly. A policy that collapses to a single
+ * action, or stays at even odds, is wrong either way. Observation: a constant 1. Actions: 0 or 1.
+ * perf is 1 less the distance itself, as a part of the largest. */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, length, 50, "steps of an episode") \
     X(float, share, 0.75, "wanted share of action 0")
+#define BY_TURNS
+#define KEYS DIGIT_KEYS
 #include "env.h"
 #include "draw.h"
 
@@ -26,7 +28,6 @@ static const char* c_init(Env* env) {
 }
 
 static void c_spaces(const Env* env, Spaces* spaces) {
-    (void)env;
     *spaces = (Spaces){
         .num_agents = 1,
         .observation_shape = {1},
@@ -51,13 +52,10 @@ static void c_step(Env* env) {
     env->observations[0] = 1;
     if (!over) return;
     if (WANTS_FINAL(env, false)) env->final_observations[0] = 1;
-    float off = fabsf((float)env->zeros / (float)env->length - env->share) / maxf(env->share, 1 - env->share);
+    float off = fabsf((float)env->zeros / (float)env->length - env->share) /
+                maxf(env->share, 1 - env->share);
     env->rewards[0] = 1 - off * off;
-    env->log.perf += maxf(1 - off, 0);
-    env->log.score += env->rewards[0];
-    env->log.episode_return += env->rewards[0];
-    env->log.episode_length += (float)env->length;
-    env->log.n += 1;
+    LOG_EPISODE(env, maxf(1 - off, 0), env->rewards[0], env->rewards[0], env->length);
     c_reset(env);
 }
 
@@ -72,8 +70,4 @@ static void c_render(Env* env) {
     DrawRectangle(LEFT, 190, (int)wide, 14, DRAW_PANEL);
     DrawRectangle(LEFT, 190, (int)(wide * (float)env->tick / (float)env->length), 14, DRAW_GREEN);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,19 +1,21 @@
-/* Target: the smallest complete environment with several agents. Copy this file to begin such a one of your own.
+/* Target: the smallest complete environment with several agents. Copy this file to begin such a one
+ * of your own.
  *
- * Agents fly about a plane and collect goals. Each step an agent chooses a turn (9 of them, up to 0.2 rad to either
- * side) and a speed (0, 1/4 ... 4/4 of `max_speed`). Within `radius` of a goal it gets a reward of 1 and the goal moves to a random
- * place; the goals are shared, and the first agent in order takes one. Walls stop an agent.
+ * Agents fly about a plane and collect goals. Each step an agent chooses a turn (9 of them, up to
+ * 0.2 rad to either side) and a speed (0, 1/4 ... 4/4 of `max_speed`). Within `radius` of a goal it
+ * gets a reward of 1 and the goal moves to a random place; the goals are shared, and the first
+ * agent in order takes one. Walls stop an agent.
  *
- * The task continues, it has no end. An agent that has not scored for `patience` steps is put somewhere else: what
- * it did until then stays worth what it was worth, so this is a truncation (the trainer adds the value of the final
- * observation and clears the agent's recurrent state), not a termination. As there are no episodes, the log covers
- * windows of 128 steps of one plane instead: score is the goals collected in one, per agent, and perf is score as a
- * share of what agents collect that split the goals among them and always fly straight at full speed (an estimate,
- * hence cut at 1). */
+ * The task continues, it has no end. An agent that has not scored for `patience` steps is put
+ * somewhere else: what it did until then stays worth what it was worth, so this is a truncation
+ * (the trainer adds the value of the final observation and clears the agent's recurrent state), not
+ * a termination. As there are no episodes, the log covers windows of 128 steps of one plane
+ * instead: score is the goals collected in one, per agent, and perf is score as a share of what
+ * agents collect that split the goals among them and always fly straight at full speed (an
+ * estimate, hence cut at 1). */
 #pragma once
 
 #define OBSERVATION float
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
 #define SETTINGS(X) \
     X(int, num_agents, 8, "agents in one plane") \
     X(int, num_goals, 4, "goals in one plane") \
@@ -22,10 +24,12 @@
     X(float, radius, 32.0, "distance at which an agent reaches a goal") \
     X(float, max_speed, 20.0, "distance an agent moves in a step at full speed") \
     X(int, patience, 512, "steps without a goal after which an agent is put somewhere else")
+#define KEYS(KEY) KEY(0, REST, 4) KEY(0, LEFT, 0) KEY(0, RIGHT, 8) KEY(1, REST, 1) KEY(1, UP, 4)
 #include "env.h"
 #include "draw.h"
 
-/* Arrays of a fixed size keep the struct plain data: nothing to allocate, and it is saved as it is. */
+/* Arrays of a fixed size keep the struct plain data: nothing to allocate, and it is saved as it is.
+ */
 enum { MAX_AGENTS = 64, MAX_GOALS = 64, TURNS = 9, SPEEDS = 5, WINDOW = 128 };
 
 typedef struct {
@@ -49,7 +53,8 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 1..64";
+    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 1..64";
     if (env->num_goals < 1 || env->num_goals > MAX_GOALS) return "num_goals must lie within 1..64";
     if (env->width < 1 || env->height < 1) return "width and height must be 1 or more";
     if (!(env->radius > 0)) return "radius must be above 0";
@@ -61,9 +66,10 @@ static const char* c_init(Env* env) {
         env->turn_sine[i] = sinf(angle);
     }
     env->scale = 1 / (float)(env->width > env->height ? env->width : env->height);
-    /* The nearest of m random points in an area A is about sqrt(A / m) / 2 away; an agent's share of the m goals
-     * is m / num_agents. */
-    float area = (float)env->width * (float)env->height, share = (float)env->num_goals / (float)env->num_agents;
+    /* The nearest of m random points in an area A is about sqrt(A / m) / 2 away; an agent's share
+     * of the m goals is m / num_agents. */
+    float area = (float)env->width * (float)env->height;
+    float share = (float)env->num_goals / (float)env->num_agents;
     float distance = sqrtf(area / share) / 2 - env->radius;
     env->par = WINDOW / maxf(distance / env->max_speed, 1);
     return NULL;
@@ -88,13 +94,15 @@ static float squared_length(Goal goal) {
     return goal.x * goal.x + goal.y * goal.y;
 }
 
-/* Where the goals (the nearest first) and the other agents are as seen from agent i, which way it faces, and its last
- * reward. In the order of the array the goals hide which one is near, and agents collect half as many. */
+/* Where the goals (the nearest first) and the other agents are as seen from agent i, which way it
+ * faces, and its last reward. In the order of the array the goals hide which one is near, and
+ * agents collect half as many. */
 static void write_observation(const Env* env, int i, float reward, float* observation) {
     const Agent* agent = &env->agents[i];
     Goal nearest[MAX_GOALS];
     for (int k = 0; k < env->num_goals; k++) {
-        Goal goal = {(env->goals[k].x - agent->x) * env->scale, (env->goals[k].y - agent->y) * env->scale};
+        Goal goal = {(env->goals[k].x - agent->x) * env->scale,
+                     (env->goals[k].y - agent->y) * env->scale};
         int place = k;
         for (; place > 0 && squared_length(goal) < squared_length(nearest[place - 1]); place--)
             nearest[place] = nearest[place - 1];
@@ -165,15 +173,12 @@ static bool take_goal(Env* env, const Agent* agent) {
 
 static void log_window(Env* env) {
     float score = (float)env->goals_taken / (float)env->num_agents;
-    env->log.perf += minf(score / env->par, 1);
-    env->log.score += score;
-    env->log.episode_return += score;
-    env->log.episode_length += WINDOW;
-    env->log.n += 1;
+    LOG_EPISODE(env, minf(score / env->par, 1), score, score, WINDOW);
     env->tick = env->goals_taken = 0;
 }
 
-/* Every array is laid out agent after agent: actions two an agent, observations `size` an agent, the others one. */
+/* Every array is laid out agent after agent: actions two an agent, observations `size` an agent,
+ * the others one. */
 static void c_step(Env* env) {
     int size = observation_size(env);
     bool late = false;
@@ -188,11 +193,12 @@ static void c_step(Env* env) {
         env->truncations[i] = agent->idle >= env->patience;
         late |= env->truncations[i];
     }
-    /* Only when all have moved is there a next observation; those who are put elsewhere first get what they would
-     * have seen. */
+    /* Only when all have moved is there a next observation; those who are put elsewhere first get
+     * what they would have seen. */
     if (late) {
         for (int i = 0; i < env->num_agents && env->final_observations; i++)
-            if (env->truncations[i]) write_observation(env, i, env->rewards[i], env->final_observations + i * size);
+            if (env->truncations[i])
+                write_observation(env, i, env->rewards[i], env->final_observations + i * size);
         for (int i = 0; i < env->num_agents; i++)
             if (env->truncations[i]) place_agent(env, &env->agents[i]);
     }
@@ -202,7 +208,8 @@ static void c_step(Env* env) {
 }
 
 static void c_render(Env* env) {
-    float scale = 1080 / (float)(env->width > env->height ? env->width : env->height); /* pixels a unit */
+    /* pixels a unit */
+    float scale = 1080 / (float)(env->width > env->height ? env->width : env->height);
     draw_begin((int)((float)env->width * scale), (int)((float)env->height * scale), "target");
     for (int k = 0; k < env->num_goals; k++) {
         Vector2 centre = {env->goals[k].x * scale, env->goals[k].y * scale};
@@ -218,8 +225,4 @@ static void c_render(Env* env) {
         DrawTriangle(nose, left, right, DRAW_CYAN);
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

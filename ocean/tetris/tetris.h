@@ -1,58 +1,75 @@
-/* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag, turn and kick by the
- * Super Rotation System, fall faster on each level (ten lines a level, (0.8 - 0.007 (level - 1))^(level - 1) seconds a
- * row) and lock half a second after they came to rest; moving or turning begins that half second anew, up to 15 times
- * for a piece. One piece can be held, once for each that falls; the next five are shown.
+/* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag,
+ * turn and kick by the Super Rotation System, fall faster on each level (ten lines a level, (0.8 -
+ * 0.007 (level - 1))^(level - 1) seconds a row) and lock half a second after they came to rest;
+ * moving or turning begins that half second anew, up to 15 times for a piece. One piece can be
+ * held, once for each that falls; the next five are shown.
  *
- *     points, times the level         1 line: 100, 2: 300, 3: 500, 4: 800, and half as much again for four lines right
- *                                     after four lines; 50 for each clearing piece in a row after the first
+ *     points, times the level         1 line: 100, 2: 300, 3: 500, 4: 800, and half as much again
+ *                                     for four lines right after four lines; 50 for each clearing
+ *                                     piece in a row after the first
  *     points                          1 for a row of soft drop, 2 for a row of hard drop
  *
- * T-spins pay as what they clear. The reward is 1, 3, 5 or 8 for lines, not times the level, and reward_over when a
- * piece finds no place, which ends the episode; so does the last line; reward_piece, reward_hole and reward_bump may be
- * added. perf is the lines as a share of `lines`.
+ * T-spins pay as what they clear. The reward is 1, 3, 5 or 8 for lines, not times the level, and
+ * reward_over when a piece finds no place, which ends the episode; so does the last line;
+ * reward_piece, reward_hole and reward_bump may be added. perf is the lines as a share of `lines`.
  *
  *     observation, bytes, 0 or 1 where nothing else is said; H rows of 10 cells, from the top
  *     0 ..         what lies
- *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements`, where it has not moved yet, what each of the
- *                  40 would lead to, F = 160: lines that go, holes more or less (empty cells below filled ones), bumps
- *                  more or less (steps between columns), rows below the piece
+ *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements`, where it has not moved
+ *                  yet, what each of the 40 would lead to, F = 160: lines that go, holes more or
+ *                  less (empty cells below filled ones), bumps more or less (steps between
+ *                  columns), rows below the piece
  *     10 H + F ..  which one falls (7: I O T S Z J L), is held (7, none: all 0), comes next (5 x 7)
  *        .. + 49   1 where holding is possible
  *        .. + 50   1 where the piece rests
  *
- * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks` of 1/60 s. With
- * `placements` an action is all that is done with a piece, and no time passes before: 10 turns + column, as far as the
- * piece can go there, its leftmost cell counts, and the hard drop; action 40 is to hold, or to drop
- * where it is, if holding is not possible: nobody can wait. */
+ * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks`
+ * of 1/60 s. With `placements` an action is all that is done with a piece, and no time passes
+ * before: 10 turns + column, as far as the piece can go there, its leftmost cell counts, and the
+ * hard drop; action 40 is to hold, or to drop where it is, if holding is not possible: nobody can
+ * wait. */
 #pragma once
 
 #define OBSERVATION int8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(lines) X(tetrises)
+#define OWN_LOG(X) X(lines) X(tetrises)
 #define SETTINGS(X) \
     X(int, height, 20, "rows of the field; two more are above it") \
     X(int, lines, 150, "that end the game") \
     X(int, ticks, 3, "of 1/60 s between two steps") \
     X(int, first_level, 1, "level of the first ten lines") \
-    X(bool, placements, false, "an action is a whole placement: 4 turns x 10 columns, and holding") \
+    X(bool, placements, false, \
+      "an action is a whole placement: 4 turns x 10 columns, and holding") \
     X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
     X(float, lock_delay, 0.5, "seconds that a piece rests before it locks") \
     X(float, reward_over, -1.0, "for the end by a piece without a place") \
     X(float, reward_piece, 0.0, "for a piece that locks: random play never clears a line") \
-    X(float, reward_hole, 0.0, "for an empty cell under a filled one that a piece leaves, against one that goes") \
-    X(float, reward_bump, 0.0, "for a cell by which neighbouring columns differ more, against one less")
+    X(float, reward_hole, 0.0, \
+      "for an empty cell under a filled one that a piece leaves, against one that goes") \
+    X(float, reward_bump, 0.0, \
+      "for a cell by which neighbouring columns differ more, against one less")
+#define FPS 20
+#define KEYS(KEY) \
+    KEY(0, LEFT, LEFT) KEY(0, RIGHT, RIGHT) KEY(0, UP, TURN_RIGHT) KEY(0, Z, TURN_LEFT) \
+    KEY(0, DOWN, SOFT) KEY(0, SPACE, HARD) KEY(0, C, HOLD)
 #include "env.h"
 #include "draw.h"
 
-enum { WIDTH = 10, HIDDEN = 2, MAX_HEIGHT = 40, PIECES = 7, PREVIEWS = 5, RESETS = 15, FULL = (1 << WIDTH) - 1 };
-enum { NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS, PLACEMENTS = 4 * WIDTH };
+enum {
+    WIDTH = 10, HIDDEN = 2, MAX_HEIGHT = 40, PIECES = 7, PREVIEWS = 5, RESETS = 15,
+    FULL = (1 << WIDTH) - 1
+};
+enum {
+    NONE, LEFT, RIGHT, TURN_RIGHT, TURN_LEFT, SOFT, HARD, HOLD, ACTIONS, PLACEMENTS = 4 * WIDTH
+};
 enum { I, O, T, S, Z, J, L };
 enum { LINES, HOLES, BUMPS, BELOW, OUTCOMES }; /* of a placement */
 
-/* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each, row after row of 4,
- * the upper left one lowest. */
+/* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each,
+ * row after row of 4, the upper left one lowest. */
 static const uint16_t shapes[PIECES] = {0x00F0, 0x0033, 0x0072, 0x0036, 0x0063, 0x0071, 0x0074};
 static const int boxes[PIECES] = {4, 2, 3, 3, 3, 3, 3};
-/* Kicks for a turn to the right from each orientation, x to the right, y up; a turn back takes them negated. */
+/* Kicks for a turn to the right from each orientation, x to the right, y up; a turn back takes them
+ * negated. */
 static const int8_t kicks[4][5][2] = {{{0, 0}, {-1, 0}, {-1, 1}, {0, -2}, {-1, -2}},
                                       {{0, 0}, {1, 0}, {1, -1}, {0, 2}, {1, 2}},
                                       {{0, 0}, {1, 0}, {1, 1}, {0, -2}, {1, -2}},
@@ -94,10 +111,12 @@ static const char* c_init(Env* env) {
         int box = boxes[piece];
         for (int y = 0; y < 4; y++)
             env->cells[piece][0][y] = shapes[piece] >> 4 * y & 15;
-        for (int turn = 1; turn < 4; turn++) /* a turn to the right takes (x, y) to (box - 1 - y, x) */
+        /* a turn to the right takes (x, y) to (box - 1 - y, x) */
+        for (int turn = 1; turn < 4; turn++)
             for (int y = 0; y < box; y++)
                 for (int x = 0; x < box; x++)
-                    if (env->cells[piece][turn - 1][y] >> x & 1) env->cells[piece][turn][x] |= 1 << (box - 1 - y);
+                    if (env->cells[piece][turn - 1][y] >> x & 1)
+                        env->cells[piece][turn][x] |= 1 << (box - 1 - y);
     }
     return NULL;
 }
@@ -117,7 +136,8 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* The bits of one row of the falling piece's box, in the field's columns. Only bits inside the field are set. */
+/* The bits of one row of the falling piece's box, in the field's columns. Only bits inside the
+ * field are set. */
 static inline unsigned piece_row(const Env* env, int turned, int row, int x) {
     unsigned bits = env->cells[env->piece][turned][row];
     return x >= 0 ? bits << x : bits >> -x;
@@ -179,9 +199,11 @@ static inline int8_t to_byte(int value) {
     return (int8_t)(value < -128 ? -128 : value > 127 ? 127 : value);
 }
 
-/* What the piece would leave, dropped from where it is; holes and bumps are those of the field as it lies. */
+/* What the piece would leave, dropped from where it is; holes and bumps are those of the field as
+ * it lies. */
 static void foresee(Env* env, int holes, int bumps, int8_t outcome[OUTCOMES]) {
-    int count = env->height + HIDDEN, y = env->y, top = 0, to = count - 1, lines = 0, new_holes, new_bumps;
+    int count = env->height + HIDDEN, y = env->y, top = 0, to = count - 1, lines = 0;
+    int new_holes, new_bumps;
     uint16_t rows[MAX_HEIGHT + HIDDEN], left[MAX_HEIGHT + HIDDEN];
     while (top < count && !env->rows[top])
         top++;
@@ -349,7 +371,8 @@ static int lock_piece(Env* env) {
     return count;
 }
 
-/* A row down; the rest begins anew only where the piece had not been as low, or turning it up and down would do. */
+/* A row down; the rest begins anew only where the piece had not been as low, or turning it up and
+ * down would do. */
 static bool sink(Env* env) {
     if (!shift(env, 0, 1)) return false;
     if (env->y > env->lowest) {
@@ -431,7 +454,8 @@ static void c_step(Env* env) {
         over = env->cleared < env->lines && !place_next(env);
     }
     env->tick++;
-    bool won = env->cleared >= env->lines, late = !over && !won && env->max_steps && env->tick >= env->max_steps;
+    bool won = env->cleared >= env->lines;
+    bool late = !over && !won && env->max_steps && env->tick >= env->max_steps;
     env->rewards[0] = (float)line_points[count] / 100 + shaped + (over ? env->reward_over : 0);
     env->terminals[0] = over || won;
     env->truncations[0] = late;
@@ -441,13 +465,10 @@ static void c_step(Env* env) {
         return;
     }
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += minf((float)env->cleared / (float)env->lines, 1);
-    env->log.score += (float)env->points;
-    env->log.episode_return += env->total;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, minf((float)env->cleared / (float)env->lines, 1), env->points, env->total,
+                env->tick);
     env->log.lines += (float)env->cleared;
     env->log.tetrises += (float)env->tetrises;
-    env->log.n += 1;
     c_reset(env);
 }
 
@@ -474,7 +495,8 @@ static void c_render(Env* env) {
     while (fits(env, env->turned, env->x, ghost + 1))
         ghost++;
     int tall = rows * side + 2 * top;
-    draw_begin(left * 2 + WIDTH * side, tall < 470 ? 470 : tall, "tetris"); /* the panels beside it take 470 */
+    /* the panels beside it take 470 */
+    draw_begin(left * 2 + WIDTH * side, tall < 470 ? 470 : tall, "tetris");
     DrawRectangle(left - 3, top - 3, WIDTH * side + 6, rows * side + 6, DRAW_GREY);
     DrawRectangle(left, top, WIDTH * side, rows * side, DRAW_BACKGROUND);
     for (int row = 0; row < rows; row++) {
@@ -495,28 +517,22 @@ static void c_render(Env* env) {
                 Color color = piece_colors[env->piece];
                 if (!(bits >> column & 1)) continue;
                 if (pass) draw_cell(x, y, side, color);
-                else DrawRectangle(x + 1, y + 1, side - 2, side - 2, draw_mix(color, DRAW_PANEL, 0.7f));
+                else
+                    DrawRectangle(x + 1, y + 1, side - 2, side - 2,
+                                  draw_mix(color, DRAW_PANEL, 0.7f));
             }
         }
     }
-    char text[32];
     DrawText("hold", 20, top, 24, DRAW_GREY);
     if (env->held >= 0) draw_small(env, env->held, 30, top + 40);
-    snprintf(text, sizeof(text), "%d", env->points);
     DrawText("points", 20, top + 170, 24, DRAW_GREY);
-    DrawText(text, 20, top + 200, 30, DRAW_WHITE);
-    snprintf(text, sizeof(text), "%d", env->cleared);
+    draw_format(20, top + 200, 30, DRAW_WHITE, "%d", env->points);
     DrawText("lines", 20, top + 260, 24, DRAW_GREY);
-    DrawText(text, 20, top + 290, 30, DRAW_WHITE);
-    snprintf(text, sizeof(text), "%d", env->level);
+    draw_format(20, top + 290, 30, DRAW_WHITE, "%d", env->cleared);
     DrawText("level", 20, top + 350, 24, DRAW_GREY);
-    DrawText(text, 20, top + 380, 30, DRAW_WHITE);
+    draw_format(20, top + 380, 30, DRAW_WHITE, "%d", env->level);
     DrawText("next", left + WIDTH * side + 24, top, 24, DRAW_GREY);
     for (int i = 0; i < PREVIEWS; i++)
         draw_small(env, env->queue[i], left + WIDTH * side + 30, top + 40 + 80 * i);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }

@@ -1,11 +1,13 @@
-/* Trash pickup: a team clears a field together. Each step an agent stays or moves a cell up, down, left or right, in the
- * order of their numbers. Onto trash with empty hands: it picks the piece up, one at a time. Against a bin with full
- * hands: it drops the piece in, and stays where it is. Walls, bins, other agents, and trash when the hands are full are
- * in the way. A piece picked up pays reward_pickup, one dropped reward_drop: `team` of it to all agents in equal parts,
- * the rest to who did it. The episode ends for all when the last piece is in a bin, and is truncated after max_steps;
- * the first one of an environment begins at a random step, which staggers the ends, and is not logged. Bins never touch each other or a
- * wall, so that they cut nothing off. score is the pieces in bins, perf their share of all; clear the share of episodes
- * in which the field was cleared.
+/* Trash pickup: a team clears a field together. Each step an agent stays or moves a cell up, down,
+ * left or right, in the order of their numbers. Onto trash with empty hands: it picks the piece up,
+ * one at a time. Against a bin with full hands: it drops the piece in, and stays where it is.
+ * Walls, bins, other agents, and trash when the hands are full are in the way. A piece picked up
+ * pays reward_pickup, one dropped reward_drop: `team` of it to all agents in equal parts, the rest
+ * to who did it. The episode ends for all when the last piece is in a bin, and is truncated after
+ * max_steps; the first one of an environment begins at a random step, which staggers the ends, and
+ * is not logged. Bins never touch each other or a wall, so that they cut nothing off. score is the
+ * pieces in bins, perf their share of all; clear the share of episodes in which the field was
+ * cleared.
  *
  *     observation, 0 or 1: planes of (2 vision + 1)^2 cells around the agent, then 26 more
  *     0          trash
@@ -23,7 +25,7 @@
 #pragma once
 
 #define OBSERVATION uint8_t
-#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n) X(clear)
+#define OWN_LOG(X) X(clear)
 #define SETTINGS(X) \
     X(int, num_agents, 8, "in one field") \
     X(int, num_trash, 40, "pieces to be cleared") \
@@ -35,10 +37,15 @@
     X(float, team, 0.5, "part of each reward that goes to all agents in equal parts") \
     X(float, reward_pickup, 0.25, "for picking up a piece") \
     X(float, reward_drop, 1.0, "for dropping one into a bin")
+#define FPS 8
+#define KEYS(KEY) KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4)
 #include "env.h"
 #include "draw.h"
 
-enum { MAX_AGENTS = 64, MAX_BINS = 64, MAX_SIDE = 64, MAX_VISION = 8, PLANES = 5, LEVELS = 7, EXTRA = 5 + 3 * LEVELS };
+enum {
+    MAX_AGENTS = 64, MAX_BINS = 64, MAX_SIDE = 64, MAX_VISION = 8, PLANES = 5, LEVELS = 7,
+    EXTRA = 5 + 3 * LEVELS
+};
 enum { EMPTY = 0, TRASH, BIN, WALL, AGENT, CARRIER };
 
 typedef struct {
@@ -54,11 +61,13 @@ struct Env {
     int tick, dropped;
     int bins[MAX_BINS];
     Agent agents[MAX_AGENTS];
-    uint8_t cells[(MAX_SIDE + 2 * MAX_VISION) * (MAX_SIDE + 2 * MAX_VISION)]; /* with a border of walls */
+    /* with a border of walls */
+    uint8_t cells[(MAX_SIDE + 2 * MAX_VISION) * (MAX_SIDE + 2 * MAX_VISION)];
 };
 
 static const char* c_init(Env* env) {
-    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS) return "num_agents must lie within 1..64";
+    if (env->num_agents < 1 || env->num_agents > MAX_AGENTS)
+        return "num_agents must lie within 1..64";
     if (env->width < 3 || env->width > MAX_SIDE || env->height < 3 || env->height > MAX_SIDE)
         return "width and height must lie within 3..64";
     if (env->vision < 1 || env->vision > MAX_VISION) return "vision must lie within 1..8";
@@ -66,11 +75,13 @@ static const char* c_init(Env* env) {
     if (env->num_trash < 1) return "num_trash must be 1 or more";
     int places = (env->width - 1) / 2 * ((env->height - 1) / 2);
     if (env->num_bins < 1 || env->num_bins > MAX_BINS || env->num_bins > places)
-        return "num_bins must lie within 1..64, and bins take every second cell of every second row at most";
+        return "num_bins must lie within 1..64, and bins take every second cell of every second "
+               "row at most";
     if (env->num_trash > env->width * env->height - env->num_bins - env->num_agents)
         return "num_agents + num_trash + num_bins must be no more than the cells";
     if (!(env->team >= 0 && env->team <= 1)) return "team must lie within 0..1";
-    if (!isfinite(env->reward_pickup) || !isfinite(env->reward_drop)) return "rewards must be finite";
+    if (!isfinite(env->reward_pickup) || !isfinite(env->reward_drop))
+        return "rewards must be finite";
     env->side = 2 * env->vision + 1;
     env->stride = env->width + 2 * env->vision;
     env->first = env->vision * env->stride + env->vision;
@@ -120,9 +131,11 @@ static void write_observation(const Env* env, int i, uint8_t* out) {
     int middle = env->vision * side + env->vision;
     out[3 * plane + middle] = out[4 * plane + middle] = 0;
     out += PLANES * plane;
-    int y = row_of(env, centre), x = column_of(env, centre), best = 2 * MAX_SIDE, down = 0, right = 0;
+    int y = row_of(env, centre), x = column_of(env, centre), best = 2 * MAX_SIDE, down = 0;
+    int right = 0;
     for (int k = 0; k < env->num_bins; k++) {
-        int dy = row_of(env, env->bins[k]) - y, dx = column_of(env, env->bins[k]) - x, distance = abs(dx) + abs(dy);
+        int dy = row_of(env, env->bins[k]) - y, dx = column_of(env, env->bins[k]) - x;
+        int distance = abs(dx) + abs(dy);
         if (distance >= best) continue;
         best = distance;
         down = dy;
@@ -135,7 +148,8 @@ static void write_observation(const Env* env, int i, uint8_t* out) {
     out[4] = right > 0;
     write_level(out + 5, y, env->height);
     write_level(out + 5 + LEVELS, x, env->width);
-    write_level(out + 5 + 2 * LEVELS, env->tick < env->max_steps ? env->tick : env->max_steps - 1, env->max_steps);
+    write_level(out + 5 + 2 * LEVELS, env->tick < env->max_steps ? env->tick : env->max_steps - 1,
+                env->max_steps);
 }
 
 static void write_observations(const Env* env, uint8_t* out) {
@@ -202,12 +216,9 @@ static void log_episode(Env* env, bool clear) {
     float total = 0;
     for (int i = 0; i < env->num_agents; i++)
         total += env->agents[i].total;
-    env->log.perf += (float)env->dropped / (float)env->num_trash;
-    env->log.score += (float)env->dropped;
-    env->log.episode_return += total / (float)env->num_agents;
-    env->log.episode_length += (float)env->tick;
+    LOG_EPISODE(env, (float)env->dropped / (float)env->num_trash, env->dropped,
+                total / (float)env->num_agents, env->tick);
     env->log.clear += clear;
-    env->log.n += 1;
 }
 
 static void c_step(Env* env) {
@@ -218,7 +229,8 @@ static void c_step(Env* env) {
     }
     bool clear = env->dropped == env->num_trash, late = ++env->tick >= env->max_steps && !clear;
     for (int i = 0; i < env->num_agents; i++) {
-        env->rewards[i] = (1 - env->team) * env->rewards[i] + env->team * earned / (float)env->num_agents;
+        env->rewards[i] =
+            (1 - env->team) * env->rewards[i] + env->team * earned / (float)env->num_agents;
         env->agents[i].total += env->rewards[i];
         env->terminals[i] = clear;
         env->truncations[i] = late;
@@ -237,17 +249,23 @@ static void c_render(Env* env) {
     float size = (float)cell, half = size / 2;
     draw_begin(env->width * cell, env->height * cell, "trash_pickup");
     const Agent* player = &env->agents[0];
-    int seen_x = column_of(env, player->cell) - env->vision, seen_y = row_of(env, player->cell) - env->vision;
-    DrawRectangle(seen_x * cell, seen_y * cell, env->side * cell, env->side * cell, (Color){20, 31, 41, 255});
+    int seen_x = column_of(env, player->cell) - env->vision;
+    int seen_y = row_of(env, player->cell) - env->vision;
+    DrawRectangle(seen_x * cell, seen_y * cell, env->side * cell, env->side * cell,
+                  (Color){20, 31, 41, 255});
     for (int row = 0; row < env->height; row++) {
         for (int column = 0; column < env->width; column++) {
             int found = env->cells[env->first + row * env->stride + column];
             float x = (float)column * size, y = (float)row * size;
             Vector2 centre = {x + half, y + half};
             if (found == TRASH) {
-                DrawRectangleRec((Rectangle){x + 0.32f * size, y + 0.32f * size, 0.36f * size, 0.36f * size}, DRAW_GOLD);
+                DrawRectangleRec(
+                    (Rectangle){x + 0.32f * size, y + 0.32f * size, 0.36f * size, 0.36f * size},
+                    DRAW_GOLD);
             } else if (found == BIN) {
-                DrawRectangleRec((Rectangle){x + 0.06f * size, y + 0.06f * size, 0.88f * size, 0.88f * size}, DRAW_GREEN);
+                DrawRectangleRec(
+                    (Rectangle){x + 0.06f * size, y + 0.06f * size, 0.88f * size, 0.88f * size},
+                    DRAW_GREEN);
                 DrawRectangleRec((Rectangle){x + 0.2f * size, y + 0.2f * size, 0.6f * size, 0.6f * size},
                                  (Color){24, 66, 38, 255});
             } else if (found >= AGENT) {
@@ -259,12 +277,6 @@ static void c_render(Env* env) {
             }
         }
     }
-    char text[64];
-    snprintf(text, sizeof(text), "%d of %d", env->dropped, env->num_trash);
-    DrawText(text, 8, 8, 20, DRAW_WHITE);
+    draw_format(8, 8, 20, DRAW_WHITE, "%d of %d", env->dropped, env->num_trash);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    (void)env;
 }
