@@ -182,10 +182,12 @@ def test_each_step_runs_what_there_is():
 
 
 def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
-    cuda = {name: (ROOT / f"requirements-{name}.txt").read_text() for name in ("cuda", "cuda12")}
-    packages = {name: set(re.findall(r"^[\w-]+", text, re.MULTILINE)) for name, text in cuda.items()}
-    assert packages["cuda"] == {"numba-cuda", "cupy-cuda13x", "nvidia-ml-py"}
-    assert packages["cuda12"] == {"numba-cuda", "cupy-cuda12x", "nvidia-ml-py"}
-    assert "numba-cuda[cu13]" in cuda["cuda"] and "numba-cuda[cu12]" in cuda["cuda12"]
-    for text in ((ROOT / "Makefile").read_text(), (ROOT / "Dockerfile").read_text()):
-        assert "-r requirements-cuda.txt" in text
+    for name, cuda in (("cuda", 13), ("cuda12", 12)):
+        text = (ROOT / f"requirements-{name}.txt").read_text()
+        packages = set(re.findall(r"^[a-z][\w-]+(?:\[\w+\])?", text, re.MULTILINE))
+        assert packages == {f"numba-cuda[cu{cuda}]", f"cupy-cuda{cuda}x", "nvidia-ml-py"}
+    assert "-r requirements-cuda.txt" in (ROOT / "Makefile").read_text()
+    choice = re.search(r"case .* esac", (ROOT / "Dockerfile").read_text())[0]
+    for torch, file in (("cpu", ""), ("cu130", "-r requirements-cuda.txt"), ("cu126", "-r requirements-cuda12.txt")):
+        done = subprocess.run(["sh", "-c", f'TORCH={torch}; {choice}; echo "$CUDA"'], capture_output=True, text=True)
+        assert done.stdout.strip() == file
