@@ -59,7 +59,10 @@ def solved(figures):
 
 
 def same_bits(figures):
-    return None if figures["resumed"] == figures["whole"] else "what was resumed has other weights"
+    if figures["resumed"] == figures["whole"]:
+        return None
+    return "resumed, it has other weights" + (
+        "" if figures["whole_again"] == figures["whole"] else ", but so has the same run undisturbed")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -78,8 +81,19 @@ def tests(*arguments):
     return ["-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "-q", "--tb=short", "-rfE", *arguments]
 
 
-def of_this_file(name):
-    return [str(Path(__file__).resolve()), "--run", name]
+def of_this_file(name, *arguments):
+    return [str(Path(__file__).resolve()), "--run", name, *arguments]
+
+
+def has_device_setting():
+    """Whether the configuration's section vec has a setting `device`."""
+    section = re.search(r"^class Vec:\n(.*?)^(?:@|class )", (ROOT / "configuration.py").read_text(), re.M | re.S)
+    return re.search(r"^    device:", section[1], re.M) is not None
+
+
+def stepped_on(place):
+    """Options of pufferl.py: the network on the GPU, the environments on the host or there as well."""
+    return ["--train.device", "cuda", *(["--vec.device", place] if has_device_setting() else [])]
 
 
 def train_speed():
@@ -87,15 +101,22 @@ def train_speed():
     for shape, options in shapes.items():
         for place in ("host", "cuda"):
             for precision in ("float32", "bfloat16"):
-                where = ["--env-device", place] if place == "cuda" else []
                 yield Step(f"train-{shape}-{place}-{precision}", 120, [
-                    "tests/bench_train.py", "--device", "cuda", "--precision", precision, *options, *where],
-                    setting=place == "cuda")  # fmt: skip
+                    "tests/bench_train.py", "--device", "cuda", "--env-device", place, "--precision", precision,
+                    *options], setting=place == "cuda")  # fmt: skip
+
+
+def learning():
+    for place in ("host", "cuda"):
+        command = ["tests/bench_solve.py", "--only", "breakout", "--options", *stepped_on(place)]
+        yield Step(f"learn-{place}", 180, command, solved, setting=place == "cuda")
+    for place in ("host", "cuda"):
+        yield Step(f"resume-{place}", 240, of_this_file("resume", *stepped_on(place)), same_bits,
+                   setting=place == "cuda")  # fmt: skip
 
 
 # A capture that fails must not leave anything to the tests after it, hence a process of their own.
 CAPTURES = "cannot_be_captured or graph_differs or error_of_the_driver"
-SOLVE = ["tests/bench_solve.py", "--only", "breakout", "--options", "--train.device", "cuda"]
 STEPS = [
     Step("versions", 60, of_this_file("versions")),
     Step("smoke", 150, tests("-m", "gpu", "tests/test_gpu.py"), some_passed),
@@ -106,9 +127,7 @@ STEPS = [
     Step("kernels", 180, ["tests/bench_kernels.py", "--device", "cuda"], near_a_copy),
     Step("launches", 120, of_this_file("launches")),
     *train_speed(),
-    Step("learn-host", 180, SOLVE, solved),
-    Step("learn-cuda", 180, [*SOLVE, "--vec.device", "cuda"], solved, setting=True),
-    Step("resume", 180, of_this_file("resume"), same_bits),
+    *learning(),
     Step("tests-slow", 300, tests("-m", "gpu and slow", "tests/test_devices.py"), some_passed),
 ]  # fmt: skip
 
@@ -195,16 +214,15 @@ def one_graph(device, bench_train, torch, repeats=20):
             "longest": [(name[:100], round(microseconds, 1)) for microseconds, name in longest]}  # fmt: skip
 
 
-def resume():
-    """Breakout, killed after a checkpoint and resumed, beside the same run undisturbed, twice."""
+def resume(*options):
+    """Breakout, killed after a checkpoint and resumed, beside the same run undisturbed: twice if they differ."""
     import torch
 
     sys.path.insert(0, str(ROOT))
     from same_bits import digest
 
-    steps = 60 * 4096 * 64
-    command = [sys.executable, "pufferl.py", "train", "breakout", "--train.device", "cuda", "--logger", "none",
-               "--train.total-timesteps", str(steps), "--train.checkpoint-interval", "20"]  # fmt: skip
+    command = [sys.executable, "pufferl.py", "train", "breakout", "--train.total-timesteps", str(40 * 4096 * 64),
+               "--train.checkpoint-interval", "10", "--logger", "none", *options]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
 
         def weights(name, *more):
@@ -213,14 +231,20 @@ def resume():
             state = torch.load(run, weights_only=True)
             return digest([state["model"], state["tensors"]])
 
-        found = {"whole": weights("whole"), "whole_again": weights("again")}
+        found = {"whole": weights("whole")}
         process = subprocess.Popen([*command, "--data-dir", f"{folder}/killed"], cwd=ROOT)
-        while not (saved := list(Path(folder).glob("killed/*/trainer_state.pt"))) and process.poll() is None:
-            time.sleep(0.02)
+        seen = set()  # trainer_state.pt is written as the run begins, and after ten epochs
+        while len(seen) < 2 and process.poll() is None:
+            seen |= {path.stat().st_mtime_ns for path in Path(folder).glob("killed/*/trainer_state.pt")}
+            time.sleep(0.01)
         process.kill()
         if process.wait() != -signal.SIGKILL:
             sys.exit("the run ended before it could be killed")
-        found["resumed"] = weights("killed", "--resume", str(saved[0].parent))
+        (state,) = Path(folder).glob("killed/*/trainer_state.pt")
+        found["epoch"] = torch.load(state, weights_only=True)["epoch"]
+        found["resumed"] = weights("killed", "--resume", str(state.parent))
+        if found["resumed"] != found["whole"]:
+            found["whole_again"] = weights("again")
     print(json.dumps(found))
 
 
@@ -317,12 +341,6 @@ def run(step, limit):
     return found
 
 
-def has_device_setting():
-    """Whether the configuration's section vec has a setting `device`."""
-    section = re.search(r"^class Vec:\n(.*?)^(?:@|class )", (ROOT / "configuration.py").read_text(), re.M | re.S)
-    return re.search(r"^    device:", section[1], re.M) is not None
-
-
 def run_all(steps, folder, seconds=ALL):
     """Run the steps, each as far as the time for all of them goes, and write the report after each; the results."""
     deadline = time.monotonic() + seconds
@@ -414,9 +432,10 @@ def summary(results):
         for size, graph in found["minibatch"].items():
             rows.append((f"a minibatch of {int(size):,}", f"{graph['launches']} launches in one graph, "
                          f"{graph['microseconds']:,.0f} µs, nothing runs in {graph['gaps']:.0%} of it"))  # fmt: skip
-    if found := passed(results, "resume"):
-        rows.append(("killed and resumed, beside the same run undisturbed",
-                     "bit for bit" if same_bits(found) is None else "other weights"))
+    for name, place in (("resume-host", "on the host"), ("resume-cuda", "on the GPU")):
+        if found := passed(results, name):
+            rows.append((f"killed and resumed, beside the same run undisturbed, environments {place}",
+                         "the same bits" if same_bits(found) is None else same_bits(found)))
     counts = [results.get(step.name, {}).get("figures") for step in STEPS if "pytest" in step.arguments]
     if any(counts):
         total = {kind: sum(count.get(kind, 0) for count in counts if count) for kind in ("passed", "failed", "error")}
@@ -464,10 +483,10 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "docs/gpu", help="folder of the report")
     parser.add_argument("--list", action="store_true", help="name the steps")
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
-    parser.add_argument("--run", choices=["versions", "launches", "resume"], help="the inside of a step")
+    if sys.argv[1:2] == ["--run"]:  # the inside of a step
+        name, *options = sys.argv[2:]
+        return {"versions": versions, "launches": launches, "resume": resume}[name](*options)
     a = parser.parse_args()
-    if a.run:
-        return {"versions": versions, "launches": launches, "resume": resume}[a.run]()
     if a.readme:
         before, _, after = (ROOT / "README.md").read_text().partition(BEGIN)
         (ROOT / "README.md").write_text(before + BEGIN + section(a.out) + END + after.partition(END)[2])

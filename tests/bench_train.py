@@ -194,10 +194,10 @@ def memory(trainer):
 def make_trainer(a):
     """The trainer of one setting. Raises SystemExit where a.env_device is a setting that there is not."""
     args = pufferl.load_config(a.env)
-    if a.env_device is not None:
-        if "device" not in args["vec"]:
-            raise SystemExit("--env-device: the vec section of the configuration has no setting device.")
+    if a.env_device is not None and "device" in args["vec"]:
         args["vec"]["device"] = a.env_device
+    elif a.env_device == "cuda":
+        raise SystemExit("--env-device cuda: the vec section of the configuration has no setting device.")
     args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads, "num_buffers": a.num_buffers}
     args["policy"]["hidden_size"], args["rnn"]["num_layers"] = a.hidden_size, a.num_layers
     args["train"] |= {

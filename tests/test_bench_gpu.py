@@ -1,6 +1,7 @@
 """make gpu without a GPU: the runner and the report by steps that stand in, and what it says where there is no GPU."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -131,16 +132,16 @@ def test_the_table_has_what_was_measured_and_no_more(tmp_path, monkeypatch):
     never = json.loads(json.dumps(SOLVED).replace("7.25", "null"))
     bench_gpu.run_all([stand_in("versions", VERSIONS), stand_in("train-4096x32-host-bfloat16", TRAIN),
                        stand_in("train-4096x32-cuda-bfloat16", TRAIN), stand_in("learn-host", SOLVED),
-                       stand_in("resume", {"whole": "a", "whole_again": "a", "resumed": "b"})], tmp_path)  # fmt: skip
+                       stand_in("resume-host", {"whole": "a", "whole_again": "a", "resumed": "b"})], tmp_path)
     table = bench_gpu.section(tmp_path)
     assert "| machine | Some GPU, 16 cores, torch 2.11.0, driver 580.1 |" in table
     assert ("| trained steps a second: 4,096 × 32, network 4 layers × 32, bfloat16, environments on the host | "
             "12,345,678, GPU busy 62% |") in table  # fmt: skip
     assert "on the GPU" not in table and "| Breakout to 800 of 864, environments on the host | 7.2 s; 858 " in table
-    assert "other weights" in table
+    assert "| killed and resumed, beside the same run undisturbed, environments on the host | resumed, it has " in table
     results = {name: step["result"] for name, step in report(tmp_path)[0].items()}
     assert results["train-4096x32-cuda-bfloat16"] == "not there: the configuration has no setting vec.device"
-    assert results["resume"] == "what was resumed has other weights" and results["learn-host"] == "passed"
+    assert results["resume-host"] == "resumed, it has other weights" and results["learn-host"] == "passed"
     bench_gpu.run_all([stand_in("learn-host", never)], tmp_path)
     assert report(tmp_path)[0]["learn-host"]["result"] == "ended at 858, below 800"
     assert "| never; 858 at the end" in bench_gpu.section(tmp_path)
@@ -191,3 +192,21 @@ def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
     for torch, file in (("cpu", ""), ("cu130", "-r requirements-cuda.txt"), ("cu126", "-r requirements-cuda12.txt")):
         done = subprocess.run(["sh", "-c", f'TORCH={torch}; {choice}; echo "$CUDA"'], capture_output=True, text=True)
         assert done.stdout.strip() == file
+
+
+def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / "requirements.txt").write_text("torch==1.0\n")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+
+    def command(*arguments, **more):
+        return subprocess.run(["make", "-n", "gpu", *arguments], cwd=tmp_path, capture_output=True, text=True,
+                              env={**environment, **more}).stdout.strip()  # fmt: skip
+
+    assert command() == 'python3 tests/bench_gpu.py --out "docs/gpu"'
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").touch()
+    assert command("STEPS=smoke kernels") == '.venv/bin/python tests/bench_gpu.py --out "docs/gpu" smoke kernels'
+    for where in ({"PYTHON": "python3.12", "OUT": "/tmp/a b"}, {}):
+        named = () if where else ("PYTHON=python3.12", "OUT=/tmp/a b")
+        assert command(*named, **where) == 'python3.12 tests/bench_gpu.py --out "/tmp/a b"'
