@@ -23,10 +23,16 @@ endif
 # Where there is an NVIDIA GPU, what it needs is installed as well; without one, torch's build for a CPU, which is
 # gigabytes smaller, if its index can be reached.
 CUDA := $(if $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null),-r requirements-cuda.txt)
+# make gpu takes the Python that is named, else that of .venv if it is there.
+ifeq ($(origin PYTHON),file)
+GPU_PYTHON := $(or $(wildcard $(RUN)),$(PYTHON))
+else
+GPU_PYTHON := $(PYTHON)
+endif
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 CPU_BUILD := --index-url https://download.pytorch.org/whl/cpu $(QUICKLY)
 
-.PHONY: train test test-slow test-gpu bench lint clean
+.PHONY: train test test-slow gpu bench lint clean
 
 train: .venv/ready  ## train Breakout to a solved policy
 	$(RUN) pufferl.py train breakout
@@ -36,8 +42,8 @@ test: .venv/ready-test  ## every fast test
 	$(RUN) -m pytest -m "not slow and not gpu and not cudasim"
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
-test-gpu: .venv/ready-test  ## what needs a GPU
-	$(RUN) -m pytest -m gpu tests/test_cuda.py tests/test_devices.py
+gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="smoke kernels" OUT=folder)
+	$(GPU_PYTHON) tests/bench_gpu.py --out "$(or $(OUT),docs/gpu)" $(STEPS)
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"

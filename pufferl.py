@@ -44,6 +44,8 @@ if __name__ == "__main__":
 
 # torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
 os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+# All queues that a GPU has, in place of 8: streams that share one wait for each other. CUDA reads it when it starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import numba
 import numpy as np

@@ -50,6 +50,8 @@ class Arguments:
     """Of the products."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the network runs."""
+    env_device: Literal["host", "cuda"] | None = None
+    """Where the environments run (default: as in training)."""
     replay_ratio: float = 1.42
     """How often a step is learnt from."""
     num_threads: int | None = None
@@ -152,20 +154,31 @@ def gpu_product_seconds(shapes):
     return total
 
 
-def gpu_shares(trainer):
-    """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}."""
+def gpu_events(function):
+    """(what the GPU did in function(), in the order in which it began: torch's profiler events, seconds)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         begun = time.perf_counter()
-        trainer.evaluate()
-        trainer.train()
+        function()
+        torch.cuda.synchronize()
         seconds = time.perf_counter() - begun
     events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name)
-    busy = last = 0.0
-    for event in sorted(events, key=lambda event: event.time_range.start):  # the streams' kernels overlap
+    return sorted(events, key=lambda event: event.time_range.start), seconds
+
+
+def busy_us(events):
+    """Microseconds in which at least one of these events was under way; those of several streams overlap."""
+    busy, last = 0.0, -math.inf
+    for event in events:
         busy += max(0.0, event.time_range.end - max(last, event.time_range.start))
         last = max(last, event.time_range.end)
-    total = sum(event.time_range.elapsed_us() for event in events)
+    return busy
+
+
+def gpu_shares(trainer):
+    """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}."""
+    events, seconds = gpu_events(lambda: (trainer.evaluate(), trainer.train()))
+    copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name)
+    busy, total = busy_us(events), sum(event.time_range.elapsed_us() for event in events)
     return {"busy": busy / 1e6 / seconds, "copies": copies / 1e6, "kernels": (total - copies) / 1e6}
 
 
@@ -178,9 +191,13 @@ def memory(trainer):
     return {"bytes": rollout + trainer.arena.memory.nbytes, "bytes_least": least}
 
 
-def measure(a):
-    """All figures of one setting, as a dict."""
+def make_trainer(a):
+    """The trainer of one setting. Raises SystemExit where a.env_device is a setting that there is not."""
     args = pufferl.load_config(a.env)
+    if a.env_device is not None and "device" in args["vec"]:
+        args["vec"]["device"] = a.env_device
+    elif a.env_device == "cuda":
+        raise SystemExit("--env-device cuda: the vec section of the configuration has no setting device.")
     args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads, "num_buffers": a.num_buffers}
     args["policy"]["hidden_size"], args["rnn"]["num_layers"] = a.hidden_size, a.num_layers
     args["train"] |= {
@@ -193,26 +210,39 @@ def measure(a):
         "total_timesteps": 10**12,
     }
     vecenv = pufferl.load_env(a.env, args)
-    trainer = pufferl.PuffeRL({**args["train"], "env": a.env, "data_dir": None}, vecenv,
-                              pufferl.load_policy(args, vecenv))  # fmt: skip
+    return pufferl.PuffeRL({**args["train"], "env": a.env, "data_dir": None}, vecenv,
+                           pufferl.load_policy(args, vecenv))  # fmt: skip
+
+
+def warm_up(trainer):
+    """The epochs that compile the kernels, touch every page and capture the graphs."""
+    for _ in range(4 if trainer.config["device"] == "cuda" else 2):
+        trainer.evaluate()
+        trainer.train()
+
+
+def measure(a):
+    """All figures of one setting, as a dict."""
+    trainer = make_trainer(a)
+    vecenv = trainer.vecenv
     workers, shapes = vecenv.num_workers, products(trainer)
     flops = sum(2 * m * k * n * count for m, k, n, _, count in shapes)
     row = vecenv.storage.observations[0, 0].nbytes
     least = trainer.batch_size * row * (2 + a.replay_ratio)
     gpu = a.device == "cuda"
-    for _ in range(4 if gpu else 2):  # compiles the kernels, touches every page, captures the graphs
-        trainer.evaluate()
-        trainer.train()
+    warm_up(trainer)
     trainer.statistics.seconds = dict.fromkeys(trainer.statistics.seconds, 0.0)
     epochs, count, floors, multiplied, copied = [], 0, [], [], []
     with ThreadPoolExecutor(workers) as pool:
         for _ in range(a.repeats):
             begun, done = time.perf_counter(), 0
-            while (elapsed := time.perf_counter() - begun) < a.seconds or not done:
+            while time.perf_counter() - begun < a.seconds or not done:
                 trainer.evaluate()
                 trainer.train()
                 done += 1
-            epochs.append(elapsed / done)
+            if gpu:
+                torch.cuda.synchronize()
+            epochs.append((time.perf_counter() - begun) / done)
             count += done
             multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, workers, pool))
             copied.append(math.inf if gpu else copy_speed(workers, pool))  # a GPU's floor is its products
