@@ -42,6 +42,7 @@ FLOAT_MAX = float(np.finfo(np.float32).max)  # of a setting
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
     "ocean_step": (None, [POINTER, INT, INT, POINTER]),
+    "ocean_rows": (None, [POINTER, POINTER, POINTER]),
     "ocean_reset": (None, [POINTER, INT, INT, POINTER]),
     "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, INT, ctypes.c_uint64, POINTER, POINTER]),
     "ocean_log": (None, [POINTER, INT, INT, POINTER]),
@@ -113,6 +114,8 @@ class Library:
         self.settings_help = {setting: text for setting, _, _, text in described["settings"]}
         self.log_fields = described["log_fields"]
         self.struct_size, self.log_offset = described["struct_size"], described["log_offset"]
+        self.plain_start, self.rows_size = described["plain_start"], described["rows_size"]
+        self.has_heap = bool(described["has_heap"])
         self.observation_dtype = np.dtype(described["observation_dtype"])
         self.has_valid = bool(described["has_valid"])
         self.has_action_masks = bool(described["has_action_masks"])
