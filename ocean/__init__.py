@@ -248,9 +248,19 @@ class Envs:
         their number n; or {}."""
         sums = np.zeros(len(self.library.log_fields))
         self._call(self.functions.ocean_log, sums, start, end)
-        fields = dict(zip(self.library.log_fields, sums.tolist(), strict=True))
+        return self.means(sums.tolist())
+
+    def means(self, sums):
+        """What `log` gives, from the sums of the log fields."""
+        fields = dict(zip(self.library.log_fields, sums, strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
+
+    def rows_for_a_gpu(self, addresses):
+        """Eight addresses there, as `rows` gives those of the host, in the form that device.py's kernels read."""
+        rows = np.empty(self.library.rows_size, np.uint8)
+        self.functions.ocean_rows(self.address, addresses.ctypes.data, rows.ctypes.data)
+        return rows
 
     def every_final(self):
         """From now on terminated agents get a final observation too, not the truncated ones alone."""

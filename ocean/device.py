@@ -38,6 +38,14 @@ def why_not(library):
     return None
 
 
+def truncates(library):
+    """Whether an environment may cut episodes off: unless its header writes nothing but 0 into the truncations."""
+    text = "".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+    never = r"truncations(?:\[[^]]*\])?\s*=\s*(?:0|false)\s*;|memset\(env->truncations, 0,"
+    return "truncations" in re.sub(never, "", text)
+
+
 def source(library):
     """The text of an environment's kernels: device_step, device_reset and device_log of binding.c."""
     described = {"OCEAN_DEVICE": 1, "STRUCT_SIZE": library.struct_size, "PLAIN_START": library.plain_start,
