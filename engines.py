@@ -133,8 +133,8 @@ class Autograd:
         if t == self.horizon:
             return row
         return {**row, "step": self.arena["steps"][t : t + 1], "logprobs": self.logprobs[t, agents],
-                "actions": s["actions"][t, agents], "truncations": host["truncations"][t, agents].numpy(),
-                "terminals": host["terminals"][t, agents].numpy()}  # fmt: skip
+                "actions": s["actions"][t, agents], **{name: array if array.is_cuda else array.numpy() for name, array in (
+                    (name, host[name][t, agents]) for name in ("truncations", "terminals"))}}  # fmt: skip
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ class PuffeRL:
         self.rewards, self.reward_scale = self.storage["rewards"], None  # what is learnt from
         if c["norm_reward"]:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
-        self.running_returns = torch.zeros(N)
+        self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
         if c["optimizer"] != "muon":
             self.optimizer = TorchOptimizer(c, self.policy, arena)
 
@@ -277,7 +277,7 @@ class PuffeRL:
         """The rollout's rewards in deviations of the discounted return, this rollout's included: a first reward after
         many zeros would else be divided by next to nothing."""
         if self.reward_scale is not None:
-            moments = self.reward_scale.follow(*(self.host[name] for name in ("rewards", "resets", "valid")))
+            moments = self.reward_scale.follow(*map(self.engine.on_host, ("rewards", "resets", "valid")))
             self.reward_scale.merge(self.ranks.gather(moments))
             torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
 
@@ -518,8 +518,7 @@ class Statistics:
     def add_returns(self, rewards, valid, resets, running):
         """Keep the smallest and the largest return of the agents' episodes that ended in a rollout; running (N,): of
         those that go on."""
-        arrays = (tensor.numpy() for tensor in (rewards, valid, resets, running))
-        self._returns = kernels.return_range(*arrays, *self._returns)
+        self._returns = kernels.return_range(rewards, valid, resets, running, *self._returns)
 
     def add_episodes(self, log, policy):
         """Add the environments' means, "n" of their episodes; keep a copy of the weights whose mean score over
