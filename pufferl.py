@@ -837,7 +837,7 @@ def measure(env_name, args, vecenv, facts):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
-           "num_buffers": None, "backend": "native" if facts.native else "serial"}  # fmt: skip
+           "num_buffers": None, "device": "host", "backend": "native" if facts.native else "serial"}  # fmt: skip
     small = {**args, "vec": vec, "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
              "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto", "max_minibatch_size": None,

@@ -1355,7 +1355,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     if device is not None:
         why = why_not_on_gpu(env, backend, num_buffers)
         if why is not None:
-            raise ValueError(f"{_name(env)} cannot be stepped on {device}: {why}; leave device out.")
+            raise ValueError(f"{_name(env)} cannot step on {device}: {why}; leave device out.")
         return OnGpu(env, num_envs, device=device, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
     if backend is Native:
         return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
@@ -1382,12 +1382,12 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
 
 
-def why_not_on_gpu(env, backend=Native, num_buffers=None):
+def why_not_on_gpu(env, backend="auto", num_buffers=None):
     """Why `make` would not step an environment on a GPU, as the end of a sentence; None if it would."""
-    if not isinstance(env, ocean.Library) or backend is not Native:
-        return "that is for environments in C, in this process"
+    if not isinstance(env, ocean.Library) or backend not in ("auto", "native", None, Native):
+        return "only environments in C do, with backend native"
     if num_buffers not in (None, 1):
-        return f"num_buffers is {num_buffers}, but all environments are one buffer there"
+        return f"vec.num_buffers is {num_buffers}, but all environments are one buffer there"
     return ocean.device.why_not(env)
 
 

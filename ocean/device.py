@@ -9,7 +9,7 @@ C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type)
 header stays as it is. A struct that holds nothing but plain data is copied to the GPU as c_init left it on the host.
 """
 
-import functools
+import importlib.util
 import re
 
 import numpy as np
@@ -28,13 +28,15 @@ LITERAL = re.compile(r"(?<=[-=(,{?:&|+*/;<>!~^%])(\s*)\(\s*(?:struct\s+)?([A-Za-
 
 
 def why_not(library):
-    """Why an environment cannot be stepped on a GPU, as the end of a sentence; None if nothing is known against it."""
+    """Why an environment cannot step on a GPU here, as the end of a sentence; None if nothing is known against it."""
     if library.has_heap:
         return "its struct points to memory of its own (HEAP)"
     for path in _files(library.header):
         for _, name, _ in INCLUDE.findall(path.read_text()):
             if name and name not in STANDARD and path.parent != FOLDER:
                 return f"it includes <{name}>, which a GPU does not have"
+    if importlib.util.find_spec("cupy") is None:
+        return "there is no CuPy: pip install -r requirements-cuda.txt"
     return None
 
 
@@ -88,24 +90,16 @@ def _files(path, seen=None):
     return seen
 
 
-@functools.cache
-def cupy():
-    """The package. Raises ImportError, which says how to get it."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise ImportError("environments on a GPU need CuPy: pip install -r requirements-cuda.txt") from error
-    return cupy
-
-
 class Kernels:
-    """An environment's kernels on the current GPU. Raises ImportError without CuPy, RuntimeError with the compiler's
-    message if the header is not C++ enough."""
+    """An environment's kernels on the current GPU. Raises RuntimeError with the compiler's message if the header is
+    not C++ enough."""
 
     def __init__(self, library):
-        self._cupy, self._streams = cupy(), {}
-        module = self._cupy.RawModule(code=source(library), options=OPTIONS)
+        import cupy  # only here: nothing else needs it
+
+        self._cupy, self._streams = cupy, {}
         try:
+            module = cupy.RawModule(code=source(library), options=OPTIONS)
             self._functions = {name: module.get_function(f"device_{name}") for name in ("step", "reset", "log")}
         except Exception as error:  # CuPy's CompileException is nothing but an Exception
             raise RuntimeError(f"{library.header} does not compile for a GPU:\n{error}") from error

@@ -23,7 +23,8 @@ POISON = 0xA5
 
 
 def library(name):
-    header = ocean.FOLDER / name / f"{name}.h"
+    """Of an environment's name, or of a header's path."""
+    header = Path(name) if str(name).endswith(".h") else ocean.FOLDER / name / f"{name}.h"
     return ocean.Library(header, ocean.build(header, extra_flags=FLAGS))
 
 
@@ -41,7 +42,6 @@ def arrays_for(envs):
 def compare(name, steps, num_envs=3, seed=0, settings=None):
     """Step both with the same random actions; returns the episodes that ended."""
     sys.modules["cupy"] = gpu_stand_in
-    device.cupy.cache_clear()
     kernels = device.Kernels(library(name))
     host, other = (library(name).create(num_envs, seed, settings) for _ in range(2))
     ours, theirs = arrays_for(host), arrays_for(other)
