@@ -258,10 +258,8 @@ int ocean_describe(char* text, int64_t size) {
     const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
         int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
     WRITE(&w, "{\"struct_size\": %zu, \"observation_dtype\": \"%s\"", sizeof(Env), dtype);
-    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d, \"log_offset\": %zu", has_valid, has_action_masks,
+    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d, \"log_offset\": %zu, \"settings\": [", has_valid, has_action_masks,
           offsetof(Env, log));
-    WRITE(&w, ", \"plain_start\": %zu, \"rows_size\": %zu, \"has_heap\": %d, \"settings\": [", plain_start, sizeof(Rows),
-          has_heap);
     const char* comma = "";
     (void)comma;
 #define SETTING_DESCRIBE(type, name, value, help) \
@@ -276,7 +274,7 @@ int ocean_describe(char* text, int64_t size) {
     WRITE(&w, "%s\"%s\"", comma, #name); \
     comma = ", ";
     LOG(LOG_DESCRIBE)
-    WRITE(&w, "]}");
+    WRITE(&w, "], \"plain_start\": %zu, \"rows_size\": %zu, \"has_heap\": %d}", plain_start, sizeof(Rows), has_heap);
     return 0;
 }
 

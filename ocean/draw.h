@@ -27,12 +27,15 @@ typedef struct { float x, y, width, height; } Rectangle;
     X(void, DrawRing, /* from, to: degrees */ \
       (Vector2 centre, float inner, float outer, float from, float to, int segments, Color color)) \
     X(void, DrawTriangle, (Vector2 a, Vector2 b, Vector2 c, Color color)) /* counter-clockwise on the screen */
-#ifdef OCEAN_DEVICE /* a GPU draws nothing */
-#define RAYLIB_DECLARE(result, name, arguments) static inline result name arguments { return result(); }
-#elif defined(RAYLIB_POINTERS)
+#ifdef RAYLIB_POINTERS
 #define RAYLIB_DECLARE(result, name, arguments) static result(*name) arguments;
 #else
 #define RAYLIB_DECLARE(result, name, arguments) result name arguments;
+#endif
+#ifdef OCEAN_DEVICE /* a GPU draws nothing */
+#undef RAYLIB_DECLARE
+#define RAYLIB_DECLARE(result, name, arguments) \
+    static inline result name arguments { return result(); }
 #endif
 RAYLIB(RAYLIB_DECLARE)
 

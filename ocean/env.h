@@ -79,7 +79,8 @@ typedef decltype(sizeof(0)) uint64_t, uintptr_t;
 #define __builtin_popcount(word) __popc((unsigned)(word))
 #define __builtin_popcountl(word) __popcll((unsigned long long)(word))
 #define __builtin_popcountll __builtin_popcountl
-#define snprintf(...) 0 /* what is drawn */
+#define snprintf(...) 0 /* of what is drawn */
+#define vsnprintf(...) 0
 /* Words of C++ that are names in C. */
 #define catch catch_
 #define class class_

@@ -18,6 +18,7 @@ CHECKS = ("-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer")
 
 SHIM = r"""
 #include <math.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
