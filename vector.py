@@ -1329,8 +1329,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     that is called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment
     is made, or a named one that holds num_envs itself, and its reset returns tensors. It then holds num_envs ×
     env_kwargs["num_envs"].
-    num_buffers, num_threads: Native's; see there. device: "cuda" steps environments in C on a GPU; see OnGpu. num_workers: processes or Ray actors (default: the physical cores, or
-    the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
+    num_buffers, num_threads: Native's; see there. device: "cuda" steps environments in C on a GPU; see OnGpu.
+    num_workers: processes or Ray actors (default: the physical cores, or the most below them that divide num_envs).
+    batch_size: environments that one `recv` waits for (default: all).
     env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:
     its keyword arguments, or the C environment's settings, one dict or a list of one dict an environment; any other
     keyword is one of them for all. seed: environment i is reset with seed + i. timeout: seconds after which a worker,

@@ -19,8 +19,8 @@ from ocean import FOLDER
 # As the C compiler's results, but for the last bit of sinf, expf and their like: products and sums stay apart.
 OPTIONS = ("-std=c++20", "-default-device", "--fmad=false", "-w")
 THREADS = 64  # a block
-STANDARD = {f"{name}.h" for name in ("float", "limits", "math", "stdarg", "stdbool", "stddef", "stdint", "stdio", "stdlib",
-                                      "string")}  # fmt: skip
+STANDARD = {f"{name}.h" for name in ("float", "limits", "math", "stdarg", "stdbool", "stddef", "stdint", "stdio",
+                                     "stdlib", "string")}  # fmt: skip
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>|(ENV_HEADER)).*$', re.MULTILINE)
 # (Type){ where a value may stand: after an operator, a bracket, a comma or return.

@@ -5,22 +5,22 @@ import os
 import subprocess
 import sys
 
+import device_steps
+import gpu_stand_in
 import numpy as np
+import nvrtc
 import pytest
 import torch
+from test_devices import Recorder, on_a_cpu, recorded
 
 import arena
 import configuration
-import device_steps
 import fused
-import gpu_stand_in
 import models
-import nvrtc
 import ocean
 import pufferl
 import vector
 from ocean import device as on_device
-from test_devices import Recorder, on_a_cpu, recorded
 
 STAY = {"maze": "HEAP", "nmmo3": "HEAP", "performance": "<time.h>", "snake": "HEAP"}  # on the host, and why
 NAMES = [name for name in ocean.names() if name not in STAY]
@@ -28,7 +28,12 @@ ARCHS = ("sm_80", "sm_90", "sm_120")
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch):
+def stand_in(request, monkeypatch):
+    if request.node.get_closest_marker("gpu"):
+        pytest.importorskip("cupy", reason="pip install -r requirements-cuda.txt")
+        if not torch.cuda.is_available():
+            pytest.skip("there is no CUDA device")
+        return
     monkeypatch.setitem(sys.modules, "cupy", gpu_stand_in)
     gpu_stand_in.launches.clear()
 
@@ -126,7 +131,7 @@ def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
 def test_what_is_no_cpp_is_said(tmp_path):
     (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
     library = ocean.load(tmp_path / "broken.h")
-    with pytest.raises(RuntimeError, match="broken.h does not compile for a GPU"):
+    with pytest.raises(RuntimeError, match=r"broken\.h does not compile for a GPU"):
         on_device.Kernels(library)
 
 
@@ -139,13 +144,15 @@ def test_who_cuts_episodes_off():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_are_those_of_the_c_library(name):
+def test_steps_are_those_of_the_c_library(name, monkeypatch):
+    monkeypatch.setattr(gpu_stand_in, "OPTIMISE", "-O0")  # compiling takes longest
     device_steps.compare(name, 300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_many_steps_are_those_of_the_c_library(name):
+def test_many_steps_are_those_of_the_c_library(name, monkeypatch):
+    monkeypatch.setattr(gpu_stand_in, "OPTIMISE", "-O3")
     assert device_steps.compare(name, 10_000, num_envs=70 if name in ("squared", "cartpole") else 3, seed=7) > 0
 
 
@@ -156,7 +163,8 @@ def test_steps_stay_within_their_memory(names):
     """Under the address and the undefined-behaviour sanitizer."""
     found = [subprocess.run(["g++", f"-print-file-name=lib{kind}.so"], capture_output=True, text=True).stdout.strip()
              for kind in ("asan", "ubsan")]  # fmt: skip
-    environment = {**os.environ, "LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
+    environment = {**os.environ, "PYTHONPATH": str(on_device.FOLDER.parent), "LD_PRELOAD": " ".join(found),
+                   "ASAN_OPTIONS": "detect_leaks=0"}  # fmt: skip
     done = subprocess.run([sys.executable, device_steps.__file__, "500", *names], env=environment,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0 and "runtime error" not in done.stderr, done.stderr[-4000:]
@@ -314,7 +322,7 @@ def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
     whole = make_trainer("cartpole", True, **settings)
     train(whole, 3)
     whole.save_checkpoint(tmp_path / "state.pt")
-    expected, logs, _ = train(whole, 2)
+    expected, _, _ = train(whole, 2)
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     assert len(saved["environments"]) and saved["tensors"]["observations"].any()
     whole.load_checkpoint(tmp_path / "state.pt")
@@ -329,6 +337,44 @@ def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
 def test_a_policy_on_the_cpu_may_act_in_them():
     """Each step is copied, as it is for scripts."""
     results = [train(make_trainer("cartpole", there, device="cpu"), 3) for there in (False, True)]
+    assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What only a GPU can show
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_steps_as_the_host(name):
+    """A few steps: the last bits of a sine may differ, and what follows from them."""
+    library = device_steps.library(name)
+    vectors = [vector.make(library, 256, seed=3, num_threads=1, **place)
+               for place in ({"num_buffers": 1}, {"device": "cuda"})]  # fmt: skip
+    random, (first, second) = np.random.default_rng(0), (vecenv.reset()[0] for vecenv in vectors)
+    np.testing.assert_allclose(second, first, rtol=1e-4, atol=1e-4)
+    for _ in range(8):
+        actions = act(vectors[0], random)
+        for a, b in zip(*(vecenv.step(actions)[:4] for vecenv in vectors), strict=True):
+            near = np.isclose(a.astype(float), b.astype(float), rtol=1e-3, atol=1e-3)
+            assert near.mean() > 0.99
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["squared", "cartpole", "drone"])
+def test_a_gpu_plays_the_rollout_as_one_graph(name):
+    """Which leaves, bit for bit, what the same calls leave one after the other."""
+    results = []
+    for graphs in (2, -1):
+        vecenv = vector.make(device_steps.library(name), 256, seed=1, num_threads=1,
+                             device=torch.device("cuda", torch.cuda.current_device()))  # fmt: skip
+        torch.manual_seed(1)
+        settings = {"horizon": 16, "minibatch_size": 1024, "total_timesteps": 10**6, "device": "cuda",
+                    "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}  # fmt: skip
+        trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
+        results.append(train(trainer, 6))
+        assert (("rollout", 0) in trainer.engine.device._graphs) == (graphs == 2)
+        trainer.release()
     assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
 
 
@@ -352,9 +398,9 @@ def test_where_environments_step(monkeypatch, capsys):
         assert choose(name, "auto", **vec) is None
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and f"{name} steps on the host, because" in said and why in said
-        with pytest.raises(configuration.ConfigError, match=f"vec.device = cuda: {name} cannot step.*{why}"):
+        with pytest.raises(configuration.ConfigError, match=rf"vec\.device = cuda: {name} cannot step.*{why}"):
             choose(name, "cuda", **vec)
-    with pytest.raises(configuration.ConfigError, match="train.device is cpu"):
+    with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
         choose("squared", "cuda", "cpu")
     with pytest.raises(configuration.ConfigError, match="only environments in C"):
         choose("gym/CartPole-v1", "cuda")
@@ -365,7 +411,7 @@ def test_where_environments_step(monkeypatch, capsys):
 
 def test_the_setting_is_on_the_command_line(monkeypatch):
     args = configuration.load_config("squared", ["--vec.device", "cuda"])
-    with pytest.raises(configuration.ConfigError, match="train.device is cpu"):
+    with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
         configuration.load_env("squared", args)
     args = configuration.load_config("squared", [])
     assert args["vec"]["device"] == "auto"
