@@ -99,6 +99,9 @@ class Vec:
     """native: ranges the environments are cut into (default: so that the work of one stays in a core's cache)."""
     num_threads: int | None = None
     """Threads that step environments and run the network (default: the physical cores)."""
+    device: Literal["auto", "host", "cuda"] = "auto"
+    """native: where environments step. cuda: on the GPU on which the policy is, one thread an environment, as one
+    buffer; the header must hold plain data. auto is cuda if train.device is and it can be, and says why not if not."""
 
 
 @dataclass
@@ -889,7 +892,27 @@ def make_vector(env, num_envs, args, settings):
         return vector.make(env, num_envs, vec["backend"], num_buffers=vec["num_buffers"],
                            num_threads=vec["num_threads"], num_workers=vec["num_workers"],
                            batch_size=vec["batch_size"], timeout=vec["timeout"], seed=args["train"]["seed"],
-                           env_kwargs=settings)
+                           device=choose_device(env, vec, args["train"]), env_kwargs=settings)
+
+
+def choose_device(env, vec, train):
+    """The torch.device that environments step on by vec.device, None for the host; ConfigError if it cannot be. If
+    auto leaves environments in C on the host of a GPU, it says why."""
+    asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
+    if asked == "host" or (asked == "auto" and (train["device"] != "cuda" or not in_c)):
+        return None
+    why = "train.device is cpu, to which each step would be copied" if train["device"] != "cuda" else (
+        vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))  # fmt: skip
+    if why is None and not torch.cuda.is_available():
+        why = "torch finds no GPU here"
+    if why is None:
+        return torch.device("cuda", ranks.connect().choose_gpu())
+    if asked == "cuda":
+        raise ConfigError(f"vec.device = cuda: {getattr(env, 'name', 'this environment')} cannot step on a GPU: {why}. "
+                          "Take auto or host.")
+    if ranks.connect().rank == 0:
+        print(f"vec.device: {env.name} steps on the host, because {why}", file=sys.stderr)
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -45,6 +45,11 @@ def torch_threads(count):
         torch.set_num_threads(before)
 
 
+def _flags(tensor):
+    """As numpy has them, which is quicker to ask, unless they are on a GPU."""
+    return tensor if tensor.is_cuda else tensor.numpy()
+
+
 class Autograd:
     """Any nn.Module (models.py says what it must have) through its own forward and torch's autograd, on a CPU.
 
@@ -133,8 +138,8 @@ class Autograd:
         if t == self.horizon:
             return row
         return {**row, "step": self.arena["steps"][t : t + 1], "logprobs": self.logprobs[t, agents],
-                "actions": s["actions"][t, agents], "truncations": host["truncations"][t, agents].numpy(),
-                "terminals": host["terminals"][t, agents].numpy()}  # fmt: skip
+                "actions": s["actions"][t, agents], **{name: _flags(host[name][t, agents]) for name in
+                                                       ("truncations", "terminals")}}  # fmt: skip
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 

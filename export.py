@@ -283,6 +283,7 @@ def export(env_name, args):
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
     if library is None and args["vec"]["backend"] in ("auto", "multiprocessing", "ray"):
         args["vec"]["backend"] = "serial"
+    args["vec"]["device"] = "host"
     vecenv = pufferl.load_env(env_name, args)
     try:
         env, policy = vecenv.driver_env, pufferl.load_policy(args, vecenv, env_name)

@@ -174,6 +174,7 @@ def find_gpu(workers):
 class Graphs(engines.Autograd):
     """engines.Autograd on a GPU. The environments write pinned arrays, of which the policy has copies there. Those that
     live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host gets copies for its statistics.
+    If a graph can step them too (vector.OnGpu), a whole rollout is one, and the host gets sums alone.
     """
 
     name, rollout_name = "autograd", "graphs"
@@ -183,6 +184,7 @@ class Graphs(engines.Autograd):
         self.device = find_gpu(vecenv.num_workers)
         self.torch_device = self.device.torch_device
         self.together = vecenv.device == self.torch_device  # the environments live where the policy does
+        self.alone = self.together and vecenv.in_graphs  # and nothing of a rollout is on the host
         policy.to(self.torch_device)
         self._start_pool()
         self.worker_of = {}  # buffer -> the worker that serves it
@@ -200,10 +202,12 @@ class Graphs(engines.Autograd):
         arena.register("cut_step", (self.vecenv.num_buffers,), torch.int64)
 
     def bind(self):
+        if self.alone:
+            self.host = self._storage()
         super().bind()
         cut = aligned_zeros((self.num_agents,), np.uint8)
         cut_step = aligned_zeros((self.vecenv.num_buffers,), np.int64)
-        arrays = [tensor.numpy() for tensor in self.host.values() if tensor is not None]
+        arrays = [] if self.alone else [tensor.numpy() for tensor in self.host.values() if tensor is not None]
         for array in (*arrays, cut, cut_step):
             self.device.pin(array)
         self.host_cut, self.host_cut_step = torch.from_numpy(cut), torch.from_numpy(cut_step)
@@ -232,6 +236,8 @@ class Graphs(engines.Autograd):
             if not self.captured and self.learned == self.config["cudagraphs"]:
                 self._capture()
             seconds = super().rollout(number)
+            if self.alone:
+                return seconds
             if self.together:
                 for name in ("rewards", "resets", "valid"):  # for statistics; of terminals and truncations it has them
                     self.host[name].copy_(self.storage[name], non_blocking=True)
@@ -255,7 +261,24 @@ class Graphs(engines.Autograd):
     @torch.no_grad()
     def _rollout(self, worker):
         with self.device.worker(worker):
-            return super()._rollout(worker)
+            if not self.alone or self.config["rollout"] == "plain":
+                return super()._rollout(worker)
+            self.worker_of[0] = worker
+            self.device.play(("rollout", 0), self._whole_rollout, worker)
+            self.vecenv.finish(0)
+            self.device.wait()
+        return 0.0  # what the environments took of it, only a profile shows
+
+    def _whole_rollout(self, worker):
+        """All steps of the policy and of the environments on this GPU. Whether an agent was cut off is not known here,
+        so the final values of environments that may do so are worked out after each step."""
+        for t in range(self.horizon + 1):
+            if t > 0 and self.vecenv.truncates:
+                cut = self.storage["truncations"][t - 1] > self.storage["terminals"][t - 1]
+                self.bootstraps[t - 1].copy_(self._values_of_cut(worker, slice(None), cut))
+            self._step(worker, 0, t)
+            if t < self.horizon:
+                self.vecenv.launch(t)
 
     def step(self, worker, buffer, t):
         self.worker_of[buffer] = worker
@@ -274,7 +297,7 @@ class Graphs(engines.Autograd):
     def _bootstrap(self, worker, buffer, t):
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
         cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
-        self.host_cut[agents], self.host_cut_step[buffer] = torch.from_numpy(cut), t
+        self.host_cut[agents], self.host_cut_step[buffer] = torch.as_tensor(cut), t
         self.device.play(("final", buffer), self._final_values, worker, buffer)
 
     def _final_values(self, worker, buffer):
@@ -287,10 +310,15 @@ class Graphs(engines.Autograd):
             final.copy_(self.host["final_observations"][agents], non_blocking=True)
         cut.copy_(self.host_cut[agents], non_blocking=True)
         step.copy_(self.host_cut_step[one], non_blocking=True)
-        state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
-        outputs, _ = self._act(worker, final, state, *(flags[agents] for flags in self.flags))
-        values = outputs[:, -1].masked_fill(cut == 0, 0.0)  # a NaN may be among them
+        values = self._values_of_cut(worker, agents, cut)
         self.bootstraps[:, agents].index_copy_(0, step, values.unsqueeze(0))
+
+    def _values_of_cut(self, worker, agents, cut):
+        """V of the final observations of the agents in a slice, from the state before the reset, 0 if not cut (n,)."""
+        state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
+        final = self.storage["final_observations"][agents]
+        outputs, _ = self._act(worker, final, state, *(flags[agents] for flags in self.flags))
+        return outputs[:, -1].masked_fill(cut == 0, 0.0)  # a NaN may be among them
 
     def _threads(self, rows):
         """Threads do nothing on a GPU, and torch.compile compiles anew for another number of them."""
@@ -318,6 +346,8 @@ class Graphs(engines.Autograd):
 
     def _calls(self, worker, buffer):
         """[(key, function, arguments)] of a buffer's rollout: its steps, and its final values."""
+        if self.alone and self.config["rollout"] != "plain":
+            return [(("rollout", buffer), self._whole_rollout, (worker,))]
         steps = [(("step", buffer, t), self._step, (worker, buffer, t)) for t in range(self.horizon + 1)]
         return [*steps, (("final", buffer), self._final_values, (worker, buffer))]
 
@@ -708,6 +738,8 @@ class Fused(engines.Restated, Graphs):
             with self.device.worker(worker):
                 self._final_values(worker, buffer)
         super()._capture_rollout()
+        if self.alone:
+            return
         for buffer, worker in self.worker_of.items():
             # torch's own replay also counts the random numbers that another network may draw
             self.handles[buffer] = self.device.handles(worker, self._calls(worker, buffer))

@@ -180,7 +180,7 @@ class PuffeRL:
         self.rewards, self.reward_scale = self.storage["rewards"], None  # what is learnt from
         if c["norm_reward"]:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
-        self.running_returns = torch.zeros(N)
+        self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
         if c["optimizer"] != "muon":
             self.optimizer = TorchOptimizer(c, self.policy, arena)
 
@@ -279,7 +279,7 @@ class PuffeRL:
         """The rollout's rewards in deviations of the discounted return, this rollout's included: a first reward after
         many zeros would else be divided by next to nothing."""
         if self.reward_scale is not None:
-            moments = self.reward_scale.follow(*(self.host[name] for name in ("rewards", "resets", "valid")))
+            moments = self.reward_scale.follow(*map(self.engine.on_host, ("rewards", "resets", "valid")))
             self.reward_scale.merge(self.ranks.gather(moments))
             torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
 
@@ -520,8 +520,7 @@ class Statistics:
     def add_returns(self, rewards, valid, resets, running):
         """Keep the smallest and the largest return of the agents' episodes that ended in a rollout; running (N,): of
         those that go on."""
-        arrays = (tensor.numpy() for tensor in (rewards, valid, resets, running))
-        self._returns = kernels.return_range(*arrays, *self._returns)
+        self._returns = kernels.return_range(rewards, valid, resets, running, *self._returns)
 
     def add_episodes(self, log, policy):
         """Add the environments' means, "n" of their episodes; keep a copy of the weights whose mean score over
@@ -840,7 +839,7 @@ def measure(env_name, args, vecenv, facts):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
-           "num_buffers": None, "backend": "native" if facts.native else "serial"}  # fmt: skip
+           "num_buffers": None, "device": "host", "backend": "native" if facts.native else "serial"}  # fmt: skip
     small = {**args, "vec": vec, "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
              "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto", "max_minibatch_size": None,

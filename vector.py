@@ -58,6 +58,7 @@ import emulation
 import environments
 import kernels
 import ocean
+import ocean.device
 import processes
 import tensors
 import workers
@@ -93,6 +94,7 @@ def _divide(num_envs, num_workers, batch_size):
 
 
 PAGE = 4096  # bytes
+SEEN = ("observations", "resets", "valid", "action_masks")  # of the rollout's arrays, those with a row more than steps
 
 
 def aligned_zeros(shape, dtype):
@@ -120,6 +122,7 @@ class Vector:
         driver_env [itself]: what policies read the spaces from; it may have obs_dtype and env_single_observation_space
         storage [None until `allocate`]: the arrays that `new_storage` makes
         device [None]: the torch.device that the environments' own tensors lie on; see Tensors
+        in_graphs [False]: whether a CUDA graph can step them; see OnGpu
         can_step_in_kernels [False]: see Native; where it is True `addresses` and `finish` are duties too
     and these methods:
         allocate(horizon): set `storage` to what new_storage(horizon, zeros) makes for so many steps, `restart`, `begin`
@@ -157,6 +160,7 @@ class Vector:
     closed = False
     has_valid = True
     device = None
+    in_graphs = False  # see OnGpu
     can_step_in_kernels = False  # see Native
     inside = hung = None  # for workers.watch
 
@@ -237,12 +241,16 @@ class Vector:
 
     def begin(self):
         """The last row becomes the first of the next rollout; every buffer stands at t = 0."""
-        storage = self.storage
-        for array in (storage.observations, storage.resets, storage.valid, storage.action_masks):
-            if array is not None:
-                array[0] = array[-1]
+        arrays = self._rows_in_use()
+        for name in SEEN:
+            if arrays[name] is not None:
+                arrays[name][0] = arrays[name][-1]
         self._t = [0] * self.num_buffers
         self._waiting = [list(range(worker, self.num_buffers, self.num_workers)) for worker in range(self.num_workers)]
+
+    def _rows_in_use(self):
+        """The rollout's arrays that are stepped into, by name."""
+        return vars(self.storage)
 
     def reset(self, seed=None):
         """Begin new episodes: (observations (N, *obs), infos). A seed other than the last one builds the environments
@@ -407,12 +415,7 @@ class Native(Vector):
     def allocate(self, horizon):
         """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
         self.storage = storage = self.new_storage(horizon, aligned_zeros)
-        masks = storage.action_masks
-        self._tables = [
-            ocean.rows(storage.observations[t + 1], storage.actions[t], storage.rewards[t], storage.terminals[t],
-                       storage.truncations[t], storage.final_observations,
-                       storage.valid[t + 1] if self.has_valid else None, None if masks is None else masks[t + 1])
-            for t in range(horizon)]
+        self._tables = [ocean.rows(*self._at(vars(storage), t, t + 1)) for t in range(horizon)]
         self._step_rows = [table.ctypes.data for table in self._tables]
         storage.valid[:] = 1
         self.restart()
@@ -421,17 +424,23 @@ class Native(Vector):
 
     def restart(self, seed=None):
         """Begin new episodes in all environments, observations in row T; with a seed, from that seed's beginning."""
+        self._renew(seed)
+        self.envs.reset(ocean.rows(*self._at(vars(self.storage), -1, -1)))
+        self.storage.resets[-1] = 1
+
+    def _renew(self, seed):
+        """New environments, if a seed asks for others than those that have not begun yet."""
         if seed is not None and not (self._fresh and seed == self.seed):
             self.envs.close()
             self._build(seed)
-        storage, last = self.storage, -1
-        masks = None if storage.action_masks is None else storage.action_masks[last]
-        self.envs.reset(ocean.rows(
-            storage.observations[last], storage.actions[last], storage.rewards[last], storage.terminals[last],
-            storage.truncations[last], storage.final_observations,
-            storage.valid[last] if self.has_valid else None, masks))
-        storage.resets[last] = 1
         self._fresh = False
+
+    def _at(self, arrays, t, after):
+        """The eight rows of step t, as ocean.rows takes them; `after` is the row of what is seen next."""
+        masks = arrays["action_masks"]
+        return (arrays["observations"][after], *(arrays[name][t] for name in ("actions", "rewards", "terminals",
+                "truncations")), arrays["final_observations"], arrays["valid"][after] if self.has_valid else None,
+                None if masks is None else masks[after])  # fmt: skip
 
     def wait(self, worker=0):
         """(buffer, t) of the next buffer of this worker to act on, or None when all of them have reached t = T.
@@ -498,6 +507,134 @@ class Native(Vector):
         if not self.closed:
             self.closed = True
             self.envs.close()
+
+
+class OnGpu(Native):
+    """Environments in C that are plain data, on a GPU: one thread an environment, all of them one buffer.
+
+    device: the torch.device. They are made on the host and copied there. An engine on that device gives `write_to` its
+    own arrays; then a step brings nothing to the host, so that a rollout can be one CUDA graph in which `launch` steps,
+    and `log` brings the sums. Else each step copies its rows from `storage` and back. Raises ImportError without CuPy,
+    RuntimeError if the header does not compile there.
+    """
+
+    in_graphs = True
+    _memory = None
+
+    def __init__(self, env, num_envs, *, device, num_threads=None, seed=0, env_kwargs=None):
+        self._kernels, self.truncates = ocean.device.Kernels(env), ocean.device.truncates(env)
+        self.device = torch.device(device)
+        super().__init__(env, num_envs, num_buffers=1, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
+        self._logs = torch.zeros(num_envs, len(env.log_fields), device=self.device)
+
+    def _build(self, seed):
+        super()._build(seed)
+        self._put()
+
+    def _put(self):
+        """Copy the environments from the host, to where graphs know them."""
+        memory = torch.from_numpy(self.envs.memory)
+        if self._memory is None:
+            self._memory = memory.to(self.device, copy=True)
+        else:
+            self._memory.copy_(memory)
+
+    def _get(self):
+        """Copy the environments to the host, but for the pointers, which are of the device."""
+        shape, plain = (self.num_envs, self.library.struct_size), self.library.plain_start
+        self.envs.memory.reshape(shape)[:, plain:] = self._memory.view(shape)[:, plain:].cpu().numpy()
+
+    def allocate(self, horizon):
+        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        self.storage = self.new_storage(horizon, aligned_zeros)
+        self.storage.valid[:] = 1
+        self._host = {name: None if array is None else torch.from_numpy(array)
+                      for name, array in vars(self.storage).items()}  # fmt: skip
+        one = self.new_storage(1, lambda shape, dtype: torch.from_numpy(np.zeros(shape, dtype)).to(self.device))
+        one.valid[:] = 1
+        self._taken = False
+        self._bind(vars(one))
+        self.restart()
+        self.begin()
+        return self.storage
+
+    def write_to(self, arrays):
+        """From now on step into these, {name: tensor} like the rollout's arrays, whose last row gets what ours has."""
+        for name in SEEN:
+            if arrays[name] is not None:
+                arrays[name][-1].copy_(self._arrays[name][-1])
+        self._taken = True
+        self._bind(arrays)
+
+    def _bind(self, arrays):
+        """The rows of each step and, as the last ones, those of a reset, where the kernels read them."""
+        self._arrays, horizon = arrays, len(arrays["actions"])
+        rows = [self._at(arrays, t, t + 1) for t in range(horizon)] + [self._at(arrays, -1, -1)]
+        addresses = [[0 if row is None else row.data_ptr() for row in step] for step in rows]
+        tables = [self.envs.rows_for_a_gpu(np.array(step, np.int64)) for step in addresses]
+        self._tables = torch.from_numpy(np.stack(tables)).to(self.device)
+        self._step_rows = [table.data_ptr() for table in self._tables]
+
+    def _rows_in_use(self):
+        return self._arrays if self._taken else self._host
+
+    def _launch(self, name, argument, first=0, num_envs=None):
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        envs = self._memory.data_ptr() + first * self.library.struct_size
+        self._kernels.launch(name, num_envs or self.num_envs, (envs, argument), stream)
+
+    def restart(self, seed=None):
+        """Begin new episodes in all environments, observations in row T; with a seed, from that seed's beginning."""
+        self._renew(seed)
+        self._launch("reset", self._step_rows[-1])
+        self._arrays["resets"][-1] = 1
+        if not self._taken:
+            self._tell(SEEN, -1, -1)
+
+    def launch(self, t):
+        """Step all environments with the actions of row t, on torch's current stream, which may be captured."""
+        self._launch("step", self._step_rows[t])
+        arrays = self._arrays
+        torch.bitwise_or(arrays["terminals"][t], arrays["truncations"][t], out=arrays["resets"][t + 1])
+
+    def advance(self, buffer):
+        """Step all environments with the actions of row t."""
+        t = self._t[0]
+        if self._taken:
+            self.launch(t)
+        else:
+            self._arrays["actions"][0].copy_(self._host["actions"][t])
+            self.launch(0)
+            self._tell(("rewards", "terminals", "truncations"), 0, t)
+            self._tell(SEEN, 1, t + 1)
+            self._tell(("final_observations",), slice(None), slice(None))
+        self._t[0] = t + 1
+
+    def _tell(self, names, row, to):
+        for name in names:
+            if self._host[name] is not None:
+                self._host[name][to] = self._arrays[name][row]
+
+    def log(self, env=None):
+        """As Native's; what comes to the host are the sums."""
+        first, count = (0, self.num_envs) if env is None else (env, 1)
+        logs = self._logs[first : first + count]
+        self._launch("log", logs.data_ptr(), first, count)
+        return self.envs.means(logs.double().sum(0).tolist())
+
+    def save(self):
+        """The state of all environments as a uint8 array, for `load`, on the host as well."""
+        self._get()
+        return self.envs.save()
+
+    def load(self, saved):
+        self.envs.load(saved)
+        self._put()
+
+    def render(self, index=0):
+        """Environment `index` as an RGB array (height, width, 3)."""
+        self._get()
+        return self.envs.render(index)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1182,7 +1319,7 @@ ENVIRONMENT = 4000  # bytes of a small environment in Python
 
 
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
-         seed=0, env_args=(), env_kwargs=None, timeout=60.0, **settings):  # fmt: skip
+         device=None, seed=0, env_args=(), env_kwargs=None, timeout=60.0, **settings):  # fmt: skip
     """A vector of `num_envs` environments.
 
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
@@ -1192,8 +1329,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     that is called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment
     is made, or a named one that holds num_envs itself, and its reset returns tensors. It then holds num_envs ×
     env_kwargs["num_envs"].
-    num_buffers, num_threads: Native's; see there. num_workers: processes or Ray actors (default: the physical cores, or
-    the most below them that divide num_envs). batch_size: environments that one `recv` waits for (default: all).
+    num_buffers, num_threads: Native's; see there. device: "cuda" steps environments in C on a GPU; see OnGpu.
+    num_workers: processes or Ray actors (default: the physical cores, or the most below them that divide num_envs).
+    batch_size: environments that one `recv` waits for (default: all).
     env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:
     its keyword arguments, or the C environment's settings, one dict or a list of one dict an environment; any other
     keyword is one of them for all. seed: environment i is reset with seed + i. timeout: seconds after which a worker,
@@ -1215,6 +1353,11 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     if holds and backend is Tensors:
         num_envs, env_kwargs = 1, _all_in_one(num_envs, env_kwargs)
     _check_counts(env, asked, num_envs, num_workers, num_threads)
+    if device is not None:
+        why = why_not_on_gpu(env, backend, num_buffers)
+        if why is not None:
+            raise ValueError(f"{_name(env)} cannot step on {device}: {why}; leave device out.")
+        return OnGpu(env, num_envs, device=device, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
     if backend is Native:
         return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
     if _in_c(env):
@@ -1238,6 +1381,15 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
     options = {"timeout": timeout} if issubclass(backend, (Serial, Tensors)) else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
+
+
+def why_not_on_gpu(env, backend="auto", num_buffers=None):
+    """Why `make` would not step an environment on a GPU, as the end of a sentence; None if it would."""
+    if not isinstance(env, ocean.Library) or backend not in ("auto", "native", None, Native):
+        return "only environments in C do, with backend native"
+    if num_buffers not in (None, 1):
+        return f"vec.num_buffers is {num_buffers}, but all environments are one buffer there"
+    return ocean.device.why_not(env)
 
 
 def _number(value):

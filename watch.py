@@ -68,7 +68,8 @@ class Play:
     def __init__(self, env_name, args, num_envs, seed):
         configuration.check_names(args, "eval")
         self.seed, self.deterministic, self.step = seed, args["eval"]["deterministic"], 0
-        vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None, "batch_size": None}
+        vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None, "batch_size": None,
+               "device": "host"}  # fmt: skip
         args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
         self.policy = pufferl.load_policy(args, self.vecenv, env_name).eval()  # for batch norms and dropouts

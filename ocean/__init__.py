@@ -43,6 +43,7 @@ FLOAT_MAX = float(np.finfo(np.float32).max)  # of a setting
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
     "ocean_step": (None, [POINTER, INT, INT, POINTER]),
+    "ocean_rows": (None, [POINTER, POINTER, POINTER]),
     "ocean_reset": (None, [POINTER, INT, INT, POINTER]),
     "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, INT, ctypes.c_uint64, POINTER, POINTER]),
     "ocean_log": (None, [POINTER, INT, INT, POINTER]),
@@ -126,6 +127,8 @@ class Library:
         self.log_fields = described["log_fields"]
         self.fps, self.by_turns = described["fps"], bool(described["by_turns"])
         self.struct_size, self.log_offset = described["struct_size"], described["log_offset"]
+        self.plain_start, self.rows_size = described["plain_start"], described["rows_size"]
+        self.has_heap = bool(described["has_heap"])
         self.observation_dtype = np.dtype(described["observation_dtype"])
         self.has_valid = bool(described["has_valid"])
         self.has_action_masks = bool(described["has_action_masks"])
@@ -258,9 +261,19 @@ class Envs:
         their number n; or {}."""
         sums = np.zeros(len(self.library.log_fields))
         self._call(self.functions.ocean_log, sums, start, end)
-        fields = dict(zip(self.library.log_fields, sums.tolist(), strict=True))
+        return self.means(sums.tolist())
+
+    def means(self, sums):
+        """What `log` gives, from the sums of the log fields."""
+        fields = dict(zip(self.library.log_fields, sums, strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
+
+    def rows_for_a_gpu(self, addresses):
+        """Eight addresses there, as `rows` gives those of the host, in the form that device.py's kernels read."""
+        rows = np.empty(self.library.rows_size, np.uint8)
+        self.functions.ocean_rows(self.address, addresses.ctypes.data, rows.ctypes.data)
+        return rows
 
     def every_final(self):
         """From now on terminated agents get a final observation too, not the truncated ones alone."""

@@ -5,7 +5,9 @@
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* the contract gives each function its parameters */
 #include ENV_HEADER
 
+#ifndef OCEAN_DEVICE
 #include <stddef.h>
+#endif
 
 _Static_assert(offsetof(Env, observations) == 0, "struct Env must begin with ENV_COMMON");
 
@@ -18,6 +20,11 @@ enum { has_valid = 0 };
 enum { has_action_masks = 1 };
 #else
 enum { has_action_masks = 0 };
+#endif
+#ifdef HAS_HEAP
+enum { has_heap = 1 };
+#else
+enum { has_heap = 0 };
 #endif
 
 /* An environment without memory of its own has nothing to close. */
@@ -100,6 +107,60 @@ typedef struct {
     size_t observation_bytes, action_bytes, final_bytes, mask_bytes;
 } Rows;
 
+/* One store a pointer; the compiler keeps the values in registers for the c_step that it inlines behind this. */
+static inline void bind_rows(Env* env, const Rows* rows) {
+    size_t agent = env->agent_offset;
+    env->observations = (OBSERVATION*)(rows->observations + agent * rows->observation_bytes);
+    env->actions = (const int32_t*)(rows->actions + agent * rows->action_bytes);
+    env->rewards = rows->rewards + agent;
+    env->terminals = rows->terminals + agent;
+    env->truncations = rows->truncations + agent;
+    env->final_observations = (OBSERVATION*)(rows->final_observations + agent * rows->final_bytes);
+#ifdef HAS_VALID
+    env->valid = rows->valid + agent;
+#endif
+#ifdef HAS_ACTION_MASKS
+    env->action_masks = (uint8_t*)rows->action_masks + agent * rows->mask_bytes;
+#endif
+}
+
+/* Begins an episode, from where the random numbers stand: nothing is seeded here. */
+static inline void reset_env(Env* env, const Rows* rows) {
+    size_t agent = env->agent_offset, agents = (size_t)spaces_of(env).num_agents;
+    memset(rows->rewards + agent, 0, agents * sizeof(float));
+    memset(rows->terminals + agent, 0, agents);
+    memset(rows->truncations + agent, 0, agents);
+    if (rows->valid) memset(rows->valid + agent, 1, agents);
+    if (rows->action_masks) memset(rows->action_masks + agent * rows->mask_bytes, 1, agents * rows->mask_bytes);
+    bind_rows(env, rows);
+    c_reset(env);
+}
+
+#ifdef OCEAN_DEVICE
+/* The same on a GPU, one thread an environment (device.py). rows: what ocean_rows gave for addresses there. */
+static_assert(sizeof(Env) == STRUCT_SIZE && offsetof(Env, rng) == PLAIN_START && offsetof(Env, log) == LOG_OFFSET,
+              "struct Env is laid out otherwise than by the C compiler");
+
+extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* rows) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= num_envs) return;
+    bind_rows(envs + i, rows);
+    c_step(envs + i);
+}
+
+extern "C" __global__ void device_reset(Env* envs, int64_t num_envs, const Rows* rows) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < num_envs) reset_env(envs + i, rows);
+}
+
+/* Moves the statistics of finished episodes out, one row of floats (in the order of LOG) an environment. */
+extern "C" __global__ void device_log(Env* envs, int64_t num_envs, Log* logs) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= num_envs) return;
+    logs[i] = envs[i].log;
+    envs[i].log = (Log){0};
+}
+#else
 static Rows read_rows(const Env* env, const int64_t* rows) {
     Spaces spaces = spaces_of(env);
     size_t observation = sizeof(OBSERVATION), heads = 0, choices = 0;
@@ -123,23 +184,6 @@ static Rows read_rows(const Env* env, const int64_t* rows) {
     };
 }
 
-/* One store a pointer; the compiler keeps the values in registers for the c_step that it inlines behind this. */
-static inline void bind_rows(Env* env, const Rows* rows) {
-    size_t agent = env->agent_offset;
-    env->observations = (OBSERVATION*)(rows->observations + agent * rows->observation_bytes);
-    env->actions = (const int32_t*)(rows->actions + agent * rows->action_bytes);
-    env->rewards = rows->rewards + agent;
-    env->terminals = rows->terminals + agent;
-    env->truncations = rows->truncations + agent;
-    env->final_observations = (OBSERVATION*)(rows->final_observations + agent * rows->final_bytes);
-#ifdef HAS_VALID
-    env->valid = rows->valid + agent;
-#endif
-#ifdef HAS_ACTION_MASKS
-    env->action_masks = (uint8_t*)rows->action_masks + agent * rows->mask_bytes;
-#endif
-}
-
 void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++) {
@@ -148,19 +192,16 @@ void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses
     }
 }
 
-/* Begins an episode in each environment, from where its random numbers stand: nothing is seeded here. */
 void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
-    for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++) {
-        size_t agent = env->agent_offset, agents = (size_t)spaces_of(env).num_agents;
-        memset(rows.rewards + agent, 0, agents * sizeof(float));
-        memset(rows.terminals + agent, 0, agents);
-        memset(rows.truncations + agent, 0, agents);
-        if (rows.valid) memset(rows.valid + agent, 1, agents);
-        if (rows.action_masks) memset(rows.action_masks + agent * rows.mask_bytes, 1, agents * rows.mask_bytes);
-        bind_rows(env, &rows);
-        c_reset(env);
-    }
+    for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
+        reset_env(env, &rows);
+}
+
+/* The rows of one call as device_step and device_reset want them: sizeof(Rows) bytes. */
+void ocean_rows(char* envs, const int64_t* addresses, char* out) {
+    Rows rows = read_rows((Env*)envs, addresses);
+    memcpy(out, &rows, sizeof(Rows));
 }
 
 /* Readies environments [start, end) and continues the prefix sum agent_offsets (one element more than environments).
@@ -301,7 +342,7 @@ int ocean_describe(char* text, int64_t size) {
     WRITE(&w, "%s\"%s\"", comma, #name); \
     comma = ", ";
     LOG(LOG_DESCRIBE)
-    WRITE(&w, "]}");
+    WRITE(&w, "], \"plain_start\": %zu, \"rows_size\": %zu, \"has_heap\": %d}", plain_start, sizeof(Rows), has_heap);
     return 0;
 }
 
@@ -353,3 +394,4 @@ void ocean_bench(char* envs, int64_t num_envs, int64_t steps, const int64_t* row
     }
 }
 #endif
+#endif /* OCEAN_DEVICE */

@@ -36,6 +36,11 @@ typedef struct { float x, y, width, height; } Rectangle;
 #else
 #define RAYLIB_DECLARE(result, name, arguments) result name arguments;
 #endif
+#ifdef OCEAN_DEVICE /* a GPU draws nothing */
+#undef RAYLIB_DECLARE
+#define RAYLIB_DECLARE(result, name, arguments) \
+    static inline result name arguments { return result(); }
+#endif
 RAYLIB(RAYLIB_DECLARE)
 
 #define DRAW_BACKGROUND ((Color){12, 20, 28, 255})

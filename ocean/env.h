@@ -45,12 +45,115 @@
  *     FPS                  steps a second that look natural: 30, or 10 with BY_TURNS */
 #pragma once
 
+#ifdef OCEAN_DEVICE
+/* A GPU's C++ compiler (device.py) has no system headers, but most of their functions. What it lacks stands here. */
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef decltype((char*)0 - (char*)0) int64_t, intptr_t;
+typedef decltype(sizeof(0)) uint64_t, uintptr_t;
+#define INT8_MAX 127
+#define INT16_MAX 32767
+#define INT32_MAX 2147483647
+#define INT_MAX INT32_MAX
+#define INT8_MIN (-INT8_MAX - 1)
+#define INT16_MIN (-INT16_MAX - 1)
+#define INT32_MIN (-INT32_MAX - 1)
+#define INT_MIN INT32_MIN
+#define UINT8_MAX 255
+#define UINT16_MAX 65535
+#define UINT32_MAX 4294967295u
+#define UINT_MAX UINT32_MAX
+#define INT64_MAX ((int64_t)9223372036854775807)
+#define UINT64_MAX (~(uint64_t)0)
+#define FLT_MAX 3.402823466e+38f
+#define FLT_EPSILON 1.192092896e-07f
+#define M_E 2.7182818284590452354
+#define M_LN2 0.69314718055994530942
+#define M_LN10 2.30258509299404568402
+#define M_PI 3.14159265358979323846
+#define M_PI_2 1.57079632679489661923
+#define M_PI_4 0.78539816339744830962
+#define M_SQRT2 1.41421356237309504880
+#define M_SQRT1_2 0.70710678118654752440
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
+#define _Bool bool
+#define _Alignas alignas
+#define _Static_assert static_assert
+#define restrict __restrict__
+#define offsetof __builtin_offsetof
+#define __builtin_ctz(word) (__ffs((int)(word)) - 1)
+#define __builtin_ctzl(word) (__ffsll((long long)(word)) - 1)
+#define __builtin_ctzll __builtin_ctzl
+#define __builtin_clz(word) __clz((int)(word))
+#define __builtin_clzl(word) __clzll((long long)(word))
+#define __builtin_clzll __builtin_clzl
+#define __builtin_popcount(word) __popc((unsigned)(word))
+#define __builtin_popcountl(word) __popcll((unsigned long long)(word))
+#define __builtin_popcountll __builtin_popcountl
+#define snprintf(...) 0 /* of what is drawn */
+#define vsnprintf(...) 0
+/* Words of C++ that are names in C. */
+#define catch catch_
+#define class class_
+#define delete delete_
+#define explicit explicit_
+#define friend friend_
+#define mutable mutable_
+#define namespace namespace_
+#define new new_
+#define operator operator_
+#define private private_
+#define protected protected_
+#define public public_
+#define this this_
+#define throw throw_
+#define try try_
+#define using using_
+#define virtual virtual_
+
+static inline void* device_memmove(void* to, const void* from, size_t size) {
+    unsigned char* out = (unsigned char*)to;
+    const unsigned char* in = (const unsigned char*)from;
+    if (out < in)
+        for (size_t i = 0; i < size; i++)
+            out[i] = in[i];
+    else
+        for (size_t i = size; i-- > 0;)
+            out[i] = in[i];
+    return to;
+}
+
+static inline int device_memcmp(const void* one, const void* other, size_t size) {
+    const unsigned char *a = (const unsigned char*)one, *b = (const unsigned char*)other;
+    for (size_t i = 0; i < size; i++)
+        if (a[i] != b[i]) return a[i] - b[i];
+    return 0;
+}
+
+/* C++ lets no void* become another pointer. */
+template <typename T>
+static inline T* device_memchr(T* at, int byte, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        if (((const unsigned char*)at)[i] == (unsigned char)byte) return (T*)((unsigned char*)at + i);
+    return NULL;
+}
+
+#define memchr device_memchr
+#define memmove device_memmove
+#define memcmp device_memcmp
+#else
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#endif
 
 typedef struct Env Env;
 

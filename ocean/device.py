@@ -1,0 +1,114 @@
+"""Environments on a GPU, from the same header: one thread an environment.
+
+    problem = device.why_not(library)               # None, or in one line why it steps on the host
+    text = device.source(library)                   # CUDA C++, for NVRTC with device.OPTIONS
+    kernels = device.Kernels(library)               # compiled by CuPy, for the GPU that torch has chosen
+    kernels.launch("step", num_envs, (envs, rows), stream)     # addresses there, and the stream's handle
+
+C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type){...}` as `Type{...}`; the rest of a
+header stays as it is. A struct that holds nothing but plain data is copied to the GPU as c_init left it on the host.
+"""
+
+import importlib.util
+import re
+
+import numpy as np
+
+from ocean import FOLDER
+
+# As the C compiler's results, but for the last bit of sinf, expf and their like: products and sums stay apart.
+OPTIONS = ("-std=c++20", "-default-device", "--fmad=false", "-w")
+THREADS = 64  # a block
+STANDARD = {f"{name}.h" for name in ("float", "limits", "math", "stdarg", "stdbool", "stddef", "stdint", "stdio",
+                                     "stdlib", "string")}  # fmt: skip
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>|(ENV_HEADER)).*$', re.MULTILINE)
+# (Type){ where a value may stand: after an operator, a bracket, a comma or return.
+LITERAL = re.compile(r"(?<=[-=(,{?:&|+*/;<>!~^%])(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{|"
+                     r"\breturn(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{")  # fmt: skip
+
+
+def why_not(library):
+    """Why an environment cannot step on a GPU here, as the end of a sentence; None if nothing is known against it."""
+    if library.has_heap:
+        return "its struct points to memory of its own (HEAP)"
+    for path in _files(library.header):
+        for _, name, _ in INCLUDE.findall(path.read_text()):
+            if name and name not in STANDARD and path.parent != FOLDER:
+                return f"it includes <{name}>, which a GPU does not have"
+    if importlib.util.find_spec("cupy") is None:
+        return "there is no CuPy: pip install -r requirements-cuda.txt"
+    return None
+
+
+def truncates(library):
+    """Whether an environment may cut episodes off: unless its header writes nothing but 0 into the truncations."""
+    text = "".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+    never = r"truncations(?:\[[^]]*\])?\s*=\s*(?:0|false)\s*;|memset\(env->truncations, 0,"
+    return "truncations" in re.sub(never, "", text)
+
+
+def source(library):
+    """The text of an environment's kernels: device_step, device_reset and device_log of binding.c."""
+    described = {"OCEAN_DEVICE": 1, "STRUCT_SIZE": library.struct_size, "PLAIN_START": library.plain_start,
+                 "LOG_OFFSET": library.log_offset}  # fmt: skip
+    lines = [f"#define {name} {value}\n" for name, value in described.items()]
+    text = _flat(FOLDER / "binding.c", library.header, set())
+    return "".join(lines) + LITERAL.sub(lambda m: f"{m[1]}{m[2]}{{" if m[2] else f"return {m[4]}{{", text)
+
+
+def _flat(path, header, seen):
+    """A file with what it includes in its place, each file once; of system headers those of which env.h has a part
+    are left out."""
+    seen.add(path)
+
+    def included(match):
+        own, system, _ = match.groups()
+        if system:
+            return "" if system in STANDARD else match[0]
+        other = header if own is None else _find(own, path)
+        if other in seen:
+            return ""
+        line = path.read_text()[: match.start()].count("\n") + 2
+        return f'#line 1 "{other.name}"\n{_flat(other, header, seen)}\n#line {line} "{path.name}"'
+
+    return INCLUDE.sub(included, path.read_text().replace("#pragma once", ""))
+
+
+def _find(name, path):
+    """The file that `path` includes as "name"."""
+    beside = path.parent / name
+    return beside if beside.exists() else FOLDER / name
+
+
+def _files(path, seen=None):
+    """A header and all that it includes by name."""
+    seen = {path} if seen is None else seen | {path}
+    for own, _, _ in INCLUDE.findall(path.read_text()):
+        if own and _find(own, path) not in seen:
+            seen = _files(_find(own, path), seen)
+    return seen
+
+
+class Kernels:
+    """An environment's kernels on the current GPU. Raises RuntimeError with the compiler's message if the header is
+    not C++ enough."""
+
+    def __init__(self, library):
+        import cupy  # only here: nothing else needs it
+
+        self._cupy, self._streams = cupy, {}
+        try:
+            module = cupy.RawModule(code=source(library), options=OPTIONS)
+            self._functions = {name: module.get_function(f"device_{name}") for name in ("step", "reset", "log")}
+        except Exception as error:  # CuPy's CompileException is nothing but an Exception
+            raise RuntimeError(f"{library.header} does not compile for a GPU:\n{error}") from error
+
+    def launch(self, name, num_envs, addresses, stream):
+        """Run a kernel on a stream, by its handle, with a thread for each of num_envs environments. addresses there: of
+        the environments, and of the rows or the logs."""
+        if stream not in self._streams:
+            self._streams[stream] = self._cupy.cuda.ExternalStream(stream)
+        arguments = tuple(np.int64(number) for number in (addresses[0], num_envs, addresses[1]))
+        self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments, stream=self._streams[stream])

@@ -1,0 +1,419 @@
+"""Environments in C on a GPU, without one: their kernels compile for it, and run as host C++ they do what the C library
+does, byte for byte, alone and in a trainer (fused.py) whose rollout is one graph."""
+
+import os
+import subprocess
+import sys
+
+import device_steps
+import gpu_stand_in
+import numpy as np
+import nvrtc
+import pytest
+import torch
+from test_devices import Recorder, on_a_cpu, recorded
+
+import arena
+import configuration
+import fused
+import models
+import ocean
+import pufferl
+import vector
+from ocean import device as on_device
+
+STAY = {"maze": "HEAP", "nmmo3": "HEAP", "performance": "<time.h>", "snake": "HEAP"}  # on the host, and why
+NAMES = [name for name in ocean.names() if name not in STAY]
+ARCHS = ("sm_80", "sm_90", "sm_120")
+
+
+@pytest.fixture(autouse=True)
+def stand_in(request, monkeypatch):
+    if request.node.get_closest_marker("gpu"):
+        pytest.importorskip("cupy", reason="pip install -r requirements-cuda.txt")
+        if not torch.cuda.is_available():
+            pytest.skip("there is no CUDA device")
+        return
+    monkeypatch.setitem(sys.modules, "cupy", gpu_stand_in)
+    gpu_stand_in.launches.clear()
+
+
+def test_most_environments_are_plain_data():
+    assert len(NAMES) >= 30
+    for name, why in STAY.items():
+        assert why in on_device.why_not(ocean.load(name))
+        with pytest.raises(ValueError, match=f"{name} cannot step on cpu: .*{why}"):
+            vector.make(name, device="cpu")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The compiler
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_is_cuda_too(name):
+    """As far as its words go: no code is made."""
+    source = on_device.source(device_steps.library(name))
+    nvrtc.compile(source, f"{name}.cu", "sm_90", (*on_device.OPTIONS, "--fdevice-syntax-only"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_compiles_for_every_gpu(name, arch):
+    ptx = nvrtc.compile(on_device.source(device_steps.library(name)), f"{name}.cu", arch, on_device.OPTIONS)
+    assert f".target {arch}" in ptx
+    for kernel in ("step", "reset", "log"):
+        assert f".entry device_{kernel}(" in ptx
+    assert "fma.rn.f32" not in ptx.partition(".entry device_reset")[0] or "sinf" in on_device.source(ocean.load(name))
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+def test_another_layout_is_an_error():
+    library = device_steps.library("squared")
+    library.log_offset += 4
+    with pytest.raises(RuntimeError, match="laid out otherwise"):
+        nvrtc.compile(on_device.source(library), options=on_device.OPTIONS)
+
+
+HEADER = r"""
+#pragma once
+#define OBSERVATION float
+#define LOG(X) X(perf) X(score) X(episode_return) X(episode_length) X(n)
+#define SETTINGS(X) X(int, size, 3, "a (Pair){1, 2} in a text")
+#include "env.h"
+#include <limits.h>
+%s
+struct Pair_ { int a; };
+typedef struct { int a, b; } Pair;
+struct Env { ENV_COMMON Pair pair; int new; uint8_t bytes[8]; };
+static Pair sum(Pair one, Pair other) { return (Pair){one.a + other.a, one.b + other.b}; }
+static const char* c_init(Env* env) { env->pair = (struct Pair_){0}.a ? (Pair){1, 1} : (Pair) {1, 2}; return NULL; }
+static void c_spaces(const Env* env, Spaces* spaces) {
+    *spaces = (Spaces){.num_agents = 1, .observation_shape = {env->size}, .action_heads = {2}};
+}
+static void c_reset(Env* env) { for (int i = 0; i < env->size; i++) env->observations[i] = (float)env->new; }
+static void c_step(Env* env) {
+    if (env->size){ env->pair = sum(env->pair, (Pair){1, -1}); }
+    for (int i = 0; i < 8; i++) env->bytes[i] = (uint8_t)(env->pair.a + i);
+    memmove(env->bytes + 1, env->bytes, 6); memmove(env->bytes, env->bytes + 2, 6);
+    uint8_t* at = memchr(env->bytes, env->pair.a & 255, 8);
+    unsigned long long word = (unsigned long long)env->pair.a << 33 | 8;
+    env->new = __builtin_ctz((unsigned)word) + 10 * __builtin_ctzll(word) + __builtin_clz((unsigned)env->pair.a)
+        + __builtin_clzll(word) + __builtin_popcount(env->pair.a) + 7 * __builtin_popcountll(word)
+        + 100 * memcmp(env->bytes, env->bytes + 4, 2) + (at ? (int)(at - env->bytes) : 50);
+    env->rewards[0] = env->new > INT_MAX / 2 ? INFINITY : (float)M_PI;
+    env->terminals[0] = env->truncations[0] = 0;
+    c_reset(env);
+}
+static void c_render(Env* env) { (void)env; }
+static void c_close(Env* env) { (void)env; }
+"""
+
+
+def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
+    """Names that C++ takes for words, compound literals, bits and memory, all of them as in C."""
+    own = tmp_path / "own.h"
+    own.write_text(HEADER % "")
+    library = device_steps.library(own)
+    assert on_device.why_not(library) is None and not on_device.truncates(library)
+    device_steps.compare(own, 200)
+    nvrtc.compile(on_device.source(library), options=on_device.OPTIONS)
+    own.write_text(HEADER % "#include <time.h>")
+    assert "includes <time.h>" in on_device.why_not(library)
+    own.write_text(HEADER % "")
+    monkeypatch.setattr(on_device.importlib.util, "find_spec", lambda name: None)
+    assert "there is no CuPy" in on_device.why_not(library)
+
+
+def test_what_is_no_cpp_is_said(tmp_path):
+    (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
+    library = ocean.load(tmp_path / "broken.h")
+    with pytest.raises(RuntimeError, match=r"broken\.h does not compile for a GPU"):
+        on_device.Kernels(library)
+
+
+def test_who_cuts_episodes_off():
+    assert on_device.truncates(ocean.load("cartpole")) and not on_device.truncates(ocean.load("squared"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_those_of_the_c_library(name, monkeypatch):
+    monkeypatch.setattr(gpu_stand_in, "OPTIMISE", "-O0")  # compiling takes longest
+    device_steps.compare(name, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_many_steps_are_those_of_the_c_library(name, monkeypatch):
+    monkeypatch.setattr(gpu_stand_in, "OPTIMISE", "-O3")
+    assert device_steps.compare(name, 10_000, num_envs=70 if name in ("squared", "cartpole") else 3, seed=7) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("squared", "breakout", "cartpole"), ("go", "tetris", "g2048"), ("moba", "boids")],
+                         ids=" ".join)  # fmt: skip
+def test_steps_stay_within_their_memory(names):
+    """Under the address and the undefined-behaviour sanitizer."""
+    found = [subprocess.run(["g++", f"-print-file-name=lib{kind}.so"], capture_output=True, text=True).stdout.strip()
+             for kind in ("asan", "ubsan")]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(on_device.FOLDER.parent), "LD_PRELOAD": " ".join(found),
+                   "ASAN_OPTIONS": "detect_leaks=0"}  # fmt: skip
+    done = subprocess.run([sys.executable, device_steps.__file__, "500", *names], env=environment,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0 and "runtime error" not in done.stderr, done.stderr[-4000:]
+    assert len(done.stdout.split()) == 2 * len(names)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# vector.OnGpu
+
+
+def both(name, num_envs=6, **settings):
+    library = device_steps.library(name)
+    host = vector.make(library, num_envs, num_buffers=1, num_threads=1, seed=3, **settings)
+    return host, vector.make(library, num_envs, device="cpu", num_threads=1, seed=3, **settings)
+
+
+def act(vecenv, random):
+    if vecenv.action_heads:
+        return random.integers(0, vecenv.action_heads, (vecenv.num_agents, vecenv.action_dims))
+    return random.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims))
+
+
+def same(one, other):
+    for a, b in zip(one[:4], other[:4], strict=True):
+        assert np.array_equal(a, b)
+    assert one[4] == other[4]
+
+
+@pytest.mark.parametrize("name", ["cartpole", "target", "masked", "drone"])
+def test_a_vector_steps_as_on_the_host(name):
+    """With saving in the middle, into the other kind as well, another seed, a log of one environment, and a picture."""
+    host, other = both(name)
+    assert type(other) is vector.OnGpu and other.num_buffers == 1 and not other.can_step_in_kernels
+    random = np.random.default_rng(0)
+    for seed in (3, 5):
+        for vecenv in (host, other):
+            vecenv.reset(seed=seed)
+        for _ in range(60):
+            actions = act(host, random)
+            same(host.step(actions), other.step(actions))
+            assert host.finished() == other.finished()
+            if host.has_action_masks:
+                assert np.array_equal(host.storage.action_masks, other.storage.action_masks)
+            assert np.array_equal(host.storage.valid, other.storage.valid)
+    saved, theirs = host.save(), other.save()
+    assert np.array_equal(saved, theirs)
+    actions = [act(host, random) for _ in range(5)]
+    first = [tuple(np.copy(array) for array in host.step(one)[:4]) for one in actions]
+    other.load(theirs)
+    for one, expected in zip(actions, first, strict=True):
+        for a, b in zip(other.step(one)[:4], expected, strict=True):
+            assert np.array_equal(a, b)
+    host.close()
+    other.close()
+
+
+def test_the_log_of_one_environment_leaves_the_others():
+    host, other = both("cartpole", max_steps=3)
+    for vecenv in (host, other):
+        vecenv.allocate(5)
+        for _ in range(5):
+            vecenv.advance(0)
+    assert other.log(2) == host.log(2) and other.log(2) == {}
+    assert other.log() == host.log() and other.log() == {}
+
+
+def test_a_picture_is_that_of_the_environment_there():
+    pytest.importorskip("raylib", reason="pip install raylib_software")
+    host, other = both("cartpole")
+    for vecenv in (host, other):
+        vecenv.reset()
+        for _ in range(4):
+            vecenv.step(np.zeros(6, int))
+    assert np.array_equal(host.render(1), other.render(1))
+
+
+def test_ranks_have_environments_of_their_own():
+    host, other = both("squared")
+    for vecenv in (host, other):
+        vecenv.number_from(100)
+    assert np.array_equal(host.reset()[0], other.reset()[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The trainer
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """A GPU's engine on the CPU, which captures as test_devices.py says; the environments' kernels are captured too."""
+    launch = on_device.Kernels.launch
+
+    def recorded_launch(kernels, *call):
+        if Recorder.capturing is None:
+            launch(kernels, *call)
+        else:
+            Recorder.capturing.calls.append((lambda *call: launch(kernels, *call), call, {}, None))
+
+    monkeypatch.setattr(arena, "SIMULATOR", True)
+    monkeypatch.setattr(arena, "_launch", recorded(on_a_cpu))
+    monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
+    monkeypatch.setattr(on_device.Kernels, "launch", recorded_launch)
+
+
+def make_trainer(name, there, network="mingru", env_kwargs=None, **settings):
+    torch.manual_seed(1)
+    place = {"device": "cpu"} if there else {"num_buffers": 1}
+    vecenv = vector.make(device_steps.library(name), 32, seed=1, num_threads=1, env_kwargs=env_kwargs, **place)
+    policy = models.MinGRUPolicy(vecenv, 16, num_layers=2) if network == "mingru" else models.Default(vecenv, 16)
+    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
+                "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "cudagraphs": 2, **settings}
+    return pufferl.PuffeRL(settings, vecenv, policy)
+
+
+def train(trainer, epochs):
+    logs = [(trainer.evaluate(), trainer.train()) for _ in range(epochs)]
+    tensors = (trainer.arena.flat("weights"), trainer.values, trainer.storage["actions"], trainer.bootstraps)
+    return [tensor.clone() for tensor in tensors], logs, trainer.statistics._returns
+
+
+CASES = {
+    "squared": {},
+    "cartpole": {"env_kwargs": {"max_steps": 11}},
+    "masked": {},
+    "drone": {},  # several agents, continuous
+    "breakout": {"network": "feed-forward", "norm_reward": True},
+    "continuous": {"rollout": "plain"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_trainer_learns_the_same_from_them(recorder, name):
+    """Bit for bit, whether they step on the host or there, and from graphs as without."""
+    results = []
+    for there, graphs in ((False, 2), (True, 2), (True, -1)):
+        trainer = make_trainer(name, there, **CASES[name], cudagraphs=graphs)
+        assert trainer.engine.together == there
+        gpu_stand_in.launches.clear()
+        results.append(train(trainer, 5))
+        if there:
+            assert gpu_stand_in.launches == [*["device_step"] * 8, "device_log"] * 5
+            captured = ("rollout", 0) in trainer.engine.device.graphs
+            assert captured == (graphs == 2 and name != "continuous")
+            assert not trainer.engine.device.pinned[2:]  # nothing of a rollout is on the host
+        trainer.release()
+    for tensors, logs, returns in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(tensors, results[0][0], strict=True))
+        assert logs == results[0][1] and returns == results[0][2]
+    assert name != "cartpole" or results[0][0][3].any(), "no final values"
+
+
+def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
+    """From a checkpoint, in another trainer, in the same one from graphs that were made before, and on the host."""
+    settings = {"env_kwargs": {"max_steps": 11}, "cudagraphs": 1}
+    whole = make_trainer("cartpole", True, **settings)
+    train(whole, 3)
+    whole.save_checkpoint(tmp_path / "state.pt")
+    expected, _, _ = train(whole, 2)
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert len(saved["environments"]) and saved["tensors"]["observations"].any()
+    whole.load_checkpoint(tmp_path / "state.pt")
+    for trainer in (whole, make_trainer("cartpole", True, **settings), make_trainer("cartpole", False, **settings)):
+        if trainer is not whole:
+            trainer.load_checkpoint(tmp_path / "state.pt")
+        tensors, _, _ = train(trainer, 2)
+        assert all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
+        trainer.release()
+
+
+def test_a_policy_on_the_cpu_may_act_in_them():
+    """Each step is copied, as it is for scripts."""
+    results = [train(make_trainer("cartpole", there, device="cpu"), 3) for there in (False, True)]
+    assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What only a GPU can show
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_steps_as_the_host(name):
+    """A few steps: the last bits of a sine may differ, and what follows from them."""
+    library = device_steps.library(name)
+    vectors = [vector.make(library, 256, seed=3, num_threads=1, **place)
+               for place in ({"num_buffers": 1}, {"device": "cuda"})]  # fmt: skip
+    random, (first, second) = np.random.default_rng(0), (vecenv.reset()[0] for vecenv in vectors)
+    np.testing.assert_allclose(second, first, rtol=1e-4, atol=1e-4)
+    for _ in range(8):
+        actions = act(vectors[0], random)
+        for a, b in zip(*(vecenv.step(actions)[:4] for vecenv in vectors), strict=True):
+            near = np.isclose(a.astype(float), b.astype(float), rtol=1e-3, atol=1e-3)
+            assert near.mean() > 0.99
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["squared", "cartpole", "drone"])
+def test_a_gpu_plays_the_rollout_as_one_graph(name):
+    """Which leaves, bit for bit, what the same calls leave one after the other."""
+    results = []
+    for graphs in (2, -1):
+        vecenv = vector.make(device_steps.library(name), 256, seed=1, num_threads=1,
+                             device=torch.device("cuda", torch.cuda.current_device()))  # fmt: skip
+        torch.manual_seed(1)
+        settings = {"horizon": 16, "minibatch_size": 1024, "total_timesteps": 10**6, "device": "cuda",
+                    "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}  # fmt: skip
+        trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
+        results.append(train(trainer, 6))
+        assert (("rollout", 0) in trainer.engine.device._graphs) == (graphs == 2)
+        trainer.release()
+    assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# vec.device
+
+
+def choose(name, asked, train="cuda", **vec):
+    vec = {"device": asked, "backend": "auto", "num_buffers": None, **vec}
+    env = configuration.load_creator(name) or ocean.load(name)
+    return configuration.choose_device(env, vec, {"device": train})
+
+
+def test_where_environments_step(monkeypatch, capsys):
+    assert choose("squared", "host") is None and choose("squared", "auto", "cpu") is None
+    assert choose("gym/CartPole-v1", "auto") is None and choose("squared", "auto", backend="serial") is None
+    assert not capsys.readouterr().err
+    for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"), ("squared", {"num_buffers": 4}, "4"),
+                           ("squared", {}, "no GPU")):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert choose(name, "auto", **vec) is None
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"{name} steps on the host, because" in said and why in said
+        with pytest.raises(configuration.ConfigError, match=rf"vec\.device = cuda: {name} cannot step.*{why}"):
+            choose(name, "cuda", **vec)
+    with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
+        choose("squared", "cuda", "cpu")
+    with pytest.raises(configuration.ConfigError, match="only environments in C"):
+        choose("gym/CartPole-v1", "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(configuration.ranks.Ranks, "choose_gpu", lambda group: 1)
+    assert choose("squared", "auto") == choose("squared", "cuda") == torch.device("cuda", 1)
+
+
+def test_the_setting_is_on_the_command_line(monkeypatch):
+    args = configuration.load_config("squared", ["--vec.device", "cuda"])
+    with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
+        configuration.load_env("squared", args)
+    args = configuration.load_config("squared", [])
+    assert args["vec"]["device"] == "auto"
+    with configuration.load_env("squared", args) as vecenv:
+        assert type(vecenv) is vector.Native
