@@ -44,6 +44,17 @@ class Catch(gymnasium.Env):
         return self._board(), reward, done, False, {}
 
 
+class CatchImage(Catch):
+    """Catch on an 84 × 84 image of one colour, twelve pixels a square."""
+
+    def __init__(self):
+        super().__init__(7)
+        self.observation_space = spaces.Box(0, 255, (84, 84, 1), np.uint8)
+
+    def _board(self):
+        return np.kron(255 * super()._board().astype(np.uint8), np.ones((12, 12), np.uint8))[..., None]
+
+
 class PointMass(gymnasium.Env):
     """A mass in a plane, some ten units from the origin, is pushed there; observations without bounds."""
 
