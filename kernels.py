@@ -30,6 +30,7 @@ import torch
 from numba import njit, types
 from numba.extending import overload
 
+import cuda_cpp
 from arena import (  # noqa: F401  (for those who import kernels)
     FLOATS,
     HALF,
@@ -64,6 +65,8 @@ from arena import (  # noqa: F401  (for those who import kernels)
     u64,
     workspace,
 )
+
+CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Scalar mathematics
@@ -745,28 +748,6 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
                 o[j] = narrow(y, o)
 
 
-@driver
-def _mingru_scan_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, index, start, out):
-    # The next step's numbers are on their way while a step is computed: nothing else would hide how long they take.
-    for lane in range(u64(begin), u64(end)):
-        m, j = lane // H, lane % H
-        at, gate, flag, s = lane, m * u64(3) * H + j, u64(index[start + m]), states[lane]
-        h, g, p, x_t, reset, live = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], resets[flag], valid[flag]
-        for t in range(u64(1), T + u64(1)):
-            s *= ZERO if reset else ONE
-            x_now, h_now, g_now, p_now, live_now = widen(x_t), widen(h), widen(g), widen(p), live != 0
-            following = at + M * H
-            if t < T:
-                gate, flag = gate + M * u64(3) * H, flag + N
-                h, g, p, x_t = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[following]
-                reset, live = resets[flag], valid[flag]
-            candidate, z, q = mingru_gates_cell(h_now, g_now, p_now)
-            s, y = mingru_cell(x_now, candidate, z, q, s, live_now)
-            out[at] = narrow(y, out)
-            states[following] = s
-            at = following
-
-
 def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
     written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
@@ -788,7 +769,21 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
         return
     if gates is not None:
         gates.copy_(hgp)
-    flat_run(_mingru_scan_cuda, M * H, (T, M, N, H), *arrays)
+    _launch_scan("mingru_scan", T, M, N, H, arrays)
+
+
+SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # by the types of what is read and of what is written
+
+
+def _launch_scan(name, T, M, N, H, arrays):
+    """A scan of kernels.cu, whose threads have two channels each if there is an even number of them."""
+    gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, 7))
+    kind = SCANS.get(gates + out)
+    if gates != inputs or kind is None or f"{name}{kind}" not in CUDA.signatures:
+        raise TypeError(f"kernels.{name}: hgp, x and the output are {gates}, {inputs} and {out} (f: float32, b: "
+                        "bfloat16); on a GPU all have one type, but the scan's output may always be float32.")
+    lanes = M * H // (1 if H % 2 else 2)
+    CUDA.launch(f"{name}{kind}", -(-lanes // 64), 64, T, M, N, H, *arrays)
 
 
 @distinct_driver
@@ -813,31 +808,6 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
                 carry[j] = ds * keep
 
 
-@driver
-def _mingru_scan_grad_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums):
-    for lane in range(u64(begin), u64(end)):
-        m, j = lane // H, lane % H
-        last, first_gate = T - u64(1), m * u64(3) * H + j
-        at, gate, flag = last * M * H + lane, last * M * u64(3) * H + first_gate, last * N + u64(index[start + m])
-        h, g, p, x_t, s, dy = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], states[at], grad_out[at]
-        reset, live = resets[flag], valid[flag]
-        carry, sum_h, sum_g, sum_p = ZERO, ZERO, ZERO, ZERO
-        for t in range(T):
-            h_now, g_now, p_now, x_now, s_now, dy_now = widen(h), widen(g), widen(p), widen(x_t), s, widen(dy)
-            keep, live_now, here, gate_here = ZERO if reset else ONE, live != 0, at, gate
-            if t < last:  # the next step's numbers, as in the scan forward
-                at, gate, flag = at - M * H, gate - M * u64(3) * H, flag - N
-                h, g, p, x_t, s, dy = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], states[at], grad_out[at]
-                reset, live = resets[flag], valid[flag]
-            candidate, z, q = mingru_gates_cell(h_now, g_now, p_now)
-            dh, dg, dp, dx, ds = mingru_cell_grad(x_now, candidate, z, q, s_now * keep, live_now, dy_now, carry)
-            hgp[gate_here], hgp[gate_here + H] = narrow(dh, hgp), narrow(dg, hgp)
-            hgp[gate_here + H + H], grad_out[here] = narrow(dp, hgp), narrow(dx, grad_out)
-            sum_h, sum_g, sum_p = sum_h + dh, sum_g + dg, sum_p + dp
-            carry = ds * keep
-        sums[first_gate], sums[first_gate + H], sums[first_gate + H + H] = sum_h, sum_g, sum_p
-
-
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
     """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H), as mingru_scan left it, becomes d loss/d hgp,
     grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0]
@@ -855,7 +825,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
         checked("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
         checked("mingru_scan_grad", "sums", sums, (M, 3 * H)))
     if on_gpu(x):
-        flat_run(_mingru_scan_grad_cuda, M * H, (T, M, N, H), *arrays)
+        _launch_scan("mingru_scan_grad", T, M, N, H, arrays)
     else:
         run(_mingru_scan_grad_cpu, M, 1, *arrays)
 
