@@ -244,7 +244,7 @@ class Module:
         """The file, and before it the cells and the numbers that it names."""
         text = self.path.read_text()
         code = re.sub(r"//.*", "", text)
-        own = set(re.findall(r"(?:void|CELL \w+) (\w+)\(", code))
+        own = set(re.findall(r"(\w+)\([^()]*\)\s*\{", code))
         calls = dict.fromkeys(re.findall(r"\b([A-Za-z]\w+)\(", code))
         cells = [self.names[name] for name in calls if inspect.isroutine(self.names.get(name)) and name not in own]
         words = dict.fromkeys(re.findall(r"\b[A-Z]\w+\b", code))

@@ -384,7 +384,7 @@ class TorchProducts:
     decoder's for its input's gradient; weights' gradients are rounded before they are added in float32."""
 
     def __init__(self, policy, arena, name, *, rows, learns, precision):
-        self.arena, self.name, self.learns = arena, name, learns
+        self.arena, self.name = arena, name
         half = precision != torch.float32
         self.rounded = [key for key, _ in policy.named_parameters()
                         if half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
@@ -393,7 +393,6 @@ class TorchProducts:
             arena.register(f"{name}/weights/{key}", shape, precision)
             arena.register(f"{name}/products/{key}", shape, precision)
         if learns:
-            arena.register(f"{name}/ones", (rows,))
             arena.register(f"{name}/rounded grad", (rows if half else 0, policy.decoder.out_features), precision)
 
     def bind(self, masters, gradients):
@@ -401,8 +400,6 @@ class TorchProducts:
         self.masters, self.gradients = masters, gradients
         self.weights = masters | {key: self.arena[f"{self.name}/weights/{key}"] for key in self.rounded}
         self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.rounded}
-        if self.learns:
-            self.ones = self.arena[f"{self.name}/ones"].fill_(1.0)
 
     def refresh(self):
         """Round the weights; due after every change of them."""
@@ -431,11 +428,7 @@ class TorchProducts:
 
     def add_rows(self, name, rows):
         """Add the sum over rows (n, columns) to a gradient."""
-        gradient = self.gradients[name]
-        if rows.dtype == gradient.dtype:
-            torch.addmv(gradient, rows.t(), self.ones[: len(rows)], out=gradient)
-        else:
-            gradient.add_(rows.sum(0, dtype=gradient.dtype))
+        kernels.add_rows(rows, self.gradients[name])
 
 
 class Layers:

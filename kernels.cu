@@ -4,9 +4,9 @@
 
 CELL float widen(float x) { return x; }
 CELL float widen(u16 bits) { return float_of_bfloat(bits); }
-template <class To> CELL To narrow(float x);
-template <> CELLS float narrow<float>(float x) { return x; }
-template <> CELLS u16 narrow<u16>(float x) { return bfloat_of_float(x); }
+template <class To> CELL To rounded_to(float x);
+template <> CELLS float rounded_to<float>(float x) { return x; }
+template <> CELLS u16 rounded_to<u16>(float x) { return bfloat_of_float(x); }
 
 CELL i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 
@@ -15,7 +15,7 @@ template <class Type, int V> struct alignas(sizeof(Type) * V) Pack { Type at[V];
 template <int V, class Type> CELL Pack<Type, V> read(const Type *from) { return *(const Pack<Type, V> *)from; }
 template <int V, class Type> CELL void write(Type *to, const float (&values)[V]) {
     Pack<Type, V> pack;
-    for (int v = 0; v < V; v++) pack.at[v] = narrow<Type>(values[v]);
+    for (int v = 0; v < V; v++) pack.at[v] = rounded_to<Type>(values[v]);
     *(Pack<Type, V> *)to = pack;
 }
 
@@ -143,4 +143,317 @@ extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16
                                                  const i64 *index, i64 start, u16 *grad_out, float *sums) {
     if (H % 2) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
     else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Sums over all threads of a grid, the same in every run: a warp's by shuffles, a block's through shared memory into its
+// row of `parts`; the block that is done last adds up the rows, in order. `ticket` counts the blocks that are done; it is
+// 0 before and after.
+
+CELL double warp_sum(double x) {
+    for (int delta = 16; delta > 0; delta /= 2) x += __shfl_down_sync(~0u, x, delta);
+    return x;
+}
+
+// Whether this block is the last. What each has written before, it may read by __ldcg.
+CELL bool is_last_block(int *ticket, int *shared) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *shared = atomicAdd(ticket, 1) == (int)gridDim.x - 1;
+        if (*shared) *ticket = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return *shared;
+}
+
+template <int COUNT> struct Shared { double sums[32 * COUNT]; int last; };
+
+// True in the last block, in which shared.sums[0] to [COUNT - 1] are then the sums of `mine`.
+template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, int *ticket, Shared<COUNT> &shared) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        double sum = warp_sum(mine[k]);
+        if (lane == 0) shared.sums[warp * COUNT + k] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < COUNT) {
+        double sum = 0.0;
+        for (int w = 0; w < warps; w++) sum += shared.sums[w * COUNT + threadIdx.x];
+        parts[blockIdx.x * COUNT + threadIdx.x] = sum;
+    }
+    if (!is_last_block(ticket, &shared.last)) return false;
+    for (int k = warp; k < COUNT; k += warps) {
+        double sum = 0.0;
+        for (unsigned block = lane; block < gridDim.x; block += 32) sum += __ldcg(parts + block * COUNT + k);
+        sum = warp_sum(sum);
+        if (lane == 0) shared.sums[k] = sum;
+    }
+    __syncthreads();
+    return true;
+}
+
+extern "C" __global__ void advantage_moments(i64 T, i64 M, i64 N, const float *advantages, const u8 *valid,
+                                             const i64 *index, double *parts, int *ticket, double *moments) {
+    __shared__ Shared<3> shared;
+    double mine[3] = {};
+    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
+        i64 place = i / M * N + index[i % M];
+        if (valid[place] == 0) continue;
+        double a = advantages[place];
+        mine[0] += 1.0, mine[1] += a, mine[2] += a * a;
+    }
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < 3) moments[threadIdx.x] = shared.sums[threadIdx.x];
+}
+
+CELL double squares(i64 n, const float *flat) {
+    double sum = 0.0;
+    for (i64 i = global_thread(); i < n; i += (i64)gridDim.x * blockDim.x) sum += (double)flat[i] * flat[i];
+    return sum;
+}
+
+extern "C" __global__ void gradient_norm(i64 n, const float *flat, double *parts, int *ticket, double *norm) {
+    __shared__ Shared<1> shared;
+    double mine[1] = {squares(n, flat)};
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x == 0) norm[0] = sqrt(shared.sums[0]);
+}
+
+// The norm, and Muon's scalars from it: clip's scale (NaN if nothing may change), momentum, decay, learning rate.
+extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, float momentum, float weight_decay,
+                                const float *rate, double *parts, int *ticket, float *found_inf, double *norm,
+                                float *scalars) {
+    __shared__ Shared<1> shared;
+    double mine[1] = {squares(n, flat)};
+    if (!grid_sums(mine, parts, ticket, shared) || threadIdx.x != 0) return;
+    norm[0] = sqrt(shared.sums[0]);
+    if (!(norm[0] <= 1.7976931348623157e308)) found_inf[0] = 1.0f;
+    float scale = (float)(max_grad_norm / (norm[0] + 1e-6));
+    scalars[0] = found_inf[0] != 0.0f ? bits_as<float>(0x7fffffffu) : scale < 1.0f ? scale : 1.0f;
+    scalars[1] = momentum, scalars[2] = 1.0f - rate[0] * weight_decay, scalars[3] = rate[0];
+}
+
+// gradient += the sum of the rows. A block has some rows and up to blockDim.x columns: neighbouring threads read what
+// lies side by side, also where there are few columns.
+template <class Real> CELL void add_rows_block(i64 rows, i64 columns, i64 chunk, const Real *values, double *parts,
+                                               int *ticket, float *gradient, double *shared, int *last) {
+    i64 width = columns < blockDim.x ? columns : blockDim.x, side_by_side = blockDim.x / width;
+    i64 tiles = (columns + width - 1) / width, piece = blockIdx.x / tiles;
+    i64 column = blockIdx.x % tiles * width + threadIdx.x % width, row = piece * chunk + threadIdx.x / width;
+    bool inside = threadIdx.x < side_by_side * width && column < columns;
+    float sum = 0.0f;
+    i64 end = (piece + 1) * chunk < rows ? (piece + 1) * chunk : rows;
+    if (inside)
+        for (; row < end; row += side_by_side) sum += widen(values[row * columns + column]);
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    if (inside && threadIdx.x < width) {
+        double total = 0.0;
+        for (i64 i = 0; i < side_by_side; i++) total += shared[i * width + threadIdx.x];
+        parts[piece * columns + column] = total;
+    }
+    if (!is_last_block(ticket, last)) return;
+    for (i64 c = threadIdx.x; c < columns; c += blockDim.x) {
+        double total = 0.0;
+        for (i64 i = 0; i < gridDim.x / tiles; i++) total += __ldcg(parts + i * columns + c);
+        gradient[c] += (float)total;
+    }
+}
+
+extern "C" __global__ void add_rows(i64 rows, i64 columns, i64 chunk, const float *values, double *parts, int *ticket,
+                                    float *gradient) {
+    __shared__ double shared[256];
+    __shared__ int last;
+    add_rows_block(rows, columns, chunk, values, parts, ticket, gradient, shared, &last);
+}
+
+extern "C" __global__ void add_rows_half(i64 rows, i64 columns, i64 chunk, const u16 *values, double *parts,
+                                         int *ticket, float *gradient) {
+    __shared__ double shared[256];
+    __shared__ int last;
+    add_rows_block(rows, columns, chunk, values, parts, ticket, gradient, shared, &last);
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// PPO loss: a thread a step
+
+struct Head { float top, total, log_total, entropy; };
+
+// One head of a row of logits. The gradient needs this once more, which costs less than to keep it in memory.
+CELL Head read_head(const float *row, const u8 *mask, bool masked, i64 first, i64 last) {
+    Head head = {head_max_cell(row, mask, masked, first, last), 0.0f, 0.0f, 0.0f};
+    for (i64 j = first; j < last; j++) head.total += masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top);
+    head.log_total = logf(head.total);
+    for (i64 j = first; j < last; j++) {
+        float p = masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top) / head.total;
+        head.entropy += entropy_cell(p, row[j] - head.top - head.log_total);
+    }
+    return head;
+}
+
+extern "C" __global__ void ppo_loss_discrete(
+    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 head_count, bool masked, const float *outputs,
+    const i64 *index, const u8 *masks, const i64 *heads, const int *actions, const float *logprobs, const float *values,
+    const float *advantages, const float *weights, const u8 *valid, const float *settings, float *grad,
+    float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
+    __shared__ Shared<SUMS> shared;
+    double mine[SUMS] = {};
+    float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
+    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
+        i64 t = i / M, m = i % M, column = start + m, place = t * N + index[column];
+        const float *row = outputs + i * width;
+        const u8 *mask = masks + (masked ? place * (width - 1) : 0);
+        float *drow = grad + i * width, value = row[width - 1], old_value = values[place];
+        bool live = valid[place] != 0;
+        new_values[t * B + column] = live ? value : old_value;
+        if (!live) {
+            for (i64 j = 0; j < width; j++) drow[j] = 0.0f;
+            ratios[t * B + column] = 1.0f;
+            continue;
+        }
+        const int *chosen = actions + place * head_count;
+        float logprob = 0.0f, entropy = 0.0f, advantage = advantages[place];
+        Head head;
+        for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
+            head = read_head(row, mask, masked, first, first + heads[h]);
+            logprob += row[first + chosen[h]] - head.top - head.log_total;
+            entropy += head.entropy;
+        }
+        float target = advantage + old_value;
+        auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
+            logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
+        for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
+            if (head_count > 1) head = read_head(row, mask, masked, first, first + heads[h]);
+            for (i64 j = first; j < first + heads[h]; j++) {
+                float p = masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top) / head.total;
+                float slope = entropy_grad_cell(p, row[j] - head.top - head.log_total, head.entropy);
+                drow[j] = logit_grad_cell(slope, p, j == first + chosen[h], dlogprob, ent_coef);
+            }
+        }
+        drow[width - 1] = dvalue;
+        ratios[t * B + column] = ratio;
+        statistics_cell(mine, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value);
+    }
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < SUMS) sums[threadIdx.x] += shared.sums[threadIdx.x];
+}
+
+// spread_row: from one step's log_std to the next one's, 0 if all have the same.
+extern "C" __global__ void ppo_loss_continuous(
+    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 spread_row, const float *outputs, const i64 *index,
+    const float *log_std, const float *actions, const float *logprobs, const float *values, const float *advantages,
+    const float *weights, const u8 *valid, const float *settings, float *grad, float *grad_log_std, float *new_values,
+    float *ratios, double *parts, int *ticket, double *sums) {
+    __shared__ Shared<SUMS> shared;
+    double mine[SUMS] = {};
+    float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
+    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
+        i64 t = i / M, m = i % M, column = start + m, place = t * N + index[column], dims = width - 1;
+        const float *row = outputs + i * width, *spread = log_std + i * spread_row, *chosen = actions + place * dims;
+        float *drow = grad + i * width, *dspread = grad_log_std + i * dims;
+        float value = row[dims], old_value = values[place], advantage = advantages[place];
+        bool live = valid[place] != 0;
+        new_values[t * B + column] = live ? value : old_value;
+        if (!live) {
+            for (i64 j = 0; j < dims; j++) drow[j] = dspread[j] = 0.0f;
+            drow[dims] = 0.0f;
+            ratios[t * B + column] = 1.0f;
+            continue;
+        }
+        float logprob = 0.0f, entropy = 0.0f, target = advantage + old_value;
+        for (i64 j = 0; j < dims; j++) {
+            float z = (chosen[j] - row[j]) * exp_cell(-spread[j]);
+            logprob -= 0.5f * z * z + spread[j] + LOG_SQRT_2PI;
+            entropy += spread[j] + 0.5f + LOG_SQRT_2PI;
+        }
+        auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
+            logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
+        for (i64 j = 0; j < dims; j++) {
+            float inverse = exp_cell(-spread[j]), z = (chosen[j] - row[j]) * inverse;
+            drow[j] = dlogprob * z * inverse;
+            dspread[j] = dlogprob * (z * z - 1.0f) - ent_coef;
+        }
+        drow[dims] = dvalue;
+        ratios[t * B + column] = ratio;
+        statistics_cell(mine, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value);
+    }
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < SUMS) sums[threadIdx.x] += shared.sums[threadIdx.x];
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Draw, by one block of 1,024 threads, each with a piece of the segments
+
+struct Before { double warps, lanes; };  // what the warps before this thread's have, and the lanes before it
+
+// Added up in the threads' order, so that a running sum never falls, and stays where nothing is added: warps + (lanes +
+// what a thread adds) ends where the next thread's begins.
+CELL Before sum_before(double mine, double *shared, double *totals) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    shared[warp * 33 + lane] = mine;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        double sum = 0.0;
+        for (int i = threadIdx.x * 33; i < (int)threadIdx.x * 33 + 32; i++) {
+            double next = shared[i];
+            shared[i] = sum;
+            sum += next;
+        }
+        totals[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double sum = 0.0;
+        for (int w = 0; w < 32; w++) {
+            double next = totals[w];
+            totals[w] = sum;
+            sum += next;
+        }
+    }
+    __syncthreads();
+    return {totals[warp], shared[warp * 33 + lane]};
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+draw(i64 N, i64 M, i64 first, u64 seed, const i64 *clock, const float *beta, const double *masses, double *cumulative,
+     i64 *index, float *weights) {
+    __shared__ double shared[32 * 33], totals[32];
+    i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < N ? begin + piece : N;
+    double sum = 0.0;
+    for (i64 n = begin; n < end; n++) sum += masses[n];
+    Before before = sum_before(sum, shared, totals);
+    sum = 0.0;
+    for (i64 n = begin; n < end; n++) {
+        sum += masses[n];
+        cumulative[n] = before.warps + (before.lanes + sum);
+    }
+    __syncthreads();
+
+    double total = cumulative[N - 1];
+    Row<double> row = {cumulative, N};
+    i64 live = search_cell(row, total, false);  // the last segment with a mass; a NaN ends at some segment
+    live = live < N - 1 ? live : N - 1;
+    u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+    for (i64 m = threadIdx.x; m < M; m += 1024) {
+        auto words = philox_cell((u32)(first + m), (u32)clock[0], (u32)clock[1], PURPOSE_DRAW, key0, key1);
+        double u = ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
+        i64 found = search_cell(row, u * total, true);
+        index[m] = found < live ? found : live;
+    }
+    __syncthreads();
+
+    int *counts = (int *)cumulative;  // sorted: how often each segment was drawn, and then each as often
+    for (i64 n = begin; n < end; n++) counts[n] = 0;
+    __syncthreads();
+    for (i64 m = threadIdx.x; m < M; m += 1024) atomicAdd(counts + index[m], 1);
+    __syncthreads();
+    sum = 0.0;
+    for (i64 n = begin; n < end; n++) sum += counts[n];
+    before = sum_before(sum, shared, totals);
+    i64 place = (i64)(before.warps + before.lanes);
+    for (i64 n = begin; n < end; n++) {
+        if (counts[n] == 0) continue;
+        double share = N * (masses[n] / total);  // NaN ** 0 is 1, which would hide it
+        float weight = share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
+        for (int i = 0; i < counts[n]; i++, place++) index[place] = n, weights[place] = weight;
+    }
 }

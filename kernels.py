@@ -23,6 +23,7 @@ uint8. Where it says floats, bfloat16 will do as well; computed is in float32 al
 a np.float32: one bare literal would turn a whole loop to double.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -528,13 +529,14 @@ def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
               checked("draw", "index", index, (M,), np.int64))
     weights = checked("draw", "weights", weights, (M,))
     clock = check_numbers("draw", "clock", clock, 2, np.int64, masses)
+    beta = check_numbers("draw", "beta", beta, 1, np.float32, masses)
+    if on_gpu(masses):
+        CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), clock, beta, *arrays, weights)
+        return
     torch.cumsum(masses, 0, out=cumulative)
     run(_draw_cpu, M, 4096, arrays[1], u64(seed), clock, first, arrays[2])
-    if on_gpu(masses):
-        index.copy_(index.sort().values)
-    else:
-        arrays[2].sort()
-    run(_draw_weights_cpu, M, 4096, *arrays, check_numbers("draw", "beta", beta, 1, np.float32, masses), weights)
+    arrays[2].sort()
+    run(_draw_weights_cpu, M, 4096, *arrays, beta, weights)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -857,21 +859,43 @@ def _advantage_moments(begin, end, size, advantages, valid, index, parts):
                 parts[lane, 2] += a * a
 
 
+def _launch_sum(name, steps, count, like, sizes, written, *arrays):
+    """A kernel of kernels.cu over `steps` that adds up `count` numbers: its sizes, arrays, what it adds up in, and what
+    it writes last."""
+    blocks = max(1, min(-(-steps // 128), 1024))
+    CUDA.launch(name, blocks, 128, *sizes, *arrays, *_sums_of_blocks(like, blocks * count), *written)
+
+
+def _sums_of_blocks(like, count):
+    """(parts, ticket) of the sums in kernels.cu: each stream has its own, whose kernels follow one another."""
+    stream = torch.cuda.current_stream().cuda_stream
+    parts = constant(("sums", stream, 1 << (count - 1).bit_length()), like,
+                     lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))  # fmt: skip
+    return parts, constant(("ticket", stream), like, lambda: torch.zeros(1, dtype=torch.int32))
+
+
 def _lanes(like, T, M):
     """(lanes, steps a lane) of T · M steps: a lane is a row of them on a CPU, one on a GPU."""
     return (T * M, 1) if on_gpu(like) else (T, M)
 
 
-def advantage_moments(advantages, valid, index):
-    """(count, sum, sum of squares), a float64 tensor (3,), of the advantages of the drawn segments' valid steps: what
-    the loss needs to normalise them, and what the ranks of a parallel run add up first."""
-    T, N = check_sizes("advantage_moments", "advantages", advantages, 2)
-    lanes, size = _lanes(advantages, T, len(index))
-    parts, array = workspace((lanes, 3), torch.float64, advantages)
-    run(_advantage_moments, lanes, 8, size, checked("advantage_moments", "advantages", advantages, (T, N)),
-        checked("advantage_moments", "valid", valid, (T + 1, N), np.uint8),
-        check_index("advantage_moments", index, 0, 0, N, advantages), array)
-    return torch.as_tensor(parts.sum(0))
+def advantage_moments(advantages, valid, index, moments=None):
+    """moments (3,) float64, written and returned: count, sum, sum of squares of the advantages of the drawn segments' valid steps: what the
+    loss needs to normalise them, and what the ranks of a parallel run add up first."""
+    name, M = "advantage_moments", len(index)
+    T, N = check_sizes(name, "advantages", advantages, 2)
+    arrays = (checked(name, "advantages", advantages, (T, N)), checked(name, "valid", valid, (T + 1, N), np.uint8),
+              check_index(name, index, 0, 0, N, advantages))
+    if moments is None:
+        moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
+    result = checked(name, "moments", moments, (3,), np.float64)
+    if on_gpu(advantages):
+        _launch_sum(name, T * M, 3, advantages, (T, M, N), (result,), *arrays)
+        return moments
+    parts = np.zeros((T, 3))
+    run(_advantage_moments, T, 8, M, *arrays, parts)
+    result[:] = parts.sum(0)
+    return moments
 
 
 @driver
@@ -1062,59 +1086,6 @@ def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, hea
 
 
 @driver
-def _ppo_loss_discrete_cuda(begin, end, size, outputs, index, start, masked, masks, heads, actions, logprobs, values,
-                            advantages, weights, valid, settings, grad, new_values, ratios, scratch, parts):
-    _, M, width = outputs.shape
-    clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
-    for lane in range(begin, end):
-        part, probabilities = parts[lane], scratch[lane]
-        t, first_segment = lane * size // M, lane * size % M
-        for m in range(first_segment, first_segment + size):
-            n, column = index[start + m], start + m
-            row, drow = outputs[t, m], grad[t, m]
-            value = row[width - 1]
-            new_values[t, column] = value
-            if valid[t, n] == 0:
-                new_values[t, column] = values[t, n]
-                drow[:] = ZERO
-                ratios[t, column] = ONE
-                continue
-            mask = masks[t if masked else 0, n if masked else 0]
-            logprob, entropy, first = ZERO, ZERO, 0
-            for head in range(len(heads)):
-                last = first + heads[head]
-                top = head_max_cell(row, mask, masked, first, last)
-                total = ZERO
-                for j in range(first, last):
-                    e = ZERO if masked and mask[j] == 0 else exp_cell(row[j] - top)
-                    probabilities[j] = e
-                    total += e
-                log_total = f32(math.log(total))
-                head_entropy = ZERO
-                for j in range(first, last):
-                    probabilities[j] /= total
-                    head_entropy += entropy_cell(probabilities[j], row[j] - top - log_total)
-                for j in range(first, last):
-                    drow[j] = entropy_grad_cell(probabilities[j], row[j] - top - log_total, head_entropy)
-                logprob += row[first + actions[t, n, head]] - top - log_total
-                entropy += head_entropy
-                first = last
-            target = advantages[t, n] + values[t, n]
-            policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
-                logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
-            first = 0
-            for head in range(len(heads)):
-                last = first + heads[head]
-                for j in range(first, last):
-                    chosen = j == first + actions[t, n, head]
-                    drow[j] = logit_grad_cell(drow[j], probabilities[j], chosen, dlogprob, ent_coef)
-                first = last
-            drow[width - 1] = dvalue
-            ratios[t, column] = ratio
-            statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
-
-
-@driver
 def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actions, logprobs, values, advantages,
                          weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
     _, M, width = outputs.shape
@@ -1174,33 +1145,52 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     index = check_index(name, index, start, M, N, outputs)
     if start + M > B:
         raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
-    (lanes, size), like = _lanes(outputs, T, M), outputs
-    parts, part_array = workspace((lanes if heads is None or on_gpu(like) else M, SUMS),
-                                   torch.float32 if on_gpu(like) else torch.float64, like)
+    (lanes, size), like, gpu = _lanes(outputs, T, M), outputs, on_gpu(outputs)
+    parts = None if gpu else np.zeros((T if heads is None else M, SUMS))
     outputs, grad = checked(name, "outputs", outputs, (T, M, width)), checked(name, "grad", grad, (T, M, width))
     rollout = (checked(name, "logprobs", logprobs, (T, N)), check_rows(name, "values", values, T, (N,)),
                checked(name, "advantages", advantages, (T, N)), checked(name, "weights", weights, (B,)),
                check_rows(name, "valid", valid, T, (N,), np.uint8),
                checked(name, "settings", settings, (len(LOSS_SETTINGS),)))
     written = (checked(name, "new_values", new_values, (T, B)), checked(name, "ratios", ratios, (T, B)))
-    checked(name, "sums", sums, (SUMS,), np.float64)
+    sum_array = checked(name, "sums", sums, (SUMS,), np.float64)
+    launch = functools.partial(_launch_sum, "ppo_loss_discrete" if heads is not None else "ppo_loss_continuous", T * M,
+                               SUMS, like, (T, M, N, B, width, start), (sum_array,))  # fmt: skip
     if heads is not None:
         heads = check_heads(name, heads, check_sizes(name, "actions", actions, 3)[2], width - 1, like)
         masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1), np.uint8)
         actions = checked(name, "actions", actions, (T, N, len(heads)), np.int32)
-        given = (outputs, index, start, *optional_masks(masks, like, 3), heads, actions, *rollout, grad, *written)
-        if on_gpu(like):
-            _, scratch = workspace((lanes, width), torch.float32, like, torch.empty)
-            run(_ppo_loss_discrete_cuda, lanes, 4, size, *given, scratch, part_array)
-        else:
-            run(_ppo_loss_discrete_cpu, M, 4, *given, part_array)
+        masked, masks = optional_masks(masks, like, 3)
+        if gpu:
+            launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
+            return
+        run(_ppo_loss_discrete_cpu, M, 4, outputs, index, start, masked, masks, heads, actions, *rollout, grad, *written,
+            parts)
     else:
+        spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))
         grad_log_std = checked(name, "grad_log_std", grad_log_std, (T, M, width - 1))
         actions = checked(name, "actions", actions, (T, N, width - 1))
+        if gpu:
+            launch(spread_row, outputs, index, log_std, actions, *rollout, grad, grad_log_std, *written)
+            return
         run(_ppo_loss_continuous, lanes, 4, size, outputs, index, start, log_std, actions, *rollout, grad,
-            grad_log_std, *written, part_array)
+            grad_log_std, *written, parts)
     sums += torch.as_tensor(parts.sum(0))
+
+
+def add_rows(rows, gradient):
+    """gradient (columns,) += the sum of rows (n, columns), floats, over n: what a bias gets."""
+    n, columns = check_sizes("add_rows", "rows", rows, 2)
+    if not on_gpu(rows):
+        gradient += rows.sum(0, dtype=gradient.dtype)
+        return
+    values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
+    threads, tiles = 256, -(-columns // 256)
+    chunk = max(-(-n // 256), 8 * (threads // min(columns, threads)))  # 8 rows a thread, 256 pieces at most
+    pieces = -(-n // chunk)
+    CUDA.launch("add_rows_half" if values.dtype == u16 else "add_rows", tiles * pieces, threads, n, columns, chunk, values,
+                *_sums_of_blocks(rows, pieces * columns), checked("add_rows", "gradient", gradient, (columns,)))
 
 
 def loss_statistics(sums):
@@ -1260,16 +1250,6 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 
 
 @driver
-def _clip_cuda(begin, end, norm, max_grad_norm, momentum, weight_decay, rate, found_inf, scalars):
-    for _ in range(begin, end):  # one lane, one launch
-        if not math.isfinite(norm[0]):
-            found_inf[0] = ONE
-        scale = max_grad_norm / (norm[0] + 1e-6)
-        scalars[0] = np.nan if found_inf[0] != ZERO else min(scale, 1.0)
-        scalars[1], scalars[2], scalars[3] = momentum, ONE - rate[0] * weight_decay, rate[0]
-
-
-@driver
 def _nesterov_cpu(begin, end, gradients, buffers, updates, scalars):
     scale, momentum = scalars[0], scalars[1]
     if scale == scale:  # a NaN where the gradients hold one
@@ -1315,7 +1295,10 @@ def gradient_norm(flat):
     GPU a float64 tensor."""
     array = checked("gradient_norm", "flat", flat, tuple(flat.shape))
     if on_gpu(flat):
-        return torch.linalg.vector_norm(flat, dtype=torch.float64)
+        norm = torch.empty((), dtype=torch.float64, device=flat.device)
+        written = checked("gradient_norm", "norm", norm.view(1), (1,), np.float64)
+        _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),), (written,), array)
+        return norm
     parts = np.zeros(-(-len(array) // BLOCK))
     run(_squares_cpu, len(parts), 16, array, parts)
     return math.sqrt(parts.sum())
@@ -1420,15 +1403,11 @@ class Muon:
             self.arena[f"gradients/{name}"].zero_()  # whoever has written it
         parts = [[checked("Muon", "part", flat, tuple(flat.shape), numpy_dtype(flat)) for flat in part]
                  for part in self._parts]
-        scalars, norm = self.arena["muon/scalars"], gradient_norm(self.arena.flat("gradients"))
-        if isinstance(norm, torch.Tensor):
-            rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
-            rate = check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm)
-            found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
-            run(_clip_cuda, 1, 1, checked("Muon", "norm", norm.view(1), (1,), np.float64), float(self.max_grad_norm),
-                f32(self.momentum), f32(self.weight_decay), rate, checked("Muon", "found_inf", found_inf.view(1), (1,)),
-                checked("Muon", "scalars", scalars, (4,)))
+        scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")
+        if on_gpu(gradients):
+            norm = self._clip(gradients, learning_rate, scalars, found_inf)
         else:
+            norm = gradient_norm(gradients)
             if found_inf is not None:
                 found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
             if not math.isfinite(norm) or found_inf:
@@ -1458,6 +1437,18 @@ class Muon:
                 torch.mul(orthogonal, scale, out=matrix)
         for _, _, updates, weights in parts:
             run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
+        return norm
+
+    def _clip(self, gradients, learning_rate, scalars, found_inf):
+        """The gradient norm on a GPU, after which the scalars hold what it makes of clip's scale."""
+        flat = checked("Muon", "gradients", gradients, tuple(gradients.shape))
+        norm = torch.empty((), dtype=torch.float64, device=gradients.device)
+        found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
+        rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
+        written = (checked("Muon", "found_inf", found_inf.view(1), (1,)),
+                   checked("Muon", "norm", norm.view(1), (1,), np.float64), checked("Muon", "scalars", scalars, (4,)))
+        _launch_sum("clip", -(-len(flat) // 8), 1, gradients, (len(flat),), written, flat, float(self.max_grad_norm),
+                    self.momentum, self.weight_decay, check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm))
         return norm
 
     @staticmethod

@@ -36,8 +36,9 @@ def build(code, flags=()):
     names = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(', code)
     source, library = Path(folder.name) / "kernels.cpp", Path(folder.name) / "kernels.so"
     source.write_text("\n".join([f'#include "{SHIM}"', code, *(f"KERNEL({name})" for name in names)]))
-    command = ["g++", "-std=c++20", "-Wno-attributes", "-Wno-unknown-pragmas", "-mfma", "-shared", "-fPIC", *FLAGS, *flags]
-    result = subprocess.run([*command, source, "-o", library], capture_output=True, text=True)
+    command = ["g++", "-std=c++20", "-Wno-attributes", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-mfma", "-shared",
+               "-fPIC", *FLAGS, *flags, source, "-o", library]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     loaded = ctypes.CDLL(library)
     loaded.folder = folder

@@ -135,6 +135,7 @@ template <class... P> inline int kinds(void (*)(P...), char *out) {
 inline void __syncthreads() { shim::wait(shim::AT_BLOCK); }
 inline void __syncwarp(unsigned = ~0u) { shim::exchange(0, shim::current); }
 inline void __threadfence() {}
+template <class T> inline T __ldcg(const T *place) { return *place; }
 template <class T> inline T __shfl_sync(unsigned, T value, int lane) {
     return shim::exchange(value, shim::current / 32 * 32 + lane % 32);
 }
