@@ -457,3 +457,115 @@ draw(i64 N, i64 M, i64 first, u64 seed, const i64 *clock, const float *beta, con
         for (int i = 0; i < counts[n]; i++, place++) index[place] = n, weights[place] = weight;
     }
 }
+
+// --------------------------------------------------------------------------------------------------------------------
+// Newton-Schulz: all steps of all matrices in one launch, whose blocks wait for each other between the products
+
+// Until all blocks are here; `round` counts the times. There must be no more blocks than run at once. What the others
+// have written is then read by __ldcg.
+CELL void meet(int *arrived, int &round) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int expected = ++round * gridDim.x;
+        atomicAdd(arrived, 1);
+        while (atomicAdd(arrived, 0) < expected) __nanosleep(32);
+    }
+    __syncthreads();
+    __threadfence();
+}
+
+struct Tiles { float left[32][33], right[32][33], scale; };
+
+// The 32 x 32 numbers of a · b at (i, j), two by two for each of 256 threads; a (rows, inner), b (inner, columns), or
+// (columns, inner) if it is to be transposed.
+template <bool TRANSPOSED> CELL void tile_product(const float *a, const float *b, i64 rows, i64 columns, i64 inner, i64 i,
+                                                  i64 j, Tiles &tiles, float (&sum)[2][2]) {
+    int x = threadIdx.x % 16, y = threadIdx.x / 16, column = threadIdx.x % 32, row = threadIdx.x / 32;
+    sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
+    for (i64 k = 0; k < inner; k += 32) {
+        __syncthreads();
+        for (int r = row; r < 32; r += 8) {
+            tiles.left[r][column] = i + r < rows && k + column < inner ? __ldcg(a + (i + r) * inner + k + column) : 0.0f;
+            if (TRANSPOSED)
+                tiles.right[column][r] =
+                    j + r < columns && k + column < inner ? __ldcg(b + (j + r) * inner + k + column) : 0.0f;
+            else
+                tiles.right[r][column] =
+                    k + r < inner && j + column < columns ? __ldcg(b + (k + r) * columns + j + column) : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int l = 0; l < 32; l++) {
+            float left0 = tiles.left[y][l], left1 = tiles.left[y + 16][l];
+            float right0 = tiles.right[l][x], right1 = tiles.right[l][x + 16];
+            sum[0][0] += left0 * right0, sum[0][1] += left0 * right1;
+            sum[1][0] += left1 * right0, sum[1][1] += left1 * right1;
+        }
+    }
+}
+
+// 1/(norm + 1e-7) from the diagonal of the product with the transpose, or 1 after the first step, for all threads.
+CELL float first_scale(bool first, const float *gram, i64 rows, Tiles &tiles) {
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        double sum = 0.0;
+        for (i64 r = threadIdx.x; first && r < rows; r += 32) sum += __ldcg(gram + r * rows + r);
+        sum = warp_sum(sum);
+        if (threadIdx.x == 0) tiles.scale = first ? (float)(1.0 / (sqrt(sum) + 1e-7)) : 1.0f;
+    }
+    __syncthreads();
+    return tiles.scale;
+}
+
+// The matrices in x (count, rows, columns) by `steps` steps with the coefficients (steps, 3); after an odd number of
+// them they are in y. gram, polynomial (count, rows, rows).
+extern "C" __global__ void __launch_bounds__(256)
+newton_schulz(i64 count, i64 rows, i64 columns, i64 steps, const float *coefficients, float *x, float *y, float *gram,
+              float *polynomial, int *arrived) {
+    __shared__ Tiles tiles;
+    i64 down = (rows + 31) / 32, across = (columns + 31) / 32, square = rows * rows, size = rows * columns;
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16, round = 0;
+    float sum[2][2];
+    for (i64 step = 0; step < steps; step++) {
+        float a = coefficients[3 * step], b = coefficients[3 * step + 1], c = coefficients[3 * step + 2];
+        float *from = step % 2 ? y : x, *to = step % 2 ? x : y;
+        for (i64 tile = blockIdx.x; tile < count * down * down; tile += gridDim.x) {  // X·X^T
+            i64 matrix = tile / (down * down), i = tile / down % down * 32, j = tile % down * 32;
+            tile_product<true>(from + matrix * size, from + matrix * size, rows, rows, columns, i, j, tiles, sum);
+            for (int v = 0; v < 4; v++) {
+                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
+                if (row < rows && column < rows) gram[matrix * square + row * rows + column] = sum[v / 2][v % 2];
+            }
+        }
+        meet(arrived, round);
+        for (i64 tile = blockIdx.x; tile < count * down * down; tile += gridDim.x) {  // b·S + c·S·S
+            i64 matrix = tile / (down * down), i = tile / down % down * 32, j = tile % down * 32;
+            const float *own = gram + matrix * square;
+            float scale = first_scale(step == 0, own, rows, tiles);
+            scale *= scale;
+            tile_product<false>(own, own, rows, rows, rows, i, j, tiles, sum);
+            for (int v = 0; v < 4; v++) {
+                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
+                if (row < rows && column < rows)
+                    polynomial[matrix * square + row * rows + column] =
+                        b * (scale * __ldcg(own + row * rows + column)) + c * (scale * scale * sum[v / 2][v % 2]);
+            }
+        }
+        meet(arrived, round);
+        for (i64 tile = blockIdx.x; tile < count * down * across; tile += gridDim.x) {  // a·X + P·X
+            i64 matrix = tile / (down * across), i = tile / across % down * 32, j = tile % across * 32;
+            const float *own = from + matrix * size;
+            float scale = first_scale(step == 0, gram + matrix * square, rows, tiles);
+            tile_product<false>(polynomial + matrix * square, own, rows, columns, rows, i, j, tiles, sum);
+            for (int v = 0; v < 4; v++) {
+                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
+                if (row < rows && column < columns)
+                    to[matrix * size + row * columns + column] =
+                        scale * (a * __ldcg(own + row * columns + column) + sum[v / 2][v % 2]);
+            }
+        }
+        meet(arrived, round);
+    }
+    if (threadIdx.x == 0 && atomicAdd(arrived + 1, 1) == (int)gridDim.x - 1) arrived[0] = arrived[1] = 0;
+}

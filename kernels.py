@@ -1186,11 +1186,11 @@ def add_rows(rows, gradient):
         gradient += rows.sum(0, dtype=gradient.dtype)
         return
     values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
-    threads, tiles = 256, -(-columns // 256)
-    chunk = max(-(-n // 256), 8 * (threads // min(columns, threads)))  # 8 rows a thread, 256 pieces at most
+    chunk = max(-(-n // 256), 8 * (256 // min(columns, 256)))  # 8 rows a thread at least, 256 pieces at most
     pieces = -(-n // chunk)
-    CUDA.launch("add_rows_half" if values.dtype == u16 else "add_rows", tiles * pieces, threads, n, columns, chunk, values,
-                *_sums_of_blocks(rows, pieces * columns), checked("add_rows", "gradient", gradient, (columns,)))
+    CUDA.launch("add_rows_half" if values.dtype == u16 else "add_rows", -(-columns // 256) * pieces, 256, n, columns,
+                chunk, values, *_sums_of_blocks(rows, pieces * columns),
+                checked("add_rows", "gradient", gradient, (columns,)))
 
 
 def loss_statistics(sums):
@@ -1375,21 +1375,22 @@ class Muon:
         self._parts = [[flat[part] for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_together(self):
-        """(places, scales): for each weight its place in the group "muon", -1 for a vector's, and what scales its
-        update."""
+        """(places, results, scales): for each weight where its update goes in the group "muon", -1 for a vector's, where
+        it comes out, and what scales it."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
-        places = torch.full(updates.shape, -1, dtype=torch.int32)
+        places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)
         order = torch.arange(len(work), dtype=torch.int32)
-        for members, ((_, y, *_), _) in zip(self._shapes.values(), self._groups, strict=True):
-            slots = order.as_strided(y.shape, y.stride(), (y.data_ptr() - work.data_ptr()) // 4)
-            for slot, (name, transposed, scale) in zip(slots, members, strict=True):
-                update = self.arena[name]
-                first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
-                here = slice(first, first + update.numel())
-                places[here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
-                scales[here] = scale
-        return places.to(work.device), scales.to(work.device)
+        for members, (group, _) in zip(self._shapes.values(), self._groups, strict=True):
+            for way, matrices in enumerate(group[:2]):  # in at x, out at y
+                slots = order.as_strided(matrices.shape, matrices.stride(), (matrices.data_ptr() - work.data_ptr()) // 4)
+                for slot, (name, transposed, scale) in zip(slots, members, strict=True):
+                    update = self.arena[name]
+                    first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
+                    here = slice(first, first + update.numel())
+                    places[way, here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
+                    scales[here] = scale
+        return *places.to(work.device), scales.to(work.device)
 
     def step(self, learning_rate, found_inf=None):
         """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
@@ -1419,13 +1420,12 @@ class Muon:
         if self._together:
             flat = self.arena.flat("muon")
             work = checked("Muon", "flat", flat, tuple(flat.shape))
-            for gradients, momentum, updates, _, places, _ in parts:
+            for gradients, momentum, updates, _, places, *_ in parts:
                 run(_nesterov_cuda, len(places), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
-            for (x, y, gram, polynomial), _ in self._groups:
-                torch.div(y, torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-7, out=x)
-                self._orthogonalise(x, y, gram, polynomial)
-            for _, _, updates, weights, places, scales in parts:
-                run(_apply_cuda, len(places), 16 * BLOCK, weights, updates, scalars, places, scales, work)
+            for matrices, _ in self._groups:
+                self._orthogonalise_together(*matrices)
+            for _, _, updates, weights, _, results, scales in parts:
+                run(_apply_cuda, len(results), 16 * BLOCK, weights, updates, scalars, results, scales, work)
             return norm
         for gradients, momentum, updates, _ in parts:
             run(_nesterov_cpu, len(updates), 16 * BLOCK, gradients, momentum, updates, scalars)
@@ -1450,6 +1450,22 @@ class Muon:
         _launch_sum("clip", -(-len(flat) // 8), 1, gradients, (len(flat),), written, flat, float(self.max_grad_norm),
                     self.momentum, self.weight_decay, check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm))
         return norm
+
+    def _orthogonalise_together(self, x, y, gram, polynomial):
+        """The matrices in x orthogonalised into y; all four are overwritten."""
+        count, rows, columns = x.shape
+        if not on_gpu(x) or rows * rows * columns > self.SMALL:
+            torch.div(x, torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7, out=x)
+            self._orthogonalise(x, y, gram, polynomial)
+            return
+        # Its blocks wait for each other, so all of them must run at once.
+        tiles = count * -(-rows // 32) * -(-columns // 32)
+        blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
+        arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram, polynomial)]
+        coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ))
+        arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
+                           lambda: torch.zeros(2, dtype=torch.int32))  # fmt: skip
+        CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients, *arrays, arrived)
 
     @staticmethod
     def _orthogonalise(x, y, gram, polynomial):

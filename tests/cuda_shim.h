@@ -1,7 +1,7 @@
 // CUDA C++ on a CPU, for tests/cuda_on_a_cpu.py: what a kernel uses of CUDA, and `launch`, which runs a grid.
 //
 // A block's threads are fibers of one thread of the system. Each runs until it meets the others: at __syncthreads, or in
-// a shuffle, its warp's. If all that can run have ended or wait, and none of these waits can end, `launch` returns an
+// a shuffle, its warp's, or, if it sleeps, another block's. If all that can run have ended or wait, and none of these waits can end, `launch` returns an
 // error, as a GPU would hang. Shared memory is filled with NaN before each block. Threads and blocks run in order or
 // from the last to the first: what depends on it was a race.
 #pragma once
@@ -22,56 +22,49 @@
 #define __restrict__
 
 struct Dim { unsigned x; };
-static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 extern char __start_shared_memory[] __attribute__((weak)), __stop_shared_memory[] __attribute__((weak));
 
 namespace shim {
 static std::mutex one_at_a_time;  // shared memory is the kernels' own variables
-enum State { RUNS, AT_BLOCK, AT_WARP, ENDED };
+enum State { RUNS, AT_BLOCK, AT_WARP, SPINS, ENDED };
 struct Fiber {
     ucontext_t context;
     State state;
     unsigned parity;
     void *stack = nullptr;
 };
+struct Block {
+    unsigned index;
+    std::vector<Fiber> fibers;
+    std::vector<char> memory;  // its shared memory while another block runs
+};
 const size_t STACK = 1 << 16;
-static thread_local std::vector<Fiber> fibers;
-static thread_local ucontext_t scheduler;
-static thread_local unsigned current;
-static thread_local void (*body)(void **);
-static thread_local void **arguments;
-static thread_local uint64_t slots[2][1024];
+static std::vector<Block> blocks;  // kept, with their stacks
+static Block *active;
+static ucontext_t scheduler;
+static unsigned current;
+static void (*body)(void **);
+static void **arguments;
+static uint64_t slots[2][1024];
 
 inline void wait(State state) {
     unsigned me = current;
-    fibers[me].state = state;
-    swapcontext(&fibers[me].context, &scheduler);
+    active->fibers[me].state = state;
+    swapcontext(&active->fibers[me].context, &scheduler);
     threadIdx.x = me;
 }
 
 inline void start() {
     body(arguments);
-    fibers[current].state = ENDED;
-    swapcontext(&fibers[current].context, &scheduler);
+    wait(ENDED);
 }
 
-// Release those who wait for each other in [first, last), if all there do or have ended.
-inline bool release(unsigned first, unsigned last, State state) {
-    bool any = false;
-    for (unsigned i = first; i < last; i++) {
-        if (fibers[i].state == state) any = true;
-        else if (fibers[i].state != ENDED) return false;
-    }
-    for (unsigned i = first; any && i < last; i++)
-        if (fibers[i].state == state) fibers[i].state = RUNS;
-    return any;
-}
-
-inline int run_block(unsigned threads, bool backwards) {
-    if (fibers.size() < threads) fibers.resize(threads);
+inline void begin(Block &block, unsigned threads) {
+    block.fibers.resize(threads > block.fibers.size() ? threads : block.fibers.size());
     for (unsigned i = 0; i < threads; i++) {
-        Fiber &fiber = fibers[i];
+        Fiber &fiber = block.fibers[i];
         if (!fiber.stack)
             fiber.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         getcontext(&fiber.context);
@@ -81,26 +74,51 @@ inline int run_block(unsigned threads, bool backwards) {
         makecontext(&fiber.context, start, 0);
         fiber.state = RUNS, fiber.parity = 0;
     }
-    for (unsigned ended = 0; ended < threads;) {
-        bool moved = false;
+    block.memory.assign(__stop_shared_memory - __start_shared_memory, (char)0xff);
+}
+
+// Release those who wait for each other in [first, last), if all there do or have ended.
+inline bool release(unsigned first, unsigned last, State state) {
+    bool any = false;
+    for (unsigned i = first; i < last; i++) {
+        if (active->fibers[i].state == state) any = true;
+        else if (active->fibers[i].state != ENDED) return false;
+    }
+    for (unsigned i = first; any && i < last; i++)
+        if (active->fibers[i].state == state) active->fibers[i].state = RUNS;
+    return any;
+}
+
+// Run a block until all its threads have ended, or wait for another block. `moved`: any has come further.
+inline bool run(Block &block, unsigned threads, bool backwards, bool &moved) {
+    active = &block, blockIdx.x = block.index;
+    if (!block.memory.empty()) memcpy(__start_shared_memory, block.memory.data(), block.memory.size());
+    bool done = false;
+    for (bool going = true; going && !done;) {
+        going = false, done = true;
         for (unsigned n = 0; n < threads; n++) {
             unsigned i = backwards ? threads - 1 - n : n;
-            if (fibers[i].state != RUNS) continue;
-            current = threadIdx.x = i, moved = true;
-            swapcontext(&scheduler, &fibers[i].context);
-            ended += fibers[i].state == ENDED;
+            Fiber &fiber = block.fibers[i];
+            if (fiber.state == RUNS || fiber.state == SPINS) {
+                bool spun = fiber.state == SPINS;
+                current = threadIdx.x = i;
+                swapcontext(&scheduler, &fiber.context);
+                if (!spun || fiber.state != SPINS) going = true;
+            }
+            done &= fiber.state == ENDED;
         }
         for (unsigned first = 0; first < threads; first += 32)
-            moved |= release(first, first + 32 < threads ? first + 32 : threads, AT_WARP);
-        moved |= release(0, threads, AT_BLOCK);
-        if (!moved) return 1;
+            going |= release(first, first + 32 < threads ? first + 32 : threads, AT_WARP);
+        going |= release(0, threads, AT_BLOCK);
+        moved |= going;
     }
-    return 0;
+    if (!block.memory.empty()) memcpy(block.memory.data(), __start_shared_memory, block.memory.size());
+    return done;
 }
 
 template <class T> inline T exchange(T value, unsigned from) {
     static_assert(sizeof(T) <= 8, "a shuffle of more than 8 bytes");
-    unsigned me = current, side = fibers[me].parity++ % 2;
+    unsigned me = current, side = active->fibers[me].parity++ % 2;
     memcpy(&slots[side][me], &value, sizeof value);
     wait(AT_WARP);
     memcpy(&value, &slots[side][from], sizeof value);
@@ -112,13 +130,24 @@ inline void call(void (*kernel)(P...), void **values, std::index_sequence<I...>)
     kernel(*(P *)values[I]...);
 }
 
-inline int launch(void (*entry)(void **), unsigned blocks, unsigned threads, void **values, int backwards) {
+inline int launch(void (*entry)(void **), unsigned grid, unsigned threads, void **values, int backwards) {
     std::lock_guard<std::mutex> guard(one_at_a_time);
-    body = entry, arguments = values, blockDim.x = threads, gridDim.x = blocks;
-    for (unsigned n = 0; n < blocks; n++) {
-        blockIdx.x = backwards ? blocks - 1 - n : n;
-        if (__start_shared_memory) memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
-        if (run_block(threads, backwards)) return 1;
+    body = entry, arguments = values, blockDim.x = threads, gridDim.x = grid;
+    unsigned waiting = 0;  // blocks[0] to [waiting - 1] wait for others
+    for (unsigned n = 0; n < grid; n++) {
+        if (blocks.size() <= waiting) blocks.resize(waiting + 1);
+        blocks[waiting].index = backwards ? grid - 1 - n : n;
+        begin(blocks[waiting], threads);
+        bool moved = false;
+        if (!run(blocks[waiting], threads, backwards, moved)) waiting++;
+    }
+    while (waiting > 0) {
+        bool moved = false;
+        unsigned left = 0;
+        for (unsigned i = 0; i < waiting; i++)
+            if (!run(blocks[i], threads, backwards, moved)) std::swap(blocks[left++], blocks[i]);
+        waiting = left;
+        if (!moved) return 1;
     }
     return 0;
 }
@@ -135,6 +164,7 @@ template <class... P> inline int kinds(void (*)(P...), char *out) {
 inline void __syncthreads() { shim::wait(shim::AT_BLOCK); }
 inline void __syncwarp(unsigned = ~0u) { shim::exchange(0, shim::current); }
 inline void __threadfence() {}
+inline void __nanosleep(unsigned) { shim::wait(shim::SPINS); }
 template <class T> inline T __ldcg(const T *place) { return *place; }
 template <class T> inline T __shfl_sync(unsigned, T value, int lane) {
     return shim::exchange(value, shim::current / 32 * 32 + lane % 32);
