@@ -516,14 +516,16 @@ class Layers:
         shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
         kernels.gather(observations, index, chunk.observations, start=start, shift=shift, scale=scale)
 
-    def forward(self, chunk, resets, valid, index, start):
-        """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
-        chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
+    def forward(self, chunk, resets, valid, index, start, initial=None):
+        """All steps of the segments index[start : start + n], from chunk.observations and the initial states, (N, H) a
+        layer, or chunk.states[i][0], into chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all
+        agents."""
         linear = self.products.linear
         linear("encoder", chunk.flat_observations, chunk.flat_x[0])
         for i, out in enumerate([*chunk.x[1:], chunk.last]):
             linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
-            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start)
+            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start,
+                                initial=None if initial is None else initial[i])  # fmt: skip
         linear("decoder", chunk.flat_last, chunk.flat_outputs)
 
     def backward(self, chunk, resets, valid, index, start):
@@ -682,11 +684,8 @@ class Fused(engines.Restated, Graphs):
         for start, count in self.chunks:
             chunk = layers.chunk(count)
             layers.gather(chunk, self.flat_observations, self.index, start)
-            for layer, states in enumerate(chunk.states):
-                torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count],
-                                   out=states[0])  # fmt: skip
             flags = s["resets"], s["valid"], self.index, start
-            layers.forward(chunk, *flags)
+            layers.forward(chunk, *flags, self.initial_state["mingru"])
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
                        None if log_std is None else log_std.data, chunk.grad_log_std)  # fmt: skip
             layers.backward(chunk, *flags)

@@ -20,7 +20,7 @@ template <int V, class Type> CELL void write(Type *to, const float (&values)[V])
 }
 
 // --------------------------------------------------------------------------------------------------------------------
-// MinGRU. A thread has V channels of one segment and goes along its steps. There are few threads for what a GPU's memory
+// MinGRU. The initial states are those in states[0], or the drawn columns of `initial`. A thread has V channels of one segment and goes along its steps. There are few threads for what a GPU's memory
 // takes to answer, so each has asked for the numbers of DEPTH steps before it computes the first.
 
 #define DEPTH 4
@@ -36,14 +36,15 @@ template <int V, class Gate, class Input> CELL Ahead<V, Gate, Input> read_step(
 
 template <int V, class Gate, class Input, class Output> CELL void mingru_scan_lane(
     i64 T, i64 M, i64 N, i64 H, const Gate *hgp, const Input *x, float *states, const u8 *resets, const u8 *valid,
-    const i64 *index, i64 start, Output *out) {
+    const i64 *index, i64 start, const float *initial, bool drawn, Output *out) {
     i64 lane = global_thread(), lanes = H / V, m = lane / lanes, j = lane % lanes * V;
     if (m >= M) return;
     i64 column = index[start + m];
     Ahead<V, Gate, Input> ahead[DEPTH];
     for (int d = 0; d < DEPTH; d++)
         if (d < T) ahead[d] = read_step<V>(hgp, x, resets, valid, d * M + m, j, H, d * N + column);
-    Pack<float, V> state = read<V>(states + m * H + j);
+    Pack<float, V> state = read<V>(initial + (drawn ? column : m) * H + j);
+    if (drawn) write<V>(states + m * H + j, state.at);
     for (i64 begin = 0; begin < T; begin += DEPTH) {
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
@@ -113,22 +114,24 @@ template <int V, class Real> CELL void mingru_scan_grad_lane(
 // Gates, inputs and outputs are float32, bfloat16, or bfloat16 with a float32 output, as the last layer's is.
 
 extern "C" __global__ void mingru_scan(i64 T, i64 M, i64 N, i64 H, const float *hgp, const float *x, float *states,
-                                       const u8 *resets, const u8 *valid, const i64 *index, i64 start, float *out) {
-    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, out);
-    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, out);
+                                       const u8 *resets, const u8 *valid, const i64 *index, i64 start,
+                                       const float *initial, bool drawn, float *out) {
+    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x, float *states,
-                                            const u8 *resets, const u8 *valid, const i64 *index, i64 start, u16 *out) {
-    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, out);
-    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, out);
+                                            const u8 *resets, const u8 *valid, const i64 *index, i64 start,
+                                            const float *initial, bool drawn, u16 *out) {
+    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half_last(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x,
                                                  float *states, const u8 *resets, const u8 *valid, const i64 *index,
-                                                 i64 start, float *out) {
-    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, out);
-    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, out);
+                                                 i64 start, const float *initial, bool drawn, float *out) {
+    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_grad(i64 T, i64 M, i64 N, i64 H, float *hgp, const float *x,

@@ -750,10 +750,10 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
                 o[j] = narrow(y, o)
 
 
-def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0):
+def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0, initial=None):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
     written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
-    if there is no index) are meant. gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with:
+    if there is no index) are meant; from initial (N, H), if it is given, they become row 0 of the states. gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with:
     on a CPU the gates (h~, z, q) of a float32 hgp; on a GPU hgp, as to compute gates again is quicker than to fetch
     them. The CPU's driver promises distinct arrays; hgp may be both, as each place is read before it is written."""
     T, M, H = check_sizes("mingru_scan", "x", x, 3)
@@ -766,20 +766,25 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
         check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
         checked("mingru_scan", "out", out, (T, M, H), FLOATS))
     kept = arrays[0] if gates is None else checked("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype)
+    if initial is not None:
+        initial = checked("mingru_scan", "initial", initial, (N, H))
     if not on_gpu(x):
+        if initial is not None:
+            np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
         run(_mingru_scan_cpu, M, 1, *arrays, kept)
         return
     if gates is not None:
         gates.copy_(hgp)
-    _launch_scan("mingru_scan", T, M, N, H, arrays)
+    states = initial is None
+    _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if states else initial, not states, arrays[7]))
 
 
 SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # by the types of what is read and of what is written
 
 
-def _launch_scan(name, T, M, N, H, arrays):
+def _launch_scan(name, T, M, N, H, arrays, out=9):
     """A scan of kernels.cu, whose threads have two channels each if there is an even number of them."""
-    gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, 7))
+    gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, out))
     kind = SCANS.get(gates + out)
     if gates != inputs or kind is None or f"{name}{kind}" not in CUDA.signatures:
         raise TypeError(f"kernels.{name}: hgp, x and the output are {gates}, {inputs} and {out} (f: float32, b: "
@@ -827,7 +832,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
         checked("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
         checked("mingru_scan_grad", "sums", sums, (M, 3 * H)))
     if on_gpu(x):
-        _launch_scan("mingru_scan_grad", T, M, N, H, arrays)
+        _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
         run(_mingru_scan_grad_cpu, M, 1, *arrays)
 
@@ -880,8 +885,8 @@ def _lanes(like, T, M):
 
 
 def advantage_moments(advantages, valid, index, moments=None):
-    """moments (3,) float64, written and returned: count, sum, sum of squares of the advantages of the drawn segments' valid steps: what the
-    loss needs to normalise them, and what the ranks of a parallel run add up first."""
+    """moments (3,) float64, written and returned: count, sum, sum of squares of the advantages of the drawn
+    segments' valid steps: what the loss needs to normalise them, and what the ranks of a parallel run add up first."""
     name, M = "advantage_moments", len(index)
     T, N = check_sizes(name, "advantages", advantages, 2)
     arrays = (checked(name, "advantages", advantages, (T, N)), checked(name, "valid", valid, (T + 1, N), np.uint8),
@@ -1164,8 +1169,8 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         if gpu:
             launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
             return
-        run(_ppo_loss_discrete_cpu, M, 4, outputs, index, start, masked, masks, heads, actions, *rollout, grad, *written,
-            parts)
+        run(_ppo_loss_discrete_cpu, M, 4, outputs, index, start, masked, masks, heads, actions, *rollout, grad,
+            *written, parts)
     else:
         spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))
@@ -1375,15 +1380,16 @@ class Muon:
         self._parts = [[flat[part] for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_together(self):
-        """(places, results, scales): for each weight where its update goes in the group "muon", -1 for a vector's, where
-        it comes out, and what scales it."""
+        """(places, results, scales): for each weight where its update goes in the group "muon", -1 for a vector's,
+        where it comes out, and what scales it."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
         places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)
         order = torch.arange(len(work), dtype=torch.int32)
         for members, (group, _) in zip(self._shapes.values(), self._groups, strict=True):
             for way, matrices in enumerate(group[:2]):  # in at x, out at y
-                slots = order.as_strided(matrices.shape, matrices.stride(), (matrices.data_ptr() - work.data_ptr()) // 4)
+                offset = (matrices.data_ptr() - work.data_ptr()) // 4
+                slots = order.as_strided(matrices.shape, matrices.stride(), offset)
                 for slot, (name, transposed, scale) in zip(slots, members, strict=True):
                     update = self.arena[name]
                     first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
@@ -1465,7 +1471,8 @@ class Muon:
         coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))  # fmt: skip
-        CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients, *arrays, arrived)
+        CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients, *arrays,
+                    arrived)
 
     @staticmethod
     def _orthogonalise(x, y, gram, polynomial):

@@ -128,7 +128,8 @@ def test_what_c_cannot_say_is_an_error(function):
 # ---------------------------------------------------------------------------------------------------------------------
 # The file
 
-DOUBLES = set()  # kernels that compute in double
+DOUBLES = {"advantage_moments", "gradient_norm", "clip", "add_rows", "add_rows_half", "ppo_loss_discrete",
+           "ppo_loss_continuous", "draw", "newton_schulz"}  # kernels that add up in double
 
 
 @pytest.fixture(scope="module", params=GENERATIONS)
@@ -159,9 +160,9 @@ def test_the_compiler_sees_the_arguments_that_python_hands_over(compiled):
 def test_a_wrong_argument_is_refused_before_the_launch(monkeypatch):
     cupy = cuda_on_a_cpu.install(monkeypatch)
     good = [1, 1, 1, 2, *(np.zeros(6, f32) for _ in range(3)), *(np.ones(1, np.uint8) for _ in range(2)),
-            np.zeros(1, np.int64), 0, np.zeros(2, f32)]  # fmt: skip
+            np.zeros(1, np.int64), 0, np.zeros(2, f32), False, np.zeros(2, f32)]  # fmt: skip
     kernels.CUDA.launch("mingru_scan", 1, 64, *good)
-    with pytest.raises(TypeError, match="takes 12 arguments, not 11"):
+    with pytest.raises(TypeError, match="takes 14 arguments, not 13"):
         kernels.CUDA.launch("mingru_scan", 1, 64, *good[:-1])
     with pytest.raises(TypeError, match="states is float64, expected float32"):
         kernels.CUDA.launch("mingru_scan", 1, 64, *good[:6], np.zeros(6), *good[7:])
