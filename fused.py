@@ -414,7 +414,7 @@ class TorchProducts:
     decoder's for its input's gradient; weights' gradients are rounded before they are added in float32."""
 
     def __init__(self, policy, arena, name, *, rows, learns, precision):
-        self.arena, self.name, self.learns = arena, name, learns
+        self.arena, self.name = arena, name
         half = precision != torch.float32
         self.rounded = [key for key, _ in policy.named_parameters()
                         if half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
@@ -423,7 +423,6 @@ class TorchProducts:
             arena.register(f"{name}/weights/{key}", shape, precision)
             arena.register(f"{name}/products/{key}", shape, precision)
         if learns:
-            arena.register(f"{name}/ones", (rows,))
             arena.register(f"{name}/rounded grad", (rows if half else 0, policy.decoder.out_features), precision)
 
     def bind(self, masters, gradients):
@@ -431,8 +430,6 @@ class TorchProducts:
         self.masters, self.gradients = masters, gradients
         self.weights = masters | {key: self.arena[f"{self.name}/weights/{key}"] for key in self.rounded}
         self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.rounded}
-        if self.learns:
-            self.ones = self.arena[f"{self.name}/ones"].fill_(1.0)
 
     def refresh(self):
         """Round the weights; due after every change of them."""
@@ -461,11 +458,7 @@ class TorchProducts:
 
     def add_rows(self, name, rows):
         """Add the sum over rows (n, columns) to a gradient."""
-        gradient = self.gradients[name]
-        if rows.dtype == gradient.dtype:
-            torch.addmv(gradient, rows.t(), self.ones[: len(rows)], out=gradient)
-        else:
-            gradient.add_(rows.sum(0, dtype=gradient.dtype))
+        kernels.add_rows(rows, self.gradients[name])
 
 
 class Layers:
@@ -553,14 +546,16 @@ class Layers:
         shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
         kernels.gather(observations, index, chunk.observations, start=start, shift=shift, scale=scale)
 
-    def forward(self, chunk, resets, valid, index, start):
-        """All steps of the segments index[start : start + n], from chunk.observations and chunk.states[i][0] into
-        chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
+    def forward(self, chunk, resets, valid, index, start, initial=None):
+        """All steps of the segments index[start : start + n], from chunk.observations and the initial states, (N, H) a
+        layer, or chunk.states[i][0], into chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all
+        agents."""
         linear = self.products.linear
         linear("encoder", chunk.flat_observations, chunk.flat_x[0])
         for i, out in enumerate([*chunk.x[1:], chunk.last]):
             linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
-            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start)
+            kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start,
+                                initial=None if initial is None else initial[i])  # fmt: skip
         linear("decoder", chunk.flat_last, chunk.flat_outputs)
 
     def backward(self, chunk, resets, valid, index, start):
@@ -719,11 +714,8 @@ class Fused(engines.Restated, Graphs):
         for start, count in self.chunks:
             chunk = layers.chunk(count)
             layers.gather(chunk, self.flat_observations, self.index, start)
-            for layer, states in enumerate(chunk.states):
-                torch.index_select(self.initial_state["mingru"][layer], 0, self.index[start : start + count],
-                                   out=states[0])  # fmt: skip
             flags = s["resets"], s["valid"], self.index, start
-            layers.forward(chunk, *flags)
+            layers.forward(chunk, *flags, self.initial_state["mingru"])
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
                        None if log_std is None else log_std.data, chunk.grad_log_std)  # fmt: skip
             layers.backward(chunk, *flags)

@@ -23,6 +23,7 @@ uint8. Where it says floats, bfloat16 will do as well; computed is in float32 al
 a np.float32: one bare literal would turn a whole loop to double.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -30,6 +31,7 @@ import torch
 from numba import njit, types
 from numba.extending import overload
 
+import cuda_cpp
 from arena import (  # noqa: F401  (for those who import kernels)
     FLOATS,
     HALF,
@@ -64,6 +66,8 @@ from arena import (  # noqa: F401  (for those who import kernels)
     u64,
     workspace,
 )
+
+CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Scalar mathematics
@@ -541,13 +545,14 @@ def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
               checked("draw", "index", index, (M,), np.int64))
     weights = checked("draw", "weights", weights, (M,))
     clock = check_numbers("draw", "clock", clock, 2, np.int64, masses)
+    beta = check_numbers("draw", "beta", beta, 1, np.float32, masses)
+    if on_gpu(masses):
+        CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), clock, beta, *arrays, weights)
+        return
     torch.cumsum(masses, 0, out=cumulative)
     run(_draw_cpu, M, 4096, arrays[1], u64(seed), clock, first, arrays[2])
-    if on_gpu(masses):
-        index.copy_(index.sort().values)
-    else:
-        arrays[2].sort()
-    run(_draw_weights_cpu, M, 4096, *arrays, check_numbers("draw", "beta", beta, 1, np.float32, masses), weights)
+    arrays[2].sort()
+    run(_draw_weights_cpu, M, 4096, *arrays, beta, weights)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -761,32 +766,10 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
                 o[j] = narrow(y, o)
 
 
-@driver
-def _mingru_scan_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, index, start, out):
-    # The next step's numbers are on their way while a step is computed: nothing else would hide how long they take.
-    for lane in range(u64(begin), u64(end)):
-        m, j = lane // H, lane % H
-        at, gate, flag, s = lane, m * u64(3) * H + j, u64(index[start + m]), states[lane]
-        h, g, p, x_t, reset, live = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], resets[flag], valid[flag]
-        for t in range(u64(1), T + u64(1)):
-            s *= ZERO if reset else ONE
-            x_now, h_now, g_now, p_now, live_now = widen(x_t), widen(h), widen(g), widen(p), live != 0
-            following = at + M * H
-            if t < T:
-                gate, flag = gate + M * u64(3) * H, flag + N
-                h, g, p, x_t = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[following]
-                reset, live = resets[flag], valid[flag]
-            candidate, z, q = mingru_gates_cell(h_now, g_now, p_now)
-            s, y = mingru_cell(x_now, candidate, z, q, s, live_now)
-            out[at] = narrow(y, out)
-            states[following] = s
-            at = following
-
-
-def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0):
+def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0, initial=None):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
     written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
-    if there is no index) are meant. gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with:
+    if there is no index) are meant; from initial (N, H), if it is given, they become row 0 of the states. gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with:
     on a CPU the gates (h~, z, q) of a float32 hgp; on a GPU hgp, as to compute gates again is quicker than to fetch
     them. The CPU's driver promises distinct arrays; hgp may be both, as each place is read before it is written."""
     T, M, H = check_sizes("mingru_scan", "x", x, 3)
@@ -799,12 +782,31 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
         check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
         checked("mingru_scan", "out", out, (T, M, H), FLOATS))
     kept = arrays[0] if gates is None else checked("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype)
+    if initial is not None:
+        initial = checked("mingru_scan", "initial", initial, (N, H))
     if not on_gpu(x):
+        if initial is not None:
+            np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
         run(_mingru_scan_cpu, M, 1, *arrays, kept)
         return
     if gates is not None:
         gates.copy_(hgp)
-    flat_run(_mingru_scan_cuda, M * H, (T, M, N, H), *arrays)
+    states = initial is None
+    _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if states else initial, not states, arrays[7]))
+
+
+SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # by the types of what is read and of what is written
+
+
+def _launch_scan(name, T, M, N, H, arrays, out=9):
+    """A scan of kernels.cu, whose threads have two channels each if there is an even number of them."""
+    gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, out))
+    kind = SCANS.get(gates + out)
+    if gates != inputs or kind is None or f"{name}{kind}" not in CUDA.signatures:
+        raise TypeError(f"kernels.{name}: hgp, x and the output are {gates}, {inputs} and {out} (f: float32, b: "
+                        "bfloat16); on a GPU all have one type, but the scan's output may always be float32.")
+    lanes = M * H // (1 if H % 2 else 2)
+    CUDA.launch(f"{name}{kind}", -(-lanes // 64), 64, T, M, N, H, *arrays)
 
 
 @distinct_driver
@@ -829,31 +831,6 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
                 carry[j] = ds * keep
 
 
-@driver
-def _mingru_scan_grad_cuda(begin, end, T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums):
-    for lane in range(u64(begin), u64(end)):
-        m, j = lane // H, lane % H
-        last, first_gate = T - u64(1), m * u64(3) * H + j
-        at, gate, flag = last * M * H + lane, last * M * u64(3) * H + first_gate, last * N + u64(index[start + m])
-        h, g, p, x_t, s, dy = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], states[at], grad_out[at]
-        reset, live = resets[flag], valid[flag]
-        carry, sum_h, sum_g, sum_p = ZERO, ZERO, ZERO, ZERO
-        for t in range(T):
-            h_now, g_now, p_now, x_now, s_now, dy_now = widen(h), widen(g), widen(p), widen(x_t), s, widen(dy)
-            keep, live_now, here, gate_here = ZERO if reset else ONE, live != 0, at, gate
-            if t < last:  # the next step's numbers, as in the scan forward
-                at, gate, flag = at - M * H, gate - M * u64(3) * H, flag - N
-                h, g, p, x_t, s, dy = hgp[gate], hgp[gate + H], hgp[gate + H + H], x[at], states[at], grad_out[at]
-                reset, live = resets[flag], valid[flag]
-            candidate, z, q = mingru_gates_cell(h_now, g_now, p_now)
-            dh, dg, dp, dx, ds = mingru_cell_grad(x_now, candidate, z, q, s_now * keep, live_now, dy_now, carry)
-            hgp[gate_here], hgp[gate_here + H] = narrow(dh, hgp), narrow(dg, hgp)
-            hgp[gate_here + H + H], grad_out[here] = narrow(dp, hgp), narrow(dx, grad_out)
-            sum_h, sum_g, sum_p = sum_h + dh, sum_g + dg, sum_p + dp
-            carry = ds * keep
-        sums[first_gate], sums[first_gate + H], sums[first_gate + H + H] = sum_h, sum_g, sum_p
-
-
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
     """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H), as mingru_scan left it, becomes d loss/d hgp,
     grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0]
@@ -871,7 +848,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
         checked("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
         checked("mingru_scan_grad", "sums", sums, (M, 3 * H)))
     if on_gpu(x):
-        flat_run(_mingru_scan_grad_cuda, M * H, (T, M, N, H), *arrays)
+        _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
         run(_mingru_scan_grad_cpu, M, 1, *arrays)
 
@@ -903,21 +880,43 @@ def _advantage_moments(begin, end, size, advantages, valid, index, parts):
                 parts[lane, 2] += a * a
 
 
+def _launch_sum(name, steps, count, like, sizes, written, *arrays):
+    """A kernel of kernels.cu over `steps` that adds up `count` numbers: its sizes, arrays, what it adds up in, and what
+    it writes last."""
+    blocks = max(1, min(-(-steps // 128), 1024))
+    CUDA.launch(name, blocks, 128, *sizes, *arrays, *_sums_of_blocks(like, blocks * count), *written)
+
+
+def _sums_of_blocks(like, count):
+    """(parts, ticket) of the sums in kernels.cu: each stream has its own, whose kernels follow one another."""
+    stream = torch.cuda.current_stream().cuda_stream
+    parts = constant(("sums", stream, 1 << (count - 1).bit_length()), like,
+                     lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))  # fmt: skip
+    return parts, constant(("ticket", stream), like, lambda: torch.zeros(1, dtype=torch.int32))
+
+
 def _lanes(like, T, M):
     """(lanes, steps a lane) of T · M steps: a lane is a row of them on a CPU, one on a GPU."""
     return (T * M, 1) if on_gpu(like) else (T, M)
 
 
-def advantage_moments(advantages, valid, index):
-    """(count, sum, sum of squares), a float64 tensor (3,), of the advantages of the drawn segments' valid steps: what
-    the loss needs to normalise them, and what the ranks of a parallel run add up first."""
-    T, N = check_sizes("advantage_moments", "advantages", advantages, 2)
-    lanes, size = _lanes(advantages, T, len(index))
-    parts, array = workspace((lanes, 3), torch.float64, advantages)
-    run(_advantage_moments, lanes, 8, size, checked("advantage_moments", "advantages", advantages, (T, N)),
-        checked("advantage_moments", "valid", valid, (T + 1, N), np.uint8),
-        check_index("advantage_moments", index, 0, 0, N, advantages), array)
-    return torch.as_tensor(parts.sum(0))
+def advantage_moments(advantages, valid, index, moments=None):
+    """moments (3,) float64, written and returned: count, sum, sum of squares of the advantages of the drawn
+    segments' valid steps: what the loss needs to normalise them, and what the ranks of a parallel run add up first."""
+    name, M = "advantage_moments", len(index)
+    T, N = check_sizes(name, "advantages", advantages, 2)
+    arrays = (checked(name, "advantages", advantages, (T, N)), checked(name, "valid", valid, (T + 1, N), np.uint8),
+              check_index(name, index, 0, 0, N, advantages))
+    if moments is None:
+        moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
+    result = checked(name, "moments", moments, (3,), np.float64)
+    if on_gpu(advantages):
+        _launch_sum(name, T * M, 3, advantages, (T, M, N), (result,), *arrays)
+        return moments
+    parts = np.zeros((T, 3))
+    run(_advantage_moments, T, 8, M, *arrays, parts)
+    result[:] = parts.sum(0)
+    return moments
 
 
 @driver
@@ -1108,59 +1107,6 @@ def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, hea
 
 
 @driver
-def _ppo_loss_discrete_cuda(begin, end, size, outputs, index, start, masked, masks, heads, actions, logprobs, values,
-                            advantages, weights, valid, settings, grad, new_values, ratios, scratch, parts):
-    _, M, width = outputs.shape
-    clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
-    for lane in range(begin, end):
-        part, probabilities = parts[lane], scratch[lane]
-        t, first_segment = lane * size // M, lane * size % M
-        for m in range(first_segment, first_segment + size):
-            n, column = index[start + m], start + m
-            row, drow = outputs[t, m], grad[t, m]
-            value = row[width - 1]
-            new_values[t, column] = value
-            if valid[t, n] == 0:
-                new_values[t, column] = values[t, n]
-                drow[:] = ZERO
-                ratios[t, column] = ONE
-                continue
-            mask = masks[t if masked else 0, n if masked else 0]
-            logprob, entropy, first = ZERO, ZERO, 0
-            for head in range(len(heads)):
-                last = first + heads[head]
-                top = head_max_cell(row, mask, masked, first, last)
-                total = ZERO
-                for j in range(first, last):
-                    e = ZERO if masked and mask[j] == 0 else exp_cell(row[j] - top)
-                    probabilities[j] = e
-                    total += e
-                log_total = f32(math.log(total))
-                head_entropy = ZERO
-                for j in range(first, last):
-                    probabilities[j] /= total
-                    head_entropy += entropy_cell(probabilities[j], row[j] - top - log_total)
-                for j in range(first, last):
-                    drow[j] = entropy_grad_cell(probabilities[j], row[j] - top - log_total, head_entropy)
-                logprob += row[first + actions[t, n, head]] - top - log_total
-                entropy += head_entropy
-                first = last
-            target = advantages[t, n] + values[t, n]
-            policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
-                logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
-            first = 0
-            for head in range(len(heads)):
-                last = first + heads[head]
-                for j in range(first, last):
-                    chosen = j == first + actions[t, n, head]
-                    drow[j] = logit_grad_cell(drow[j], probabilities[j], chosen, dlogprob, ent_coef)
-                first = last
-            drow[width - 1] = dvalue
-            ratios[t, column] = ratio
-            statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
-
-
-@driver
 def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actions, logprobs, values, advantages,
                          weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
     _, M, width = outputs.shape
@@ -1220,33 +1166,52 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     index = check_index(name, index, start, M, N, outputs)
     if start + M > B:
         raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
-    (lanes, size), like = _lanes(outputs, T, M), outputs
-    parts, part_array = workspace((lanes if heads is None or on_gpu(like) else M, SUMS),
-                                   torch.float32 if on_gpu(like) else torch.float64, like)
+    (lanes, size), like, gpu = _lanes(outputs, T, M), outputs, on_gpu(outputs)
+    parts = None if gpu else np.zeros((T if heads is None else M, SUMS))
     outputs, grad = checked(name, "outputs", outputs, (T, M, width)), checked(name, "grad", grad, (T, M, width))
     rollout = (checked(name, "logprobs", logprobs, (T, N)), check_rows(name, "values", values, T, (N,)),
                checked(name, "advantages", advantages, (T, N)), checked(name, "weights", weights, (B,)),
                check_rows(name, "valid", valid, T, (N,), np.uint8),
                checked(name, "settings", settings, (len(LOSS_SETTINGS),)))
     written = (checked(name, "new_values", new_values, (T, B)), checked(name, "ratios", ratios, (T, B)))
-    checked(name, "sums", sums, (SUMS,), np.float64)
+    sum_array = checked(name, "sums", sums, (SUMS,), np.float64)
+    launch = functools.partial(_launch_sum, "ppo_loss_discrete" if heads is not None else "ppo_loss_continuous", T * M,
+                               SUMS, like, (T, M, N, B, width, start), (sum_array,))  # fmt: skip
     if heads is not None:
         heads = check_heads(name, heads, check_sizes(name, "actions", actions, 3)[2], width - 1, like)
         masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1), np.uint8)
         actions = checked(name, "actions", actions, (T, N, len(heads)), np.int32)
-        given = (outputs, index, start, *optional_masks(masks, like, 3), heads, actions, *rollout, grad, *written)
-        if on_gpu(like):
-            _, scratch = workspace((lanes, width), torch.float32, like, torch.empty)
-            run(_ppo_loss_discrete_cuda, lanes, 4, size, *given, scratch, part_array)
-        else:
-            run(_ppo_loss_discrete_cpu, M, 4, *given, part_array)
+        masked, masks = optional_masks(masks, like, 3)
+        if gpu:
+            launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
+            return
+        run(_ppo_loss_discrete_cpu, M, 4, outputs, index, start, masked, masks, heads, actions, *rollout, grad,
+            *written, parts)
     else:
+        spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))
         grad_log_std = checked(name, "grad_log_std", grad_log_std, (T, M, width - 1))
         actions = checked(name, "actions", actions, (T, N, width - 1))
+        if gpu:
+            launch(spread_row, outputs, index, log_std, actions, *rollout, grad, grad_log_std, *written)
+            return
         run(_ppo_loss_continuous, lanes, 4, size, outputs, index, start, log_std, actions, *rollout, grad,
-            grad_log_std, *written, part_array)
+            grad_log_std, *written, parts)
     sums += torch.as_tensor(parts.sum(0))
+
+
+def add_rows(rows, gradient):
+    """gradient (columns,) += the sum of rows (n, columns), floats, over n: what a bias gets."""
+    n, columns = check_sizes("add_rows", "rows", rows, 2)
+    if not on_gpu(rows):
+        gradient += rows.sum(0, dtype=gradient.dtype)
+        return
+    values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
+    chunk = max(-(-n // 256), 8 * (256 // min(columns, 256)))  # 8 rows a thread at least, 256 pieces at most
+    pieces = -(-n // chunk)
+    CUDA.launch("add_rows_half" if values.dtype == u16 else "add_rows", -(-columns // 256) * pieces, 256, n, columns,
+                chunk, values, *_sums_of_blocks(rows, pieces * columns),
+                checked("add_rows", "gradient", gradient, (columns,)))
 
 
 def loss_statistics(sums):
@@ -1306,16 +1271,6 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 
 
 @driver
-def _clip_cuda(begin, end, norm, max_grad_norm, momentum, weight_decay, rate, found_inf, scalars):
-    for _ in range(begin, end):  # one lane, one launch
-        if not math.isfinite(norm[0]):
-            found_inf[0] = ONE
-        scale = max_grad_norm / (norm[0] + 1e-6)
-        scalars[0] = np.nan if found_inf[0] != ZERO else min(scale, 1.0)
-        scalars[1], scalars[2], scalars[3] = momentum, ONE - rate[0] * weight_decay, rate[0]
-
-
-@driver
 def _nesterov_cpu(begin, end, gradients, buffers, updates, scalars):
     scale, momentum = scalars[0], scalars[1]
     if scale == scale:  # a NaN where the gradients hold one
@@ -1361,7 +1316,10 @@ def gradient_norm(flat):
     GPU a float64 tensor."""
     array = checked("gradient_norm", "flat", flat, tuple(flat.shape))
     if on_gpu(flat):
-        return torch.linalg.vector_norm(flat, dtype=torch.float64)
+        norm = torch.empty((), dtype=torch.float64, device=flat.device)
+        written = checked("gradient_norm", "norm", norm.view(1), (1,), np.float64)
+        _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),), (written,), array)
+        return norm
     parts = np.zeros(-(-len(array) // BLOCK))
     run(_squares_cpu, len(parts), 16, array, parts)
     return math.sqrt(parts.sum())
@@ -1438,21 +1396,23 @@ class Muon:
         self._parts = [[flat[part] for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_together(self):
-        """(places, scales): for each weight its place in the group "muon", -1 for a vector's, and what scales its
-        update."""
+        """(places, results, scales): for each weight where its update goes in the group "muon", -1 for a vector's,
+        where it comes out, and what scales it."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
-        places = torch.full(updates.shape, -1, dtype=torch.int32)
+        places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)
         order = torch.arange(len(work), dtype=torch.int32)
-        for members, ((_, y, *_), _) in zip(self._shapes.values(), self._groups, strict=True):
-            slots = order.as_strided(y.shape, y.stride(), (y.data_ptr() - work.data_ptr()) // 4)
-            for slot, (name, transposed, scale) in zip(slots, members, strict=True):
-                update = self.arena[name]
-                first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
-                here = slice(first, first + update.numel())
-                places[here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
-                scales[here] = scale
-        return places.to(work.device), scales.to(work.device)
+        for members, (group, _) in zip(self._shapes.values(), self._groups, strict=True):
+            for way, matrices in enumerate(group[:2]):  # in at x, out at y
+                offset = (matrices.data_ptr() - work.data_ptr()) // 4
+                slots = order.as_strided(matrices.shape, matrices.stride(), offset)
+                for slot, (name, transposed, scale) in zip(slots, members, strict=True):
+                    update = self.arena[name]
+                    first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
+                    here = slice(first, first + update.numel())
+                    places[way, here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
+                    scales[here] = scale
+        return *places.to(work.device), scales.to(work.device)
 
     def step(self, learning_rate, found_inf=None):
         """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
@@ -1466,15 +1426,11 @@ class Muon:
             self.arena[f"gradients/{name}"].zero_()  # whoever has written it
         parts = [[checked("Muon", "part", flat, tuple(flat.shape), numpy_dtype(flat)) for flat in part]
                  for part in self._parts]
-        scalars, norm = self.arena["muon/scalars"], gradient_norm(self.arena.flat("gradients"))
-        if isinstance(norm, torch.Tensor):
-            rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
-            rate = check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm)
-            found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
-            run(_clip_cuda, 1, 1, checked("Muon", "norm", norm.view(1), (1,), np.float64), float(self.max_grad_norm),
-                f32(self.momentum), f32(self.weight_decay), rate, checked("Muon", "found_inf", found_inf.view(1), (1,)),
-                checked("Muon", "scalars", scalars, (4,)))
+        scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")
+        if on_gpu(gradients):
+            norm = self._clip(gradients, learning_rate, scalars, found_inf)
         else:
+            norm = gradient_norm(gradients)
             if found_inf is not None:
                 found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
             if not math.isfinite(norm) or found_inf:
@@ -1486,13 +1442,12 @@ class Muon:
         if self._together:
             flat = self.arena.flat("muon")
             work = checked("Muon", "flat", flat, tuple(flat.shape))
-            for gradients, momentum, updates, _, places, _ in parts:
+            for gradients, momentum, updates, _, places, *_ in parts:
                 run(_nesterov_cuda, len(places), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
-            for (x, y, gram, polynomial), _ in self._groups:
-                torch.div(y, torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-7, out=x)
-                self._orthogonalise(x, y, gram, polynomial)
-            for _, _, updates, weights, places, scales in parts:
-                run(_apply_cuda, len(places), 16 * BLOCK, weights, updates, scalars, places, scales, work)
+            for matrices, _ in self._groups:
+                self._orthogonalise_together(*matrices)
+            for _, _, updates, weights, _, results, scales in parts:
+                run(_apply_cuda, len(results), 16 * BLOCK, weights, updates, scalars, results, scales, work)
             return norm
         for gradients, momentum, updates, _ in parts:
             run(_nesterov_cpu, len(updates), 16 * BLOCK, gradients, momentum, updates, scalars)
@@ -1505,6 +1460,35 @@ class Muon:
         for _, _, updates, weights in parts:
             run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
         return norm
+
+    def _clip(self, gradients, learning_rate, scalars, found_inf):
+        """The gradient norm on a GPU, after which the scalars hold what it makes of clip's scale."""
+        flat = checked("Muon", "gradients", gradients, tuple(gradients.shape))
+        norm = torch.empty((), dtype=torch.float64, device=gradients.device)
+        found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
+        rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
+        written = (checked("Muon", "found_inf", found_inf.view(1), (1,)),
+                   checked("Muon", "norm", norm.view(1), (1,), np.float64), checked("Muon", "scalars", scalars, (4,)))
+        _launch_sum("clip", -(-len(flat) // 8), 1, gradients, (len(flat),), written, flat, float(self.max_grad_norm),
+                    self.momentum, self.weight_decay, check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm))
+        return norm
+
+    def _orthogonalise_together(self, x, y, gram, polynomial):
+        """The matrices in x orthogonalised into y; all four are overwritten."""
+        count, rows, columns = x.shape
+        if not on_gpu(x) or rows * rows * columns > self.SMALL:
+            torch.div(x, torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7, out=x)
+            self._orthogonalise(x, y, gram, polynomial)
+            return
+        # Its blocks wait for each other, so all of them must run at once.
+        tiles = count * -(-rows // 32) * -(-columns // 32)
+        blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
+        arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram, polynomial)]
+        coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ))
+        arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
+                           lambda: torch.zeros(2, dtype=torch.int32))  # fmt: skip
+        CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients, *arrays,
+                    arrived)
 
     @staticmethod
     def _orthogonalise(x, y, gram, polynomial):

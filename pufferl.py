@@ -297,7 +297,7 @@ class PuffeRL:
         """Draw the segments of a minibatch, and what normalises their advantages."""
         kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=self.config["seed"], clock=self.clock,
                      beta=self.beta, first=self._first_segment)
-        self.moments.copy_(kernels.advantage_moments(self.advantages, self.storage["valid"], self.index))
+        kernels.advantage_moments(self.advantages, self.storage["valid"], self.index, self.moments)
 
     def _learn(self):
         """The gradients of the minibatch's loss."""

@@ -15,7 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+import cuda_on_a_cpu
 import numpy as np
+import pytest
 import torch
 from numba import cfunc
 
@@ -81,6 +83,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="at least; each buffer has one of its own")
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
+    cuda_on_a_cpu.install(pytest.MonkeyPatch())
     arena.SIMULATOR, arena._launch = True, lambda function, lanes, arguments: function(0, lanes, *arguments)
     fused.find_gpu = lambda workers: Idle()
     results = {}

@@ -1,5 +1,5 @@
-"""The CUDA drivers, through the tests of the CPU's: on a GPU, or without one in numba's simulator and, as a GPU's
-compiler leaves them, through tests/ptx.py.
+"""The kernels of a GPU, through the tests of the CPU's: on a GPU, or without one. Then numba's drivers run in its
+simulator and, as a GPU's compiler leaves them, through tests/ptx.py; CUDA C++ runs behind tests/cuda_shim.h.
 
     NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 python -m pytest tests/test_cuda.py -m cudasim
     python -m pytest tests/test_cuda.py -m gpu
@@ -11,6 +11,7 @@ and each of them compiled to PTX for three generations of GPUs.
 import functools
 import inspect
 
+import cuda_on_a_cpu
 import ptx
 import pytest
 import test_kernel_promises
@@ -47,6 +48,8 @@ def on_the_gpu(function):
 
 @pytest.fixture
 def through_the_gpu(request, monkeypatch):
+    if request.param != "gpu":
+        cuda_on_a_cpu.install(monkeypatch)
     if request.param == "ptx":
         monkeypatch.setattr(arena, "SIMULATOR", True)
         monkeypatch.setattr(arena, "_launch", request.getfixturevalue("launcher"))
@@ -94,8 +97,7 @@ for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", 
 # PTX, for machines without a GPU
 
 SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu", "_gather_cuda",
-          "_mingru_step_cuda", "_mingru_scan_cuda", "_mingru_scan_grad_cuda", "_ppo_loss_discrete_cuda",
-          "_ppo_loss_continuous", "_write_back", "_nesterov_cuda", "_apply_cuda"}  # fmt: skip
+          "_mingru_step_cuda", "_write_back", "_nesterov_cuda", "_apply_cuda"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,7 @@ def launches():
     """name -> (driver, arguments) of every launch that the kernels make on a GPU."""
     seen = {}
     with pytest.MonkeyPatch.context() as patch:
+        cuda_on_a_cpu.install(patch)
         patch.setattr(arena, "SIMULATOR", True)
         patch.setattr(arena, "_launch", lambda driver, lanes, arguments: seen.setdefault(
             driver.__name__, (driver, arguments)))  # fmt: skip

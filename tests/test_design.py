@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [  # docs/design.md; a file imports from those before its own
     {"processes"},
-    {"arena", "checkpoints", "emulation", "ocean", "protein", "ranks", "signs"},
+    {"arena", "checkpoints", "cuda_cpp", "emulation", "ocean", "protein", "ranks", "signs"},
     {"kernels", "workers", "environments", "tensors"},
     {"models"},
     {"vector", "configuration"},

@@ -15,6 +15,7 @@ import subprocess
 import traceback
 import types
 
+import cuda_on_a_cpu
 import numpy as np
 import pytest
 import torch
@@ -132,12 +133,21 @@ class Recorder:
         self.forget()
 
 
+def install(monkeypatch, execute):
+    """The recorder in the place of a GPU; `execute` runs numba's drivers, tests/cuda_on_a_cpu.py the CUDA C++."""
+    monkeypatch.setattr(arena, "SIMULATOR", True)
+    monkeypatch.setattr(arena, "_launch", recorded(execute))
+    monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
+    cupy = cuda_on_a_cpu.install(monkeypatch)
+    monkeypatch.setattr(cupy, "execute", recorded(cupy.execute))
+
+
 def on_a_cpu(function, lanes, arguments):
     function(0, lanes, *arguments)
 
 
 def recorded(execute):
-    """arena._launch by the recorder, for which `execute` runs the drivers."""
+    """A launch by the recorder, for which `execute` runs the kernels."""
 
     def launch(*call):
         if Recorder.capturing is not None:
@@ -154,9 +164,7 @@ def device(request, monkeypatch):
         if not torch.cuda.is_available():
             pytest.skip("there is no CUDA device")
         return
-    monkeypatch.setattr(arena, "SIMULATOR", True)
-    monkeypatch.setattr(arena, "_launch", recorded(on_a_cpu))
-    monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
+    install(monkeypatch, on_a_cpu)
 
 
 def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, **settings):

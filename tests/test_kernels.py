@@ -659,10 +659,16 @@ def check_mingru(T, M, H, seed=0, start=0, columns=None, resets=0.2, live=0.8, d
     index = torch.randint(columns, (start + M,), generator=rng) if drawn else None
     where = {"start": start, "index": index}
     hgp, x = data["hgp"].double().requires_grad_(), data["x"].double().requires_grad_()
+    initial = None
+    if drawn:  # the initial states of all agents, of which the drawn ones' are taken
+        initial, data["states"] = torch.randn(columns, H, generator=rng), poison(T + 1, M, H)
+        where["initial"] = initial
     kernels.mingru_scan(**data, out=out, **where)
+    where.pop("initial", None)
     chosen = (torch.arange(columns) if index is None else index)[start : start + M]
     resets, valid = (data[name][:T, chosen] for name in ("resets", "valid"))
     expected, states = reference.mingru_layer(x, hgp, data["states"][0].double(), resets, valid)
+    assert initial is None or torch.equal(data["states"][0], initial[chosen])
     close(out, expected, 2e-6)
     close(data["states"][1:], states, 2e-6)
     expected.backward(dy.double())

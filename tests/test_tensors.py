@@ -349,11 +349,9 @@ def trained(epochs, mode, **settings):
 def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
     """On what stands for a GPU in tests/test_devices.py: environments write the policy's arrays, and the run is that of
     environments that write the host's, graphs or not."""
-    from test_devices import Recorder, arena, on_a_cpu, recorded
+    from test_devices import install, on_a_cpu
 
-    monkeypatch.setattr(arena, "SIMULATOR", True)
-    monkeypatch.setattr(arena, "_launch", recorded(on_a_cpu))
-    monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
+    install(monkeypatch, on_a_cpu)
     common = {"network": network, "device": "cuda", "cudagraphs": cudagraphs}
     with monkeypatch.context() as patch:
         patch.setattr(vector.Tensors, "device", property(lambda self: None, lambda self, device: None), raising=False)

@@ -1,0 +1,574 @@
+// The load-bearing kernels of kernels.py for a GPU, in CUDA C++. cuda_cpp.py puts before this text, as C, the cells and
+// the numbers of kernels.py that it names: a formula is changed there. Each kernel belongs to the public function of its
+// name, which checks all shapes. Arrays are contiguous; their sizes are as in that function's docstring.
+
+CELL float widen(float x) { return x; }
+CELL float widen(u16 bits) { return float_of_bfloat(bits); }
+template <class To> CELL To rounded_to(float x);
+template <> CELLS float rounded_to<float>(float x) { return x; }
+template <> CELLS u16 rounded_to<u16>(float x) { return bfloat_of_float(x); }
+
+CELL i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// V neighbours in memory, read and written at once.
+template <class Type, int V> struct alignas(sizeof(Type) * V) Pack { Type at[V]; };
+template <int V, class Type> CELL Pack<Type, V> read(const Type *from) { return *(const Pack<Type, V> *)from; }
+template <int V, class Type> CELL void write(Type *to, const float (&values)[V]) {
+    Pack<Type, V> pack;
+    for (int v = 0; v < V; v++) pack.at[v] = rounded_to<Type>(values[v]);
+    *(Pack<Type, V> *)to = pack;
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// MinGRU. The initial states are those in states[0], or the drawn columns of `initial`. A thread has V channels of one segment and goes along its steps. There are few threads for what a GPU's memory
+// takes to answer, so each has asked for the numbers of DEPTH steps before it computes the first.
+
+#define DEPTH 4
+
+template <int V, class Gate, class Input> struct Ahead { Pack<Gate, V> h, g, p; Pack<Input, V> x; bool reset, live; };
+
+template <int V, class Gate, class Input> CELL Ahead<V, Gate, Input> read_step(
+    const Gate *hgp, const Input *x, const u8 *resets, const u8 *valid, i64 row, i64 j, i64 H, i64 flag) {
+    const Gate *gates = hgp + row * 3 * H + j;
+    return {read<V>(gates), read<V>(gates + H), read<V>(gates + 2 * H), read<V>(x + row * H + j), resets[flag] != 0,
+            valid[flag] != 0};
+}
+
+template <int V, class Gate, class Input, class Output> CELL void mingru_scan_lane(
+    i64 T, i64 M, i64 N, i64 H, const Gate *hgp, const Input *x, float *states, const u8 *resets, const u8 *valid,
+    const i64 *index, i64 start, const float *initial, bool drawn, Output *out) {
+    i64 lane = global_thread(), lanes = H / V, m = lane / lanes, j = lane % lanes * V;
+    if (m >= M) return;
+    i64 column = index[start + m];
+    Ahead<V, Gate, Input> ahead[DEPTH];
+    for (int d = 0; d < DEPTH; d++)
+        if (d < T) ahead[d] = read_step<V>(hgp, x, resets, valid, d * M + m, j, H, d * N + column);
+    Pack<float, V> state = read<V>(initial + (drawn ? column : m) * H + j);
+    if (drawn) write<V>(states + m * H + j, state.at);
+    for (i64 begin = 0; begin < T; begin += DEPTH) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            i64 t = begin + d, row = t * M + m;
+            if (t >= T) break;
+            Ahead<V, Gate, Input> now = ahead[d];
+            if (t + DEPTH < T)
+                ahead[d] = read_step<V>(hgp, x, resets, valid, row + DEPTH * M, j, H, (t + DEPTH) * N + column);
+            float y[V];
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                auto [candidate, z, q] = mingru_gates_cell(widen(now.h.at[v]), widen(now.g.at[v]), widen(now.p.at[v]));
+                float before = state.at[v] * (now.reset ? 0.0f : 1.0f);
+                auto [after, result] = mingru_cell(widen(now.x.at[v]), candidate, z, q, before, now.live);
+                state.at[v] = after, y[v] = result;
+            }
+            write<V>(out + row * H + j, y);
+            write<V>(states + (row + M) * H + j, state.at);
+        }
+    }
+}
+
+template <int V, class Real> CELL void mingru_scan_grad_lane(
+    i64 T, i64 M, i64 N, i64 H, Real *hgp, const Real *x, const float *states, const u8 *resets, const u8 *valid,
+    const i64 *index, i64 start, Real *grad_out, float *sums) {
+    i64 lane = global_thread(), lanes = H / V, m = lane / lanes, j = lane % lanes * V;
+    if (m >= M) return;
+    i64 column = index[start + m];
+    Ahead<V, Real, Real> ahead[DEPTH];
+    Pack<float, V> states_ahead[DEPTH];
+    Pack<Real, V> grads_ahead[DEPTH];
+    auto ask = [&](int d, i64 t) {
+        i64 row = t * M + m;
+        ahead[d] = read_step<V>(hgp, x, resets, valid, row, j, H, t * N + column);
+        states_ahead[d] = read<V>(states + row * H + j), grads_ahead[d] = read<V>(grad_out + row * H + j);
+    };
+    for (int d = 0; d < DEPTH; d++)
+        if (d < T) ask(d, T - 1 - d);
+    float carry[V] = {}, sum_h[V] = {}, sum_g[V] = {}, sum_p[V] = {};
+    for (i64 begin = 0; begin < T; begin += DEPTH) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            i64 t = T - 1 - begin - d, row = t * M + m;
+            if (t < 0) break;
+            Ahead<V, Real, Real> now = ahead[d];
+            Pack<float, V> state = states_ahead[d];
+            Pack<Real, V> grad = grads_ahead[d];
+            if (t >= DEPTH) ask(d, t - DEPTH);
+            float keep = now.reset ? 0.0f : 1.0f, to_h[V], to_g[V], to_p[V], to_x[V];
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                auto [candidate, z, q] = mingru_gates_cell(widen(now.h.at[v]), widen(now.g.at[v]), widen(now.p.at[v]));
+                auto [dh, dg, dp, dx, ds] = mingru_cell_grad(
+                    widen(now.x.at[v]), candidate, z, q, state.at[v] * keep, now.live, widen(grad.at[v]), carry[v]);
+                to_h[v] = dh, to_g[v] = dg, to_p[v] = dp, to_x[v] = dx;
+                sum_h[v] += dh, sum_g[v] += dg, sum_p[v] += dp, carry[v] = ds * keep;
+            }
+            Real *gates = hgp + row * 3 * H + j;
+            write<V>(gates, to_h), write<V>(gates + H, to_g), write<V>(gates + 2 * H, to_p);
+            write<V>(grad_out + row * H + j, to_x);
+        }
+    }
+    float *sum = sums + m * 3 * H + j;
+    write<V>(sum, sum_h), write<V>(sum + H, sum_g), write<V>(sum + 2 * H, sum_p);
+}
+
+// Gates, inputs and outputs are float32, bfloat16, or bfloat16 with a float32 output, as the last layer's is.
+
+extern "C" __global__ void mingru_scan(i64 T, i64 M, i64 N, i64 H, const float *hgp, const float *x, float *states,
+                                       const u8 *resets, const u8 *valid, const i64 *index, i64 start,
+                                       const float *initial, bool drawn, float *out) {
+    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+}
+
+extern "C" __global__ void mingru_scan_half(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x, float *states,
+                                            const u8 *resets, const u8 *valid, const i64 *index, i64 start,
+                                            const float *initial, bool drawn, u16 *out) {
+    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+}
+
+extern "C" __global__ void mingru_scan_half_last(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x,
+                                                 float *states, const u8 *resets, const u8 *valid, const i64 *index,
+                                                 i64 start, const float *initial, bool drawn, float *out) {
+    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+}
+
+extern "C" __global__ void mingru_scan_grad(i64 T, i64 M, i64 N, i64 H, float *hgp, const float *x,
+                                            const float *states, const u8 *resets, const u8 *valid, const i64 *index,
+                                            i64 start, float *grad_out, float *sums) {
+    if (H % 2) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+    else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+}
+
+extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16 *hgp, const u16 *x,
+                                                 const float *states, const u8 *resets, const u8 *valid,
+                                                 const i64 *index, i64 start, u16 *grad_out, float *sums) {
+    if (H % 2) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+    else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Sums over all threads of a grid, the same in every run: a warp's by shuffles, a block's through shared memory into its
+// row of `parts`; the block that is done last adds up the rows, in order. `ticket` counts the blocks that are done; it is
+// 0 before and after.
+
+CELL double warp_sum(double x) {
+    for (int delta = 16; delta > 0; delta /= 2) x += __shfl_down_sync(~0u, x, delta);
+    return x;
+}
+
+// Whether this block is the last. What each has written before, it may read by __ldcg.
+CELL bool is_last_block(int *ticket, int *shared) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *shared = atomicAdd(ticket, 1) == (int)gridDim.x - 1;
+        if (*shared) *ticket = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return *shared;
+}
+
+template <int COUNT> struct Shared { double sums[32 * COUNT]; int last; };
+
+// True in the last block, in which shared.sums[0] to [COUNT - 1] are then the sums of `mine`.
+template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, int *ticket, Shared<COUNT> &shared) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        double sum = warp_sum(mine[k]);
+        if (lane == 0) shared.sums[warp * COUNT + k] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < COUNT) {
+        double sum = 0.0;
+        for (int w = 0; w < warps; w++) sum += shared.sums[w * COUNT + threadIdx.x];
+        parts[blockIdx.x * COUNT + threadIdx.x] = sum;
+    }
+    if (!is_last_block(ticket, &shared.last)) return false;
+    for (int k = warp; k < COUNT; k += warps) {
+        double sum = 0.0;
+        for (unsigned block = lane; block < gridDim.x; block += 32) sum += __ldcg(parts + block * COUNT + k);
+        sum = warp_sum(sum);
+        if (lane == 0) shared.sums[k] = sum;
+    }
+    __syncthreads();
+    return true;
+}
+
+extern "C" __global__ void advantage_moments(i64 T, i64 M, i64 N, const float *advantages, const u8 *valid,
+                                             const i64 *index, double *parts, int *ticket, double *moments) {
+    __shared__ Shared<3> shared;
+    double mine[3] = {};
+    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
+        i64 place = i / M * N + index[i % M];
+        if (valid[place] == 0) continue;
+        double a = advantages[place];
+        mine[0] += 1.0, mine[1] += a, mine[2] += a * a;
+    }
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < 3) moments[threadIdx.x] = shared.sums[threadIdx.x];
+}
+
+CELL double squares(i64 n, const float *flat) {
+    double sum = 0.0;
+    for (i64 i = global_thread(); i < n; i += (i64)gridDim.x * blockDim.x) sum += (double)flat[i] * flat[i];
+    return sum;
+}
+
+extern "C" __global__ void gradient_norm(i64 n, const float *flat, double *parts, int *ticket, double *norm) {
+    __shared__ Shared<1> shared;
+    double mine[1] = {squares(n, flat)};
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x == 0) norm[0] = sqrt(shared.sums[0]);
+}
+
+// The norm, and Muon's scalars from it: clip's scale (NaN if nothing may change), momentum, decay, learning rate.
+extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, float momentum, float weight_decay,
+                                const float *rate, double *parts, int *ticket, float *found_inf, double *norm,
+                                float *scalars) {
+    __shared__ Shared<1> shared;
+    double mine[1] = {squares(n, flat)};
+    if (!grid_sums(mine, parts, ticket, shared) || threadIdx.x != 0) return;
+    norm[0] = sqrt(shared.sums[0]);
+    if (!(norm[0] <= 1.7976931348623157e308)) found_inf[0] = 1.0f;
+    float scale = (float)(max_grad_norm / (norm[0] + 1e-6));
+    scalars[0] = found_inf[0] != 0.0f ? bits_as<float>(0x7fffffffu) : scale < 1.0f ? scale : 1.0f;
+    scalars[1] = momentum, scalars[2] = 1.0f - rate[0] * weight_decay, scalars[3] = rate[0];
+}
+
+// gradient += the sum of the rows. A block has some rows and up to blockDim.x columns: neighbouring threads read what
+// lies side by side, also where there are few columns.
+template <class Real> CELL void add_rows_block(i64 rows, i64 columns, i64 chunk, const Real *values, double *parts,
+                                               int *ticket, float *gradient, double *shared, int *last) {
+    i64 width = columns < blockDim.x ? columns : blockDim.x, side_by_side = blockDim.x / width;
+    i64 tiles = (columns + width - 1) / width, piece = blockIdx.x / tiles;
+    i64 column = blockIdx.x % tiles * width + threadIdx.x % width, row = piece * chunk + threadIdx.x / width;
+    bool inside = threadIdx.x < side_by_side * width && column < columns;
+    float sum = 0.0f;
+    i64 end = (piece + 1) * chunk < rows ? (piece + 1) * chunk : rows;
+    if (inside)
+        for (; row < end; row += side_by_side) sum += widen(values[row * columns + column]);
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    if (inside && threadIdx.x < width) {
+        double total = 0.0;
+        for (i64 i = 0; i < side_by_side; i++) total += shared[i * width + threadIdx.x];
+        parts[piece * columns + column] = total;
+    }
+    if (!is_last_block(ticket, last)) return;
+    for (i64 c = threadIdx.x; c < columns; c += blockDim.x) {
+        double total = 0.0;
+        for (i64 i = 0; i < gridDim.x / tiles; i++) total += __ldcg(parts + i * columns + c);
+        gradient[c] += (float)total;
+    }
+}
+
+extern "C" __global__ void add_rows(i64 rows, i64 columns, i64 chunk, const float *values, double *parts, int *ticket,
+                                    float *gradient) {
+    __shared__ double shared[256];
+    __shared__ int last;
+    add_rows_block(rows, columns, chunk, values, parts, ticket, gradient, shared, &last);
+}
+
+extern "C" __global__ void add_rows_half(i64 rows, i64 columns, i64 chunk, const u16 *values, double *parts,
+                                         int *ticket, float *gradient) {
+    __shared__ double shared[256];
+    __shared__ int last;
+    add_rows_block(rows, columns, chunk, values, parts, ticket, gradient, shared, &last);
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// PPO loss: a thread a step
+
+struct Head { float top, total, log_total, entropy; };
+
+// One head of a row of logits. The gradient needs this once more, which costs less than to keep it in memory.
+CELL Head read_head(const float *row, const u8 *mask, bool masked, i64 first, i64 last) {
+    Head head = {head_max_cell(row, mask, masked, first, last), 0.0f, 0.0f, 0.0f};
+    for (i64 j = first; j < last; j++) head.total += masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top);
+    head.log_total = logf(head.total);
+    for (i64 j = first; j < last; j++) {
+        float p = masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top) / head.total;
+        head.entropy += entropy_cell(p, row[j] - head.top - head.log_total);
+    }
+    return head;
+}
+
+extern "C" __global__ void ppo_loss_discrete(
+    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 head_count, bool masked, const float *outputs,
+    const i64 *index, const u8 *masks, const i64 *heads, const int *actions, const float *logprobs, const float *values,
+    const float *advantages, const float *weights, const u8 *valid, const float *settings, float *grad,
+    float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
+    __shared__ Shared<SUMS> shared;
+    double mine[SUMS] = {};
+    float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
+    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
+        i64 t = i / M, m = i % M, column = start + m, place = t * N + index[column];
+        const float *row = outputs + i * width;
+        const u8 *mask = masks + (masked ? place * (width - 1) : 0);
+        float *drow = grad + i * width, value = row[width - 1], old_value = values[place];
+        bool live = valid[place] != 0;
+        new_values[t * B + column] = live ? value : old_value;
+        if (!live) {
+            for (i64 j = 0; j < width; j++) drow[j] = 0.0f;
+            ratios[t * B + column] = 1.0f;
+            continue;
+        }
+        const int *chosen = actions + place * head_count;
+        float logprob = 0.0f, entropy = 0.0f, advantage = advantages[place];
+        Head head;
+        for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
+            head = read_head(row, mask, masked, first, first + heads[h]);
+            logprob += row[first + chosen[h]] - head.top - head.log_total;
+            entropy += head.entropy;
+        }
+        float target = advantage + old_value;
+        auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
+            logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
+        for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
+            if (head_count > 1) head = read_head(row, mask, masked, first, first + heads[h]);
+            for (i64 j = first; j < first + heads[h]; j++) {
+                float p = masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top) / head.total;
+                float slope = entropy_grad_cell(p, row[j] - head.top - head.log_total, head.entropy);
+                drow[j] = logit_grad_cell(slope, p, j == first + chosen[h], dlogprob, ent_coef);
+            }
+        }
+        drow[width - 1] = dvalue;
+        ratios[t * B + column] = ratio;
+        statistics_cell(mine, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value);
+    }
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < SUMS) sums[threadIdx.x] += shared.sums[threadIdx.x];
+}
+
+// spread_row: from one step's log_std to the next one's, 0 if all have the same.
+extern "C" __global__ void ppo_loss_continuous(
+    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 spread_row, const float *outputs, const i64 *index,
+    const float *log_std, const float *actions, const float *logprobs, const float *values, const float *advantages,
+    const float *weights, const u8 *valid, const float *settings, float *grad, float *grad_log_std, float *new_values,
+    float *ratios, double *parts, int *ticket, double *sums) {
+    __shared__ Shared<SUMS> shared;
+    double mine[SUMS] = {};
+    float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
+    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
+        i64 t = i / M, m = i % M, column = start + m, place = t * N + index[column], dims = width - 1;
+        const float *row = outputs + i * width, *spread = log_std + i * spread_row, *chosen = actions + place * dims;
+        float *drow = grad + i * width, *dspread = grad_log_std + i * dims;
+        float value = row[dims], old_value = values[place], advantage = advantages[place];
+        bool live = valid[place] != 0;
+        new_values[t * B + column] = live ? value : old_value;
+        if (!live) {
+            for (i64 j = 0; j < dims; j++) drow[j] = dspread[j] = 0.0f;
+            drow[dims] = 0.0f;
+            ratios[t * B + column] = 1.0f;
+            continue;
+        }
+        float logprob = 0.0f, entropy = 0.0f, target = advantage + old_value;
+        for (i64 j = 0; j < dims; j++) {
+            float z = (chosen[j] - row[j]) * exp_cell(-spread[j]);
+            logprob -= 0.5f * z * z + spread[j] + LOG_SQRT_2PI;
+            entropy += spread[j] + 0.5f + LOG_SQRT_2PI;
+        }
+        auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
+            logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
+        for (i64 j = 0; j < dims; j++) {
+            float inverse = exp_cell(-spread[j]), z = (chosen[j] - row[j]) * inverse;
+            drow[j] = dlogprob * z * inverse;
+            dspread[j] = dlogprob * (z * z - 1.0f) - ent_coef;
+        }
+        drow[dims] = dvalue;
+        ratios[t * B + column] = ratio;
+        statistics_cell(mine, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value);
+    }
+    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < SUMS) sums[threadIdx.x] += shared.sums[threadIdx.x];
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Draw, by one block of 1,024 threads, each with a piece of the segments
+
+struct Before { double warps, lanes; };  // what the warps before this thread's have, and the lanes before it
+
+// Added up in the threads' order, so that a running sum never falls, and stays where nothing is added: warps + (lanes +
+// what a thread adds) ends where the next thread's begins.
+CELL Before sum_before(double mine, double *shared, double *totals) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    shared[warp * 33 + lane] = mine;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        double sum = 0.0;
+        for (int i = threadIdx.x * 33; i < (int)threadIdx.x * 33 + 32; i++) {
+            double next = shared[i];
+            shared[i] = sum;
+            sum += next;
+        }
+        totals[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double sum = 0.0;
+        for (int w = 0; w < 32; w++) {
+            double next = totals[w];
+            totals[w] = sum;
+            sum += next;
+        }
+    }
+    __syncthreads();
+    return {totals[warp], shared[warp * 33 + lane]};
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+draw(i64 N, i64 M, i64 first, u64 seed, const i64 *clock, const float *beta, const double *masses, double *cumulative,
+     i64 *index, float *weights) {
+    __shared__ double shared[32 * 33], totals[32];
+    i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < N ? begin + piece : N;
+    double sum = 0.0;
+    for (i64 n = begin; n < end; n++) sum += masses[n];
+    Before before = sum_before(sum, shared, totals);
+    sum = 0.0;
+    for (i64 n = begin; n < end; n++) {
+        sum += masses[n];
+        cumulative[n] = before.warps + (before.lanes + sum);
+    }
+    __syncthreads();
+
+    double total = cumulative[N - 1];
+    Row<double> row = {cumulative, N};
+    i64 live = search_cell(row, total, false);  // the last segment with a mass; a NaN ends at some segment
+    live = live < N - 1 ? live : N - 1;
+    u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+    for (i64 m = threadIdx.x; m < M; m += 1024) {
+        auto words = philox_cell((u32)(first + m), (u32)clock[0], (u32)clock[1], PURPOSE_DRAW, key0, key1);
+        double u = ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
+        i64 found = search_cell(row, u * total, true);
+        index[m] = found < live ? found : live;
+    }
+    __syncthreads();
+
+    int *counts = (int *)cumulative;  // sorted: how often each segment was drawn, and then each as often
+    for (i64 n = begin; n < end; n++) counts[n] = 0;
+    __syncthreads();
+    for (i64 m = threadIdx.x; m < M; m += 1024) atomicAdd(counts + index[m], 1);
+    __syncthreads();
+    sum = 0.0;
+    for (i64 n = begin; n < end; n++) sum += counts[n];
+    before = sum_before(sum, shared, totals);
+    i64 place = (i64)(before.warps + before.lanes);
+    for (i64 n = begin; n < end; n++) {
+        if (counts[n] == 0) continue;
+        double share = N * (masses[n] / total);  // NaN ** 0 is 1, which would hide it
+        float weight = share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
+        for (int i = 0; i < counts[n]; i++, place++) index[place] = n, weights[place] = weight;
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Newton-Schulz: all steps of all matrices in one launch, whose blocks wait for each other between the products
+
+// Until all blocks are here; `round` counts the times. There must be no more blocks than run at once. What the others
+// have written is then read by __ldcg.
+CELL void meet(int *arrived, int &round) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int expected = ++round * gridDim.x;
+        atomicAdd(arrived, 1);
+        while (atomicAdd(arrived, 0) < expected) __nanosleep(32);
+    }
+    __syncthreads();
+    __threadfence();
+}
+
+struct Tiles { float left[32][33], right[32][33], scale; };
+
+// The 32 x 32 numbers of a · b at (i, j), two by two for each of 256 threads; a (rows, inner), b (inner, columns), or
+// (columns, inner) if it is to be transposed.
+template <bool TRANSPOSED> CELL void tile_product(const float *a, const float *b, i64 rows, i64 columns, i64 inner, i64 i,
+                                                  i64 j, Tiles &tiles, float (&sum)[2][2]) {
+    int x = threadIdx.x % 16, y = threadIdx.x / 16, column = threadIdx.x % 32, row = threadIdx.x / 32;
+    sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
+    for (i64 k = 0; k < inner; k += 32) {
+        __syncthreads();
+        for (int r = row; r < 32; r += 8) {
+            tiles.left[r][column] = i + r < rows && k + column < inner ? __ldcg(a + (i + r) * inner + k + column) : 0.0f;
+            if (TRANSPOSED)
+                tiles.right[column][r] =
+                    j + r < columns && k + column < inner ? __ldcg(b + (j + r) * inner + k + column) : 0.0f;
+            else
+                tiles.right[r][column] =
+                    k + r < inner && j + column < columns ? __ldcg(b + (k + r) * columns + j + column) : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int l = 0; l < 32; l++) {
+            float left0 = tiles.left[y][l], left1 = tiles.left[y + 16][l];
+            float right0 = tiles.right[l][x], right1 = tiles.right[l][x + 16];
+            sum[0][0] += left0 * right0, sum[0][1] += left0 * right1;
+            sum[1][0] += left1 * right0, sum[1][1] += left1 * right1;
+        }
+    }
+}
+
+// 1/(norm + 1e-7) from the diagonal of the product with the transpose, or 1 after the first step, for all threads.
+CELL float first_scale(bool first, const float *gram, i64 rows, Tiles &tiles) {
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        double sum = 0.0;
+        for (i64 r = threadIdx.x; first && r < rows; r += 32) sum += __ldcg(gram + r * rows + r);
+        sum = warp_sum(sum);
+        if (threadIdx.x == 0) tiles.scale = first ? (float)(1.0 / (sqrt(sum) + 1e-7)) : 1.0f;
+    }
+    __syncthreads();
+    return tiles.scale;
+}
+
+// The matrices in x (count, rows, columns) by `steps` steps with the coefficients (steps, 3); after an odd number of
+// them they are in y. gram, polynomial (count, rows, rows).
+extern "C" __global__ void __launch_bounds__(256)
+newton_schulz(i64 count, i64 rows, i64 columns, i64 steps, const float *coefficients, float *x, float *y, float *gram,
+              float *polynomial, int *arrived) {
+    __shared__ Tiles tiles;
+    i64 down = (rows + 31) / 32, across = (columns + 31) / 32, square = rows * rows, size = rows * columns;
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16, round = 0;
+    float sum[2][2];
+    for (i64 step = 0; step < steps; step++) {
+        float a = coefficients[3 * step], b = coefficients[3 * step + 1], c = coefficients[3 * step + 2];
+        float *from = step % 2 ? y : x, *to = step % 2 ? x : y;
+        for (i64 tile = blockIdx.x; tile < count * down * down; tile += gridDim.x) {  // X·X^T
+            i64 matrix = tile / (down * down), i = tile / down % down * 32, j = tile % down * 32;
+            tile_product<true>(from + matrix * size, from + matrix * size, rows, rows, columns, i, j, tiles, sum);
+            for (int v = 0; v < 4; v++) {
+                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
+                if (row < rows && column < rows) gram[matrix * square + row * rows + column] = sum[v / 2][v % 2];
+            }
+        }
+        meet(arrived, round);
+        for (i64 tile = blockIdx.x; tile < count * down * down; tile += gridDim.x) {  // b·S + c·S·S
+            i64 matrix = tile / (down * down), i = tile / down % down * 32, j = tile % down * 32;
+            const float *own = gram + matrix * square;
+            float scale = first_scale(step == 0, own, rows, tiles);
+            scale *= scale;
+            tile_product<false>(own, own, rows, rows, rows, i, j, tiles, sum);
+            for (int v = 0; v < 4; v++) {
+                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
+                if (row < rows && column < rows)
+                    polynomial[matrix * square + row * rows + column] =
+                        b * (scale * __ldcg(own + row * rows + column)) + c * (scale * scale * sum[v / 2][v % 2]);
+            }
+        }
+        meet(arrived, round);
+        for (i64 tile = blockIdx.x; tile < count * down * across; tile += gridDim.x) {  // a·X + P·X
+            i64 matrix = tile / (down * across), i = tile / across % down * 32, j = tile % across * 32;
+            const float *own = from + matrix * size;
+            float scale = first_scale(step == 0, gram + matrix * square, rows, tiles);
+            tile_product<false>(polynomial + matrix * square, own, rows, columns, rows, i, j, tiles, sum);
+            for (int v = 0; v < 4; v++) {
+                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
+                if (row < rows && column < columns)
+                    to[matrix * size + row * columns + column] =
+                        scale * (a * __ldcg(own + row * columns + column) + sum[v / 2][v % 2]);
+            }
+        }
+        meet(arrived, round);
+    }
+    if (threadIdx.x == 0 && atomicAdd(arrived + 1, 1) == (int)gridDim.x - 1) arrived[0] = arrived[1] = 0;
+}

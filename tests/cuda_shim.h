@@ -1,0 +1,186 @@
+// CUDA C++ on a CPU, for tests/cuda_on_a_cpu.py: what a kernel uses of CUDA, and `launch`, which runs a grid.
+//
+// A block's threads are fibers of one thread of the system. Each runs until it meets the others: at __syncthreads, or in
+// a shuffle, its warp's, or, if it sleeps, another block's. If all that can run have ended or wait, and none of these waits can end, `launch` returns an
+// error, as a GPU would hang. Shared memory is filled with NaN before each block. Threads and blocks run in order or
+// from the last to the first: what depends on it was a race.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static __attribute__((section("shared_memory")))
+#define __restrict__
+
+struct Dim { unsigned x; };
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+
+extern char __start_shared_memory[] __attribute__((weak)), __stop_shared_memory[] __attribute__((weak));
+
+namespace shim {
+static std::mutex one_at_a_time;  // shared memory is the kernels' own variables
+enum State { RUNS, AT_BLOCK, AT_WARP, SPINS, ENDED };
+struct Fiber {
+    ucontext_t context;
+    State state;
+    unsigned parity;
+    void *stack = nullptr;
+};
+struct Block {
+    unsigned index;
+    std::vector<Fiber> fibers;
+    std::vector<char> memory;  // its shared memory while another block runs
+};
+const size_t STACK = 1 << 16;
+static std::vector<Block> blocks;  // kept, with their stacks
+static Block *active;
+static ucontext_t scheduler;
+static unsigned current;
+static void (*body)(void **);
+static void **arguments;
+static uint64_t slots[2][1024];
+
+inline void wait(State state) {
+    unsigned me = current;
+    active->fibers[me].state = state;
+    swapcontext(&active->fibers[me].context, &scheduler);
+    threadIdx.x = me;
+}
+
+inline void start() {
+    body(arguments);
+    wait(ENDED);
+}
+
+inline void begin(Block &block, unsigned threads) {
+    block.fibers.resize(threads > block.fibers.size() ? threads : block.fibers.size());
+    for (unsigned i = 0; i < threads; i++) {
+        Fiber &fiber = block.fibers[i];
+        if (!fiber.stack)
+            fiber.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack;
+        fiber.context.uc_stack.ss_size = STACK;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, start, 0);
+        fiber.state = RUNS, fiber.parity = 0;
+    }
+    block.memory.assign(__stop_shared_memory - __start_shared_memory, (char)0xff);
+}
+
+// Release those who wait for each other in [first, last), if all there do or have ended.
+inline bool release(unsigned first, unsigned last, State state) {
+    bool any = false;
+    for (unsigned i = first; i < last; i++) {
+        if (active->fibers[i].state == state) any = true;
+        else if (active->fibers[i].state != ENDED) return false;
+    }
+    for (unsigned i = first; any && i < last; i++)
+        if (active->fibers[i].state == state) active->fibers[i].state = RUNS;
+    return any;
+}
+
+// Run a block until all its threads have ended, or wait for another block. `moved`: any has come further.
+inline bool run(Block &block, unsigned threads, bool backwards, bool &moved) {
+    active = &block, blockIdx.x = block.index;
+    if (!block.memory.empty()) memcpy(__start_shared_memory, block.memory.data(), block.memory.size());
+    bool done = false;
+    for (bool going = true; going && !done;) {
+        going = false, done = true;
+        for (unsigned n = 0; n < threads; n++) {
+            unsigned i = backwards ? threads - 1 - n : n;
+            Fiber &fiber = block.fibers[i];
+            if (fiber.state == RUNS || fiber.state == SPINS) {
+                bool spun = fiber.state == SPINS;
+                current = threadIdx.x = i;
+                swapcontext(&scheduler, &fiber.context);
+                if (!spun || fiber.state != SPINS) going = true;
+            }
+            done &= fiber.state == ENDED;
+        }
+        for (unsigned first = 0; first < threads; first += 32)
+            going |= release(first, first + 32 < threads ? first + 32 : threads, AT_WARP);
+        going |= release(0, threads, AT_BLOCK);
+        moved |= going;
+    }
+    if (!block.memory.empty()) memcpy(block.memory.data(), __start_shared_memory, block.memory.size());
+    return done;
+}
+
+template <class T> inline T exchange(T value, unsigned from) {
+    static_assert(sizeof(T) <= 8, "a shuffle of more than 8 bytes");
+    unsigned me = current, side = active->fibers[me].parity++ % 2;
+    memcpy(&slots[side][me], &value, sizeof value);
+    wait(AT_WARP);
+    memcpy(&value, &slots[side][from], sizeof value);
+    return value;
+}
+
+template <class... P, size_t... I>
+inline void call(void (*kernel)(P...), void **values, std::index_sequence<I...>) {
+    kernel(*(P *)values[I]...);
+}
+
+inline int launch(void (*entry)(void **), unsigned grid, unsigned threads, void **values, int backwards) {
+    std::lock_guard<std::mutex> guard(one_at_a_time);
+    body = entry, arguments = values, blockDim.x = threads, gridDim.x = grid;
+    unsigned waiting = 0;  // blocks[0] to [waiting - 1] wait for others
+    for (unsigned n = 0; n < grid; n++) {
+        if (blocks.size() <= waiting) blocks.resize(waiting + 1);
+        blocks[waiting].index = backwards ? grid - 1 - n : n;
+        begin(blocks[waiting], threads);
+        bool moved = false;
+        if (!run(blocks[waiting], threads, backwards, moved)) waiting++;
+    }
+    while (waiting > 0) {
+        bool moved = false;
+        unsigned left = 0;
+        for (unsigned i = 0; i < waiting; i++)
+            if (!run(blocks[i], threads, backwards, moved)) std::swap(blocks[left++], blocks[i]);
+        waiting = left;
+        if (!moved) return 1;
+    }
+    return 0;
+}
+
+// 'p' for a pointer, 'f' for a float, 'i' for an integer, and its size: what the kernel itself declares.
+template <class... P> inline int kinds(void (*)(P...), char *out) {
+    int n = 0;
+    ((out[n++] = std::is_pointer<P>::value ? 'p' : std::is_floating_point<P>::value ? 'f' : 'i',
+      out[n++] = (char)('0' + sizeof(P))), ...);
+    return n;
+}
+}  // namespace shim
+
+inline void __syncthreads() { shim::wait(shim::AT_BLOCK); }
+inline void __syncwarp(unsigned = ~0u) { shim::exchange(0, shim::current); }
+inline void __threadfence() {}
+inline void __nanosleep(unsigned) { shim::wait(shim::SPINS); }
+template <class T> inline T __ldcg(const T *place) { return *place; }
+template <class T> inline T __shfl_sync(unsigned, T value, int lane) {
+    return shim::exchange(value, shim::current / 32 * 32 + lane % 32);
+}
+template <class T> inline T __shfl_down_sync(unsigned, T value, unsigned delta) {
+    unsigned lane = shim::current % 32;
+    return shim::exchange(value, lane + delta < 32 ? shim::current + delta : shim::current);
+}
+template <class T> inline T __shfl_xor_sync(unsigned, T value, unsigned mask) {
+    return shim::exchange(value, shim::current ^ mask);
+}
+template <class T> inline T atomicAdd(T *place, T value) { T before = *place; *place += value; return before; }
+
+#define KERNEL(NAME) \
+    extern "C" int kinds_##NAME(char *out) { return shim::kinds(NAME, out); } \
+    extern "C" int launch_##NAME(unsigned blocks, unsigned threads, void **values, int backwards) { \
+        return shim::launch([](void **v) { shim::call(NAME, v, indices(NAME)); }, blocks, threads, values, backwards); \
+    }
+template <class... P> constexpr auto indices(void (*)(P...)) { return std::index_sequence_for<P...>(); }
