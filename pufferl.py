@@ -41,6 +41,8 @@ import processes
 
 if __name__ == "__main__":
     processes.stop_at_once()  # while the packages below are imported
+    if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
+        print("loading torch and numba", file=sys.stderr)
 
 # torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
 os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -977,11 +979,28 @@ def train(env_name, args=None):
     check_names(args)
     if ranks.started():
         args["train"]["gpus"] = group.local_count
-    say, shown, heard = print if group.rank == 0 else lambda *text, **options: None, 0.0, True
-    compiling.announce = lambda: say("compiling kernels, which happens once", flush=True)
     if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
-    trainer, facts = make_trainer(env_name, args)
+    say, screen = print if group.rank == 0 else lambda *text, **options: None, runs.Dashboard()
+    with contextlib.closing(screen):
+        compiling.announce = screen.compiling if group.rank == 0 else lambda: None
+        trainer, facts = make_trainer(env_name, args)
+        trainer._dashboard = screen
+        try:
+            start(trainer, args, facts, say)
+            learn(trainer, args)
+        except BaseException:
+            trainer.release()
+            raise
+        model = trainer.close()
+    for line in runs.closing(trainer, args, model):
+        say(line)
+    return trainer
+
+
+def start(trainer, args, facts, say):
+    """Resume or begin a run: its logger, its folder, and what it is in words."""
+    group = ranks.connect()
 
     def open_logger():
         try:
@@ -991,39 +1010,31 @@ def train(env_name, args=None):
         except OSError as error:
             raise ConfigError(runs.UNWRITABLE.format(trainer.run_folder, error)) from None
 
-    try:
-        if args["resume"]:
-            trainer.load_checkpoint(trainer.run_folder)
-            say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
-            if trainer.epoch >= trainer.total_epochs:
-                say("nothing is left of its train.total_timesteps; give more to go on")
-        group.first(open_logger)
-        trainer.record()
-        for line in describe(trainer, args, facts):
-            say(line)
-        with Interrupts() as interrupts:
-            while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
-                trainer.evaluate()
-                trainer.train()
-                if heard and processes.lost_output():
-                    heard = trainer.run.note(f"nobody reads the output any more ({processes.lost_output()}); the run "
-                                             "goes on without it", trainer.global_step)  # fmt: skip
-                interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard else math.inf
-                if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
-                    trainer.print_dashboard()
-                    shown = time.perf_counter()
-    except BaseException:
-        trainer.release()
-        raise
-    model = trainer.close()
-    speed = trainer.global_step / trainer.uptime
-    say(f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({speed:,.0f} steps/s)")
-    if trainer.run_folder is None:
-        return trainer
-    say(f"checkpoint   {model}")
-    if args["logger"] == "tensorboard":
-        say(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")
-    return trainer
+    if args["resume"]:
+        trainer.load_checkpoint(trainer.run_folder)
+        say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
+        if trainer.epoch >= trainer.total_epochs:
+            say("nothing is left of its train.total_timesteps; give more to go on")
+    group.first(open_logger)
+    trainer.record()
+    for line in describe(trainer, args, facts):
+        say(line)
+
+
+def learn(trainer, args):
+    """Train until the steps are done or somebody asks for a stop, and show how it goes."""
+    group, shown, heard = ranks.connect(), 0.0, True
+    with Interrupts() as interrupts:
+        while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
+            trainer.evaluate()
+            trainer.train()
+            if heard and processes.lost_output():
+                heard = trainer.run.note(f"nobody reads the output any more ({processes.lost_output()}); the run "
+                                         "goes on without it", trainer.global_step)  # fmt: skip
+            interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard else math.inf
+            if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
+                trainer.print_dashboard()
+                shown = time.perf_counter()
 
 
 USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]
