@@ -485,7 +485,7 @@ class PuffeRL:
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
         self._closed, self._rolled_out = True, False
         with contextlib.ExitStack() as stack:  # the rest ends if one of them raises
-            for end in (self.vecenv.close, self.engine.release, self.logger.close):
+            for end in (self.vecenv.close, self.engine.release, self.logger.close, self.run.release):
                 stack.callback(end)
             if self._dashboard is not None:
                 self._dashboard.close()
@@ -1038,15 +1038,19 @@ def learn(trainer, args):
 
 
 USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]
-       python pufferl.py diagnose RUN [--data-dir FOLDER]
+       python pufferl.py {list,runs,plot,diagnose,doctor} ...
 
+  list [ENV]   the environments: what each is, sees and does, and what solving it takes; all of one
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
   export ENV   a trained policy as ONNX, for C or as a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest here
   profile ENV  where the time goes: tables, and a trace for a browser; the same as python speed.py profile ENV
+  runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
+  plot RUN ... curves of a metric over the steps, in the terminal and as a picture: --metric entropy --output a.html
   diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, or ENV for the newest
+  doctor       what this machine has, how fast it trains, and what is missing; for a report of a bug
 
   python pufferl.py train breakout --help    lists every setting with its default
 
@@ -1091,13 +1095,14 @@ def main(argv=None):
         return
     if argv[0] == "diagnose":
         return diagnose(argv[1:])
-    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export"}
+    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export",
+                 "list": "catalogue", "runs": "history", "plot": "history", "doctor": "doctor"}  # fmt: skip
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")
         room = elsewhere[argv[0]]
         verb = importlib.import_module(room).main
-        return verb(argv if room == "speed" else argv[1:], program=f"pufferl.py {argv[0]}")
+        return verb(argv if room in ("speed", "history") else argv[1:], program=f"pufferl.py {argv[0]}")
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):

@@ -15,11 +15,13 @@ WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine, for `wan
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import json
 import math
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -298,19 +300,46 @@ def save_the_end(trainer):
         "run writes to the folder that --data-dir names.")
 
 
+def hold(folder):
+    """A file number that says, as long as this process lives or until it is closed, that a run writes to its folder;
+    None where a disk knows no locks, or if another process holds it."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(number)
+        return None
+    return number
+
+
+def is_running(folder):
+    """Whether a process holds a run's folder."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(number)
+    return False
+
+
 class Run:
     """A run's folder: config.json, metrics.jsonl, signs.txt, trainer_state.pt (all that a resume needs), the last
     `keep` models and the best one. folder: None writes nothing."""
 
     def __init__(self, folder, env_name, keep):
         self.folder, self.env_name, self.keep = folder, env_name, keep
-        self.begun, self._metrics = False, None
+        self.begun, self._metrics, self._held = False, None, None
 
     def begin(self, settings, state, first_step):
         """Make the folder, with the resolved settings and, if there is a `state`, a first checkpoint. Raises
         ConfigError if that cannot be."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._held = hold(self.folder)
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 part.unlink()
             text = json.dumps(settings, indent=2, default=str) + "\n"
@@ -320,6 +349,12 @@ class Run:
                 save(state, self.folder / "trainer_state.pt")
         except OSError as error:
             raise ConfigError(UNWRITABLE.format(self.folder, error)) from None
+
+    def release(self):
+        """Nothing writes to the folder any more."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def log(self, metrics, sentences, step):
         """An entry of metrics.jsonl; sentences: what signs.py has to say about it."""
@@ -637,6 +672,18 @@ def figure(value):
     if not math.isfinite(value) or abs(value) < 1000:
         return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.4g}"
     return f"{value:,.0f}"
+
+
+def aligned(rows, right=()):
+    """Lines of a table, the first of `rows` its titles, cut where a terminal ends. right: the titles of those columns
+    that end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in rows:
+        cells = [cell.rjust(width) if title in right else cell.ljust(width)
+                 for cell, width, title in zip(row, widths, rows[0], strict=True)]  # fmt: skip
+        line = "  ".join(cells).rstrip()
+        yield line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
 
 
 def sparkline(values, width):
