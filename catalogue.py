@@ -7,6 +7,7 @@ What an environment is stands in the first comment of its header, or of its .ini
 sees and does is what the compiled header says with the settings of its .ini; what counts as solved is [solved] there.
 """
 
+import configparser
 import re
 import sys
 import textwrap
@@ -66,13 +67,15 @@ def in_words(env):
 
 def look(name):
     """The Entry of one of `names`."""
-    env_name, ini = find_config(name)
-    solved = configuration.solved(name)
+    ini = configuration.ROOT / "config" / f"{name}.ini"
+    parser = parse_ini(ini) if ini.exists() else configparser.ConfigParser()
+    env_name = parser.get("base", "env_name", fallback=name).split()[0]
+    solved = configuration.solved(name, ini)
     if env_name not in ocean.names():
         return Entry(name, rules_of(ini), None, None, None, solved, False)
     header = ocean.FOLDER / env_name / f"{env_name}.h"
     library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))  # which compiles in a tenth of the time
-    section = parse_ini(ini)["env"] if ini.exists() and "env" in parse_ini(ini) else {}
+    section = dict(parser["env"]) if parser.has_section("env") else {}
     settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
                 for key, text in section.items() if key in library.settings}  # fmt: skip
     env = library.create(1, settings=settings)

@@ -582,10 +582,10 @@ class Solved:
         return ("score", self.score) if self.perf is None else ("perf", self.perf)
 
 
-def solved(env_name):
-    """The Solved of an environment; None if its .ini does not say."""
-    path, types = find_config(env_name)[1], {f.name: f.type for f in dataclasses.fields(Solved)}
-    parser = parse_ini(path) if path.exists() else {}
+def solved(env_name, path=None):
+    """The Solved of an environment; None if its .ini, `path` if that is known, does not say."""
+    path = path or find_config(env_name)[1]
+    parser, types = parse_ini(path) if path.exists() else {}, {f.name: f.type for f in dataclasses.fields(Solved)}
     if "solved" not in parser:
         return None
     found = {}

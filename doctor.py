@@ -10,6 +10,7 @@ exit status is 1 if there is anything there. Nothing is sent anywhere.
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parent
 SECONDS = 10.0
 PYTHON = (3, 11), (3, 13)  # the first and the last that it is tried with
 LEAST_MEMORY, LEAST_DISK = 2 * 2**30, 2**30
-WIDTHS = {"__AVX512BF16__": "bfloat16 products", "__AVX512F__": "16 float32 at once", "__AVX2__": "8 float32 at once"}
+WIDTHS = {"__AVX512F__": "16 float32 at once", "__AVX2__": "8 float32 at once"}
 FEATURES = "__AVX2__", "__FMA__", "__AVX512F__", "__AVX512BF16__", "__AMX_BF16__", "__ARM_NEON", "__ARM_FEATURE_BF16"
 PACKAGES = "torch", "numba", "numpy", "scipy", "gymnasium", "rich", "tyro", "plotly", "pillow", "raylib_software"
 
@@ -98,7 +99,8 @@ def look_features():
     macros = ocean._macros(ocean.find_compiler(), "-march=native").decode().split()
     found = [name.strip("_").lower() for name in FEATURES if name in macros]
     widest = next((what for name, what in WIDTHS.items() if name in macros), "the compiler's own vectors")
-    return f"{', '.join(found) or 'none that matter'}; tile.c takes {widest}"
+    half = ", and bfloat16 products of the processor" if "__AVX512BF16__" in macros else ""
+    return f"{', '.join(found) or 'none that matter'}; the products of tile.c take {widest}{half}"
 
 
 def look_packages():
@@ -155,7 +157,12 @@ def look_drawing():
     import ocean
 
     ocean._raylib()
-    return "raylib draws; " + ("a window can be shown" if ocean.has_display() else "no display: --eval.web shows a page")
+    window = "a window can be shown" if ocean.has_display() else "no display: --eval.web shows a page"
+    return f"raylib draws; {window}"
+
+
+LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look_compiler, look_features, look_packages,
+         look_torch, look_numba, look_gpu, look_drawing)
 
 
 def train(seconds):
@@ -187,13 +194,11 @@ def speeds():
     return [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in table.splitlines()[2:]]
 
 
-def examine(seconds, say=print):
+def examine(seconds):
     """Print a line for each thing that is looked for; returns the problems."""
-    problems = []
-    for name, look in list(globals().items()):
-        if not name.startswith("look_"):
-            continue
-        title = name.removeprefix("look_")
+    problems, say = [], functools.partial(print, flush=True)
+    for look in LOOKS:
+        title = look.__name__.removeprefix("look_")
         try:
             say(f"{title:12} {look()}")
         except Exception as error:  # whatever is broken here is what is looked for
@@ -201,15 +206,15 @@ def examine(seconds, say=print):
             say(f"{title:12} PROBLEM: {what}")
             problems.append(f"{title}: {what}")
     if seconds > 0 and not problems:
-        say(f"{'training':12} {seconds:g} seconds; the first time kernels are compiled before, a minute or two", flush=True)
+        say(f"{'training':12} {seconds:g} seconds; the first time kernels are compiled before, a minute or two")
         try:
             fast, compiled = train(seconds)
         except Exception as error:
             problems.append(f"training: {type(error).__name__}: {error}")
         else:
             say(f"{'speed':12} {fast}" + (f"; {compiled:.0f} s of compiling" if compiled > 1 else ""))
-            for processor, speed in speeds():
-                say(f"{'':12} {speed}: {processor}")
+            for number, (processor, speed) in enumerate(speeds()):
+                say(f"{'' if number else 'README.md':12} {speed}: {processor}")
     return problems
 
 
