@@ -1,4 +1,4 @@
-# Two commands for a newcomer: make train, make test. Each sets up .venv by itself; nothing else is needed but
+# Three commands for a newcomer: make demo, make train, make test. Each sets up .venv by itself; nothing else is needed but
 # Python 3.11 to 3.13 with its venv module, and a C compiler.
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -23,10 +23,13 @@ endif
 # Where there is an NVIDIA GPU, what it needs is installed as well; without one, torch's build for a CPU, which is
 # gigabytes smaller, if its index can be reached.
 CUDA := $(if $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null),-r requirements-cuda.txt)
-TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements-play.txt)
 CPU_BUILD := --index-url https://download.pytorch.org/whl/cpu $(QUICKLY)
 
-.PHONY: train test test-slow test-gpu bench lint clean
+.PHONY: demo train test test-slow test-gpu bench lint clean
+
+demo: .venv/ready-demo  ## a trained policy that ships, playing on a page; the page has a menu of all others
+	@$(RUN) pufferl.py eval breakout --baseline --eval.web --eval.open
 
 train: .venv/ready  ## train Breakout to a solved policy
 	$(RUN) pufferl.py train breakout
@@ -53,12 +56,17 @@ bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor an
 lint: .venv/ready-test
 	$(RUN) -m ruff check .
 
-.venv/ready: requirements.txt requirements-cuda.txt
+.venv/ready-demo: requirements-play.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
 	$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
-	@echo "installing what requirements.txt names into .venv: one to three minutes"
+	@echo "installing torch and what playing needs into .venv: half a minute to two minutes"
 	@$(if $(CUDA),true,$(RUN) -c 'import torch' 2>/dev/null || $(call install,.venv,$(CPU_BUILD) $(TORCH)) 2>/dev/null || true)
+	@$(call install,.venv,-r requirements-play.txt)
+	touch $@
+
+.venv/ready: .venv/ready-demo requirements.txt requirements-cuda.txt
+	@echo "installing what training needs besides: some seconds to a minute"
 	@$(call install,.venv,-r requirements.txt $(CUDA))
 	@# PufferLib's command, and `import pufferlib` from any folder (docs/from_pufferlib.md).
 	@printf '#!/bin/sh\nexec "%s/$(RUN)" "%s/pufferl.py" "$$@"\n' '$(CURDIR)' '$(CURDIR)' > .venv/bin/puffer

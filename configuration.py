@@ -246,6 +246,8 @@ class Eval:
     """Show the policy playing in the terminal."""
     web: bool = False
     """Show the policy playing on a page at 127.0.0.1, also through an ssh tunnel."""
+    open: bool = False
+    """Open the page in a browser, where there is a display."""
     window: bool | None = None
     """Show the policy playing in a window (default: where there is a display and the output is a terminal)."""
     port: int = 8899
