@@ -12,7 +12,8 @@ venv = $(PYTHON) -m venv $(1)
 WATCHED := $(shell test -t 2 && echo yes)
 SHOW := awk '{ printf "\r\033[K%.100s", $$0; fflush() } END { printf "\r\033[K" }'
 LINE := $(if $(WATCHED),| $(SHOW),--quiet)
-install = $(1)/bin/python -m pip install --disable-pip-version-check $(2) $(LINE)
+# --no-compile: to compile all of torch takes longer than to unpack it, and Python does it for what it imports.
+install = $(1)/bin/python -m pip install --disable-pip-version-check --no-compile $(2) $(LINE)
 QUICKLY := --timeout 5 --retries 0
 else
 venv = $(UV) venv --quiet --seed --python $(PYTHON) $(1)
@@ -57,13 +58,13 @@ lint: .venv/ready-test
 	$(RUN) -m ruff check .
 
 .venv/ready-demo: requirements-play.txt
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
-	$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
 	@echo "installing torch and what playing needs into .venv: half a minute to two minutes"
 	@$(if $(CUDA),true,$(RUN) -c 'import torch' 2>/dev/null || $(call install,.venv,$(CPU_BUILD) $(TORCH)) 2>/dev/null || true)
 	@$(call install,.venv,-r requirements-play.txt)
-	touch $@
+	@touch $@
 
 .venv/ready: .venv/ready-demo requirements.txt requirements-cuda.txt
 	@echo "installing what training needs besides: some seconds to a minute"
