@@ -27,5 +27,5 @@ RUN case "$TORCH" in cpu) CUDA= ;; cu12*) CUDA="-r requirements-cuda12.txt" ;; *
         && pip install --no-cache-dir --no-deps -r requirements-nodeps.txt; fi
 COPY . .
 # make takes the packages that are there already.
-RUN ln -s $VIRTUAL_ENV .venv && touch .venv/ready
+RUN ln -s $VIRTUAL_ENV .venv && touch .venv/ready-demo .venv/ready
 CMD ["bash"]

@@ -1,4 +1,4 @@
-# Two commands for a newcomer: make train, make test. Each sets up .venv by itself; nothing else is needed but
+# Three commands for a newcomer: make demo, make train, make test. Each sets up .venv by itself; nothing else is needed but
 # Python 3.11 to 3.13 with its venv module, and a C compiler.
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -12,7 +12,8 @@ venv = $(PYTHON) -m venv $(1)
 WATCHED := $(shell test -t 2 && echo yes)
 SHOW := awk '{ printf "\r\033[K%.100s", $$0; fflush() } END { printf "\r\033[K" }'
 LINE := $(if $(WATCHED),| $(SHOW),--quiet)
-install = $(1)/bin/python -m pip install --disable-pip-version-check $(2) $(LINE)
+# --no-compile: to compile all of torch takes longer than to unpack it, and Python does it for what it imports.
+install = $(1)/bin/python -m pip install --disable-pip-version-check --no-compile $(2) $(LINE)
 QUICKLY := --timeout 5 --retries 0
 else
 venv = $(UV) venv --quiet --seed --python $(PYTHON) $(1)
@@ -29,10 +30,13 @@ GPU_PYTHON := $(or $(wildcard $(RUN)),$(PYTHON))
 else
 GPU_PYTHON := $(PYTHON)
 endif
-TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements-play.txt)
 CPU_BUILD := --index-url https://download.pytorch.org/whl/cpu $(QUICKLY)
 
-.PHONY: train test test-slow gpu bench lint clean
+.PHONY: demo train test test-slow gpu bench lint clean
+
+demo: .venv/ready-demo  ## a trained policy that ships, playing on a page; the page has a menu of all others
+	@$(RUN) pufferl.py eval breakout --baseline --eval.web --eval.open
 
 train: .venv/ready  ## train Breakout to a solved policy
 	$(RUN) pufferl.py train breakout
@@ -59,12 +63,17 @@ bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor an
 lint: .venv/ready-test
 	$(RUN) -m ruff check .
 
-.venv/ready: requirements.txt requirements-cuda.txt
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
+.venv/ready-demo: requirements-play.txt
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
-	$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
-	@echo "installing what requirements.txt names into .venv: one to three minutes"
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
+	@echo "installing torch and what playing needs into .venv: half a minute to two minutes"
 	@$(if $(CUDA),true,$(RUN) -c 'import torch' 2>/dev/null || $(call install,.venv,$(CPU_BUILD) $(TORCH)) 2>/dev/null || true)
+	@$(call install,.venv,-r requirements-play.txt)
+	@touch $@
+
+.venv/ready: .venv/ready-demo requirements.txt requirements-cuda.txt
+	@echo "installing what training needs besides: some seconds to a minute"
 	@$(call install,.venv,-r requirements.txt $(CUDA))
 	@# PufferLib's command, and `import pufferlib` from any folder (docs/from_pufferlib.md).
 	@printf '#!/bin/sh\nexec "%s/$(RUN)" "%s/pufferl.py" "$$@"\n' '$(CURDIR)' '$(CURDIR)' > .venv/bin/puffer

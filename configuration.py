@@ -20,6 +20,8 @@ import inspect
 import itertools
 import json
 import math
+import shlex
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,6 +249,8 @@ class Eval:
     """Show the policy playing in the terminal."""
     web: bool = False
     """Show the policy playing on a page at 127.0.0.1, also through an ssh tunnel."""
+    open: bool = False
+    """Open the page in a browser, where there is a display."""
     window: bool | None = None
     """Show the policy playing in a window (default: where there is a display and the output is a terminal)."""
     port: int = 8899
@@ -378,6 +382,16 @@ def in_words(error):
     if isinstance(error, EXPECTED):
         return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     return None
+
+
+def command(*words):
+    """What to type here for `python pufferl.py WORDS`: with the path of the Python that runs now if `python` is
+    another, as it is without an activated virtual environment."""
+    here, python = Path.cwd(), shutil.which("python")
+    python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
+    paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
+             for path in (python, ROOT / "pufferl.py")]  # fmt: skip
+    return shlex.join(map(str, (*paths, *words)))
 
 
 def find_config(env_name):
@@ -543,6 +557,8 @@ def read_ini(path, schema, values):
         if section.partition(".")[0] == "sweep":
             values["sweep"].setdefault(section, {}).update(parser[section])
             continue
+        if section == "solved":
+            continue  # see solved
         if section not in schema:
             near = ocean.nearest(section, [*schema, "sweep"])
             raise ConfigError(f"{path} [{section}]: there is no such section: {near}.")
@@ -553,6 +569,39 @@ def read_ini(path, schema, values):
             where = f"{path} [{section}] {key}"
             key = translate(section, key, list(types), where, schema)
             values[section][key] = coerce(text, types[key], where)
+
+
+@dataclass
+class Solved:
+    """What counts as solved with the settings that ship, [solved] of an .ini: a mean score or a mean perf, and the
+    steps and seconds after which a training with seed 0 had it on two cores (None: nobody has measured it)."""
+
+    score: float | None = None
+    perf: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+    @property
+    def metric(self):
+        """The name of what is compared, and how much of it is enough: ("score", 800.0)."""
+        return ("score", self.score) if self.perf is None else ("perf", self.perf)
+
+
+def solved(env_name, path=None):
+    """The Solved of an environment; None if its .ini, `path` if that is known, does not say."""
+    path = path or find_config(env_name)[1]
+    parser, types = parse_ini(path) if path.exists() else {}, {f.name: f.type for f in dataclasses.fields(Solved)}
+    if "solved" not in parser:
+        return None
+    found = {}
+    for key, text in parser["solved"].items():
+        where = f"{path} [solved] {key}"
+        if key not in types:
+            raise ConfigError(f"{where}: there is no such setting: {ocean.nearest(key, types)}.")
+        found[key] = coerce(text, types[key], where)
+    if (found.get("score") is None) == (found.get("perf") is None):
+        raise ConfigError(f"{path} [solved]: must have score or perf, one of them.")
+    return Solved(**found)
 
 
 def resolve(env_name):

@@ -41,6 +41,8 @@ import processes
 
 if __name__ == "__main__":
     processes.stop_at_once()  # while the packages below are imported
+    if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
+        print("loading torch and numba", file=sys.stderr)
 
 # torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
 os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -485,7 +487,7 @@ class PuffeRL:
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
         self._closed, self._rolled_out = True, False
         with contextlib.ExitStack() as stack:  # the rest ends if one of them raises
-            for end in (self.vecenv.close, self.engine.release, self.logger.close):
+            for end in (self.vecenv.close, self.engine.release, self.logger.close, self.run.release):
                 stack.callback(end)
             if self._dashboard is not None:
                 self._dashboard.close()
@@ -978,11 +980,28 @@ def train(env_name, args=None):
     check_names(args)
     if ranks.started():
         args["train"]["gpus"] = group.local_count
-    say, shown, heard = print if group.rank == 0 else lambda *text, **options: None, 0.0, True
-    compiling.announce = lambda: say("compiling kernels, which happens once", flush=True)
     if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
-    trainer, facts = make_trainer(env_name, args)
+    say, screen = print if group.rank == 0 else lambda *text, **options: None, runs.Dashboard()
+    with contextlib.closing(screen):
+        compiling.announce = screen.compiling if group.rank == 0 else lambda: None
+        trainer, facts = make_trainer(env_name, args)
+        trainer._dashboard = screen
+        try:
+            start(trainer, args, facts, say)
+            learn(trainer, args)
+        except BaseException:
+            trainer.release()
+            raise
+        model = trainer.close()
+    for line in runs.closing(trainer, args, model):
+        say(line)
+    return trainer
+
+
+def start(trainer, args, facts, say):
+    """Resume or begin a run: its logger, its folder, and what it is in words."""
+    group = ranks.connect()
 
     def open_logger():
         try:
@@ -992,51 +1011,47 @@ def train(env_name, args=None):
         except OSError as error:
             raise ConfigError(runs.UNWRITABLE.format(trainer.run_folder, error)) from None
 
-    try:
-        if args["resume"]:
-            trainer.load_checkpoint(trainer.run_folder)
-            say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
-            if trainer.epoch >= trainer.total_epochs:
-                say("nothing is left of its train.total_timesteps; give more to go on")
-        group.first(open_logger)
-        trainer.record()
-        for line in describe(trainer, args, facts):
-            say(line)
-        with Interrupts() as interrupts:
-            while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
-                trainer.evaluate()
-                trainer.train()
-                if heard and processes.lost_output():
-                    heard = trainer.run.note(f"nobody reads the output any more ({processes.lost_output()}); the run "
-                                             "goes on without it", trainer.global_step)  # fmt: skip
-                interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard else math.inf
-                if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
-                    trainer.print_dashboard()
-                    shown = time.perf_counter()
-    except BaseException:
-        trainer.release()
-        raise
-    model = trainer.close()
-    speed = trainer.global_step / trainer.uptime
-    say(f"{trainer.global_step:,} steps in {trainer.uptime:.1f} s ({speed:,.0f} steps/s)")
-    if trainer.run_folder is None:
-        return trainer
-    say(f"checkpoint   {model}")
-    if args["logger"] == "tensorboard":
-        say(f"tensorboard  {trainer.run_folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})")
-    return trainer
+    if args["resume"]:
+        trainer.load_checkpoint(trainer.run_folder)
+        say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
+        if trainer.epoch >= trainer.total_epochs:
+            say("nothing is left of its train.total_timesteps; give more to go on")
+    group.first(open_logger)
+    trainer.record()
+    for line in describe(trainer, args, facts):
+        say(line)
+
+
+def learn(trainer, args):
+    """Train until the steps are done or somebody asks for a stop, and show how it goes."""
+    group, shown, heard = ranks.connect(), 0.0, True
+    with Interrupts() as interrupts:
+        while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
+            trainer.evaluate()
+            trainer.train()
+            if heard and processes.lost_output():
+                heard = trainer.run.note(f"nobody reads the output any more ({processes.lost_output()}); the run "
+                                         "goes on without it", trainer.global_step)  # fmt: skip
+            interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard else math.inf
+            if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
+                trainer.print_dashboard()
+                shown = time.perf_counter()
 
 
 USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]
-       python pufferl.py diagnose RUN [--data-dir FOLDER]
+       python pufferl.py {list,runs,plot,diagnose,doctor} ...
 
+  list [ENV]   the environments: what each is, sees and does, and what solving it takes; all of one
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
   export ENV   a trained policy as ONNX, for C or as a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest here
   profile ENV  where the time goes: tables, and a trace for a browser; the same as python speed.py profile ENV
+  runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
+  plot RUN ... curves of a metric over the steps, in the terminal and as a picture: --metric entropy --output a.html
   diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, or ENV for the newest
+  doctor       what this machine has, how fast it trains, and what is missing; for a report of a bug
 
   python pufferl.py train breakout --help    lists every setting with its default
 
@@ -1081,13 +1096,14 @@ def main(argv=None):
         return
     if argv[0] == "diagnose":
         return diagnose(argv[1:])
-    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export"}
+    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export",
+                 "list": "catalogue", "runs": "history", "plot": "history", "doctor": "doctor"}  # fmt: skip
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")
         room = elsewhere[argv[0]]
         verb = importlib.import_module(room).main
-        return verb(argv if room == "speed" else argv[1:], program=f"pufferl.py {argv[0]}")
+        return verb(argv if room in ("speed", "history") else argv[1:], program=f"pufferl.py {argv[0]}")
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):

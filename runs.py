@@ -15,9 +15,13 @@ WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine, for `wan
 
 import contextlib
 import dataclasses
+import fcntl
+import functools
 import json
 import math
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -25,17 +29,24 @@ import numpy as np
 import psutil
 import torch
 
+from arena import compiling
 from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
 from configuration import (
     OFF,
+    ROOT,
+    Base,
     ConfigError,
     Train,
     check_finite,
     check_kinds,
+    command,
     difference,
     infinite,
     load_checkpoint,
     own_optimizer,
+    plural,
+    resolve,
+    solved,
 )
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -289,19 +300,46 @@ def save_the_end(trainer):
         "run writes to the folder that --data-dir names.")
 
 
+def hold(folder):
+    """A file number that says, as long as this process lives or until it is closed, that a run writes to its folder;
+    None where a disk knows no locks, or if another process holds it."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(number)
+        return None
+    return number
+
+
+def is_running(folder):
+    """Whether a process holds a run's folder."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(number)
+    return False
+
+
 class Run:
     """A run's folder: config.json, metrics.jsonl, signs.txt, trainer_state.pt (all that a resume needs), the last
     `keep` models and the best one. folder: None writes nothing."""
 
     def __init__(self, folder, env_name, keep):
         self.folder, self.env_name, self.keep = folder, env_name, keep
-        self.begun, self._metrics = False, None
+        self.begun, self._metrics, self._held = False, None, None
 
     def begin(self, settings, state, first_step):
         """Make the folder, with the resolved settings and, if there is a `state`, a first checkpoint. Raises
         ConfigError if that cannot be."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._held = hold(self.folder)
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 part.unlink()
             text = json.dumps(settings, indent=2, default=str) + "\n"
@@ -311,6 +349,12 @@ class Run:
                 save(state, self.folder / "trainer_state.pt")
         except OSError as error:
             raise ConfigError(UNWRITABLE.format(self.folder, error)) from None
+
+    def release(self):
+        """Nothing writes to the folder any more."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def log(self, metrics, sentences, step):
         """An entry of metrics.jsonl; sentences: what signs.py has to say about it."""
@@ -550,40 +594,85 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Dashboard
+# What a terminal shows: the compiling, the training, and what to do next
+
+COMPILING = "compiling kernels, which happens once: a minute or two; the next start takes seconds"
 
 
 class Dashboard:
-    """Progress of a trainer: a live panel on a terminal, one line a call elsewhere."""
+    """What a training says of itself: that kernels are compiled, then its progress, a live panel on a terminal and one
+    line a call elsewhere."""
 
     def __init__(self):
         from rich.console import Console
 
-        self.console, self.live = Console(), None
+        self.console, self.live, self.first = Console(), None, None
+        self.scores, self.goal = [], (None, None)  # of each call; what counts as solved
+
+    def compiling(self):
+        """Say that kernels are compiled, on a terminal until the first `show`."""
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        if not self.console.is_terminal:
+            print(COMPILING, flush=True)
+            return
+        self.live = Progress(SpinnerColumn(), TextColumn(COMPILING), TimeElapsedColumn(), console=self.console,
+                             transient=True)  # fmt: skip
+        self.live.add_task("")
+        self.live.start()
 
     def show(self, trainer):
+        if self.first is None:  # what came before holds the start, of which the steps to come have nothing
+            self.first, self.goal = (trainer.uptime, trainer.global_step), goal(trainer.args)
+            self.close()
+            if compiling.seconds > 1:
+                print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as no time of training",
+                      flush=True)  # fmt: skip
+        self.scores.append(score_of(trainer.environment, self.goal[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
-            sps, score = getattr(trainer, "last_sps", trainer.sps), trainer.environment.get("score", math.nan)
-            self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  score {score:.3f}  "
-                               f"{time_left(trainer)}", highlight=False, soft_wrap=True)
+            sps = getattr(trainer, "last_sps", trainer.sps)
+            self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  score "
+                               f"{self.scores[-1]:.3f}  {time_left(trainer, *self.first)}", highlight=False,
+                               soft_wrap=True)  # fmt: skip
             return
         if self.live is None:
             from rich.live import Live
 
             self.live = Live(console=self.console, auto_refresh=False)
             self.live.start()
-        self.live.update(panel(trainer), refresh=True)
+        self.live.update(panel(trainer, self.scores, self.goal, time_left(trainer, *self.first)), refresh=True)
 
     def close(self):
+        compiling.announce = lambda: None
         if self.live is not None:
             self.live.stop()
+            self.live = None
 
 
-def time_left(trainer):
-    done = min(1.0, trainer.global_step / trainer.config["total_timesteps"])
-    seconds = trainer.uptime * (1 - done) / done if done > 0 else math.inf
-    return f"{duration(trainer.uptime)} gone, {duration(seconds)} left"
+def goal(args):
+    """(metric, how much of it counts as solved), as config/ENV.ini says; (None, None) if it does not, or if the
+    environment's settings are not those that ship, of which it speaks."""
+    if "config_name" not in args:  # a trainer in a script
+        return None, None
+    shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
+    same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
+    return known.metric if known is not None and same else (None, None)
+
+
+def score_of(environment, metric=None):
+    """What counts as doing well: `metric`, else the score, or the return if there is none; NaN before an episode has
+    ended."""
+    return environment.get(metric, environment.get("score", environment.get("episode_return", math.nan)))
+
+
+def time_left(trainer, seconds, step):
+    """seconds, step: when the pace was first taken."""
+    gone, steps = f"{duration(trainer.uptime)} gone", trainer.global_step - step
+    if steps <= 0:
+        return gone
+    rest = max(0, trainer.config["total_timesteps"] - trainer.global_step) / steps
+    return f"{gone}, {duration(rest * (trainer.uptime - seconds))} left"
 
 
 def duration(seconds):
@@ -594,39 +683,122 @@ def duration(seconds):
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
 
 
-def panel(trainer):
-    """The live panel, as a rich renderable."""
+def figure(value):
+    """A number for people: 4,096 and not 4.1e+03."""
+    if not math.isfinite(value) or abs(value) < 1000:
+        return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.4g}"
+    return f"{value:,.0f}"
+
+
+def aligned(rows, right=()):
+    """Lines of a table, the first of `rows` its titles, cut where a terminal ends. right: the titles of those columns
+    that end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in rows:
+        cells = [cell.rjust(width) if title in right else cell.ljust(width)
+                 for cell, width, title in zip(row, widths, rows[0], strict=True)]  # fmt: skip
+        line = "  ".join(cells).rstrip()
+        yield line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
+
+
+def sparkline(values, width):
+    """A curve of `width` characters at most, a mean of neighbours each."""
+    values = np.array([value for value in values if math.isfinite(value)])
+    if not len(values):
+        return ""
+    means = np.array([part.mean() for part in np.array_split(values, min(width, len(values)))])
+    low, high = means.min(), means.max()
+    heights = np.round(7 * (means - low) / (high - low)) if high > low else np.zeros(len(means))
+    return "".join("▁▂▃▄▅▆▇█"[int(height)] for height in heights)
+
+
+def closing(trainer, args, model):
+    """What a training has brought, and what to type next, in lines. model: the path of its last model."""
+    name, folder, (metric, least) = args["config_name"], trainer.run_folder, goal(args)
+    speed, value = trainer.global_step / max(trainer.uptime, 1e-9), score_of(trainer.environment, metric)
+    yield f"{trainer.global_step:,} steps in {duration(trainer.uptime)} ({speed:,.0f} steps/s)"
+    if math.isfinite(value):
+        episodes = f"in the last {plural(round(trainer.environment.get('n', 0)), 'episode')}"
+        reached = "solved" if least is not None and value >= least else "not solved yet"
+        how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
+        yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
+    if folder is None:
+        return
+    yield f"checkpoint   {model}"
+    if args["logger"] == "tensorboard":
+        yield f"tensorboard  {folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})"
+    run = "latest" if args["data_dir"] == Base.data_dir else str(folder)
+    if trainer.epoch < trainer.total_epochs:
+        yield f"go on        {command('train', name, '--resume', run)}"
+    yield f"watch it     {command('eval', name, '--load-model-path', run, '--eval.web')}"
+    yield f"tune it      {command('sweep', name)}"
+    yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
+
+
+WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}  # docs/troubleshooting.md
+MOST_ROWS = 14  # of a table
+EXPLAINED = 5  # seconds that a metric is explained
+
+
+@functools.cache
+def meanings():
+    """{metric: what it is}, as docs/metrics.md says it."""
+    page, found = ROOT / "docs/metrics.md", {}
+    rows = re.findall(r"^\| (`\w+/.*?`) \| (.*) \|$", page.read_text(), re.M) if page.exists() else []
+    for names, what in rows:
+        found |= dict.fromkeys(re.findall(r"`\w+/(\w+)`", names), what.replace("`", ""))
+    return found
+
+
+def panel(trainer, scores, goal, time):
+    """The live panel, as a rich renderable. Green is reached, yellow is worth a look. scores: of each call so far;
+    goal: (what they are, how much counts as solved); time: what is gone and left, in words."""
     from rich.columns import Columns
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
-    def table(title, rows):
-        grid = Table(
-            title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left", padding=(0, 1)
-        )
-        for name, value in rows:
-            grid.add_row(str(name), f"[bold]{value}[/]")
+    def table(title, rows, style="bold"):
+        grid = Table(title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left",
+                     padding=(0, 1))  # fmt: skip
+        grid.add_column()
+        grid.add_column(justify="right", min_width=9)
+        for name, value in [*rows][:MOST_ROWS]:
+            low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
+            odd = isinstance(value, float) and not low <= value <= high
+            grid.add_row(name, Text(figure(value) if isinstance(value, float) else value, "yellow" if odd else style))
+        if len(rows) > MOST_ROWS:
+            grid.add_row(f"and {len(rows) - MOST_ROWS} more", "")
         return grid
 
-    process = psutil.Process()
+    process, stages = psutil.Process(), trainer.statistics.stages
     summary = table("run", [
-        ("environment", trainer.env_name), ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
-        ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
-        ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"), ("time", time_left(trainer)),
+        ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
         ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
+        ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
+        ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
         ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
         *trainer.engine.usage().items()])
-    stages = trainer.statistics.stages
     total = max(sum(stages.values()), 1e-9)
     parts = table("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])
-    losses = table("losses", [(name, f"{value:.4g}") for name, value in trainer.losses.items()])
-    environment = table("environment", [(name, f"{value:,.4g}") for name, value in trainer.environment.items()])
-    said = [f"[yellow]{sentence}[/]" for _, sentence in sorted(trainer.signs.said.values())]
-    bar = ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch)
+    numbers = lambda metrics: [(name, float(value)) for name, value in metrics.items()]  # noqa: E731
+    losses, environment = table("losses", numbers(trainer.losses)), table("environment", numbers(trainer.environment))
+    metric, least = goal
+    reached = least is not None and scores[-1] >= least
     grid = Table.grid()
+    grid.add_row(Text.assemble(f" {metric or 'score'} ",
+                               (f"{figure(scores[-1]):>10} ", "bold green" if reached else "bold"),
+                               (sparkline(scores, 40), "cyan"),
+                               "" if least is None else f"  {figure(least)} counts as solved"))
     grid.add_row(Columns([summary, parts, losses, environment]))
-    for sentence in said:
-        grid.add_row(sentence)
-    grid.add_row(bar)
-    return Panel(grid, title="[bold]PuffeRL[/]", border_style="cyan")
+    for _, sentence in sorted(trainer.signs.said.values()):
+        grid.add_row(Text(sentence, "yellow"))
+    grid.add_row(Text(f" {time}"))
+    grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
+    shown = [name for name in meanings() if name in {**trainer.losses, **trainer.environment}]
+    if shown:
+        name = shown[int(trainer.uptime / EXPLAINED) % len(shown)]
+        grid.add_row(Text(f" {name}: {meanings()[name]}", "dim", no_wrap=True, overflow="ellipsis"))
+    return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan")

@@ -30,6 +30,7 @@ import threading
 import time
 import traceback
 import urllib.parse
+import webbrowser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -877,11 +878,25 @@ def serve(page, port):
     raise pufferl.ConfigError(f"eval.port = {port}: neither it nor one of the 19 after it is free ({problem}).")
 
 
+def tunnel(port):
+    """What to type on another machine to see the page there: this machine by the name that an ssh session came to."""
+    _, _, address, ssh_port = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
+    options = f"-p {ssh_port} " if ssh_port not in ("", "22") else ""
+    user = os.environ.get("USER") or os.environ.get("LOGNAME")
+    machine = f"{user}@{address}" if address and user else address or "this-machine"
+    return f"ssh {options}-L {port}:127.0.0.1:{port} {machine}"
+
+
 def show_on_page(env_name, args):
+    if sys.stderr.isatty():
+        print("getting ready: compiling, the first time", file=sys.stderr)
     page = Page(env_name, args)
-    print(f"{env_name}, {describe_policy(args)}: http://127.0.0.1:{page.port}   (ctrl-C ends)\n"
-          f"from another machine: ssh -L {page.port}:127.0.0.1:{page.port} this-machine, then the same address there",
+    address, here = f"http://127.0.0.1:{page.port}", not os.environ.get("SSH_CONNECTION")
+    print(f"{env_name}, {describe_policy(args)}: {address}   (ctrl-C ends)\n"
+          f"from {'another' if here else 'your own'} machine: {tunnel(page.port)}, then the same address there",
           flush=True)  # fmt: skip
+    if args["eval"]["open"] and here and ocean.has_display():
+        webbrowser.open(address)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: page.close())
     page.run()

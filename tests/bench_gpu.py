@@ -140,7 +140,7 @@ def versions():
         with contextlib.suppress(OSError):
             subprocess.run(command, check=False)
     found = {"python": sys.version.split()[0], "cores": os.cpu_count(), "packages": {}}
-    for name in ("requirements.txt", "requirements-cuda.txt"):
+    for name in ("requirements-play.txt", "requirements.txt", "requirements-cuda.txt"):
         for line in (ROOT / name).read_text().splitlines():
             if line and line[0] not in "#-":
                 package, asked = re.match(r"([\w.-]+)\S*?([<>=~].*?)?\s*(?:#|$)", line).groups()

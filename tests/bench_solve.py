@@ -6,8 +6,8 @@
 
 Trains each in a process of its own (`pufferl.py train NAME`, to the end of its schedule, alone on the machine if you
 leave it alone) and reads the metrics that it leaves. An environment is solved at the first entry whose episodes, those
-that ended in the last tenth of a second, reach on average what tests/test_ocean_learning.py asks for: a score, in the
-sanity suite a perf. Seconds count from the trainer's first step, which comes two seconds after the command where its
+that ended in the last tenth of a second, reach on average what [solved] of its .ini asks for: a score, in the sanity
+suite a perf. Seconds count from the trainer's first step, which comes two seconds after the command where its
 kernels are compiled already; "end" is the mean of the last twentieth of the entries. The last line is one JSON object.
 """
 
@@ -24,7 +24,6 @@ import test_ocean_learning as learning
 
 import pufferl
 
-THRESHOLDS = {**learning.SANITY, **learning.FRESH, **learning.LONGER}
 ROW = "{:16} {:>4} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>8}"
 
 
@@ -41,8 +40,8 @@ def train(name, seed, options):
 
 def summary(name, entries):
     """{"threshold", "steps" and "seconds" to it (None: never), "end_steps", "end_seconds", "score", "perf"}."""
-    key = "environment/perf" if name in learning.SANITY else "environment/score"
-    threshold = THRESHOLDS[name]
+    metric, threshold = learning.SOLVED[name].metric
+    key = f"environment/{metric}"
     first = next((entry for entry in entries if entry.get(key, -float("inf")) >= threshold), {})
     last = [entry for entry in entries if "environment/n" in entry]
     last = last[-max(1, len(last) // 20) :]
@@ -55,7 +54,8 @@ def summary(name, entries):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=sorted(THRESHOLDS), metavar="NAME", default=list(THRESHOLDS))
+    parser.add_argument("--only", nargs="+", choices=sorted(learning.SOLVED), metavar="NAME",
+                        default=list(learning.SOLVED))  # fmt: skip
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="more options of pufferl.py train")
     arguments = parser.parse_args()

@@ -196,7 +196,7 @@ def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
 
 def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    (tmp_path / "requirements.txt").write_text("torch==1.0\n")
+    (tmp_path / "requirements-play.txt").write_text("torch==1.0\n")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
 
     def command(*arguments, **more):

@@ -15,7 +15,7 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"vector", "configuration"},
     {"engines", "compiled", "fused", "runs"},
     {"ppo", "pufferl"},
-    {"sweep", "watch", "export", "speed"},
+    {"sweep", "watch", "export", "speed", "catalogue", "history", "doctor"},
     {"pufferlib"},
 ]
 WITHIN = {"configuration": {"vector"}, "compiled": {"engines"}, "fused": {"engines", "compiled"}, "sweep": {"watch"},

@@ -1,18 +1,18 @@
 """Environments are solved with the configurations that they ship with: a fixed seed, a threshold of perf or score."""
 
+import re
+
 import pytest
 
+import configuration
+import ocean
 import pufferl
 import watch
 
-SANITY = {"bandit": 0.97, "password": 0.97, "stochastic": 0.91, "continuous": 0.97, "multiagent": 0.97, "spaces": 0.96,
-          "masked": 0.97}  # fmt: skip
-LONGER = {"pendulum": -200.0, "acrobot": -100.0, "mountaincar": -110.0, "lander": 200.0, "double_pendulum": 9100.0,
-          "drone": 41.0, "drone_race": 6.0, "pong": 18.0, "asteroids": 10_000.0, "tetris": 120_000.0, "snake": 17.0,
-          "g2048": 40_000.0, "connect4": 0.7, "go": 8.0, "minesweeper": 0.96, "maze": 0.54, "cube": 0.83,
-          "boids": 0.8, "trash_pickup": 38.0, "moba": 0.8, "nmmo3": 11.5}  # fmt: skip
-FRESH = {"squared": 0.95, "cartpole": 475.0, "memory": 0.95, "target": 1.9, "breakout": 800.0,
-         "enduro": 1000.0, "freeway": 33.5}  # fmt: skip
+SOLVED = {name: configuration.solved(name) for name in (*ocean.names(), "drone_race") if configuration.solved(name)}
+SANITY = [name for name, solved in SOLVED.items() if solved.perf is not None]
+FRESH = ["squared", "cartpole", "memory", "target", "breakout", "enduro", "freeway"]
+LONGER = [name for name in SOLVED if name not in (*SANITY, *FRESH)]
 
 
 class Keep(pufferl.NoLogger):
@@ -42,10 +42,19 @@ def learn(name, folder):
     return logger.metrics, trainer.signs.said
 
 
+def test_the_page_says_what_the_settings_say():
+    """docs/ocean.md has the same thresholds, steps and seconds as config/."""
+    rows = re.findall(r"^\| !\[(\w+)\](?:[^|]*\|){7}([^|]*)", (configuration.ROOT / "docs/ocean.md").read_text(), re.M)
+    cell = re.compile(r"(race |)(?:perf |)(-?[\d.,]+): ([\d.]+) M, ([\d.]+) s")
+    page = {f"{name}_race" if race else name: (float(least.replace(",", "")), round(float(steps) * 1e6), float(seconds))
+            for name, text in rows for race, least, steps, seconds in cell.findall(text)}  # fmt: skip
+    assert page == {name: (one.metric[1], one.steps, one.seconds) for name, one in SOLVED.items()}
+
+
 @pytest.mark.parametrize("name", SANITY)
 def test_the_sanity_suite_is_learnt(name, tmp_path):
     log, said = learn(name, tmp_path)
-    assert log["environment/perf"] > SANITY[name], log
+    assert log["environment/perf"] > SOLVED[name].perf, log
     assert not said, "what is learnt shows no sign of not being learnt"
 
 
@@ -53,7 +62,7 @@ def test_the_sanity_suite_is_learnt(name, tmp_path):
 @pytest.mark.parametrize("name", LONGER)
 def test_is_solved(name, tmp_path):
     log, _ = learn(name, tmp_path)
-    assert log["environment/score"] > LONGER[name], log
+    assert log["environment/score"] > SOLVED[name].score, log
 
 
 @pytest.mark.slow
@@ -64,4 +73,4 @@ def test_is_solved_in_fresh_episodes(name, seed, tmp_path):
     trainer = pufferl.train(name, args)
     args["eval"]["episodes"] = 32 if name in ("enduro", "freeway") else 256
     results = watch.evaluate(name, {**args, "load_model_path": str(trainer.run_folder)})
-    assert results["score"][0] > FRESH[name], results
+    assert results["score"][0] > SOLVED[name].score, results

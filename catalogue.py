@@ -1,0 +1,176 @@
+"""The environments: what each one is, what it sees and does, and what solving it takes.
+
+    python pufferl.py list               # a line each
+    python pufferl.py list breakout      # its rules, its settings, and what to type next
+
+What an environment is stands in the first comment of its header, or of its .ini if it is another package's; what it
+sees and does is what the compiled header says with the settings of its .ini; what counts as solved is [solved] there.
+"""
+
+import configparser
+import re
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium
+
+import configuration
+import ocean
+import processes
+from configuration import command, find_config, parse_ini, plural
+from runs import aligned, figure
+
+
+class Entry(NamedTuple):
+    """An environment in words; of another package's, sees, does and agents are None until it is made."""
+
+    name: str
+    rules: str  # the whole comment
+    sees: str | None
+    does: str | None
+    agents: int | None
+    solved: configuration.Solved | None
+    ships: bool  # whether a trained policy does
+
+    @property
+    def line(self):
+        """The first sentence of its rules, without its own name."""
+        sentence = re.match(r".*?(?=[.;] |[.;:]?$)", " ".join(self.rules.split()))[0]
+        text = re.sub(r"^(\w+( \w+)?: |Go, )", "", sentence)
+        return text[:1].upper() + text[1:]
+
+
+def names():
+    """All that has a header in ocean/ or an .ini in config/."""
+    settings = {path.stem for path in (configuration.ROOT / "config").glob("*.ini")} - {"default"}
+    return sorted({*ocean.names(), *settings})
+
+
+def rules_of(path):
+    """The first comment of a header or of an .ini."""
+    text = path.read_text()
+    if path.suffix == ".h":
+        comment = re.match(r"\s*/\*(.*?)\*/", text, re.DOTALL)
+        return "" if comment is None else re.sub(r"^ ?\* ?", "", comment[1].strip(), flags=re.MULTILINE).strip()
+    return "\n".join(line[1:].strip() for line in text.partition("\n[")[0].splitlines() if line.startswith("#"))
+
+
+def in_words(env):
+    """What an environment sees and does: ("11 × 11 uint8", "9 + 5")."""
+    seen, heads = env.single_observation_space, env.action_heads
+    sees = " × ".join(map(str, seen.shape)) + f" {seen.dtype}" if isinstance(seen, gymnasium.spaces.Box) else str(seen)
+    return sees, plural(env.action_dims, "number") if heads is None else " + ".join(map(str, heads))
+
+
+def look(name):
+    """The Entry of one of `names`."""
+    ini = configuration.ROOT / "config" / f"{name}.ini"
+    parser = parse_ini(ini) if ini.exists() else configparser.ConfigParser()
+    env_name = parser.get("base", "env_name", fallback=name).split()[0]
+    solved = configuration.solved(name, ini)
+    if env_name not in ocean.names():
+        return Entry(name, rules_of(ini), None, None, None, solved, False)
+    header = ocean.FOLDER / env_name / f"{env_name}.h"
+    library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))  # which compiles in a tenth of the time
+    section = dict(parser["env"]) if parser.has_section("env") else {}
+    settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
+                for key, text in section.items() if key in library.settings}  # fmt: skip
+    env = library.create(1, settings=settings)
+    sees, does = in_words(env)
+    agents = env.num_agents
+    env.close()
+    # The policy beside a header is of the .ini of its own name.
+    ships = name == env_name and (header.parent / "baseline.safetensors").exists()
+    return Entry(name, rules_of(header if name == env_name else ini), sees, does, agents, solved, ships)
+
+
+def took(solved):
+    """What a training needed until it was solved: "26 M, 79 s"."""
+    if solved.steps is None:
+        return ""
+    return f"{float(f'{solved.steps / 1e6:.2g}'):g} M, {solved.seconds:g} s"
+
+
+def table():
+    """Print a line for each environment."""
+    if sys.stderr.isatty():
+        print("looking at all environments; the first time their headers are compiled", file=sys.stderr)
+    with ThreadPoolExecutor(processes.cores()) as pool:
+        entries = list(pool.map(look, names()))
+    rows = [("environment", "sees", "does", "agents", "solved at", "after", "ships", "what it is")]
+    for one in entries:
+        metric, least = one.solved.metric if one.solved else ("", None)
+        at = "" if least is None else figure(least) if metric == "score" else f"{metric} {figure(least)}"
+        rows.append((one.name, one.sees or "?", one.does or "?", str(one.agents or "?"), at,
+                     took(one.solved) if one.solved else "", "yes" if one.ships else "", one.line))
+    for line in aligned(rows, right=("agents", "solved at", "after")):
+        print(line)
+    print("\nsees: numbers of an observation; does: choices of each action; solved at: a mean score; after: agent "
+          "steps and seconds on\ntwo cores until then; ?: another package's, which is not made for this list; ships: a "
+          f"trained policy does.\nMore of one: {command('list', 'breakout')}")  # fmt: skip
+
+
+def show(name):
+    """Print all of one environment, which may be any that train takes, and what to type next."""
+    env_name, ini = find_config(name)
+    if name in names():
+        entry = look(name)
+    elif env_name.endswith(".h") and Path(env_name).exists():
+        entry = Entry(name, rules_of(Path(env_name)), None, None, None, None, False)
+    else:
+        entry = Entry(name, rules_of(ini) if ini.exists() else "", None, None, None, configuration.solved(name), False)
+    args = configuration.load_config(name)
+    if entry.sees is None:
+        one = {"num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None}
+        backend = "auto" if env_name.endswith(".h") else "serial"
+        vecenv = configuration.load_env(name, {**args, "vec": {**args["vec"], **one, "backend": backend},
+                                               "env": {**args["env"], "num_envs": 1}})  # fmt: skip
+        sees, does = in_words(vecenv)
+        entry = entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
+        vecenv.close()
+    print(f"{name}\n\n{entry.rules}\n" if entry.rules else f"{name}\n")
+    print(f"sees         {entry.sees}\ndoes         {entry.does}\nagents       {entry.agents} in each environment")
+    if entry.solved:
+        metric, least = entry.solved.metric
+        after = f", which took {took(entry.solved)} on two cores with seed 0" if entry.solved.steps else ""
+        print(f"solved at    a mean {metric} of {figure(least)}{after}")
+    if entry.ships:
+        about = configuration.read_baseline(name)[1]
+        print(f"ships        a policy with a score of {figure(about['score'])} after {about['steps']:,} steps")
+    for place in (ocean.FOLDER / env_name / f"{env_name}.h", ini):
+        if place.exists():
+            print(f"stands in    {place.relative_to(configuration.ROOT)}")
+    settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
+    if settings:
+        text = ", ".join(f"{key} {value}" for key, value in settings.items())
+        print(textwrap.fill(text, 110, initial_indent="settings     ", subsequent_indent=" " * 13))
+    print(f"trains with  {plural(args['env'].get('num_envs', 1) * args['vec']['num_envs'], 'environment')}, "
+          f"{args['train']['total_timesteps']:,} steps\n")
+    if entry.ships:
+        print(f"watch it     {command('eval', name, '--baseline', '--eval.web')}")
+    print(f"train it     {command('train', name)}")
+    print(f"tune it      {command('sweep', name)}")
+
+
+def main(argv=None, program="pufferl.py list"):
+    """The command line: nothing, or an environment; program: what errors begin with."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] in (["-h"], ["--help"]):
+        print(__doc__.strip())
+        return
+    if len(argv) > 1 or "".join(argv).startswith("-"):
+        sys.exit(f"{program}: expected nothing, for all of them, or one environment; got {' '.join(argv)}")
+    try:
+        table() if not argv else show(argv[0])
+    except Exception as error:
+        words = configuration.in_words(error)
+        if words is None:
+            raise
+        sys.exit(f"{program}: {words}")
+
+
+if __name__ == "__main__":
+    processes.run_command(main)

@@ -1,0 +1,64 @@
+"""The verb doctor: what is there is said, and so is what is not."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import doctor
+import pufferl
+
+
+def test_a_sound_machine_has_nothing_missing(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "train", lambda seconds: (f"{seconds:g} s, 123 steps a second", 30.0))
+    pufferl.main(["doctor", "--seconds", "3"])
+    shown = capsys.readouterr().out
+    assert "3 s, 123 steps a second; 30 s of compiling" in shown and "nothing is missing" in shown
+    for look in doctor.LOOKS:
+        assert f"\n{look.__name__.removeprefix('look_'):12} " in "\n" + shown
+
+
+def test_what_is_missing_stands_at_the_end_and_training_is_left_out(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "LOOKS", (doctor.look_compiler, doctor.look_packages, doctor.look_disk))
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no_such_package"))
+    monkeypatch.setattr(doctor, "LEAST_DISK", 2**80)
+    monkeypatch.setattr(doctor, "train", lambda seconds: pytest.fail("trained without what it needs"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(SystemExit) as end:
+        pufferl.main(["doctor"])
+    assert end.value.code == 1
+    last = capsys.readouterr().out.partition("what is missing:")[2]
+    assert "compiler: RuntimeError: no C compiler found" in last and "packages: no_such_package not installed" in last
+    assert "disk: " in last and "--data-dir" in last
+
+
+def test_the_table_of_the_readme_is_read():
+    found = doctor.speeds()
+    assert len(found) > 3 and all(speed[0].isdigit() for _, speed in found) and "AMD" in found[0][0]
+
+
+def test_features_are_the_compilers(monkeypatch):
+    import ocean
+
+    monkeypatch.setattr(ocean, "_macros", lambda *_: b"#define __AVX2__ 1\n#define __FMA__ 1\n")
+    assert doctor.look_features() == "avx2, fma; the products of tile.c take 8 float32 at once"
+
+
+def test_it_starts_where_torch_cannot_be_imported(tmp_path):
+    """In a copy without the rest, in which importing torch raises."""
+    root = Path(doctor.__file__).parent
+    for name in ("doctor.py", "processes.py"):
+        shutil.copy(root / name, tmp_path)
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')")
+    done = subprocess.run([sys.executable, "doctor.py", "--seconds", "0"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "torch: ImportError: libtorch.so is broken" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_it_trains(capsys):
+    assert doctor.examine(0.2) == []
+    assert "steps a second of Breakout" in capsys.readouterr().out
