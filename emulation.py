@@ -23,6 +23,7 @@ import math
 import sys
 import warnings
 import zlib
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 import gymnasium
@@ -425,6 +426,12 @@ def numeric_scalars(info, prefix=""):
     return numbers
 
 
+def check_flag(flag, what):
+    """Raise a Fault unless a flag is a bool, or a number that stands for one."""
+    if not isinstance(flag, bool | np.bool_ | int):
+        raise Fault(f"{what} must be a bool, got {_describe(flag)}.")
+
+
 def check_info(info, what):
     """Raise a Fault unless `info`, the last of what `step` or `reset` returned, is a dict."""
     if not hasattr(info, "keys"):
@@ -775,9 +782,9 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def _check(self, call, observation, reward, terminated, truncated):
         if call in self._unchecked:
             self._unchecked.discard(call)
-            self.check_returned(f"of the first {call}()", observation, reward, terminated, truncated)
+            self.check_returned(f"of the first {call}()", observation, reward, terminated, truncated, info={})
 
-    def check_returned(self, when, observation, reward=0.0, terminated=False, truncated=False, info=None):
+    def check_returned(self, when, observation, reward=0.0, terminated=False, truncated=False, *, info):
         """Raise a Fault if what a step or reset returned is not what the spaces and Gymnasium say."""
         check_value(self.env_single_observation_space, observation, f"{self.env}: the observation {when}")
         if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
@@ -788,10 +795,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
                    "gymnasium.wrappers.TransformReward(env, sum)." if several else "")
             )  # fmt: skip
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_ | int):
-                raise Fault(f"{self.env}: {name} {when} must be a bool, got {_describe(flag)}.")
-        if not isinstance(info, dict | None):
-            raise Fault(f"{self.env}: the info {when} must be a dict, got {_describe(info)}.")
+            check_flag(flag, f"{self.env}: {name} {when}")
+        check_info(info, f"{self.env}.step")
 
     def _write(self, target, i, observation):
         """Row i of `target` becomes the flat observation."""
@@ -931,9 +936,13 @@ class GymnasiumTogether:
             actions = [env._action.unflatten(action) for env, action in zip(self._envs, row.actions, strict=True)]
         results = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
         seen, rewards, terminated, truncated, infos = map(list, zip(*results))  # noqa: B905
-        rewards = np.array(rewards, np.float64)
+        try:
+            rewards = np.array(rewards, np.float64)
+            self._returns += rewards
+        except ValueError:  # arrays of one, which the first step may return as well
+            rewards = np.array([np.reshape(reward, ()) for reward in rewards], np.float64)
+            self._returns += rewards
         row.rewards[:] = rewards
-        self._returns += rewards
         self._steps_taken += 1
         if self._steps_taken >= self._next_limit:
             truncated = [cut or self._steps_taken >= begun + limit
@@ -971,11 +980,12 @@ class GymnasiumTogether:
 
 
 RETURNED = ("observation", "reward", "terminated", "truncated", "info")
+PARALLEL = ("observations", "rewards", "terminated", "truncated", "infos")
 
 
 def explain(error):
-    """The Fault that says what a Gymnasium environment returned if this file failed on it; None for another error. Only
-    what the first step and reset return is checked beforehand."""
+    """The Fault that says what an environment of Gymnasium or PettingZoo returned if this file failed on it; None for
+    another error. Only what the first step and reset return is checked beforehand."""
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -987,10 +997,13 @@ def explain(error):
         for known in (frame.f_locals for frame in reversed(frames)):
             env = known.get("self")
             if isinstance(env, GymnasiumTogether) and "results" in known:
-                for number, one, result in zip(env._numbers, env._envs, known["results"], strict=True):
-                    one.check_returned(f"of environment {number} in a later step()", *result)
+                for number, one, (*result, info) in zip(env._numbers, env._envs, known["results"], strict=True):
+                    one.check_returned(f"of environment {number} in a later step()", *result, info=info)
             elif isinstance(env, GymnasiumPufferEnv) and "observation" in known:
-                env.check_returned("of a later step()", **{name: known[name] for name in RETURNED if name in known})
+                returned = {name: known[name] for name in RETURNED if name in known}
+                env.check_returned("of a later step()", **{"info": {}, **returned})
+            elif isinstance(env, PettingZooPufferEnv) and "observations" in known:
+                env.check_returned("a later step()", {name: known[name] for name in PARALLEL if name in known})
     except Fault as fault:
         return fault.with_traceback(error.__traceback__)
     return None
@@ -1215,14 +1228,14 @@ class PettingZooPufferEnv:
         return self.env.render()
 
     def close(self):
-        self.env.close()
+        getattr(self.env, "close", lambda: None)()  # hand-made ones may have none
 
     def _reset_env(self, seed, options):
         # Without options the call is one that hand-made environments know too.
         more = {} if options is None else {"options": options}
-        observations, infos = self.env.reset(seed=seed, **more)
-        if "reset" in self._unchecked:
-            self._check("reset", observations)
+        result = self.env.reset(seed=seed, **more)
+        self._check("reset", result, ("observations", "infos"))
+        observations, infos = result
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._length = 0
@@ -1230,20 +1243,41 @@ class PettingZooPufferEnv:
 
     def _step_env(self, env, actions):
         result = env.step(actions)
-        if "step" in self._unchecked:
-            self._check("step", result[0])
+        self._check("step", result, PARALLEL)
         self.agents = list(env.agents)
         return result
 
-    def _check(self, call, observations):
+    def _check(self, call, result, names):
+        if call not in self._unchecked:
+            return
         self._unchecked.discard(call)
-        for agent, observation in observations.items():
-            self._slots[agent]  # or a Fault
-            check_value(
-                self.env_single_observation_space,
-                observation,
-                f"{self.env}: the observation of {agent} of the first {call}()",
-            )
+        if not isinstance(result, tuple | list) or len(result) != len(names):
+            got = f"{len(result)} values" if isinstance(result, tuple | list) else _describe(result)
+            raise Fault(f"{self.env}: the first {call}() returned {got}; a parallel environment's returns {len(names)} "
+                        f"dicts with an entry for each agent: {', '.join(names)}.")
+        if not isinstance(getattr(self.env, "agents", None), Iterable):
+            raise Fault(f"{self.env}: after {call}() its `agents` must be the list of those who are alive, got "
+                        f"{_describe(getattr(self.env, 'agents', None))}.")
+        self.check_returned(f"the first {call}()", dict(zip(names, result, strict=True)))
+
+    def check_returned(self, when, returned):
+        """Raise a Fault if what a step or reset returned, a dict by the names of PARALLEL, is not what the spaces and
+        PettingZoo say."""
+        for name, given in returned.items():
+            if not isinstance(given, dict):
+                raise Fault(f"{self.env}: the {name} of {when} must be a dict with an entry for each agent, got "
+                            f"{_describe(given)}; {{}} if there is nothing to tell.")
+            for agent, value in given.items():
+                what = f"{self.env}: in {name} of {when} the entry of {agent}"
+                if name == "observations":
+                    self._slots[agent]  # or a Fault
+                    check_value(self.env_single_observation_space, value, what)
+                elif name == "rewards" and (np.shape(value) != () or np.asarray(value).dtype.kind not in "biuf"):
+                    raise Fault(f"{what} must be a number, got {_describe(value)}.")
+                elif name in ("terminated", "truncated"):
+                    check_flag(value, what)
+                elif name == "infos" and not hasattr(value, "keys"):
+                    raise Fault(f"{what} must be a dict, got {_describe(value)}; {{}} if there is nothing to tell.")
 
     def reset(self, seed=None, options=None):
         observations, infos = self._reset_env(seed, options)
@@ -1282,6 +1316,9 @@ class PettingZooPufferEnv:
     def reset_into(self, view, seed=None):
         observations, infos = self._reset_env(seed, None)
         self._write(view, observations, infos, self.agents)
+        if not self._live:
+            raise Fault(f"{self.env}: no agent is alive after reset(): its `agents` are {_describe(self.agents)}, and "
+                        f"there are observations of {_describe(list(observations))}; one at least must be in both.")
         return []
 
     def step_into(self, view):

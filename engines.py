@@ -68,7 +68,9 @@ class Autograd:
         self.horizon, self.num_agents, self.segments, self.first_agent = (
             config["horizon"], vecenv.num_agents, segments, first_agent)  # fmt: skip
         self.precision = getattr(torch, config["precision"])
-        self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
+        self.chooses = bool(vecenv.action_heads)
+        self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
+        self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)  # with the value
         self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
@@ -211,6 +213,8 @@ class Autograd:
         view = {**state, "resets": resets, "valid": valid}
         with self._autocast(cache_enabled=False):  # all threads share it: it hands on what another stream still casts
             outputs, log_std = models.join_outputs(*models.one_step(self.policy, observations, view))
+        if outputs.shape[-1] != self.width or (log_std is None) != self.chooses:
+            models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads, self.vecenv.action_dims)
         for name, tensor in state.items():
             tensor.copy_(view[name])
         return outputs.float().contiguous(), None if log_std is None else log_std.float().contiguous()

@@ -848,14 +848,33 @@ def over_time(policy, observations, state, forward=None):
             logits, value = outputs
         except (TypeError, ValueError):
             raise no_pair(policy, "forward", outputs) from None
-        if batch:
-            logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
         first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
         first = first[0] if isinstance(first, (list, tuple)) else first
-        if first.shape[:-1] != (T, N) or value.numel() != T * N:
-            raise RuntimeError(f"the shapes of logits and value are {tuple(first.shape)} and {tuple(value.shape)}, "
-                               f"expected ({T}, {N}, actions) and ({T}, {N}, 1)")
+        size = f"{T * N}" if batch else f"{T}, {N}"
+        if first.shape[:-1] != given.shape[: 1 if batch else 2] or value.numel() != T * N:
+            raise NetworkFault(f"{type(policy).__name__} was given observations {tuple(given.shape)}, {form}; the "
+                               f"shapes of its logits and value are {tuple(first.shape)} and {tuple(value.shape)}, "
+                               f"expected ({size}, actions) and ({size}, 1). (models.py says what a network must have)")
+        if batch:
+            logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
     return logits, value
+
+
+def check_logits(policy, outputs, log_std, heads, dims):
+    """NetworkFault unless what join_outputs gave, outputs (..., A + 1), is for these action heads, or, if they are
+    None, for so many dimensions."""
+    got, name = outputs.shape[-1] - 1, type(policy).__name__
+    if heads is not None and log_std is not None:
+        raise NetworkFault(f"{name} returns a Normal, which is for continuous actions; these environments want a "
+                           f"choice of {' and of '.join(map(str, heads))}, so return logits.")
+    if heads is None and log_std is None:
+        raise NetworkFault(f"{name} returns logits, which are for choices; these environments want {dims} continuous "
+                           "numbers, so return a torch.distributions.Normal.")
+    wanted = dims if heads is None else sum(heads)
+    if got != wanted:
+        each = f" ({' + '.join(map(str, heads))})" if heads is not None and len(heads) > 1 else ""
+        raise NetworkFault(f"{name} returns {got} {'means' if heads is None else 'logits'} for an observation; these "
+                           f"environments want {wanted}{each}: take the number from env.single_action_space.")
 
 
 def no_pair(policy, method, outputs):

@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,7 @@ class TensorBoardLogger(NoLogger):
     def __init__(self, folder, first_step=0):
         from torch.utils.tensorboard import SummaryWriter
 
+        threading.excepthook = _thread_failed
         self.writer = SummaryWriter(str(folder), purge_step=first_step)  # what a crash left beyond the checkpoint goes
 
     def _call(self, method, *arguments):
@@ -153,6 +155,12 @@ class TensorBoardLogger(NoLogger):
 
     def close(self):
         self._call("close")
+
+
+def _thread_failed(uncaught, otherwise=threading.excepthook):
+    """TensorBoard's thread keeps its error for the writer's next call, which tells it; so its traceback is no news."""
+    if not (isinstance(uncaught.exc_value, OSError) and type(uncaught.thread).__module__.startswith("tensorboard")):
+        otherwise(uncaught)
 
 
 def asked_for(args, logger):

@@ -782,6 +782,13 @@ class Emulated(Vector):
             self.close()
         raise WorkerError(f"worker {worker} ({self._which(worker)} of {self.name}) {what}.\n{text}".rstrip()) from cause
 
+    def _blame(self, worker, words, number):
+        """End all workers and raise the Fault of a worker's environment, whose number may be None."""
+        fault = emulation.Fault(words)
+        fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} of {self.name})")
+        self.close()
+        raise fault
+
     def _which(self, worker):
         """The environments of a worker, in words."""
         each = self.num_envs // self.num_processes
@@ -1036,11 +1043,7 @@ class Multiprocessing(Emulated):
         except workers.Gone:
             self._fail(worker, "died" + process.how_it_died(), process.report())
         if kind == workers.FAULT:  # which needs no traceback
-            words, number = pickle.loads(payload)
-            fault = emulation.Fault(words)
-            fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} of {self.name})")
-            self.close()
-            raise fault
+            self._blame(worker, *pickle.loads(payload))
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
         answer = pickle.loads(payload) if payload else ()
@@ -1104,6 +1107,8 @@ class Ray(Emulated):
                 infos, results = self._ray.get(reference)
             except Exception as error:  # the environment's own, or that its machine is gone
                 self._fail(worker, "failed", error, error)
+            if results is None:
+                self._blame(worker, *infos)
             workers.RemoteEnvs.store(results, self.storage, self.agents_of(worker), kind, t)
             self._finish(worker, infos)
 

@@ -87,6 +87,9 @@ class Play:
         self.masks = None if s.action_masks is None else torch.from_numpy(s.action_masks[0])
         with torch.no_grad(), engines.torch_threads(self.threads):
             self.logits, self.value = models.one_step(self.policy, torch.from_numpy(s.observations[0]), self.state)
+        if self.step == 0:
+            outputs = models.join_outputs(self.logits, self.value)
+            models.check_logits(self.policy, *outputs, self.vecenv.action_heads, self.vecenv.action_dims)
         actions, _, _ = models.sample_logits(self.logits, self.value, seed=self.seed, step=self.step, masks=self.masks,
                                              heads=self.vecenv.action_heads, deterministic=self.deterministic)
         s.actions[0] = actions.numpy()

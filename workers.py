@@ -134,6 +134,10 @@ class Envs:
                 env = getattr(env, "env", None)
         return None
 
+    def blamed(self, error):
+        """The number of the environment whose code an error came from; None if that cannot be seen."""
+        return self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))
+
     def render(self, index=0):
         env, copy = divmod(index, self.copies)
         frame = self.envs[env].render()
@@ -377,8 +381,7 @@ def serve(channel_fd, memory_fd, report_fd):
         pass
     except emulation.Fault as error:
         with contextlib.suppress(Gone):
-            number = envs and envs.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))
-            send_answer(channel, FAULT, pickle.dumps((str(error), number)))
+            send_answer(channel, FAULT, pickle.dumps((str(error), envs and envs.blamed(error))))
     except BaseException as error:
         with contextlib.suppress(Gone):
             send_answer(channel, ERROR, own_part(error)[0].encode())
@@ -407,10 +410,14 @@ class RemoteEnvs:
         self.envs.bind(self.arrays, 0)
 
     def do(self, kind, number, actions):
-        """(infos, {name: array (agents, ...)}) of what Envs.do does, a step being one with these actions."""
+        """(infos, {name: array (agents, ...)}) of what Envs.do does, a step being one with these actions; or of a Fault
+        ((its words, the number of its environment or None), None)."""
         if kind == STEP:
             self.arrays["actions"][0], number = actions, 0
-        infos, kept = self.envs.do(kind, number), ("actions", "final_observations")
+        try:
+            infos, kept = self.envs.do(kind, number), ("actions", "final_observations")
+        except emulation.Fault as error:
+            return (str(error), self.envs.blamed(error)), None
         results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
         if self.arrays["truncations"].any():
             results["final_observations"] = self.arrays["final_observations"]

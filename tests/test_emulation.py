@@ -573,6 +573,48 @@ def test_an_agent_that_nobody_knew_of_is_named():
         env.step_into(view)
 
 
+PARTS = {"observations": np.zeros(1, np.float32), "rewards": 1.0, "terminated": False, "truncated": False, "infos": {}}
+
+
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize(("part", "given", "text"), [
+    ("infos", None, r"the infos of .* must be a dict with an entry for each agent, got None .* \{\} if there"),
+    ("infos", {"a": None}, "in infos of .* the entry of a must be a dict, got None"),
+    ("rewards", {"a": None}, "in rewards of .* the entry of a must be a number, got None"),
+    ("rewards", {"a": np.ones(2)}, "in rewards of .* the entry of a must be a number, got array"),
+    ("rewards", 1.0, "the rewards of .* must be a dict"),
+    ("terminated", {"a": np.zeros(2)}, "in terminated of .* the entry of a must be a bool"),
+    ("truncated", None, "the truncated of .* must be a dict"),
+    ("observations", {"a": "x"}, "in observations of .* the entry of a breaks its space"),
+])  # fmt: skip
+def test_what_a_parallel_environment_returns_wrong_is_told(part, given, text, late):
+    """At the first step, and later, when nothing is looked at beforehand."""
+    class Wrong(Leavers):
+        def step(self, actions):
+            self.t += 1
+            returned = {name: dict.fromkeys(self.agents, value) for name, value in PARTS.items()}
+            return *(returned | ({part: given} if self.t > late else {})).values(),
+
+    with vector.make(Wrong, 1, vector.Serial) as vecenv, pytest.raises(emulation.Fault, match=text):
+        vecenv.reset()
+        for _ in range(4):
+            vecenv.step(np.zeros(3, np.int32))
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"reset": lambda self, seed=None: ({}, None), "agents": []}, "the infos of the first reset.. must be a dict"),
+    ({"reset": lambda self, seed=None: {}}, r"first reset\(\) returned \{\} .*'s returns 2 dicts .*: obs.*, infos"),
+    ({"reset": lambda self, seed=None: ({}, {}), "agents": []}, "no agent is alive after reset.*its `agents` are "),
+    ({"reset": lambda self, seed=None: ({}, {})}, "after reset.. its `agents` must be the list of those who are alive"),
+    ({"step": lambda self, actions: ({},) * 4}, "the first step.* returned 4 values; .* 5 dicts .*: observations"),
+])  # fmt: skip
+def test_a_parallel_environment_that_is_none_is_told(change, text):
+    kind = type("Odd", (Leavers,), change)
+    with pytest.raises(emulation.Fault, match=text), vector.make(kind, 1, vector.Serial) as vecenv:
+        vecenv.reset()
+        vecenv.step(np.zeros(3, np.int32))
+
+
 def test_agents_with_different_spaces_are_refused():
     env = Leavers()
     env.action_space = lambda agent: spaces.Discrete(ord(agent))

@@ -381,6 +381,22 @@ class NoArgs(NoValue):
 class NoEnv(NoValue):
     def __init__(self, hidden_size):
         super().__init__(None)
+class Few(NoValue):
+    def forward(self, x):
+        logits = self.layer(x)
+        return logits[:, :1], logits[:, :1]
+class Gaussian(NoValue):
+    def forward(self, x):
+        logits = self.layer(x)
+        return torch.distributions.Normal(logits, torch.ones_like(logits)), logits[:, :1]
+class NoBatch(NoValue):
+    def forward(self, x):
+        logits = self.layer(x)
+        return logits[0], logits[:, :1]
+class TwoValues(NoValue):
+    def forward(self, x):
+        logits = self.layer(x)
+        return logits, logits
 def nothing(env):
     return 3
 """
@@ -392,6 +408,10 @@ def nothing(env):
     ("NoValueInASstep", (), r"forward_eval must return \(logits, value\), got a Tensor \(\d+, 2\)"),
     ("NoValue", ("--rnn.name", "lstm"), "NoValue has no encode_observations and no decode_actions: LSTMWrapper puts"),
     ("NoValue", ("--rnn.name", "mingru"), "NoValue has no encode_observations and no decode_actions: MinGRUWrapper"),
+    ("Few", (), "Few returns 1 logits for an observation; these environments want 2: take the number from env.single"),
+    ("Gaussian", (), "Gaussian returns a Normal, which is for continuous actions; .* a choice of 2, so return logits"),
+    ("NoBatch", (), r"logits and value are \(2,\) and \(\d+, 1\), expected \(\d+, actions\) and \(\d+, 1\)"),
+    ("TwoValues", (), r"logits and value are \(\d+, 2\) and \(\d+, 2\), expected \(\d+, actions\) and \(\d+, 1\)"),
     ("NoArgs", (), r"is called with \(env\), but takes \(\)"),
     ("NoEnv", (), r"is called with \(env, hidden_size\), but takes \(hidden_size\)"),
     ("nothing", (), "must make a torch.nn.Module, it made a int"),
@@ -405,3 +425,15 @@ def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, option
     with pytest.raises((configuration.ConfigError, models.NetworkFault), match=text) as error:
         pufferl.train("cartpole", args)
     assert configuration.in_words(error.value) == str(error.value)
+
+
+def test_logits_are_held_to_the_actions():
+    outputs = torch.zeros(3, 5)
+    models.check_logits(None, outputs, None, [1, 3], 2)
+    models.check_logits(None, outputs, torch.zeros(3, 4), None, 4)
+    with pytest.raises(models.NetworkFault, match=r"4 logits .* want 5 \(2 \+ 3\)"):
+        models.check_logits(None, outputs, None, [2, 3], 2)
+    with pytest.raises(models.NetworkFault, match=r"returns 4 means .* want 3"):
+        models.check_logits(None, outputs, torch.zeros(3, 4), None, 3)
+    with pytest.raises(models.NetworkFault, match=r"returns logits, which are for choices; .* want 4 continuous"):
+        models.check_logits(None, outputs, None, None, 4)

@@ -280,7 +280,7 @@ def check_full_disk(trainer, fill, free, capfd):
     assert steps == sorted(set(steps)) and steps[-1] == trainer.global_step
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's writer
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's writer
 def test_a_really_full_disk_keeps_the_run_and_the_checkpoint(tmp_path, capfd):
     with small_disk(tmp_path / "disk", 2) as disk:
         filler = disk / "filler"

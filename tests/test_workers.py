@@ -115,8 +115,7 @@ LATE = [("reward", "x", "reward of environment 1 in a later step.* must be a num
         ("observation", "text", "observation .* breaks its space")]  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("what, value, words", LATE)
+@pytest.mark.parametrize("what, value, words, workers", [*((*case, 1) for case in LATE), (*LATE[0], 2), (*LATE[3], 2)])
 def test_what_a_later_step_returns_wrong_is_named(what, value, words, workers):
     class Late(gymnasium.Env):
         observation_space, action_space = spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(2)
@@ -169,6 +168,20 @@ def test_what_the_first_step_allows_goes_on(options):
         assert vecenv.log()["episode_return"] == 3 and all((step[1] == 1).all() for step in steps)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_reward_that_becomes_an_array_of_one_goes_on(number):
+    """Later than the first step, of one environment or of both at once."""
+    kinds = [{"reward": 1.0}, {"reward": 1.0}]
+    with vector.make(Loose, number, Serial, env_kwargs=kinds[:number]) as vecenv:
+        vecenv.reset(seed=0)
+        for step in range(9):
+            for env in vecenv.envs[: 1 if step < 6 else 2]:
+                env.env.reward = np.ones(1) if step > 3 else 1.0
+            assert (vecenv.step([0] * number)[1] == 1).all()
+        assert vecenv.log() == {"episode_return": 3, "episode_length": 3, "n": 3 * number, "score": 3}
+        assert vecenv._envs.together is not None
+
+
 class Drawn(gymnasium.Env):
     """Any spaces; observations, rewards, ends, infos and masks are drawn from its own generator."""
 
@@ -206,11 +219,6 @@ def several(autoreset):
     return gymnasium.vector.SyncVectorEnv([Timed, lambda: Timed(2)], autoreset_mode=autoreset)
 
 
-class Party(Leavers):
-    def close(self):
-        pass
-
-
 def scaled():
     return environments.load_creator("gym/Pendulum-v1")(reward_scale=0.3, max_episode_steps=9)
 
@@ -232,7 +240,7 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "reset without info": (lambda i: Loose(info=()), False),
     "old Gym": (lambda i: OldCounter(), True),
     "numpy": (lambda i: Squared(num_agents=2, seed=i), False),
-    "PettingZoo": (lambda i: Party(), False),
+    "PettingZoo": (lambda i: Leavers(), False),
     "vector, next step": (lambda i: several(gymnasium.vector.AutoresetMode.NEXT_STEP), False),
     "vector, same step": (lambda i: several(gymnasium.vector.AutoresetMode.SAME_STEP), False),
     "in C": (lambda i: environments.OceanPufferEnv("cartpole", 2, 2 * i, max_steps=9), False),
@@ -463,6 +471,29 @@ def test_an_environment_of_this_process_that_hangs_is_named(horizon):
     assert "in step" in said and said.count("  File ") == 1
 
 
+def test_a_packages_own_vector_environment_that_hangs_is_named():
+    class Spinning(gymnasium.vector.SyncVectorEnv):
+        def step(self, actions):
+            while True:
+                pass
+
+    def creator():
+        raise AssertionError("all of them are in the vector environment")
+
+    def several(number, num_threads):
+        return Spinning([lambda: gymnasium.make("CartPole-v1")] * number)
+
+    creator.has_vector, creator.vector = True, several
+    with mock.patch.object(vector, "STARTUP", 0.5), pytest.raises(WorkerError) as raised:
+        vecenv = vector.make(creator, 3, "package", timeout=0.5)
+        with vecenv:
+            vecenv.reset(seed=0)
+            vecenv.step(np.ones(3, int))
+    said = str(raised.value)
+    assert said.startswith("environment 0 of ") and "has not answered for 0.5 s (vec.timeout). It is in:" in said
+    assert "in step" in said and said.count("  File ") == 1
+
+
 def test_a_step_that_ends_while_the_words_are_made_is_no_error(monkeypatch):
     """To name an environment takes a while."""
     class Late(Walk):
@@ -635,6 +666,10 @@ def test_ray_gives_the_same():
         with pytest.raises(WorkerError, match="the walker fell"):
             kwargs = [{}, {"trouble": "raise"}]
             rollout(vector.make(Walk, 2, Ray, num_workers=2, env_kwargs=kwargs, timeout=600))
+        with pytest.raises(emulation.Fault, match=r"breaks its space: expected shape") as raised:
+            kwargs = [{}, {}, {}, {"trouble": "shape"}]
+            rollout(vector.make(Walk, 4, Ray, num_workers=2, env_kwargs=kwargs, timeout=600))
+        assert raised.value.__notes__ == ["(environment 3 of Walk)"] and "Traceback" not in str(raised.value)
         hang_beside_another(Ray)
     finally:
         ray.shutdown()
