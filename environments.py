@@ -30,6 +30,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 
+import ocean
 from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferEnv
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
@@ -837,8 +838,6 @@ class OceanPufferEnv(PufferEnv):
     same_seed = True  # its copies have streams of their own, so all of them get one seed
 
     def __init__(self, name, num_envs=1, first_env=0, seed=0, buf=None, **settings):
-        import ocean
-
         self._library, self._arguments = ocean.load(name), (num_envs, settings, first_env)
         self.seed, self._fresh = seed, True
         self._build(seed)
@@ -867,8 +866,6 @@ class OceanPufferEnv(PufferEnv):
         self._envs = self._library.create(num_envs, seed=seed, settings=settings, first_env=first_env)
 
     def views(self, rows, first):
-        import ocean
-
         views = super().views(rows, first)
         final = self._envs.single_observation_space
         views["final_observations"] = np.zeros((self.num_agents, *final.shape), final.dtype) \
@@ -903,3 +900,96 @@ class OceanPufferEnv(PufferEnv):
 
     def close(self):
         self._envs.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What vector.make was asked for, as creators
+
+
+def in_c(env):
+    return isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")
+
+
+def named(env):
+    """What makes the environments that `make` was asked for: an environment in C for its name and for its class, a
+    creator for another name, else what it is."""
+    if isinstance(env, str):
+        return load_creator(env) or ocean.load(env.removeprefix("puffer_"))
+    if hasattr(env, "__fspath__"):
+        return ocean.load(env)
+    own = vars(env) if isinstance(env, type) else {}  # a subclass that changes what a step does has no name of its own
+    return ocean.load(own["ocean_name"]) if "ocean_name" in own else env
+
+
+OLD_KEYWORDS = {"zero_copy": "nothing is copied now", "overwork": "there may be more workers than cores now"}
+
+
+def with_settings(env, env_kwargs, settings, keywords):
+    """env_kwargs with `settings` for all environments. Raises ValueError for one that the environment does not have."""
+    known = _settings_of(next(iter(env), None) if isinstance(env, (list, tuple)) else env)
+    for key in settings:
+        if known is not None and key not in known:
+            if key in OLD_KEYWORDS:
+                raise ValueError(f"make takes no {key} any more: {OLD_KEYWORDS[key]}. Leave it out.")
+            near = ocean.nearest(key, [*known, *keywords], known)
+            raise ValueError(f"{name_of(env)} has no setting {key!r}: {near}; "
+                             f"make itself takes {', '.join(keywords)}")
+    if not settings:
+        return env_kwargs
+    if isinstance(env_kwargs, list | tuple):
+        return [{**(one or {}), **settings} for one in env_kwargs]
+    return {**(env_kwargs or {}), **settings}
+
+
+def _settings_of(env):
+    """The names of the settings that an environment is made with; None if it takes any, or says so itself."""
+    if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a name
+        return [*env.settings, *getattr(env, "picture_settings", ())]
+    try:
+        parameters = inspect.signature(env).parameters
+    except (TypeError, ValueError):  # an instance, or a class written in C
+        return None if callable(env) else []
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else list(parameters)
+
+
+def count_copies(num_envs, env_kwargs):
+    """The copies that env_kwargs asks for multiply the vector's: C environments are all in one block anyway."""
+    if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
+        return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items() if k != "num_envs"}
+    return num_envs, env_kwargs
+
+
+def _one_each(values, num_envs, what):
+    if not isinstance(values, (list, tuple)):
+        return [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(f"{what} is a list of {len(values)}, but there are {num_envs} environments.")
+    return list(values)
+
+
+def creators_of(env, num_envs, env_args, env_kwargs):
+    """([(creator, args, kwargs)] an environment, name)."""
+    if num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}; it must be 1 or more.")
+    creators = _one_each(env, num_envs, "env")
+    if not callable(creators[0]) and num_envs > 1 and not isinstance(env, (list, tuple)):
+        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); give a class or "
+                         "function that makes one.")
+    kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
+    several = isinstance(env, (list, tuple)) and env_args and all(isinstance(one, (list, tuple)) for one in env_args)
+    args = _one_each(env_args, num_envs, "env_args") if several else [env_args or ()] * num_envs
+    return [(creator, tuple(own), dict(one or {})) for creator, own, one in zip(creators, args, kwargs, strict=True)], \
+        name_of(creators[0])  # fmt: skip
+
+
+def ocean_creators(header, num_envs, env_kwargs):
+    creators, first = [], 0
+    for one in _one_each(env_kwargs, num_envs, "env_kwargs"):
+        settings = {"num_envs": 1, **(one or {})}
+        creators.append((OceanPufferEnv, (header,), {**settings, "first_env": first}))
+        first += settings["num_envs"]
+    return creators
+
+
+def name_of(creator):
+    return getattr(creator, "name", None) or getattr(creator, "__name__", type(creator).__name__)

@@ -1262,21 +1262,6 @@ BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessi
             "tensors": Tensors}  # fmt: skip
 
 
-def _in_c(env):
-    return isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")
-
-
-def _named(env):
-    """What makes the environments that `make` was asked for: an environment in C for its name and for its class, a
-    creator for another name, else what it is."""
-    if isinstance(env, str):
-        return environments.load_creator(env) or ocean.load(env.removeprefix("puffer_"))
-    if hasattr(env, "__fspath__"):
-        return ocean.load(env)
-    own = vars(env) if isinstance(env, type) else {}  # a subclass that changes what a step does has no name of its own
-    return ocean.load(own["ocean_name"]) if "ocean_name" in own else env
-
-
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
     """The class that steps `num_envs` of `env`: an environment in C, as `make` takes it, a creator, or an instance.
 
@@ -1295,7 +1280,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
             *most, last = BACKENDS
             raise ValueError(f"there is no backend {backend!r}; there are {', '.join(most)} and {last}.")
         backend = BACKENDS[name]
-    if _in_c(env):
+    if environments.in_c(env):
         if backend in (Package, Tensors):
             what = "environments of packages" if backend is Package else "those whose arrays are tensors"
             raise ValueError(f"backend {backend.__name__.lower()} is for {what}; {getattr(env, 'name', env)} is in C: "
@@ -1316,8 +1301,8 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
         return Serial  # PufferLib's word for a class that steps its agents itself
     steps = "environments in C" if backend is Native else "a vector environment that a Gymnasium id's own package has"
-    raise ValueError(f"backend {'native' if backend is Native else 'package'} steps {steps}; for {_name(one)} there "
-                     "are serial, multiprocessing and ray.")
+    raise ValueError(f"backend {'native' if backend is Native else 'package'} steps {steps}; for "
+                     f"{environments.name_of(one)} there are serial, multiprocessing and ray.")
 
 
 ENVIRONMENT = 4000  # bytes of a small environment in Python
@@ -1346,11 +1331,11 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     machine can use, and for a setting that the environment does not have; MemoryError for more environments than it can
     hold; TypeError for what is no environment.
     """
-    env, num_workers, batch_size = _named(env), _number(num_workers), _number(batch_size)
-    env_kwargs = _with_settings(env, env_kwargs, settings)
+    env, num_workers, batch_size = environments.named(env), _number(num_workers), _number(batch_size)
+    env_kwargs = environments.with_settings(env, env_kwargs, settings, KEYWORDS)
     backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend
     if backend is Native:
-        num_envs, env_kwargs = _count_copies(num_envs, env_kwargs)
+        num_envs, env_kwargs = environments.count_copies(num_envs, env_kwargs)
     holds = not getattr(env, "takes_copies", True) and "num_envs" in env.settings  # as many as it is told
     looks = holds and asked in (None, "auto") and backend in (Serial, Multiprocessing)  # it may be one for Tensors
     if not looks:
@@ -1359,17 +1344,15 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         num_envs, env_kwargs = 1, _all_in_one(num_envs, env_kwargs)
     _check_counts(env, asked, num_envs, num_workers, num_threads)
     if device is not None:
-        why = why_not_on_gpu(env, backend, num_buffers)
-        if why is not None:
-            raise ValueError(f"{_name(env)} cannot step on {device}: {why}; leave device out.")
+        _check_gpu(env, backend, num_buffers, device)
         return OnGpu(env, num_envs, device=device, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
     if backend is Native:
         return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
-    if _in_c(env):
+    if environments.in_c(env):
         header = str(env.header if isinstance(env, ocean.Library) else env)
-        creators, name = _ocean_creators(header, num_envs, env_kwargs), Path(header).stem
+        creators, name = environments.ocean_creators(header, num_envs, env_kwargs), Path(header).stem
     else:
-        creators, name = _creators(env, num_envs, env_args, env_kwargs)
+        creators, name = environments.creators_of(env, num_envs, env_args, env_kwargs)
     alone = backend is Serial and len(creators) == 1
     if looks or (alone and asked in (None, "auto")):
         made = emulation.build(*creators[0], seed)
@@ -1380,12 +1363,15 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
             creators = [(lambda: found or made, (), {})]
         else:
             if found is not None:
-                creators, _ = _creators(env, 1, env_args, _all_in_one(num_envs, env_kwargs))
+                creators, _ = environments.creators_of(env, 1, env_args, _all_in_one(num_envs, env_kwargs))
             with contextlib.closing(found or made):
                 pass
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
     options = {"timeout": timeout} if issubclass(backend, (Serial, Tensors)) else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
+
+
+KEYWORDS = [name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY]
 
 
 def why_not_on_gpu(env, backend="auto", num_buffers=None):
@@ -1395,6 +1381,12 @@ def why_not_on_gpu(env, backend="auto", num_buffers=None):
     if num_buffers not in (None, 1):
         return f"vec.num_buffers is {num_buffers}, but all environments are one buffer there"
     return ocean.device.why_not(env)
+
+
+def _check_gpu(env, backend, num_buffers, device):
+    why = why_not_on_gpu(env, backend, num_buffers)
+    if why is not None:
+        raise ValueError(f"{environments.name_of(env)} cannot step on {device}: {why}; leave device out.")
 
 
 def _number(value):
@@ -1415,7 +1407,7 @@ def _all_in_one(num_envs, env_kwargs):
     if isinstance(env_kwargs, (list, tuple)):
         raise ValueError("backend tensors makes one object that holds all environments, but env_kwargs is a list of "
                          f"{len(env_kwargs)}; give one dict.")
-    total, others = _count_copies(num_envs, env_kwargs)
+    total, others = environments.count_copies(num_envs, env_kwargs)
     return {**(others or {}), "num_envs": total}
 
 
@@ -1424,79 +1416,7 @@ def _check_counts(env, backend, num_envs, num_workers, num_threads):
     if backend not in ("ray", Ray):  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
     # Of one in Python nothing is known before it is made, but it takes about as much as this at least.
-    each = getattr(env, "struct_size", 0 if _in_c(env) else ENVIRONMENT)
+    each = getattr(env, "struct_size", 0 if environments.in_c(env) else ENVIRONMENT)
     processes.check_memory(num_envs * each, f"{num_envs:,} environments")
 
 
-OLD_KEYWORDS = {"zero_copy": "nothing is copied now", "overwork": "there may be more workers than cores now"}
-
-
-def _with_settings(env, env_kwargs, settings):
-    """env_kwargs with `settings` for all environments. Raises ValueError for one that the environment does not have."""
-    known = _settings_of(next(iter(env), None) if isinstance(env, (list, tuple)) else env)
-    for key in settings:
-        if known is not None and key not in known:
-            if key in OLD_KEYWORDS:
-                raise ValueError(f"make takes no {key} any more: {OLD_KEYWORDS[key]}. Leave it out.")
-            keywords = [name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY]
-            raise ValueError(f"{_name(env)} has no setting {key!r}: {ocean.nearest(key, [*known, *keywords], known)}; "
-                             f"make itself takes {', '.join(keywords)}")
-    if not settings:
-        return env_kwargs
-    if isinstance(env_kwargs, list | tuple):
-        return [{**(one or {}), **settings} for one in env_kwargs]
-    return {**(env_kwargs or {}), **settings}
-
-
-def _settings_of(env):
-    """The names of the settings that an environment is made with; None if it takes any, or says so itself."""
-    if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a name
-        return [*env.settings, *getattr(env, "picture_settings", ())]
-    try:
-        parameters = inspect.signature(env).parameters
-    except (TypeError, ValueError):  # an instance, or a class written in C
-        return None if callable(env) else []
-    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else list(parameters)
-
-
-def _count_copies(num_envs, env_kwargs):
-    """The copies that env_kwargs asks for multiply the vector's: C environments are all in one block anyway."""
-    if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
-        return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items() if k != "num_envs"}
-    return num_envs, env_kwargs
-
-
-def _one_each(values, num_envs, what):
-    if not isinstance(values, (list, tuple)):
-        return [values] * num_envs
-    if len(values) != num_envs:
-        raise ValueError(f"{what} is a list of {len(values)}, but there are {num_envs} environments.")
-    return list(values)
-
-
-def _creators(env, num_envs, env_args, env_kwargs):
-    """([(creator, args, kwargs)] an environment, name)."""
-    if num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}; it must be 1 or more.")
-    creators = _one_each(env, num_envs, "env")
-    if not callable(creators[0]) and num_envs > 1 and not isinstance(env, (list, tuple)):
-        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); give a class or "
-                         "function that makes one.")
-    kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
-    several = isinstance(env, (list, tuple)) and env_args and all(isinstance(one, (list, tuple)) for one in env_args)
-    args = _one_each(env_args, num_envs, "env_args") if several else [env_args or ()] * num_envs
-    return [(creator, tuple(own), dict(one or {})) for creator, own, one in zip(creators, args, kwargs, strict=True)], \
-        _name(creators[0])  # fmt: skip
-
-
-def _name(creator):
-    return getattr(creator, "name", None) or getattr(creator, "__name__", type(creator).__name__)
-
-
-def _ocean_creators(header, num_envs, env_kwargs):
-    creators, first = [], 0
-    for one in _one_each(env_kwargs, num_envs, "env_kwargs"):
-        settings = {"num_envs": 1, **(one or {})}
-        creators.append((environments.OceanPufferEnv, (header,), {**settings, "first_env": first}))
-        first += settings["num_envs"]
-    return creators
