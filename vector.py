@@ -1364,8 +1364,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         else:
             if found is not None:
                 creators, _ = environments.creators_of(env, 1, env_args, _all_in_one(num_envs, env_kwargs))
-            with contextlib.closing(found or made):
-                pass
+            (found or made).close()
     options = {"num_workers": num_workers, "batch_size": batch_size, "timeout": timeout}
     options = {"timeout": timeout} if issubclass(backend, (Serial, Tensors)) else options
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
