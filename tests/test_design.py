@@ -104,6 +104,14 @@ def test_the_readme_names_every_file_and_page():
     assert not [path.name for path in files() if f"({path.name})" not in readme]
 
 
+def test_the_map_of_the_source_names_what_is_there():
+    named = re.findall(r"^(\w+)\.(\w+)\.(\w+)  ", (ROOT / "docs" / "README.md").read_text(), flags=re.M)
+    assert len(named) > 6
+    for file, cls, method in named:
+        body = (ROOT / f"{file}.py").read_text().partition(f"class {cls}")[2]
+        assert f"    def {method}(" in body, f"{file}.{cls}.{method}"
+
+
 def test_no_processor_is_chosen_by_its_vendor():
     """Features are asked for (docs/design.md)."""
     for path in files():
