@@ -159,7 +159,7 @@ def device(request, monkeypatch):
     monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
 
 
-def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, **settings):
+def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, squash=False, **settings):
     torch.manual_seed(1)
     buffers = {"num_buffers": 4, "num_threads": 2} if not env.startswith("gym/") else {"backend": "serial"}
     vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **buffers)
@@ -169,6 +169,8 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
         policy = models.LSTMWrapper(vecenv, models.Default(vecenv, 16), hidden_size=16)
     else:
         policy = network(vecenv)
+    if squash:
+        models.squash(policy, vecenv.single_action_space)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
                 "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "anneal_ent_coef": True, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
@@ -203,6 +205,8 @@ CASES = {
     "feed-forward, adam": {"network": models.Default, "optimizer": "adam", "learning_rate": 0.001},
     "encoded": {"network": models.Encoded, "env": "gym/FrozenLake-v1"},
     "feed-forward, continuous": {"network": models.Default, "env": "cartpole", "env_kwargs": {"continuous": True}},
+    "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 11}, "squash": True},
+    "squashed, lstm": {"network": "lstm", "env": "pendulum", "squash": True},
 }  # fmt: skip
 
 
@@ -263,7 +267,7 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case):
         assert other[name] == pytest.approx(value, rel=2e-2, abs=2e-3), name
 
 
-@pytest.mark.parametrize("case", ["breakout", "continuous, truncated"])
+@pytest.mark.parametrize("case", ["breakout", "continuous, truncated", "squashed"])
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
     """Through graphs, every kernel by its PTX."""

@@ -76,12 +76,17 @@ def parameters_of(policy):
     return params | ({"log_std": p["decoder.log_std"]} if "decoder.log_std" in p else {})
 
 
+def squashed(env):
+    return models.squash(models.MinGRUPolicy(env, hidden_size=16, num_layers=2), env.single_action_space)
+
+
 CASES = {
     "discrete with truncations": {"env": "cartpole", "env_kwargs": {"max_steps": 5}},
     "continuous": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 9}},
     "multi-agent, two heads": {"env": "target", "num_envs": 6, "env_kwargs": {"num_agents": 4, "patience": 6}},
     "bytes": {"env": "squared", "env_kwargs": {"distance": 2}},
     "masks": {"env": "masked"},
+    "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 9}, "policy": squashed},
 }
 
 
@@ -123,7 +128,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
             "rewards": s["rewards"].double(),
             **{name: s[name] for name in ("terminals", "truncations", "valid")},
             "resets": s["resets"][:-1],
-            "actions": s["actions"].double() if trainer.engine.heads is None else s["actions"].long(),
+            "actions": trainer.engine.samples.double() if trainer.engine.heads is None else s["actions"].long(),
             "logprobs": trainer.logprobs.double(),
             "values": trainer.values.double(),
             "bootstraps": trainer.bootstraps.double(),
@@ -167,6 +172,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
         max_grad_norm=0.7,
         heads=None if trainer.engine.heads is None else trainer.engine.heads.tolist(),
         reward_clip=0.8,
+        squash=trainer.policy.action_squash.double() if case.get("policy") else None,
     )
     assert len(draws) >= 3
     if "max_steps" in case.get("env_kwargs", {}):
