@@ -978,6 +978,14 @@ def act(logits, action=None):
     return action, logprob, sum(part.entropy() for part in parts)
 
 
+def _clipped(policy):
+    """The policy, if CleanRL's loops can act with it: they hand the sample to the environment as it is."""
+    if squash_of(policy) is not None:
+        raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh (models.squash), which CleanRL's "
+                           "loops do not do. Make the policy without, or train it with PuffeRL.")
+    return policy
+
+
 class CleanRLAgent(nn.Module):
     """The agent of CleanRL's ppo.py over a feed-forward policy.
 
@@ -987,7 +995,7 @@ class CleanRLAgent(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = policy
+        self.policy = _clipped(policy)
 
     def get_value(self, x):
         return self._run(x)[1]
@@ -1012,7 +1020,7 @@ class RecurrentCleanRLAgent(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = policy
+        self.policy = _clipped(policy)
 
     def initial_state(self, num_agents):
         return tuple(self.policy.initial_state(num_agents).values())

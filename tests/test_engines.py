@@ -375,6 +375,19 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
     trainer.release()
 
 
+def test_a_loss_term_of_ones_own_sees_the_samples_that_a_tanh_squashes():
+    """So that what it makes of them by the network's Normal are the log-probabilities that it is given."""
+    seen = []
+
+    def extra(minibatch):
+        seen.append((minibatch.logits.log_prob(minibatch.actions).sum(-1).detach(), minibatch.logprobs.clone()))
+        return minibatch.values.sum() * 0
+
+    trainer = make_trainer(squashed, env="pendulum", loss=extra)
+    learn(trainer, 1)
+    torch.testing.assert_close(*seen[0], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("setting", ["loss", "optimizer"])
 def test_a_file_that_is_not_there_is_named(setting):
     with pytest.raises(configuration.ConfigError, match=rf"train.{setting} = missing.py:name: .* a file that exists"):
