@@ -450,3 +450,10 @@ def check_log_std(kernel, log_std, shape):
     """log_std (A,), or one a row, as an array of `shape`, without a copy."""
     array = checked(kernel, "log_std", log_std, shape if log_std.dim() > 1 else shape[-1:])
     return device(log_std.expand(shape)) if log_std.is_cuda else np.broadcast_to(array, shape)
+
+
+def check_squash(kernel, squash, dims, like):
+    """models.squash's (3, dims) as an array; (3, 1) zeros, whose half width of 0 tells a driver so, without one."""
+    if squash is None:
+        return constant(("squash",), like, lambda: torch.zeros(3, 1))
+    return checked(kernel, "squash", squash, (3, dims))

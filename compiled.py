@@ -254,8 +254,8 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
 
 
 @driver
-def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std, masked, masks, seed,
-                 first_agent, clock, logprobs, values, bootstraps):
+def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std, squash, masked,
+                 masks, seed, first_agent, clock, samples, logprobs, values, bootstraps):
     """All T steps of the agents in [begin, end), from row 0 of the storage on: what Autograd._rollout does step by
     step. Returns the share of the time that the environments took.
 
@@ -263,8 +263,8 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     their rows (T,); network, state a layer (n, H), and scratch as in _policy_step_cpu, `kept` like state, to be
     overwritten; storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...), terminals,
     truncations (T, N), final_observations (N, D); clock (T,) int64, what `kernels.sample` takes for step; heads,
-    log_std, masks (T + 1, N, A), seed and first_agent as there; written: logprobs (T, N), values (T + 1, N),
-    bootstraps (T, N), which are 0 before.
+    log_std, squash, masks (T + 1, N, A), seed and first_agent as there; written: samples (T, N, ...), the actions
+    themselves without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which are 0 before.
     """
     observations, resets, valid, actions, terminals, truncations, final_observations = storage
     outputs = scratch[4]
@@ -283,7 +283,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
             mask = masks[t, begin:end] if masked else masks[0]
             kernels._sample_discrete_cpu(0, n, outputs, masked, mask, heads, *random, *drawn)
         else:
-            kernels._sample_continuous_cpu(0, n, outputs, log_std, *random, *drawn)
+            kernels._sample_continuous_cpu(0, n, outputs, log_std, squash, *random, samples[t, begin:end], *drawn)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
     for layer in range(len(state)):  # the last row is for V alone, and nothing of it is committed
         for i in range(n):
@@ -345,21 +345,24 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
     add_rows(grad, encoder[1])
 
 
-def _loss(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+def _loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
     """kernels.ppo_loss of the segments index[start : start + n], outputs (T, n, A + 1), by the kind of the actions."""
     raise NotImplementedError("for compiled code only")
 
 
 @overload(_loss)
-def _typed_loss(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
-    def discrete(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written,
+                parts):
+    def discrete(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written,
+                 parts):
         kernels._ppo_loss_discrete_cpu(0, outputs.shape[1], outputs, index, start, masked, masks, heads, *rollout, grad,
                                        *written, parts)
 
-    def continuous(outputs, grad, log_std, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+    def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written,
+                   parts):
         spread = np.broadcast_to(log_std, grad_log_std.shape)
-        kernels._ppo_loss_continuous(0, len(outputs), outputs.shape[1], outputs, index, start, spread, *rollout, grad,
-                                     grad_log_std, *written, parts)
+        kernels._ppo_loss_continuous(0, len(outputs), outputs.shape[1], outputs, index, start, spread, squash, *rollout,
+                                     grad, grad_log_std, *written, parts)
 
     return discrete if isinstance(rollout[0].dtype, types.Integer) else continuous
 
@@ -376,10 +379,11 @@ def _ask_ahead(observations, index, first, last, T, part):
 
 @driver
 def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch, gradients, log_std,
-               masked, masks, heads, rollout, written, parts):
+               squash, masked, masks, heads, rollout, written, parts):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a minibatch, `together` at
     a time. rollout: actions, logprobs, values, advantages, weights, valid and settings as `kernels.ppo_loss` takes
-    them; written: new_values, new_ratios; parts, float64, at least max(T, `together`) rows of SUMS, is added to."""
+    them, and squash; written: new_values, new_ratios; parts, float64, at least max(T, `together`) rows of SUMS, is
+    added to."""
     T, valid, width = len(rollout[0]), rollout[5], scratch[4].shape[1]
     outputs, grad_outputs, grad_log_std = scratch[4:7]
     for start in range(first, last, together):
@@ -388,7 +392,7 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
         _ask_ahead(observations, index, *following, T, 0)
         _forward_cpu(n, T, observations, initial, resets, valid, index, start, network, scratch)
         _ask_ahead(observations, index, *following, T, 1)
-        _loss(outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width), log_std,
+        _loss(outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width), log_std, squash,
               grad_log_std[:rows].reshape(T, n, width - 1), index, start, masked, masks, heads, rollout, written, parts)
         _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients)
         _ask_ahead(observations, index, *following, T, 2)
@@ -590,6 +594,9 @@ class Compiled(engines.Restated, engines.Autograd):
         log_std = self.policy.decoder.log_std
         return None if log_std is None else kernels.check_log_std("sample", log_std.data, shape)
 
+    def _squash(self):
+        return kernels.check_squash("sample", self.squash, self.policy.decoder.out_features - 1, self.values)
+
     def _masks(self):
         masks = self.storage["action_masks"]
         return kernels.optional_masks(None if masks is None else host(masks), self.values, 3)
@@ -605,9 +612,9 @@ class Compiled(engines.Restated, engines.Autograd):
             agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
             tuple(map(host, storage)), state, tuple(map(host, self.scratch[worker]["mingru"])),
             self.actors[worker].scratch, np.empty(0, np.int64) if self.heads is None else host(self.heads),
-            self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)), *self._masks(),
-            u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]), host(self.logprobs),
-            host(self.values), host(self.bootstraps))
+            self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)), self._squash(),
+            *self._masks(), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]), host(self.samples),
+            host(self.logprobs), host(self.values), host(self.bootstraps))
         self.vecenv.finish(buffer)
         return share * (clock() - begun)
 
@@ -627,13 +634,13 @@ class Compiled(engines.Restated, engines.Autograd):
         learner.gradient.zero_()
         learner.parts.fill(0)
         log_std = self.policy.decoder.log_std
-        rollout = (s["actions"], self.logprobs, self.values, self.advantages, self.weights, s["valid"],
+        rollout = (self.samples, self.logprobs, self.values, self.advantages, self.weights, s["valid"],
                    self.loss_settings)  # fmt: skip
         _learn_cpu(
             M * worker // self.num_learners, M * (worker + 1) // self.num_learners, learner.together,
             host(self.flat_observations), tuple(map(host, self.initial_state["mingru"])), host(s["resets"]),
             host(self.index), self.products.arrays, self.products.back, learner.scratch, learner.added,
-            np.zeros(0, f32) if log_std is None else host(log_std), *self._masks(),
+            np.zeros(0, f32) if log_std is None else host(log_std), self._squash(), *self._masks(),
             np.empty(0, np.int64) if self.heads is None else host(self.heads), tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.parts)
         self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))

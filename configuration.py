@@ -116,6 +116,10 @@ class Policy:
     (models.Impala), path/to/file.py:Class is your own."""
     hidden_size: int = 128
     """Width of the network."""
+    squash: Literal["none", "tanh"] = "none"
+    """How continuous actions come to lie within their bounds. none: the Gaussian's sample is clipped to them by the
+    environment. tanh: it goes through a tanh that is scaled to them (models.squash); they must be finite. Weights that
+    were trained so are used so."""
 
 
 @dataclass
@@ -1249,8 +1253,18 @@ def load_policy(args, vecenv, env_name=""):
                 policy = models.Normalized(env, policy)
             except TypeError as error:
                 raise ConfigError(str(error)) from None
+    if args["policy"]["squash"] == "tanh" or (weights is not None and "action_squash" in weights):
+        try:
+            models.squash(policy, env.single_action_space)
+        except TypeError as error:
+            raise ConfigError(f"policy.squash = tanh: {error}") from None
+    bounds = models.squash_of(policy)
     if weights is not None:
+        fresh = None if bounds is None else bounds.clone()
         put_weights(policy, weights, path)
+        if bounds is not None and not torch.equal(bounds, fresh):
+            raise ConfigError(f"{path} acts between other bounds than {env.single_action_space}; take the environment "
+                              "and the settings that it was trained with.")
     models.find_form(policy, env.single_observation_space)
     return policy
 

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import softplus
 
 import kernels
 import models
@@ -102,6 +103,8 @@ class Autograd:
         for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N)),
                             ("new_values", (T, M)), ("new_ratios", (T, M))):  # fmt: skip
             arena.register(name, shape)
+        if models.squash_of(self.policy) is not None:
+            arena.register("samples", (T, N, self.vecenv.action_dims))
         arena.register("steps", (T,), torch.int64)  # in memory, because a captured graph reads it there
         arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)  # and of train.loss
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
@@ -116,7 +119,9 @@ class Autograd:
     def bind(self):
         """Take the views out of the allocated arena."""
         arena, N = self.arena, self.num_agents
-        self.storage = self._storage()
+        self.storage, self.squash = self._storage(), models.squash_of(self.policy)
+        # What is learnt from: the actions, or the Gaussian's samples that a tanh has made them of.
+        self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
         self.index, self.weights, self.advantages = arena["index"], arena["weights"], arena["advantages"]
@@ -140,8 +145,8 @@ class Autograd:
         if t == self.horizon:
             return row
         return {**row, "step": self.arena["steps"][t : t + 1], "logprobs": self.logprobs[t, agents],
-                "actions": s["actions"][t, agents], **{name: _flags(host[name][t, agents]) for name in
-                                                       ("truncations", "terminals")}}  # fmt: skip
+                "actions": s["actions"][t, agents], "samples": self.samples[t, agents],
+                **{name: _flags(host[name][t, agents]) for name in ("truncations", "terminals")}}  # fmt: skip
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 
@@ -206,7 +211,7 @@ class Autograd:
             return
         kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
                        step=row["step"], first_agent=self.first_agent + agents.start, heads=self.heads,
-                       log_std=log_std, masks=row["action_masks"])  # fmt: skip
+                       log_std=log_std, masks=row["action_masks"], squash=self.squash, samples=row["samples"])
 
     def _act(self, worker, observations, state, resets, valid):
         """outputs (n, A + 1) and log_std for one step; the tensors in `state` are updated in place."""
@@ -296,12 +301,16 @@ class Autograd:
     def _extra(self, index, observations, logits, value):
         """train.loss of these segments, in proportion to the minibatch that they are a part of. It gets a namespace:
         observations (T, M, ...), logits as the network gave them, values, old_values, logprobs (of the rollout),
-        advantages, returns, resets, valid (T, M), actions, and action_masks if the environment has them."""
+        advantages, returns, resets, valid (T, M), actions, and action_masks if the environment has them. If a tanh
+        squashes the actions, these are the Gaussian's samples, and logprobs theirs."""
         T, s = self.horizon, self.storage
         taken = {name: tensor[:T].index_select(1, index) for name, tensor in (
-            ("actions", s["actions"]), ("logprobs", self.logprobs), ("advantages", self.advantages),
+            ("actions", self.samples), ("logprobs", self.logprobs), ("advantages", self.advantages),
             ("old_values", self.values), ("resets", s["resets"]), ("valid", s["valid"]),
             ("action_masks", s["action_masks"])) if tensor is not None}  # fmt: skip
+        if self.squash is not None:  # 1 - tanh² u = sech² u
+            log_slope = self.squash[2] + 2 * (math.log(2) - taken["actions"] - softplus(-2 * taken["actions"]))
+            taken["logprobs"] += log_slope.sum(-1)
         logits = [head.float() for head in logits] if isinstance(logits, list | tuple) else (
             logits.float() if isinstance(logits, torch.Tensor) else logits)  # fmt: skip
         minibatch = SimpleNamespace(observations=observations, logits=logits, values=value.reshape(T, -1).float(),
@@ -317,9 +326,9 @@ class Autograd:
     def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
         s = self.storage
         kernels.ppo_loss(
-            outputs, s["actions"], self.logprobs, self.values, self.advantages, self.weights, s["valid"],
+            outputs, self.samples, self.logprobs, self.values, self.advantages, self.weights, s["valid"],
             self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std,
-            grad_log_std=grad_log_std, masks=s["action_masks"], index=self.index, start=start)
+            grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"], index=self.index, start=start)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

@@ -74,9 +74,10 @@ def flat_policy(policy, env):
     linears = [policy.encoder, *policy.rnn.layers, decoder]
     weights = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
     weights += [] if decoder.log_std is None else [decoder.log_std]
-    norm = policy.normalizer
+    norm, squash = policy.normalizer, models.squash_of(policy)
     weights = weights if norm is None else [norm.shift, norm.scale, *weights]
-    header = np.array([magic, 1 if norm is None else 2, *sizes, *heads], "<f4")
+    weights += [] if squash is None else [squash[:2]]
+    header = np.array([magic, 1 + (norm is not None) + 2 * (squash is not None), *sizes, *heads], "<f4")
     return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights)]).astype("<f4")
 
 
@@ -91,7 +92,8 @@ def _describe(policy):
 
 class Step(torch.nn.Module):
     """One step of a policy with tensors in and tensors out: (observation (N, ...), state (layers, N, size), ...) ->
-    (logits (N, A) or mean and log_std (N, A), value (N, 1), new state, ...)."""
+    (logits (N, A) or mean and log_std (N, A), value (N, 1), new state, ...). If a tanh squashes the actions, the most
+    likely one, (N, A), stands before the value."""
 
     def __init__(self, policy, names):
         super().__init__()
@@ -101,6 +103,9 @@ class Step(torch.nn.Module):
         carried = dict(zip(self.names, state, strict=True))
         outputs, log_std = models.join_outputs(*models.one_step(self.policy, observation, carried))
         logits = (outputs[..., :-1],) if log_std is None else (outputs[..., :-1], log_std)
+        squash = models.squash_of(self.policy)
+        if squash is not None:
+            logits = (*logits, squash[0] + squash[1] * logits[0].tanh())
         return *logits, outputs[..., -1:], *(carried[name] for name in self.names)
 
 
@@ -108,8 +113,9 @@ def write_onnx(policy, env, path, name=""):
     """Write `policy` to `path` as ONNX, for any number N of agents, and check it where onnxruntime is installed.
 
     Inputs `observation` and a recurrent policy's states (zeros where an episode begins), outputs `logits` (all heads,
-    one after another) or `mean` and `log_std`, `value` and, for each state, `new_` and its name. The metadata says what
-    the actions are. Returns what check_onnx does. ConfigError where a package is missing or the export fails.
+    one after another) or `mean` and `log_std`, `value` and, for each state, `new_` and its name; before `value` also
+    `action`, the most likely one, if a tanh squashes them. The metadata says what the actions are. Returns what
+    check_onnx does. ConfigError where a package is missing or the export fails.
     """
     try:
         import onnx  # noqa: F401
@@ -119,7 +125,9 @@ def write_onnx(policy, env, path, name=""):
     state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
     step, space = Step(policy, list(state)).eval(), env.single_observation_space
     heads, dims = models.action_layout(env.single_action_space)
-    outputs = [*(["logits"] if heads else ["mean", "log_std"]), "value", *(f"new_{key}" for key in state)]
+    squash = models.squash_of(policy)
+    outputs = [*(["logits"] if heads else ["mean", "log_std"]), *([] if squash is None else ["action"]), "value",
+               *(f"new_{key}" for key in state)]  # fmt: skip
     example = _random_observations(space, 2)
     agents = torch.export.Dim("agents", min=1)
     logger = logging.getLogger("torch.onnx")
@@ -139,6 +147,9 @@ def write_onnx(policy, env, path, name=""):
     finally:
         logger.setLevel(level)
     actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(dims)}
+    if squash is not None:  # an action is middle + half · tanh(mean + exp(log_std) · noise)
+        actions |= {f"action_{key}": " ".join(f"{x:.9g}" for x in row.tolist())
+                    for key, row in zip(("middle", "half"), squash, strict=False)}  # fmt: skip
     program.model.metadata_props.update({"environment": name, **actions})
     program.save(path, external_data=False)
     return check_onnx(step, space, state, path)

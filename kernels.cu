@@ -341,15 +341,16 @@ extern "C" __global__ void ppo_loss_discrete(
     if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < SUMS) sums[threadIdx.x] += shared.sums[threadIdx.x];
 }
 
-// spread_row: from one step's log_std to the next one's, 0 if all have the same.
+// spread_row: from one step's log_std to the next one's, 0 if all have the same. squash_row: the length of squash's rows.
 extern "C" __global__ void ppo_loss_continuous(
-    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 spread_row, const float *outputs, const i64 *index,
-    const float *log_std, const float *actions, const float *logprobs, const float *values, const float *advantages,
-    const float *weights, const u8 *valid, const float *settings, float *grad, float *grad_log_std, float *new_values,
-    float *ratios, double *parts, int *ticket, double *sums) {
+    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 spread_row, i64 squash_row, const float *outputs,
+    const i64 *index, const float *log_std, const float *squash, const float *actions, const float *logprobs,
+    const float *values, const float *advantages, const float *weights, const u8 *valid, const float *settings,
+    float *grad, float *grad_log_std, float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
     __shared__ Shared<SUMS> shared;
     double mine[SUMS] = {};
     float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
+    bool squashed = squash[squash_row] > 0.0f;
     for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
         i64 t = i / M, m = i % M, column = start + m, place = t * N + index[column], dims = width - 1;
         const float *row = outputs + i * width, *spread = log_std + i * spread_row, *chosen = actions + place * dims;
@@ -366,15 +367,17 @@ extern "C" __global__ void ppo_loss_continuous(
         float logprob = 0.0f, entropy = 0.0f, target = advantage + old_value;
         for (i64 j = 0; j < dims; j++) {
             float z = (chosen[j] - row[j]) * exp_cell(-spread[j]);
-            logprob -= 0.5f * z * z + spread[j] + LOG_SQRT_2PI;
-            entropy += spread[j] + 0.5f + LOG_SQRT_2PI;
+            float log_slope = squashed ? squash[2 * squash_row + j] + squash_cell(chosen[j]).b : 0.0f;
+            logprob -= 0.5f * z * z + spread[j] + LOG_SQRT_2PI + log_slope;
+            entropy += spread[j] + 0.5f + LOG_SQRT_2PI + log_slope;
         }
         auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
             logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
         for (i64 j = 0; j < dims; j++) {
             float inverse = exp_cell(-spread[j]), z = (chosen[j] - row[j]) * inverse;
-            drow[j] = dlogprob * z * inverse;
-            dspread[j] = dlogprob * (z * z - 1.0f) - ent_coef;
+            float inward = squashed ? ent_coef * 2.0f * squash_cell(chosen[j]).a : 0.0f;
+            drow[j] = dlogprob * z * inverse + inward;
+            dspread[j] = dlogprob * (z * z - 1.0f) - ent_coef + inward * (chosen[j] - row[j]);
         }
         drow[dims] = dvalue;
         ratios[t * B + column] = ratio;

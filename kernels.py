@@ -23,7 +23,7 @@ uint8. Where it says floats, bfloat16 will do as well; computed is in float32 al
 a np.float32: one bare literal would turn a whole loop to double.
 """
 
-import functools
+import functools  # noqa: I001  (the names of arena on few lines)
 import math
 
 import numpy as np
@@ -33,39 +33,10 @@ from numba.extending import overload
 
 import cuda_cpp
 from arena import (  # noqa: F401  (for those who import kernels)
-    FLOATS,
-    HALF,
-    ONE,
-    ZERO,
-    Arena,
-    cell,
-    check_heads,
-    check_index,
-    check_log_std,
-    check_numbers,
-    check_rows,
-    check_sizes,
-    checked,
-    constant,
-    device,
-    distinct_driver,
-    driver,
-    f32,
-    flat_run,
-    host,
-    i32,
-    numpy_dtype,
-    on_gpu,
-    optional_masks,
-    reduction_driver,
-    run,
-    set_threads,
-    threads,
-    u16,
-    u32,
-    u64,
-    workspace,
-)
+    FLOATS, HALF, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
+    check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, flat_run, host, i32,
+    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, workspace,
+)  # fmt: skip
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
 
@@ -240,9 +211,8 @@ def head_max_cell(row, mask, masked, first, last):
 
 
 @driver
-def _sample_discrete_cpu(
-    begin, end, logits, masked, masks, heads, seed, first_agent, clock, deterministic, actions, logprobs, values
-):
+def _sample_discrete_cpu(begin, end, logits, masked, masks, heads, seed, first_agent, clock, deterministic, actions,
+                         logprobs, values):
     # Equal logits give equal actions on every device: each product below meets one sum, so that there is one way only
     # to contract the two.
     width, step = logits.shape[1], u64(clock[0])
@@ -278,11 +248,19 @@ def _sample_discrete_cpu(
 LOG_SQRT_2PI = f32(0.91893853320467274178)
 
 
+@cell
+def squash_cell(u):
+    """(tanh u, log(1 - tanh² u)) without overflow, and without the digits that the difference loses near ±1."""
+    x = abs(u)
+    e = exp_cell(f32(-2) * x)
+    size = (ONE - e) / (ONE + e)
+    return (-size if u < ZERO else size), f32(2) * (f32(0.69314718056) - x - log_cell(ONE + e))
+
+
 @driver
-def _sample_continuous_cpu(
-    begin, end, means, log_std, seed, first_agent, clock, deterministic, actions, logprobs, values
-):
-    width, step = means.shape[1], u64(clock[0])
+def _sample_continuous_cpu(begin, end, means, log_std, squash, seed, first_agent, clock, deterministic, samples,
+                           actions, logprobs, values):
+    width, step, squashed = means.shape[1], u64(clock[0]), squash[1, 0] > ZERO
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
         logprob = ZERO
@@ -292,19 +270,26 @@ def _sample_continuous_cpu(
                                      u32((step >> u64(32)) << u64(16)) | u32(j), PURPOSE_ACTION, key0, key1)
             radius = f32(math.sqrt(f32(-2.0) * log_cell(ONE - uniform_cell(a))))  # Box and Muller 1958
             noise = ZERO if deterministic else radius * cos_turn_cell(uniform_cell(b))
-            actions[i, j] = means[i, j] + exp_cell(spread) * noise
+            u = means[i, j] + exp_cell(spread) * noise
+            samples[i, j] = u  # which are the actions themselves if nothing squashes them
             logprob -= HALF * noise * noise + spread + LOG_SQRT_2PI
+            if squashed:
+                inside, log_slope = squash_cell(u)
+                actions[i, j] = squash[0, j] + squash[1, j] * inside
+                logprob -= squash[2, j] + log_slope
         logprobs[i] = logprob
         values[i] = means[i, width - 1]
 
 
 def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, heads=None, log_std=None, masks=None,
-           deterministic=False):
+           squash=None, samples=None, deterministic=False):
     """Draw one action an agent from the decoder's outputs.
 
     outputs (n, A + 1): A logits (or means), then the value. Discrete: `heads`, int64 (heads,) sizes that add up to A;
     actions (n, heads) int32; masks (n, A) uint8, 0 forbids. Continuous: `log_std` (A,) or (n, A); actions (n, A)
     float32, the unclipped sample. Written: actions, logprobs (n,) joint over heads or dimensions, values (n,).
+    With `squash` (3, A), models.squash's, the sample u is written to `samples` (n, A), middle + half · tanh(u) to
+    actions, and logprobs are those of these actions (Haarnoja et al. 2018, appendix C).
 
     Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for any split of the
     agents over buffers, threads and devices. `step` is a number or an int64 tensor (1,), which a captured graph reads
@@ -324,7 +309,9 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     else:
         log_std = check_log_std("sample", log_std, (n, width - 1))
         actions = checked("sample", "actions", actions, (n, width - 1))
-        run(_sample_continuous_cpu, n, 256, outputs, log_std, *random, actions, logprobs, values)
+        samples = actions if squash is None else checked("sample", "samples", samples, (n, width - 1))
+        run(_sample_continuous_cpu, n, 256, outputs, log_std, check_squash("sample", squash, width - 1, like), *random,
+            samples, actions, logprobs, values)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1107,9 +1094,10 @@ def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, hea
 
 
 @driver
-def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actions, logprobs, values, advantages,
-                         weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
-    _, M, width = outputs.shape
+@driver
+def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, squash, actions, logprobs, values,
+                         advantages, weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
+    (_, M, width), squashed = outputs.shape, squash[1, 0] > ZERO
     clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
     for lane in range(begin, end):
         part = parts[lane]
@@ -1128,23 +1116,25 @@ def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, actio
             logprob, entropy = ZERO, ZERO
             for j in range(width - 1):
                 z = (actions[t, n, j] - row[j]) * exp_cell(-spread[j])
-                logprob -= HALF * z * z + spread[j] + LOG_SQRT_2PI
-                entropy += spread[j] + HALF + LOG_SQRT_2PI
+                log_slope = squash[2, j] + squash_cell(actions[t, n, j])[1] if squashed else ZERO
+                logprob -= HALF * z * z + spread[j] + LOG_SQRT_2PI + log_slope
+                entropy += spread[j] + HALF + LOG_SQRT_2PI + log_slope
             target = advantages[t, n] + values[t, n]
             policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
                 logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
             for j in range(width - 1):
                 inverse = exp_cell(-spread[j])
                 z = (actions[t, n, j] - row[j]) * inverse
-                drow[j] = dlogprob * z * inverse
-                dspread[j] = dlogprob * (z * z - ONE) - ent_coef
+                inward = ent_coef * f32(2) * squash_cell(actions[t, n, j])[0] if squashed else ZERO
+                drow[j] = dlogprob * z * inverse + inward
+                dspread[j] = dlogprob * (z * z - ONE) - ent_coef + inward * (actions[t, n, j] - row[j])
             drow[width - 1] = dvalue
             ratios[t, column] = ratio
             statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
 
 
 def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values, ratios, sums,
-             *, heads=None, log_std=None, grad_log_std=None, masks=None, index=None, start=0):
+             *, heads=None, log_std=None, grad_log_std=None, squash=None, masks=None, index=None, start=0):
     """Clipped PPO loss of a chunk of M segments, its gradient and its statistics, in one pass.
 
     outputs, grad (T, M, A + 1): logits or means, then the value; grad is written with d loss/d outputs. The chunk is
@@ -1158,6 +1148,8 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),  A' = weight · (A - mean) · scale
         value:  ½ mean max((v-R)², (V + clip(v-V, ± vf_clip_coef) - R)²),  R = A + V
         total = policy + vf_coef · value - ent_coef · entropy
+    With `squash` (3, A) the actions are `sample`'s samples u = mean + std·z, and the entropy, which has no closed form,
+    is the Gaussian's plus log da/du at these u; its gradient keeps z.
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
     name = "ppo_loss"
@@ -1192,10 +1184,12 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         log_std = check_log_std(name, log_std, (T, M, width - 1))
         grad_log_std = checked(name, "grad_log_std", grad_log_std, (T, M, width - 1))
         actions = checked(name, "actions", actions, (T, N, width - 1))
+        squash = check_squash(name, squash, width - 1, like)
         if gpu:
-            launch(spread_row, outputs, index, log_std, actions, *rollout, grad, grad_log_std, *written)
+            launch(spread_row, squash.shape[1], outputs, index, log_std, squash, actions, *rollout, grad, grad_log_std,
+                   *written)
             return
-        run(_ppo_loss_continuous, lanes, 4, size, outputs, index, start, log_std, actions, *rollout, grad,
+        run(_ppo_loss_continuous, lanes, 4, size, outputs, index, start, log_std, squash, actions, *rollout, grad,
             grad_log_std, *written, parts)
     sums += torch.as_tensor(parts.sum(0))
 

@@ -99,6 +99,31 @@ def join_outputs(logits, value):
     return torch.cat([logits, value.reshape(*logits.shape[:-1], 1)], dim=-1), log_std
 
 
+def squash(policy, space):
+    """Have any policy with continuous actions take low + (tanh(u) + 1)/2 · (high - low) of its Gaussian's sample u.
+    Otherwise u is clipped to the bounds of `space`, the single_action_space (Haarnoja et al. 2018, appendix C).
+
+    The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of the bounds, half of
+    their distance and the logarithm of that. Returns the policy. Raises TypeError for actions that are discrete or have
+    no finite bounds.
+    """
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise TypeError(f"a tanh is for continuous actions, in a Box; these environments act in {space}.")
+    low, high = (torch.from_numpy(bound.astype(np.float64).ravel()) for bound in (space.low, space.high))
+    half = (high - low) / 2
+    bounds = torch.stack([low + half, half, half.log()]).float()
+    if not bounds.isfinite().all():
+        raise TypeError(f"a tanh needs a lower and a higher finite bound of each action; the action space is {space}. "
+                        "Clip instead, which is the default, or wrap the environment in gymnasium's RescaleAction.")
+    policy.register_buffer("action_squash", bounds)
+    return policy
+
+
+def squash_of(policy):
+    """What `squash` gave the policy, (3, A), for kernels.sample; None if its actions are clipped."""
+    return getattr(policy, "action_squash", None)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Scale: observations in deviations from their mean, rewards in deviations of the return
 
@@ -929,11 +954,12 @@ def one_step(policy, observations, state):
     return squeeze_time(logits, value)
 
 
-def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks=None, deterministic=False):
+def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks=None, squash=None,
+                  deterministic=False):
     """Draw actions from any policy's outputs through kernels.sample: logits as in this file's docstring, over (N, ...).
 
-    `heads`: the sizes of the action heads, where one tensor of logits holds several. Returns actions (N, heads) int32
-    or (N, dims) float32, joint log-probabilities (N,), values (N,).
+    `heads`: the sizes of the action heads, where one tensor of logits holds several; squash: squash_of(policy). Returns
+    actions (N, heads) int32 or (N, dims) float32, joint log-probabilities (N,), values (N,).
     """
     outputs, log_std = join_outputs(logits, value)
     outputs, n = outputs.detach().float().contiguous(), len(outputs)
@@ -946,7 +972,8 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
         actions = outputs.new_empty(n, log_std.shape[-1])
     logprobs, values = outputs.new_empty(n), outputs.new_empty(n)
     kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,
-                   log_std=log_std, masks=masks, deterministic=deterministic)
+                   log_std=log_std, masks=masks, squash=squash, deterministic=deterministic,
+                   samples=None if squash is None else torch.empty_like(actions))
     return actions, logprobs, values
 
 
@@ -973,6 +1000,14 @@ def act(logits, action=None):
     return action, logprob, sum(part.entropy() for part in parts)
 
 
+def _clipped(policy):
+    """The policy, if CleanRL's loops can act with it: they hand the sample to the environment as it is."""
+    if squash_of(policy) is not None:
+        raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh (models.squash), which CleanRL's "
+                           "loops do not do. Make the policy without, or train it with PuffeRL.")
+    return policy
+
+
 class CleanRLAgent(nn.Module):
     """The agent of CleanRL's ppo.py over a feed-forward policy.
 
@@ -982,7 +1017,7 @@ class CleanRLAgent(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = policy
+        self.policy = _clipped(policy)
 
     def get_value(self, x):
         return self._run(x)[1]
@@ -1007,7 +1042,7 @@ class RecurrentCleanRLAgent(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = policy
+        self.policy = _clipped(policy)
 
     def initial_state(self, num_agents):
         return tuple(self.policy.initial_state(num_agents).values())

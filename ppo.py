@@ -92,6 +92,8 @@ class Args:
     """Divide rewards by the standard deviation of the discounted return so far."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
+    squash: bool = False
+    """Squash continuous actions by a tanh that is scaled to their bounds. Otherwise the environment clips them."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the minibatches."""
 
@@ -128,6 +130,7 @@ class Policy(nn.Module):
         self.heads, self.outputs = heads, sum(heads) if heads else dims
         self.register_buffer("shift", None)  # with norm_obs what observations are normalised by
         self.register_buffer("scale", None)
+        self.register_buffer("squash", None)  # of the actions: middle, half and log half of their bounds' distance
         self.encoder = nn.Linear(observation_size, hidden_size)
         self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size) for _ in range(num_layers))
         self.decoder = nn.Linear(hidden_size, self.outputs + 1)
@@ -174,6 +177,8 @@ def rollout(args, envs, storage, policy, state, epoch):
                            state=state)
     heads = torch.tensor(envs.action_heads) if envs.action_heads else None
     log_std = None if policy.log_std is None else policy.log_std.data
+    # What is learnt from: the actions, or with a tanh the Gaussian's samples u behind them.
+    data.samples = storage.actions if policy.squash is None else torch.zeros_like(storage.actions)
     no_reset, all_valid = torch.zeros(1, N), torch.ones(1, N)
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
@@ -189,10 +194,12 @@ def rollout(args, envs, storage, policy, state, epoch):
             data.values[t] = value[0]
         else:
             state = following
-            # Writes actions ~ Categorical(softmax(outputs)) a head, or Normal(outputs, exp(log_std)), logprobs, values.
+            # Writes actions ~ Categorical(softmax(outputs)) a head, or u ~ Normal(outputs, exp(log_std)) or
+            # middle + half * tanh(u); logprobs, values.
             kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t], data.logprobs[t],
                            data.values[t], seed=args.seed, step=epoch * T + t, heads=heads, log_std=log_std,
-                           masks=None if storage.action_masks is None else storage.action_masks[t])
+                           masks=None if storage.action_masks is None else storage.action_masks[t],
+                           squash=policy.squash, samples=data.samples[t])
             envs.advance(0)
     data.following = state
     return data
@@ -221,7 +228,11 @@ def log_probability(policy, y, actions, mask):
     """Log-probability (...) of actions (..., heads or dims) given the logits or means y (..., A), and the entropy."""
     if policy.log_std is not None:  # a Gaussian of its own deviation each dimension
         normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y), validate_args=False)
-        return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
+        logprob, entropy = normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
+        if policy.squash is None:
+            return logprob, entropy
+        z = ((actions - y) / normal.scale).detach()  # no formula for the entropy: its estimate at the sample drawn
+        return logprob - log_slope(policy, actions), entropy + log_slope(policy, y + normal.scale * z)
     logprob, entropy = 0.0, 0.0
     y = y if mask is None else y.masked_fill(mask == 0, -1e9)
     for k, logits in enumerate(y.split(policy.heads, dim=-1)):
@@ -229,6 +240,11 @@ def log_probability(policy, y, actions, mask):
         logprob = logprob + logp.gather(-1, actions[..., k : k + 1].long())[..., 0]
         entropy = entropy - (logp.exp() * logp).sum(-1)
     return logprob, entropy
+
+
+def log_slope(policy, u):
+    """log da/du of a = middle + half * tanh(u), summed over dimensions (Haarnoja et al. 2018, appendix C)."""
+    return (policy.squash[2] + 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))).sum(-1)
 
 
 def ppo_loss(args, policy, y, v, batch, weights):
@@ -300,7 +316,7 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
         # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N masses[index] / sum)^-beta.
         kernels.draw(masses, scratch, index, weights, seed=args.seed, clock=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
-            valid=storage.valid[:T, index], actions=storage.actions[:, index], logprobs=data.logprobs[:, index],
+            valid=storage.valid[:T, index], actions=data.samples[:, index], logprobs=data.logprobs[:, index],
             values=data.values[:T, index], advantages=advantages[:, index],
             action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
         y, v, _ = policy(storage.observations[:T, index], data.state[:, index], storage.resets[:T, index], batch.valid)
@@ -331,6 +347,12 @@ def train(args, envs, policy=None):
     policy = policy or Policy(size, list(envs.action_heads or ()), envs.action_dims, args.hidden_size, args.num_layers)
     if args.norm_obs:
         policy.shift, policy.scale = torch.zeros(size), torch.ones(size)
+    if args.squash:
+        space = envs.single_action_space
+        if envs.action_heads or not space.is_bounded():
+            raise SystemExit(f"--squash: a tanh needs continuous actions with finite bounds; these are {space}.")
+        low, high = torch.from_numpy(space.low.ravel()), torch.from_numpy(space.high.ravel())
+        policy.squash = torch.stack([(low + high) / 2, (high - low) / 2, ((high - low) / 2).log()])
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
     state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
     observed, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)

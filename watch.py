@@ -91,7 +91,8 @@ class Play:
             outputs = models.join_outputs(self.logits, self.value)
             models.check_logits(self.policy, *outputs, self.vecenv.action_heads, self.vecenv.action_dims)
         actions, _, _ = models.sample_logits(self.logits, self.value, seed=self.seed, step=self.step, masks=self.masks,
-                                             heads=self.vecenv.action_heads, deterministic=self.deterministic)
+                                             heads=self.vecenv.action_heads, deterministic=self.deterministic,
+                                             squash=models.squash_of(self.policy))
         s.actions[0] = actions.numpy()
 
     def advance(self):
@@ -304,8 +305,12 @@ class View(Play):
         taken = self.storage.actions[0, agent].tolist()
         value = float(self.value.reshape(-1)[agent])
         if isinstance(self.logits, torch.distributions.Normal):
-            mean, spread = self.logits.loc[agent].tolist(), self.logits.scale[agent].tolist()
-            return {"value": value, "heads": [{"mean": mean, "spread": spread, "taken": taken}]}
+            mean, spread = self.logits.loc[agent], self.logits.scale[agent]
+            squash = models.squash_of(self.policy)
+            if squash is not None:  # as the environment takes them, and half the way between a deviation less and more
+                less, more = (mean - spread).tanh(), (mean + spread).tanh()
+                mean, spread = squash[0] + squash[1] * mean.tanh(), squash[1] * (more - less) / 2
+            return {"value": value, "heads": [{"mean": mean.tolist(), "spread": spread.tolist(), "taken": taken}]}
         heads, sizes = [], self.vecenv.action_heads
         logits, _ = models.join_outputs(self.logits, self.value)
         allowed = None if self.masks is None else self.masks[agent].bool()

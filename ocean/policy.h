@@ -11,12 +11,13 @@
  *     policy_act(&policy, mask, seed, i, step, deterministic, action);               mask: NULL, or 0 forbids
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
- *     the bytes "PUFR"; format 1 or 2; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
- *     in format 2 only: shift (inputs), scale (inputs), with which observations are normalised
+ *     the bytes "PUFR"; format 1 to 4; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
+ *     in formats 2 and 4 only: shift (inputs), scale (inputs), with which observations are normalised
  *     encoder: weight (hidden, inputs), bias (hidden)
  *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
  *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
  *     log_std (dims)
+ *     in formats 3 and 4 only: middle (dims), half (dims): an action is middle + half * tanh(sample)
  * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by row, as in torch. */
 #pragma once
 
@@ -39,6 +40,7 @@ typedef struct {
     int state_size; /* floats of recurrent state an agent */
     const float *shift, *scale; /* of the observations, or NULL */
     const float *encoder, *layer, *decoder, *log_std; /* each matrix with its bias behind it */
+    const float *middle, *half; /* of the bounds that a tanh squashes actions into, or NULL */
     float *weights, *outputs, *scratch;
 } Policy;
 
@@ -53,8 +55,8 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
     *policy = (Policy){0};
     if (count < POLICY_HEADER || memcmp(file, "PUFR", 4))
         return "this is no policy file: it does not begin with PUFR";
-    if (file[1] != 1 && file[1] != 2)
-        return "the file has another format than 1 and 2, which this policy.h reads";
+    if (!(file[1] == 1 || file[1] == 2 || file[1] == 3 || file[1] == 4))
+        return "the file has another format than 1 to 4, which this policy.h reads";
     for (int i = 2; i < POLICY_HEADER; i++)
         if (!(file[i] >= 0 && file[i] <= POLICY_MAX_SIZE)) return "the file's sizes are damaged";
     Policy p = {.type = (int)file[2],
@@ -76,9 +78,9 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
 
     uint64_t inputs = (uint64_t)p.inputs, hidden = (uint64_t)p.hidden, width = (uint64_t)p.width;
     uint64_t encoder = hidden * (inputs + 1), layer = 3 * hidden * (hidden + 1);
-    uint64_t decoder = width * (hidden + 1);
-    uint64_t norm = file[1] == 2 ? 2 * inputs : 0;
-    uint64_t total = norm + encoder + (uint64_t)p.layers * layer + decoder + (uint64_t)p.dims;
+    uint64_t decoder = width * (hidden + 1), norm = (int)file[1] % 2 ? 0 : 2 * inputs;
+    uint64_t dims = (uint64_t)p.dims, squash = file[1] > 2 ? 2 * dims : 0;
+    uint64_t total = norm + encoder + (uint64_t)p.layers * layer + decoder + dims + squash;
     if (count - POLICY_HEADER - (size_t)p.heads != total)
         return "the file is cut off, or has bytes that do not belong";
     p.state_size = p.layers * p.hidden;
@@ -98,6 +100,10 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
     p.layer = p.encoder + encoder;
     p.decoder = p.layer + (uint64_t)p.layers * layer;
     p.log_std = p.decoder + decoder;
+    if (squash) {
+        p.middle = p.log_std + dims;
+        p.half = p.middle + dims;
+    }
     p.outputs = p.scratch + inputs + 4 * hidden;
     *policy = p;
     return NULL;
@@ -215,7 +221,7 @@ static inline float policy_uniform(uint32_t word) {
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1. The random words are
+/* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1 without a tanh. The random words are
  * those of kernels.sample: the same seed, agent and step give its action. `deterministic`: the most likely one. */
 static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent,
                        uint64_t step, bool deterministic, void* action) {
@@ -245,6 +251,8 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
         if (!deterministic)
             noise = sqrtf(-2 * logf(1 - policy_uniform(words[0]))) *
                     cosf(6.283185307f * policy_uniform(words[1]));
-        ((float*)action)[i] = logits[i] + expf(policy->log_std[i]) * noise;
+        float sample = logits[i] + expf(policy->log_std[i]) * noise;
+        ((float*)action)[i] =
+            policy->half ? policy->middle[i] + policy->half[i] * tanhf(sample) : sample;
     }
 }

@@ -234,6 +234,22 @@ def gaussian_logprob_entropy(mean, log_std, actions):
     return logprob.sum(-1), entropy.sum(-1)
 
 
+def squashed_logprob_entropy(mean, log_std, samples, squash):
+    """Joint log-density and entropy, each (...), of a = middle + half tanh(u) with u from a diagonal Gaussian.
+
+    mean and samples u (..., A); log_std (A,); squash (3, A): middle, half and log half. The entropy, for which there is
+    no formula, is that of the Gaussian plus log da/du at these u = mean + std z, where z has no gradient.
+    Source: Haarnoja et al. 2018 (SAC), appendix C.
+    """
+    transforms = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(squash[0], squash[1])]
+    normal = torch.distributions.Normal(mean, log_std.exp().expand_as(mean))
+    logprob = torch.distributions.TransformedDistribution(normal, transforms).log_prob(
+        squash[0] + squash[1] * samples.tanh())  # fmt: skip
+    u = mean + normal.scale * ((samples - mean) / normal.scale).detach()
+    slope = transforms[0].log_abs_det_jacobian(u, u.tanh()) + squash[1].log()
+    return logprob.sum(-1), (normal.entropy() + slope).sum(-1)
+
+
 def ppo_loss(
     logits_or_mean,
     values_new,
@@ -250,12 +266,14 @@ def ppo_loss(
     heads=None,
     log_std=None,
     mask=None,
+    squash=None,
 ):
     """The clipped PPO objective over the valid steps of a minibatch: a dict of scalars, and "ratio" (T, M).
 
     logits_or_mean (T, M, sum(heads) or A), values_new (T, M): the network's output, which gradients flow to, as they do
     to log_std (A,). actions (T, M, len(heads) or A); old_logprobs, old_values, advantages, valid (T, M); weights (M,)
-    of the segments; mask (T, M, sum(heads)). Give heads for discrete actions, log_std for continuous ones.
+    of the segments; mask (T, M, sum(heads)). Give heads for discrete actions, log_std for continuous ones; with squash
+    too the actions are the samples of `squashed_logprob_entropy`.
 
         ratio = exp(clip(logprob - old_logprob, +-20))        R = A + V        (V = old_values, A as it was given)
         A' = w (A - mean A) / (std A + 1e-8)                  mean and population std over valid steps, without w
@@ -281,7 +299,10 @@ def ppo_loss(
     if log_std is None:
         logprob, entropy = discrete_logprob_entropy(y, a, heads, None if mask is None else mask[on])
     else:
-        logprob, entropy = gaussian_logprob_entropy(y, log_std, a)
+        known = (y, log_std, a)
+        logprob, entropy = (
+            gaussian_logprob_entropy(*known) if squash is None else squashed_logprob_entropy(*known, squash)
+        )
     log_ratio = (logprob - old_logprob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = log_ratio.exp()
 
@@ -397,6 +418,7 @@ def epoch(
     max_grad_norm,
     heads=None,
     reward_clip=None,
+    squash=None,
 ):
     """What training does between two rollouts, with the segment draws given: a dict of everything it changed.
 
@@ -404,7 +426,8 @@ def epoch(
     order of `parameter_list`. rollout: dict of observations (T or T+1, N, D), resets and valid (T or T+1, N), actions
     (T, N, heads or A), logprobs, rewards, terminals, truncations, bootstraps (T, N), values (T+1, N), state (L, N, H)
     and, if there are masks, action_masks (T, N, sum(heads)). draws: one list of segment indices a minibatch; an index
-    may stand twice, and then counts twice in the loss. heads: sizes for discrete actions, None for continuous ones.
+    may stand twice, and then counts twice in the loss. heads: sizes for discrete actions, None for continuous ones,
+    whose "actions" are the samples if squash is given.
 
     Returns "params", "momenta", "values" (T+1, N), "ratios", "advantages" (T, N), "priorities" (N,) as they stand at
     the end, and "losses", "grads": one a minibatch, the dict of `ppo_loss` and the list of gradients before clipping.
@@ -454,6 +477,7 @@ def epoch(
             heads=heads,
             log_std=policy.get("log_std"),
             mask=rollout["action_masks"][:, n] if "action_masks" in rollout else None,
+            squash=squash,
         )
         grads = list(torch.autograd.grad(loss["loss"], leaves))
         tensors, momenta = muon_step(

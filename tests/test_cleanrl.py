@@ -34,6 +34,14 @@ def test_feed_forward(action_space):
     assert all(p.grad is not None for p in agent.policy.encoder.parameters())
 
 
+def test_a_policy_that_squashes_its_actions_is_refused():
+    env = environment(ACTIONS[2])
+    for agent, policy in ((models.CleanRLAgent, models.Default(env, 8)),
+                          (models.RecurrentCleanRLAgent, models.MinGRUPolicy(env, 8))):  # fmt: skip
+        with pytest.raises(models.NetworkFault, match="squashes its actions by a tanh"):
+            agent(models.squash(policy, env.single_action_space))
+
+
 @pytest.mark.parametrize("wrapper", ["mingru", "lstm"])
 @pytest.mark.parametrize("action_space", ACTIONS)
 def test_recurrent_in_one_pass_or_step_by_step(action_space, wrapper):

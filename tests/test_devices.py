@@ -167,7 +167,7 @@ def device(request, monkeypatch):
     install(monkeypatch, on_a_cpu)
 
 
-def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, **settings):
+def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, squash=False, **settings):
     torch.manual_seed(1)
     buffers = {"num_buffers": 4, "num_threads": 2} if not env.startswith("gym/") else {"backend": "serial"}
     vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **buffers)
@@ -177,6 +177,8 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
         policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, 16), hidden_size=16)
     else:
         policy = network(vecenv)
+    if squash:
+        models.squash(policy, vecenv.single_action_space)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
                 "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "anneal_ent_coef": True, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
@@ -211,6 +213,8 @@ CASES = {
     "feed-forward, adam": {"network": models.FeedForward, "optimizer": "adam", "learning_rate": 0.001},
     "encoded": {"network": models.Encoded, "env": "gym/FrozenLake-v1"},
     "feed-forward, continuous": {"network": models.FeedForward, "env": "cartpole", "env_kwargs": {"continuous": True}},
+    "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 11}, "squash": True},
+    "squashed, lstm": {"network": "lstm", "env": "pendulum", "squash": True},
 }  # fmt: skip
 
 
@@ -271,7 +275,7 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case):
         assert other[name] == pytest.approx(value, rel=2e-2, abs=2e-3), name
 
 
-@pytest.mark.parametrize("case", ["breakout", "continuous, truncated"])
+@pytest.mark.parametrize("case", ["breakout", "continuous, truncated", "squashed"])
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
     """Through graphs, every kernel by its PTX."""

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 from torch import nn
@@ -53,11 +54,35 @@ def test_the_default_network_is_compiled(env, normalize, capsys):
     trainer.release()
 
 
-def test_every_engine_learns_the_same():
+def squashed(policy):
+    models.squash(policy, gymnasium.spaces.Box(-1, 1, (1,)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"env": "pendulum"}, {"env": "pendulum", "change": squashed}])
+def test_every_engine_learns_the_same(settings):
     """From the same environments and draws; sums in another order."""
-    ours, theirs = learn(make_trainer()), learn(make_trainer(engine="autograd"))
+    ours, theirs = learn(make_trainer(**settings)), learn(make_trainer(**settings, engine="autograd"))
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
-    assert torch.equal(ours, learn(make_trainer(rollout="plain"))), "the plain loop is the compiled one step by step"
+    assert torch.equal(ours, learn(make_trainer(**settings, rollout="plain"))), "the compiled rollout is the plain one"
+
+
+@pytest.mark.parametrize("settings", [{}, {"rollout": "plain"}, {"engine": "autograd"}])
+def test_what_the_environments_get_is_squashed_and_so_is_its_probability(settings):
+    trainer = make_trainer(squashed, env="pendulum", **settings)
+    trainer.evaluate()
+    s, u = trainer.storage, trainer.engine.samples
+    torch.testing.assert_close(s["actions"], u.tanh(), atol=1e-6, rtol=1e-6)
+    assert s["actions"].abs().max() < 1 < u.abs().max()
+    state = {"mingru": trainer.engine.initial_state["mingru"].clone(), "resets": s["resets"], "valid": s["valid"]}
+    with torch.no_grad():
+        normal, _ = trainer.policy(s["observations"], state)
+        normal = torch.distributions.Normal(normal.loc[:-1].double(), normal.scale[:-1].double())
+    expected = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
+    logprobs = expected.log_prob(u.double().tanh()).sum(-1)
+    torch.testing.assert_close(trainer.logprobs.double(), logprobs, atol=1e-4, rtol=1e-4)
+    entropy = trainer.train()["entropy"]
+    assert entropy == pytest.approx(-logprobs.mean().item(), abs=0.1), "estimated from the same steps"
+    trainer.release()
 
 
 class Tripled(models.MinGRUPolicy):
@@ -348,6 +373,19 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
     trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra")
     assert trainer.engine.at_once == 64, "a term of one's own may take moments of the whole minibatch"
     trainer.release()
+
+
+def test_a_loss_term_of_ones_own_sees_the_samples_that_a_tanh_squashes():
+    """So that what it makes of them by the network's Normal are the log-probabilities that it is given."""
+    seen = []
+
+    def extra(minibatch):
+        seen.append((minibatch.logits.log_prob(minibatch.actions).sum(-1).detach(), minibatch.logprobs.clone()))
+        return minibatch.values.sum() * 0
+
+    trainer = make_trainer(squashed, env="pendulum", loss=extra)
+    learn(trainer, 1)
+    torch.testing.assert_close(*seen[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("setting", ["loss", "optimizer"])

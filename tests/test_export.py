@@ -47,6 +47,7 @@ ACTIONS = {
     "discrete": spaces.Discrete(5),
     "multi-discrete": spaces.MultiDiscrete([3, 1, 4]),
     "continuous": spaces.Box(-1, 1, (2,), np.float32),
+    "squashed": spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32)),
 }
 
 
@@ -67,6 +68,8 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
                 parameter.uniform_(-0.5, 0.5)
             elif "decoder" in name:
                 parameter.uniform_(-0.3, 0.3)
+    if action == "squashed":
+        models.squash(policy, env.single_action_space)
     return policy, env
 
 
@@ -151,7 +154,8 @@ def random_run(space, steps=1000):
 @pytest.mark.parametrize("observation,action,hidden,layers", [
     ("float32", "discrete", 64, 2), ("uint8", "multi-discrete", 128, 1), ("float64", "continuous", 33, 3),
     ("int8", "discrete", 1, 1), ("int16", "continuous", 7, 2), ("uint16", "discrete", 8, 1),
-    ("int32", "multi-discrete", 20, 1), ("uint32", "discrete", 12, 1), ("int64", "discrete", 24, 5)])  # fmt: skip
+    ("int32", "multi-discrete", 20, 1), ("uint32", "discrete", 12, 1), ("int64", "discrete", 24, 5),
+    ("float32", "squashed", 8, 2)])  # fmt: skip
 def test_c_network_equals_the_plain_one(driver, observation, action, hidden, layers):
     policy, env = make_policy(observation, action, hidden=hidden, layers=layers)
     observations, resets = random_run(env.single_observation_space)
@@ -181,7 +185,8 @@ def test_c_actions_are_the_trainers(driver, action, deterministic):
     outputs, actions = run_c(driver, flat, observations, resets, width, np.empty((3000, columns), dtype), masks=masks,
                              seed=seed, agent=agent, deterministic=deterministic)
     expected, drawn, log_std = np.empty_like(actions), torch.empty(2), policy.decoder.log_std
-    layout = {"heads": torch.tensor(heads)} if heads else {"log_std": log_std.detach()}
+    layout = {"heads": torch.tensor(heads)} if heads else {
+        "log_std": log_std.detach(), "squash": models.squash_of(policy), "samples": torch.empty(1, columns)}
     for t in range(3000):
         mask = {} if masks is None else {"masks": torch.from_numpy(masks[t : t + 1])}
         kernels.sample(torch.from_numpy(outputs[t : t + 1]), torch.from_numpy(expected[t : t + 1]), drawn[:1],
@@ -190,7 +195,7 @@ def test_c_actions_are_the_trainers(driver, action, deterministic):
         assert (actions == expected).mean() > 0.999
         assert masks[np.arange(3000), actions[:, 0]].all()
     else:
-        np.testing.assert_allclose(actions, expected, atol=2e-6)
+        np.testing.assert_allclose(actions, expected, atol=2e-6, rtol=1e-6)
     assert len(np.unique(actions, axis=0)) > 3
 
 
@@ -208,8 +213,8 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     assert "cut off" in problem(whole[:-4]) and "cut off" in problem(whole[:36])
     assert "do not belong" in problem(whole + b"\0\0\0\0") and "cannot be read" in problem(whole + b"\0")
     assert "cannot be read" in problem(b"") and "PUFR" in problem(b"xxxx" + whole)
-    for place, value, text in [(1, 3, "format"), (1, 2, "cut off"), (2, 10, "damaged"), (3, 0, "damaged"),
-                               (4, np.nan, "damaged"),
+    for place, value, text in [(1, 5, "format"), (1, 2.5, "format"), (1, 2, "cut off"),
+                               (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
                                (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"), (8, 0.5, "damaged"),
                                (4, 2**20, "cut off")]:  # fmt: skip
         broken = good.copy()
@@ -412,18 +417,20 @@ def check_onnx_run(kind, observation, action, path, steps=100):
     theirs = {name: np.zeros(tensor.shape, np.float32) for name, tensor in ours.items()}
     assert [entry.name for entry in session.get_inputs()] == ["observation", *ours]
     names = [entry.name for entry in session.get_outputs()]
-    assert names == [*(["mean", "log_std"] if action == "continuous" else ["logits"]), "value",
-                     *(f"new_{name}" for name in ours)]  # fmt: skip
+    given = {"continuous": ["mean", "log_std"], "squashed": ["mean", "log_std", "action"]}.get(action, ["logits"])
+    assert names == [*given, "value", *(f"new_{name}" for name in ours)]
     heads, _ = models.action_layout(env.single_action_space)
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    bounds = {"action_middle": "0 2.5", "action_half": "1 2.5"} if action == "squashed" else {}
     assert metadata == {"environment": "test", **({"action_heads": " ".join(map(str, heads))} if heads
-                                                   else {"action_dims": "2"})}  # fmt: skip
+                                                   else {"action_dims": "2"}), **bounds}  # fmt: skip
     observations, _ = random_run(env.single_observation_space, steps * agents)
     for chunk in observations.reshape(steps, agents, *observations.shape[1:]):
         resets = (rng.random(agents) < 0.1).astype(np.uint8)
         for tensor in theirs.values():
             tensor[:, resets == 1] = 0
         ours["resets"] = torch.from_numpy(resets)
+        ours_before = {name: tensor.clone() for name, tensor in ours.items()}
         with torch.no_grad():
             outputs, log_std = models.join_outputs(*models.one_step(policy, torch.from_numpy(chunk), ours))
         result = dict(zip(names, session.run(None, {"observation": chunk, **theirs}), strict=True))
@@ -432,6 +439,10 @@ def check_onnx_run(kind, observation, action, path, steps=100):
         np.testing.assert_allclose(result["value"], outputs[:, -1:], atol=1e-5)
         if log_std is not None:
             np.testing.assert_allclose(result["log_std"], log_std, atol=1e-6)
+        if action == "squashed":
+            actions, _, _ = models.sample_logits(*models.one_step(policy, torch.from_numpy(chunk), ours_before), seed=0,
+                                                 step=0, squash=models.squash_of(policy), deterministic=True)
+            np.testing.assert_allclose(result["action"], actions, atol=1e-5)
     return policy, env
 
 

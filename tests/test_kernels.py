@@ -9,6 +9,7 @@ import io
 import itertools
 import math
 
+import gymnasium
 import numba
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import arena
 import kernels
+import models
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BOUNDED = settings(max_examples=25)
@@ -381,6 +383,50 @@ def test_sample_continuous(n, dims, wide):
     close(actions, outputs[:, :-1].double() + log_std.double().exp() * noise, 3e-6)
     logprob, _ = reference.gaussian_logprob_entropy(outputs[:, :-1].double(), log_std.double(), actions.double())
     close(logprobs, logprob, 1e-5)
+
+
+@pytest.mark.parametrize("n, dims", [(1, 1), (257, 3)])
+def test_sample_squashed(n, dims):
+    """The same noise as without; actions within the bounds, and the density is torch's of the actions."""
+    rng, squash, samples = generator(n), bounds(dims), poison(n, dims)
+    outputs, log_std = torch.randn(n, dims + 1, generator=rng), 0.5 * torch.randn(dims, generator=rng)
+    unbounded, _, _ = draw_actions(outputs, log_std=log_std)
+    actions, logprobs, values = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples)
+    assert torch.equal(samples, unbounded) and torch.equal(values, outputs[:, -1])
+    close(actions, squash[0] + squash[1] * samples.double().tanh(), 1e-6)
+    known = outputs[:, :-1].double(), log_std.double(), samples.double()
+    close(logprobs, reference.squashed_logprob_entropy(*known, squash.double())[0], 1e-5)
+    most_likely, _, _ = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples, deterministic=True)
+    close(most_likely, squash[0] + squash[1] * outputs[:, :-1].double().tanh(), 1e-6)
+
+
+@pytest.mark.parametrize("far", [9.0, 60.0, 3e38])
+def test_squashed_far_from_the_middle_stays_finite_and_within_the_bounds(far):
+    outputs, samples = torch.tensor([[far, -far, 0.0]]), poison(1, 2)
+    actions, logprobs, _ = draw_actions(outputs, log_std=torch.zeros(2), squash=bounds(2), samples=samples)
+    close(actions, torch.tensor([[0.5, -2.0]]), 1e-5)
+    if far < 1e30:  # log(1 - tanh² u) is 2 (log 2 - |u|) there
+        expected = reference.gaussian_logprob_entropy(outputs[:, :2].double(), torch.zeros(2), samples.double())[0]
+        close(logprobs, expected - (bounds(2)[2] + 2 * (math.log(2) - samples.abs())).sum(-1), 1e-4)
+    assert not actions.isnan().any() and not logprobs.isnan().any()
+
+
+def test_the_entropy_of_squashed_actions_is_minus_the_mean_of_their_log_probability():
+    """By torch's own draws, and as the loss reports it, which knows no formula either."""
+    T, N, squash, log_std = 40, 500, bounds(2), torch.tensor([-0.5, 0.4])
+    outputs, samples = torch.tensor([0.7, -0.3, 0.0]).repeat(T * N, 1), poison(T * N, 2)
+    _, logprobs, _ = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples)
+    data = {"outputs": outputs.view(T, N, 3), "actions": samples.view(T, N, 2), "logprobs": logprobs.view(T, N),
+            "values": torch.zeros(T + 1, N), "advantages": torch.randn(T, N, generator=generator(0)), "index": None,
+            "weights": torch.ones(N), "valid": torch.ones(T + 1, N, dtype=torch.uint8), "log_std": log_std,
+            "squash": squash}
+    torch.manual_seed(0)
+    theirs = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(outputs[0, :2], log_std.exp()),
+        [torch.distributions.TanhTransform(cache_size=1), torch.distributions.AffineTransform(squash[0], squash[1])])
+    expected = -theirs.log_prob(theirs.sample((T * N,))).sum(-1).mean().item()
+    assert fused_loss(data, **COEFFICIENTS)[0]["entropy"] == pytest.approx(expected, abs=0.03)
+    assert -logprobs.mean().item() == pytest.approx(expected, abs=0.03)
 
 
 def chi_square(counts, probabilities):
@@ -755,7 +801,15 @@ def test_mingru_extreme_gates_stay_finite():
 COEFFICIENTS = {"clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "ent_coef": 0.05}
 
 
-def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None, wide=False):
+def bounds(dims):
+    """models.squash's of some space."""
+    low, high = -1.0 - torch.arange(dims), torch.linspace(0.5, 4.0, dims)
+    space = gymnasium.spaces.Box(low.numpy(), high.numpy(), (dims,), np.float32)
+    return models.squash(torch.nn.Identity(), space).action_squash
+
+
+def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None, wide=False,
+              squash=False):
     """Inputs of one loss over B segments, which are columns `index` of a rollout of N (all in order if N is None); at
     least one step is valid. `wide`: the log-std has a row for every step of every segment."""
     rng = generator(seed)
@@ -781,8 +835,11 @@ def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, sp
     else:
         log_std = 0.4 * torch.randn(*((T, N) if wide else ()), dims, generator=rng)
         data["actions"] = outputs[..., :-1] + log_std.exp() * torch.randn(T, N, dims, generator=rng)
-        logprobs, _ = reference.gaussian_logprob_entropy(
-            outputs[..., :-1].double(), log_std.double(), data["actions"].double())
+        known = outputs[..., :-1].double(), log_std.double(), data["actions"].double()
+        logprobs, _ = reference.gaussian_logprob_entropy(*known)
+        if squash:
+            data["squash"] = bounds(dims)
+            logprobs, _ = reference.squashed_logprob_entropy(*known, data["squash"].double())
         data["log_std"] = log_std[:, columns].contiguous() if wide else log_std
     data["logprobs"] = logprobs.view(T, N).float() + spread * torch.randn(T, N, generator=rng)
     data["outputs"] = outputs[:, columns].contiguous()
@@ -807,7 +864,8 @@ def expected_loss(data, **coefficients):
         outputs[..., :-1], outputs[..., -1],
         *(drawn(data, name) for name in ("actions", "logprobs", "values", "advantages")), data["weights"].double(),
         drawn(data, "valid"), **coefficients, heads=data["heads"].tolist() if "heads" in data else None, log_std=rows,
-        mask=drawn(data, "masks") if "masks" in data else None)
+        mask=drawn(data, "masks") if "masks" in data else None,
+        squash=data["squash"].double() if "squash" in data else None)
     loss["loss"].backward()
     return loss, outputs.grad, None if log_std is None else log_std.grad
 
@@ -823,8 +881,8 @@ def loss_settings(data, clip_coef, vf_coef, vf_clip_coef, ent_coef):
 def run_loss(data, settings_, outputs, grad, new_values, ratios, sums, grad_log_std=None, start=0, log_std=None):
     batch = [data[name] for name in ("actions", "logprobs", "values", "advantages", "weights", "valid")]
     kernels.ppo_loss(outputs, *batch, settings_, grad, new_values, ratios, sums, heads=data.get("heads"),
-                     log_std=log_std, grad_log_std=grad_log_std, masks=data.get("masks"), index=data["index"],
-                     start=start)
+                     log_std=log_std, grad_log_std=grad_log_std, masks=data.get("masks"), squash=data.get("squash"),
+                     index=data["index"], start=start)
 
 
 def fused_loss(data, chunks=None, **coefficients):
@@ -913,7 +971,8 @@ def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
 
 
 KINDS = [{"heads": [3]}, {"heads": [1]}, {"heads": [2, 5, 3]}, {"heads": [3], "masked": True},
-         {"heads": [4, 3], "masked": True}, {"dims": 1}, {"dims": 4}, {"dims": 3, "wide": True}]
+         {"heads": [4, 3], "masked": True}, {"dims": 1}, {"dims": 4}, {"dims": 3, "wide": True},
+         {"dims": 3, "squash": True}, {"dims": 2, "squash": True, "wide": True}]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

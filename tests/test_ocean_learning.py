@@ -22,9 +22,9 @@ class Keep(pufferl.NoLogger):
         self.metrics = metrics
 
 
-def learn(name, folder):
+def learn(name, folder, *options):
     """Statistics of the last epochs of a training, and what its signs said, {detector: (step, sentence)}."""
-    args = pufferl.load_config(name)
+    args = pufferl.load_config(name, options)
     vecenv = pufferl.load_env(name, args)
     policy = pufferl.load_policy(args, vecenv, name)
     config = {**args["train"], "env": name, "data_dir": str(folder), "log_interval": 0.1}
@@ -56,6 +56,11 @@ def test_the_sanity_suite_is_learnt(name, tmp_path):
     log, said = learn(name, tmp_path)
     assert log["environment/perf"] > SOLVED[name].perf, log
     assert not said, "what is learnt shows no sign of not being learnt"
+
+
+def test_actions_that_a_tanh_squashes_are_learnt(tmp_path):
+    log, said = learn("continuous", tmp_path, "--policy.squash", "tanh", "--train.seed", "0")
+    assert log["environment/perf"] > SANITY["continuous"] and not said, log
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class Chances:
     trainer's, and takes the trainer's where a random word lies next to a boundary."""
 
     def __init__(self):
-        self.actions, self.draws, self.taken = [], [], 0  # the trainer's of the epoch, in order
+        self.actions, self.samples, self.draws, self.taken = [], [], [], 0  # the trainer's of the epoch, in order
 
     def sample(self, outputs, actions, logprobs, values, **options):
         kernels.sample(outputs, actions, logprobs, values, **options)
@@ -47,6 +47,9 @@ class Chances:
                 assert torch.equal(nudged[0][0], theirs[agent]), f"agent {agent}: {actions[agent]}, not {theirs[agent]}"
                 self.taken += 1
         actions.copy_(theirs)  # continuous ones may differ in their last bits, and environments are to see the same
+        if options["squash"] is not None:
+            torch.testing.assert_close(options["samples"], self.samples[0], atol=1e-3, rtol=1e-3)
+            options["samples"].copy_(self.samples.pop(0))
 
     def draw(self, masses, cumulative, index, weights, **options):
         kernels.draw(masses, cumulative, index, weights, **options)
@@ -63,6 +66,7 @@ CASES = {
     "squared": {},
     "cartpole": {"max_steps": 20},  # truncated now and then, and so bootstrapped
     "pendulum": {"max_steps": 30},  # continuous actions
+    "tanh": {"max_steps": 30},  # and squashed ones
     "masked": {},  # some actions are forbidden
     "spaces": {},  # several heads
     "scaled": {"max_steps": 20},  # and all that may be switched on
@@ -73,13 +77,15 @@ SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
-    called, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED)}.get(
-        name, (name, SETTINGS))
+    called, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED),
+                        "tanh": ("pendulum", SETTINGS)}.get(name, (name, SETTINGS))
     options = {"num_envs": 8, "backend": "serial"} if name == "dying" else {"num_envs": 32, "num_buffers": 1}
     envs = [vector.make(called, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
     theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2, normalize=settings["norm_obs"])
+    if name == "tanh":
+        models.squash(theirs, envs[0].single_action_space)
     trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
-    args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32, **settings)
+    args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32, squash=name == "tanh", **settings)
     heads = list(envs[1].action_heads or ())
     ours = ppo.Policy(math.prod(envs[1].observation_shape), heads, envs[1].action_dims, 16, 2)
     names = {key.replace("rnn.layers", "layers").replace("decoder.log_std", "log_std"): key
@@ -101,6 +107,7 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
             patch.setattr(kernels, "draw", note)
             logs = trainer.train()
         chances.actions = list(trainer.storage["actions"].clone())
+        chances.samples = list(trainer.engine.samples.clone())
         updates = len(chances.draws)
         steps, _, losses, _ = next(epochs)
         assert steps == trainer.global_step and not chances.draws

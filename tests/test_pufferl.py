@@ -1,5 +1,6 @@
 """The trainer: one epoch against the float64 reference, determinism, resume, configuration, the command line."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -76,12 +77,17 @@ def parameters_of(policy):
     return params | ({"log_std": p["decoder.log_std"]} if "decoder.log_std" in p else {})
 
 
+def squashed(env):
+    return models.squash(models.MinGRUPolicy(env, hidden_size=16, num_layers=2), env.single_action_space)
+
+
 CASES = {
     "discrete with truncations": {"env": "cartpole", "env_kwargs": {"max_steps": 5}},
     "continuous": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 9}},
     "multi-agent, two heads": {"env": "target", "num_envs": 6, "env_kwargs": {"num_agents": 4, "patience": 6}},
     "bytes": {"env": "squared", "env_kwargs": {"distance": 2}},
     "masks": {"env": "masked"},
+    "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 9}, "policy": squashed},
 }
 
 
@@ -123,7 +129,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
             "rewards": s["rewards"].double(),
             **{name: s[name] for name in ("terminals", "truncations", "valid")},
             "resets": s["resets"][:-1],
-            "actions": s["actions"].double() if trainer.engine.heads is None else s["actions"].long(),
+            "actions": trainer.engine.samples.double() if trainer.engine.heads is None else s["actions"].long(),
             "logprobs": trainer.logprobs.double(),
             "values": trainer.values.double(),
             "bootstraps": trainer.bootstraps.double(),
@@ -167,6 +173,7 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
         max_grad_norm=0.7,
         heads=None if trainer.engine.heads is None else trainer.engine.heads.tolist(),
         reward_clip=0.8,
+        squash=trainer.policy.action_squash.double() if case.get("policy") else None,
     )
     assert len(draws) >= 3
     if "max_steps" in case.get("env_kwargs", {}):
@@ -603,6 +610,67 @@ def test_the_impala_policy_wants_an_image(tmp_path):
     with pytest.raises(configuration.ConfigError, match="Impala reads images"):
         pufferl.load_policy(args, vecenv, "cartpole")
     vecenv.close()
+
+
+class Unbounded(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-np.inf, 1, (2,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
+def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
+    options = ["--env.num-envs", "16", "--train.horizon", "8", "--train.minibatch-size", "64", "--logger", "none",
+               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]  # fmt: skip
+    folders = {}
+    for squash in ("none", "tanh"):
+        trainer = pufferl.train("pendulum", pufferl.load_config("pendulum", [*options, "--policy.squash", squash]))
+        assert trainer.engine.name == "compiled" and trainer.engine.rollout_name == "compiled"
+        assert ("action_squash" in trainer.policy.state_dict()) == (squash == "tanh")
+        folders[squash] = str(trainer.run_folder)
+    more = [*options, "--train.total-timesteps", "512", "--resume", folders["tanh"]]
+    resumed = pufferl.train("pendulum", pufferl.load_config("pendulum", more))
+    assert resumed.global_step == 512 and resumed.engine.squash is not None
+
+    def load(env, folder, squash, **settings):
+        args = pufferl.load_config(env, ["--env.num-envs", "2", *options[-2:]])
+        args["env"] |= settings
+        args["load_model_path"], args["policy"]["squash"], args["train"]["norm_obs"] = folder, squash, False
+        args["policy"]["hidden_size"] = 64
+        with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
+            return pufferl.load_policy(args, vecenv, env)
+
+    assert models.squash_of(load("pendulum", folders["tanh"], "none")) is not None, "as it was trained"
+    assert models.squash_of(load("pendulum", folders["none"], "none")) is None, "as before there was a tanh"
+    with pytest.raises(configuration.ConfigError, match=r"(?s)does not fit this network.*action_squash"):
+        load("pendulum", folders["none"], "tanh")
+    for env, settings in (("cartpole", {}), ("pendulum", {"continuous": False})):
+        with pytest.raises(configuration.ConfigError, match="is for continuous actions"):
+            load(env, None, "tanh", **settings)
+    played = ["--load-model-path", folders["tanh"], "--eval.episodes", "4", "--eval.deterministic", "True"]
+    assert watch.evaluate("pendulum", pufferl.load_config("pendulum", played))["score"].mean < 0
+    mine = vector.make(Unbounded, num_envs=1)
+    with pytest.raises(TypeError, match="finite bound of each action"):
+        models.squash(models.MinGRUPolicy(mine), mine.single_action_space)
+
+
+def test_weights_of_other_bounds_are_refused(tmp_path):
+    env = "gym/Pendulum-v1"
+    args = pufferl.load_config(env, ["--policy.squash", "tanh", "--vec.num-envs", "2", "--vec.backend", "serial"])
+    with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
+        policy = pufferl.load_policy(args, vecenv, env)
+        assert policy.action_squash[:2, 0].tolist() == [0, 2], "a torque within -2..2"
+        play = models.sample_logits(torch.distributions.Normal(torch.full((1, 1), 9.0), torch.ones(1, 1)),
+                                    torch.zeros(1, 1), seed=0, step=0, squash=policy.action_squash)
+        assert play[0].item() == pytest.approx(2)
+        policy.action_squash.mul_(3)
+        torch.save(policy.state_dict(), tmp_path / "model_0.pt")
+        with pytest.raises(configuration.ConfigError, match="acts between other bounds"):
+            pufferl.load_policy({**args, "load_model_path": str(tmp_path / "model_0.pt")}, vecenv, env)
 
 
 def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):

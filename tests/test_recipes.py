@@ -34,7 +34,7 @@ def recipe(tmp_path, monkeypatch):
 
 def test_every_recipe_has_a_test():
     here = Path(__file__).read_text()
-    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 21
+    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 22
     assert [title for title in RECIPES if f'"{title}"' not in here and not title.startswith("CleanRL")] == []
 
 
@@ -64,6 +64,12 @@ def test_reward_shaping(recipe):
 def test_stages(recipe):
     used = recipe("Several stages with other learning rates")["used"]
     assert used == sorted(used, reverse=True) and set(used) == {0.02, 0.005, 0.001} and len(used) == 98
+
+
+def test_bounds_of_actions(recipe):
+    names = recipe("Bounds of continuous actions")
+    assert names["scores"][-1] > names["scores"][0] + 0.5 and names["largest"] <= 1
+    assert names["entropy"] < 2 * np.log(2), "no distribution within ±1 has more"
 
 
 def test_target_kl(recipe):
