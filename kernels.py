@@ -1094,7 +1094,6 @@ def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, hea
 
 
 @driver
-@driver
 def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, squash, actions, logprobs, values,
                          advantages, weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
     (_, M, width), squashed = outputs.shape, squash[1, 0] > ZERO
