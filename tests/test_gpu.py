@@ -155,8 +155,14 @@ def test_numba_is_captured_and_replayed():
     stream, flags = torch.cuda.Stream(), torch.ones(N, dtype=torch.uint8, device="cuda")
     numbers, factor = torch.ones(N, device="cuda"), torch.tensor([2.0], device="cuda")
     numba_kernel(numbers, factor, flags)  # compiles
+
+    def step():  # in memory that is made within the graph, too
+        scratch = torch.ones(N, device="cuda")
+        numba_kernel(scratch, factor, flags)
+        numbers.mul_(scratch)
+
     with cuda.defer_cleanup():
-        graph = captured(lambda: numba_kernel(numbers, factor, flags), stream)
+        graph = captured(step, stream)
     assert (numbers == 2.0).all(), "a capture runs nothing"
     factor.fill_(10.0)
     for _ in range(2):
