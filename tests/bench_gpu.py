@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -269,22 +270,31 @@ def watched():
     if smi is None:
         yield found
         return
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0"
-    with tempfile.TemporaryFile() as samples:
-        process = subprocess.Popen([smi, "-i", first, "--query-gpu=utilization.gpu,power.draw",
-                                    "--format=csv,noheader,nounits", "-lms", "250"],
-                                   stdout=samples, stderr=subprocess.DEVNULL)  # fmt: skip
-        try:
-            yield found
-        finally:
-            process.kill()
-            process.wait()
-            samples.seek(0)
-            rows = [re.findall(r"[\d.]+", line) for line in samples.read().decode(errors="replace").splitlines()]
-            for name, values in zip(("load", "watts"), zip(*(row for row in rows if len(row) == 2), strict=True),
-                                    strict=False):  # fmt: skip
-                numbers = list(map(float, values))
-                found[name] = {"mean": round(statistics.mean(numbers), 1), "most": max(numbers)}
+    first, text = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0", bytearray()
+    ours, its = os.openpty()  # a file or a pipe would get its lines by the thousand
+    process = subprocess.Popen([smi, "-i", first, "--query-gpu=utilization.gpu,power.draw",
+                                "--format=csv,noheader,nounits", "-lms", "250"],
+                               stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.DEVNULL)  # fmt: skip
+    os.close(its)
+
+    def read():
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 4096):
+                text.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield found
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        os.close(ours)
+        rows = [re.findall(r"[\d.]+", line) for line in text.decode(errors="replace").splitlines()]
+        rows = [list(map(float, row)) for row in rows if len(row) == 2]
+        for name, values in zip(("load", "watts"), zip(*rows, strict=True), strict=False):
+            found[name] = {"mean": round(statistics.mean(values), 1), "most": max(values)}
 
 
 def readable(output):
