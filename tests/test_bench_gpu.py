@@ -210,3 +210,12 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
     for where in ({"PYTHON": "python3.12", "OUT": "/tmp/a b"}, {}):
         named = () if where else ("PYTHON=python3.12", "OUT=/tmp/a b")
         assert command(*named, **where) == 'python3.12 tests/bench_gpu.py --out "/tmp/a b"'
+
+
+def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
+    code = "import os, pufferl, torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], torch.cuda.is_initialized())"
+    environment = {key: value for key, value in os.environ.items() if key != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    for given, kept in (({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "5"}, "5")):
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**environment, **given}, capture_output=True,
+                              text=True)  # fmt: skip
+        assert done.stdout.split() == [kept, "False"], done.stderr
