@@ -204,6 +204,7 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
                               env={**environment, **more}).stdout.strip()  # fmt: skip
 
     assert command() == 'python3 tests/bench_gpu.py --out "docs/gpu"'
+    assert command("MINUTES=9").endswith(" --minutes 9")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").touch()
     assert command("STEPS=smoke kernels") == '.venv/bin/python tests/bench_gpu.py --out "docs/gpu" smoke kernels'
