@@ -1,11 +1,13 @@
 """make gpu without a GPU: the runner and the report by steps that stand in, and what it says where there is no GPU."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import bench_gpu
@@ -220,3 +222,27 @@ def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**environment, **given}, capture_output=True,
                               text=True)  # fmt: skip
         assert done.stdout.split() == [kept, "False"], done.stderr
+
+
+def test_a_graphs_launches_and_gaps_are_counted():
+    """Three kernels in 10 µs, of which the second lies within the first and 2 µs are idle."""
+    import bench_train
+
+    def event(start, end, name):
+        span = types.SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
+        return types.SimpleNamespace(time_range=span, name=name)
+
+    def replays(count):
+        kernels = (0.0, 5.0, "one"), (1.0, 4.0, "two"), (7.0, 10.0, "x" * 200)
+        return [event(1000 * i + a, 1000 * i + b, name) for i in range(count) for a, b, name in kernels]
+
+    synchronize = types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=lambda: None))
+    device = types.SimpleNamespace(_graphs={"minibatch": None}, main=contextlib.nullcontext, play=lambda *call: None)
+    traced = types.SimpleNamespace(gpu_events=lambda function: (replays(4), 1.0), busy_us=bench_train.busy_us)
+    found = bench_gpu.one_graph(device, traced, synchronize, repeats=4)
+    assert found == {"launches": 3, "microseconds": 10.0, "gaps": pytest.approx(0.2),
+                     "longest": [("one", 5.0), ("x" * 100, 3.0), ("two", 3.0)]}
+    with pytest.raises(SystemExit, match="cannot be told apart"):
+        bench_gpu.one_graph(device, traced, synchronize, repeats=5)
+    with pytest.raises(SystemExit, match="was not captured"):
+        bench_gpu.one_graph(types.SimpleNamespace(_graphs={}), traced, synchronize)
