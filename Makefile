@@ -46,8 +46,8 @@ test: .venv/ready-test  ## every fast test
 	$(RUN) -m pytest -m "not slow and not gpu and not cudasim"
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
-gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="smoke kernels" OUT=folder)
-	$(GPU_PYTHON) tests/bench_gpu.py --out "$(or $(OUT),docs/gpu)" $(STEPS)
+gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="smoke kernels" OUT=folder MINUTES=9)
+	$(GPU_PYTHON) tests/bench_gpu.py --out "$(or $(OUT),docs/gpu)"$(if $(MINUTES), --minutes $(MINUTES)) $(STEPS)
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"

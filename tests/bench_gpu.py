@@ -2,7 +2,7 @@
 
     make gpu                             # every step, into docs/gpu
     make gpu STEPS="smoke kernels"       # steps whose names begin so; what others left is kept
-    make gpu OUT=/tmp/gpu PYTHON=python3.12
+    make gpu OUT=/tmp/gpu PYTHON=python3.12 MINUTES=9
     python tests/bench_gpu.py --list     # the steps and their limits
     python tests/bench_gpu.py --readme   # the table of docs/gpu into README.md
 
@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -101,7 +102,7 @@ def train_speed():
     for shape, options in shapes.items():
         for place in ("host", "cuda"):
             for precision in ("float32", "bfloat16"):
-                yield Step(f"train-{shape}-{place}-{precision}", 120, [
+                yield Step(f"train-{shape}-{place}-{precision}", 180, [
                     "tests/bench_train.py", "--device", "cuda", "--env-device", place, "--precision", precision,
                     *options], setting=place == "cuda")  # fmt: skip
 
@@ -119,13 +120,13 @@ def learning():
 CAPTURES = "cannot_be_captured or graph_differs or error_of_the_driver"
 STEPS = [
     Step("versions", 60, of_this_file("versions")),
-    Step("smoke", 150, tests("-m", "gpu", "tests/test_gpu.py"), some_passed),
-    Step("tests-kernels", 300, tests("-m", "gpu", "tests/test_cuda.py"), some_passed),
-    Step("tests-training", 300, tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", f"not ({CAPTURES})"),
+    Step("smoke", 180, tests("-m", "gpu", "tests/test_gpu.py"), some_passed),
+    Step("tests-kernels", 420, tests("-m", "gpu", "tests/test_cuda.py"), some_passed),
+    Step("tests-training", 420, tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", f"not ({CAPTURES})"),
          some_passed),
-    Step("tests-captures", 90, tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", CAPTURES), some_passed),
+    Step("tests-captures", 150, tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", CAPTURES), some_passed),
     Step("kernels", 180, ["tests/bench_kernels.py", "--device", "cuda"], near_a_copy),
-    Step("launches", 120, of_this_file("launches")),
+    Step("launches", 180, of_this_file("launches")),
     *train_speed(),
     *learning(),
     Step("tests-slow", 300, tests("-m", "gpu and slow", "tests/test_devices.py"), some_passed),
@@ -269,22 +270,31 @@ def watched():
     if smi is None:
         yield found
         return
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0"
-    with tempfile.TemporaryFile() as samples:
-        process = subprocess.Popen([smi, "-i", first, "--query-gpu=utilization.gpu,power.draw",
-                                    "--format=csv,noheader,nounits", "-lms", "250"],
-                                   stdout=samples, stderr=subprocess.DEVNULL)  # fmt: skip
-        try:
-            yield found
-        finally:
-            process.kill()
-            process.wait()
-            samples.seek(0)
-            rows = [re.findall(r"[\d.]+", line) for line in samples.read().decode(errors="replace").splitlines()]
-            for name, values in zip(("load", "watts"), zip(*(row for row in rows if len(row) == 2), strict=True),
-                                    strict=False):  # fmt: skip
-                numbers = list(map(float, values))
-                found[name] = {"mean": round(statistics.mean(numbers), 1), "most": max(numbers)}
+    first, text = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0", bytearray()
+    ours, its = os.openpty()  # a file or a pipe would get its lines by the thousand
+    process = subprocess.Popen([smi, "-i", first, "--query-gpu=utilization.gpu,power.draw",
+                                "--format=csv,noheader,nounits", "-lms", "250"],
+                               stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.DEVNULL)  # fmt: skip
+    os.close(its)
+
+    def read():
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 4096):
+                text.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield found
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        os.close(ours)
+        rows = [re.findall(r"[\d.]+", line) for line in text.decode(errors="replace").splitlines()]
+        rows = [list(map(float, row)) for row in rows if len(row) == 2]
+        for name, values in zip(("load", "watts"), zip(*rows, strict=True), strict=False):
+            found[name] = {"mean": round(statistics.mean(values), 1), "most": max(values)}
 
 
 def readable(output):
@@ -481,6 +491,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", help="beginnings of names (default: all)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/gpu", help="folder of the report")
+    parser.add_argument("--minutes", type=float, default=ALL / 60, help="of all steps")
     parser.add_argument("--list", action="store_true", help="name the steps")
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
     if sys.argv[1:2] == ["--run"]:  # the inside of a step
@@ -501,7 +512,7 @@ def main():
     if not gpus():
         sys.exit("bench_gpu.py: CUDA's driver (libcuda) finds no GPU here, so there is nothing to measure.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a step ends with this process
-    results = run_all(steps, a.out)
+    results = run_all(steps, a.out, 60 * a.minutes)
     print(f"the report: {a.out}/report.md")
     return 1 if any(results[step.name]["result"] != "passed" for step in steps) else 0
 

@@ -251,12 +251,15 @@ def loss_case(kind):
             weights.double(), valid[:T, index], **CLIPS, heads=None if continuous else [A],
             log_std=spread if continuous else None)  # fmt: skip
         loss["loss"].backward()
-        close("grad", grad * T * M, y.grad * T * M, 5e-5)
-        close("ratios", ratios, loss["ratio"].detach(), 1e-5)
+        ratio = loss["ratio"].detach()
+        edge = ((ratio - 1).abs() - CLIPS["clip_coef"]).abs() < 1e-5  # clipped or not, as rounding has it
+        share = edge.sum().item() / (T * M)
+        close("grad", *((g * T * M).masked_fill(edge[..., None], 0) for g in (grad, y.grad)), 5e-5)
+        close("ratios", ratios, ratio, 1e-5)
         if continuous:
-            close("grad_log_std", grad_log_std.double().sum((0, 1)), spread.grad, 1e-5)
+            close("grad_log_std", grad_log_std.double().sum((0, 1)), spread.grad, 1e-5 + share)
         for name, value in kernels.loss_statistics(sums).items():
-            close(name, value, loss[name].detach(), 1e-5)
+            close(name, value, loss[name].detach(), 1e-5 + share)
 
     moved = size(outputs, grad, new_values, ratios) + 3 * 4 * T * M + T * M + T * M * actions.shape[2] * 4
     return Case(run, check, T * M, moved + (size(grad_log_std) if continuous else 0), sums.zero_)

@@ -1,11 +1,13 @@
 """make gpu without a GPU: the runner and the report by steps that stand in, and what it says where there is no GPU."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import bench_gpu
@@ -204,9 +206,43 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
                               env={**environment, **more}).stdout.strip()  # fmt: skip
 
     assert command() == 'python3 tests/bench_gpu.py --out "docs/gpu"'
+    assert command("MINUTES=9").endswith(" --minutes 9")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").touch()
     assert command("STEPS=smoke kernels") == '.venv/bin/python tests/bench_gpu.py --out "docs/gpu" smoke kernels'
     for where in ({"PYTHON": "python3.12", "OUT": "/tmp/a b"}, {}):
         named = () if where else ("PYTHON=python3.12", "OUT=/tmp/a b")
         assert command(*named, **where) == 'python3.12 tests/bench_gpu.py --out "/tmp/a b"'
+
+
+def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
+    code = "import os, pufferl, torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], torch.cuda.is_initialized())"
+    environment = {key: value for key, value in os.environ.items() if key != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    for given, kept in (({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "5"}, "5")):
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**environment, **given}, capture_output=True,
+                              text=True)  # fmt: skip
+        assert done.stdout.split() == [kept, "False"], done.stderr
+
+
+def test_a_graphs_launches_and_gaps_are_counted():
+    """Three kernels in 10 µs, of which the second lies within the first and 2 µs are idle."""
+    import bench_train
+
+    def event(start, end, name):
+        span = types.SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
+        return types.SimpleNamespace(time_range=span, name=name)
+
+    def replays(count):
+        kernels = (0.0, 5.0, "one"), (1.0, 4.0, "two"), (7.0, 10.0, "x" * 200)
+        return [event(1000 * i + a, 1000 * i + b, name) for i in range(count) for a, b, name in kernels]
+
+    synchronize = types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=lambda: None))
+    device = types.SimpleNamespace(_graphs={"minibatch": None}, main=contextlib.nullcontext, play=lambda *call: None)
+    traced = types.SimpleNamespace(gpu_events=lambda function: (replays(4), 1.0), busy_us=bench_train.busy_us)
+    found = bench_gpu.one_graph(device, traced, synchronize, repeats=4)
+    assert found == {"launches": 3, "microseconds": 10.0, "gaps": pytest.approx(0.2),
+                     "longest": [("one", 5.0), ("x" * 100, 3.0), ("two", 3.0)]}
+    with pytest.raises(SystemExit, match="cannot be told apart"):
+        bench_gpu.one_graph(device, traced, synchronize, repeats=5)
+    with pytest.raises(SystemExit, match="was not captured"):
+        bench_gpu.one_graph(types.SimpleNamespace(_graphs={}), traced, synchronize)

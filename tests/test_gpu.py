@@ -35,6 +35,14 @@ def captured(function, stream):
     return graph
 
 
+def replay(graph, stream, times=1):
+    torch.cuda.synchronize()  # torch's streams do not wait for the default one
+    with torch.cuda.stream(stream):
+        for _ in range(times):
+            graph.replay()
+    stream.synchronize()
+
+
 def test_numpy_pages_are_pinned_and_copied_on_a_stream():
     from vector import aligned_zeros
 
@@ -65,9 +73,7 @@ def test_pinned_copies_are_replayed():
     graph = captured(step, stream)
     for value in (3.0, 5.0):
         host.fill_(value)
-        with torch.cuda.stream(stream):
-            graph.replay()
-        stream.synchronize()
+        replay(graph, stream)
         assert (back == value + 1).all()
 
 
@@ -86,13 +92,13 @@ def test_threads_replay_on_streams_of_their_own():
     totals, streams = torch.zeros(16, device="cuda"), [torch.cuda.Stream() for _ in range(16)]
     graphs = [captured(lambda i=i: totals[i].add_(i), stream) for i, stream in enumerate(streams)]
 
-    def replay(i):
+    def work(i):
         with torch.cuda.stream(streams[i]):
             for _ in range(50):
                 graphs[i].replay()
             streams[i].synchronize()
 
-    threads = [threading.Thread(target=replay, args=(i,)) for i in range(16)]
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -155,14 +161,17 @@ def test_numba_is_captured_and_replayed():
     stream, flags = torch.cuda.Stream(), torch.ones(N, dtype=torch.uint8, device="cuda")
     numbers, factor = torch.ones(N, device="cuda"), torch.tensor([2.0], device="cuda")
     numba_kernel(numbers, factor, flags)  # compiles
+
+    def step():  # in memory that is made within the graph, too
+        scratch = torch.ones(N, device="cuda")
+        numba_kernel(scratch, factor, flags)
+        numbers.mul_(scratch)
+
     with cuda.defer_cleanup():
-        graph = captured(lambda: numba_kernel(numbers, factor, flags), stream)
+        graph = captured(step, stream)
     assert (numbers == 2.0).all(), "a capture runs nothing"
     factor.fill_(10.0)
-    for _ in range(2):
-        with torch.cuda.stream(stream):
-            graph.replay()
-    stream.synchronize()
+    replay(graph, stream, 2)
     assert (numbers == 200.0).all()
 
 
@@ -209,10 +218,7 @@ def test_cupy_is_captured_and_replayed(cupy_kernel):
     graph = captured(lambda: cupy_kernel(numbers, other, 4), stream)
     assert (numbers == 2.0).all(), "a capture runs nothing"
     other.fill_(2.0)
-    for _ in range(2):
-        with torch.cuda.stream(stream):
-            graph.replay()
-    stream.synchronize()
+    replay(graph, stream, 2)
     assert (numbers == 18.0).all()
 
 
@@ -228,24 +234,19 @@ def test_torch_numba_and_cupy_in_one_graph(cupy_kernel):
     step()
     graph = captured(step, stream)
     numbers.fill_(1.0)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        graph.replay()
-    stream.synchronize()
+    replay(graph, stream)
     assert (numbers == 50.0).all()
 
 
 def test_a_product_is_the_same_in_a_graph():
     left, right = torch.randn(4096, 64, device="cuda"), torch.randn(64, 192, device="cuda")
     out, stream = torch.empty(4096, 192, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.mm(left, right, out=out)
     stream.synchronize()
     expected = out.clone()
     graph = captured(lambda: torch.mm(left, right, out=out), stream)
     out.zero_()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        graph.replay()
-    stream.synchronize()
+    replay(graph, stream)
     assert torch.equal(out, expected)
