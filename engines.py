@@ -63,6 +63,7 @@ class Autograd:
     """
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
+    in_parts = True  # a minibatch goes through the network in parts that a cache may hold
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         self.policy, self.vecenv, self.config = policy, vecenv, config
@@ -84,7 +85,7 @@ class Autograd:
         parts of equal size that a cache may hold. All of a minibatch if the parts could be told from it: by a loss or
         a layer that takes moments of what it sees."""
         whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
-        if most or self.torch_device.type == "cuda" or self.extra_loss or any(
+        if most or not self.in_parts or self.extra_loss or any(
                 isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()):  # fmt: skip
             return min(whole, most or whole)
         widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]

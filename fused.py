@@ -178,6 +178,7 @@ class Graphs(engines.Autograd):
     """
 
     name, rollout_name = "autograd", "graphs"
+    in_parts = False  # a GPU is the faster the more it is given at once
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)

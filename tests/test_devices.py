@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import arena
+import engines
 import fused
 import models
 import pufferl
@@ -539,3 +540,10 @@ def test_bfloat16_stays_finite(network):
     tensors, losses, _ = run(20, network=network, precision="bfloat16", num_envs=256)
     assert all(torch.isfinite(tensor.float()).all() for tensor in tensors)
     assert all(map(math.isfinite, losses.values()))
+
+
+def test_a_minibatch_is_one_part_on_a_gpu(device, monkeypatch):
+    monkeypatch.setattr(engines, "PASS", 1)  # where a CPU's minibatch would be cut into single segments
+    trainer = make_trainer()
+    assert trainer.engine.at_once == 128
+    trainer.close()
