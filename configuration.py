@@ -1202,6 +1202,20 @@ POLICIES = ("auto", "default", "feed-forward", "board", "impala")  # the names o
 
 
 @out_of_memory("policy.hidden_size or rnn.num_layers")
+def _named_weights(args):
+    """(path, weights) that the settings name, or (None, None)."""
+    if args.get("load_model_path") and args.get("baseline"):
+        raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
+
+    def read():
+        if args.get("baseline"):
+            return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
+        path = find_model(args["load_model_path"], args["data_dir"], args["config_name"])
+        return path, load_checkpoint(path)
+
+    return ranks.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
+
+
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
     check_names(args, "policy", "rnn")
@@ -1209,17 +1223,7 @@ def load_policy(args, vecenv, env_name=""):
     name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
     kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name in ("default", "auto") else "none")
     recurrent = rnn["hidden_size"] or hidden
-    env, weights = vecenv.driver_env, None
-    if args.get("load_model_path") and args.get("baseline"):
-        raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
-    if args.get("load_model_path") or args.get("baseline"):
-        def read():
-            if args.get("baseline"):
-                return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
-            path = find_model(args["load_model_path"], args["data_dir"], args["config_name"])
-            return path, load_checkpoint(path)
-
-        path, weights = ranks.connect().first(read)
+    env, (path, weights) = vecenv.driver_env, _named_weights(args)
     normalize = args["train"]["norm_obs"]
     if weights is not None:
         normalize = any("normalizer." in key for key in weights)
