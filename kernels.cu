@@ -366,18 +366,16 @@ extern "C" __global__ void ppo_loss_continuous(
         }
         float logprob = 0.0f, entropy = 0.0f, target = advantage + old_value;
         for (i64 j = 0; j < dims; j++) {
-            float z = (chosen[j] - row[j]) * exp_cell(-spread[j]);
             float log_slope = squashed ? squash[2 * squash_row + j] + squash_cell(chosen[j]).b : 0.0f;
-            logprob -= 0.5f * z * z + spread[j] + LOG_SQRT_2PI + log_slope;
-            entropy += spread[j] + 0.5f + LOG_SQRT_2PI + log_slope;
+            auto [surprise, uncertainty] = gaussian_cell(chosen[j], row[j], spread[j], log_slope);
+            logprob -= surprise, entropy += uncertainty;
         }
         auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
             logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
         for (i64 j = 0; j < dims; j++) {
-            float inverse = exp_cell(-spread[j]), z = (chosen[j] - row[j]) * inverse;
-            float inward = squashed ? ent_coef * 2.0f * squash_cell(chosen[j]).a : 0.0f;
-            drow[j] = dlogprob * z * inverse + inward;
-            dspread[j] = dlogprob * (z * z - 1.0f) - ent_coef + inward * (chosen[j] - row[j]);
+            float inside = squashed ? squash_cell(chosen[j]).a : 0.0f;
+            auto [dmean, dlog_std] = gaussian_grad_cell(chosen[j], row[j], spread[j], inside, dlogprob, ent_coef);
+            drow[j] = dmean, dspread[j] = dlog_std;
         }
         drow[dims] = dvalue;
         ratios[t * B + column] = ratio;

@@ -1093,6 +1093,21 @@ def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, hea
                                 target - value[t])
 
 
+@cell
+def gaussian_cell(u, mean, log_std, log_slope):
+    """(-log p(u), entropy) of one dimension; log_slope: log da/du of what squashes u."""
+    z = (u - mean) * exp_cell(-log_std)
+    return HALF * z * z + log_std + LOG_SQRT_2PI + log_slope, log_std + HALF + LOG_SQRT_2PI + log_slope
+
+
+@cell
+def gaussian_grad_cell(u, mean, log_std, inside, dlogprob, ent_coef):
+    """d loss/d (mean, log_std) of dlogprob · log p - ent_coef · entropy; inside: tanh u if that squashes u, else 0."""
+    inverse, inward = exp_cell(-log_std), ent_coef * f32(2) * inside
+    z = (u - mean) * inverse
+    return dlogprob * z * inverse + inward, dlogprob * (z * z - ONE) - ent_coef + inward * (u - mean)
+
+
 @driver
 def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, squash, actions, logprobs, values,
                          advantages, weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
@@ -1114,19 +1129,17 @@ def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, squas
                 continue
             logprob, entropy = ZERO, ZERO
             for j in range(width - 1):
-                z = (actions[t, n, j] - row[j]) * exp_cell(-spread[j])
                 log_slope = squash[2, j] + squash_cell(actions[t, n, j])[1] if squashed else ZERO
-                logprob -= HALF * z * z + spread[j] + LOG_SQRT_2PI + log_slope
-                entropy += spread[j] + HALF + LOG_SQRT_2PI + log_slope
+                surprise, uncertainty = gaussian_cell(actions[t, n, j], row[j], spread[j], log_slope)
+                logprob -= surprise
+                entropy += uncertainty
             target = advantages[t, n] + values[t, n]
             policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
                 logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
             for j in range(width - 1):
-                inverse = exp_cell(-spread[j])
-                z = (actions[t, n, j] - row[j]) * inverse
-                inward = ent_coef * f32(2) * squash_cell(actions[t, n, j])[0] if squashed else ZERO
-                drow[j] = dlogprob * z * inverse + inward
-                dspread[j] = dlogprob * (z * z - ONE) - ent_coef + inward * (actions[t, n, j] - row[j])
+                inside = squash_cell(actions[t, n, j])[0] if squashed else ZERO
+                drow[j], dspread[j] = gaussian_grad_cell(
+                    actions[t, n, j], row[j], spread[j], inside, dlogprob, ent_coef)
             drow[width - 1] = dvalue
             ratios[t, column] = ratio
             statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
