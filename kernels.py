@@ -753,9 +753,10 @@ def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, ou
 def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0, initial=None):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
     written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
-    if there is no index) are meant; from initial (N, H), if it is given, they become row 0 of the states. gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with:
-    on a CPU the gates (h~, z, q) of a float32 hgp; on a GPU hgp, as to compute gates again is quicker than to fetch
-    them. The CPU's driver promises distinct arrays; hgp may be both, as each place is read before it is written."""
+    if there is no index) are meant; from initial (N, H), if it is given, they become row 0 of the states.
+    gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with: on a CPU the gates (h~, z, q) of a
+    float32 hgp; on a GPU hgp, as to compute gates again is quicker than to fetch them. The
+    CPU's driver promises distinct arrays; hgp may be both, as each place is read before it is written."""
     T, M, H = check_sizes("mingru_scan", "x", x, 3)
     N = check_sizes("mingru_scan", "resets", resets, 2)[1]
     index = check_index("mingru_scan", index, start, M, N, x)
