@@ -12,6 +12,8 @@ Read from top to bottom: scalar mathematics, then the kernels in the order in wh
                 axis innermost so that it vectorises
     _*_cuda     the CUDA driver where that is not the same function: on a GPU every thread has a range of one lane, and
                 neighbouring lanes are neighbours in memory
+    kernels.cu  in the place of a CUDA driver, where Python has no words for what makes a GPU fast: C++, with the cells
+                that it names put before it as C (cuda_cpp.py)
     the public function: checks shapes and types and hands the arrays to the driver that the tensors' device asks for,
                 on a CPU over as many threads as `with kernels.threads(n)` allows the caller (1 by default: the
                 trainer's workers bring the parallelism), on a GPU on torch's current stream
