@@ -14,6 +14,7 @@ import cuda_on_a_cpu
 import numpy as np
 import nvrtc
 import pytest
+import reference
 import torch
 from numba import njit
 
@@ -192,6 +193,24 @@ def test_threads_that_never_meet_are_found(monkeypatch):
     with pytest.raises(AssertionError, match="another stream"):
         monkeypatch.setattr(kernel.owner, "streams", [0])
         kernel((1,), (64,), (np.int64(64),))
+
+
+@pytest.mark.parametrize("count, rows, columns", [(1, 1, 1), (2, 3, 70), (3, 33, 40), (2, 64, 100)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatch):
+    """Every matrix as the reference has it; what was in the scratch, and the order of the blocks, does not matter."""
+    cupy = cuda_on_a_cpu.install(monkeypatch)
+    monkeypatch.setattr(cupy, "backwards", backwards)
+    monkeypatch.setattr(arena, "SIMULATOR", True)
+    memory = kernels.Arena()
+    memory.adopt(torch.nn.Linear(2, 2))
+    x = torch.randn(count, rows, columns, generator=torch.Generator().manual_seed(rows))
+    x[-1] *= 0 if count > 2 else 1e-4
+    expected = torch.stack([reference.newton_schulz(matrix.double()) for matrix in x])
+    y, gram, polynomial = (torch.full(shape, torch.nan) for shape in (x.shape, *2 * [(count, rows, rows)]))
+    kernels.Muon(memory, together=True)._orthogonalise_together(x, y, gram, polynomial)
+    assert cupy.launches == ["newton_schulz"]
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
