@@ -78,7 +78,8 @@ def borrowed(name, where=WHERE):
 for name in (
     "sample_discrete", "sample_continuous", "sample_deterministic_is_argmax_or_mean", "nan_sample",
     "nan_sample_masked_action_is_never_taken", "advantage", "advantage_of_drawn_segments_equals_the_full_pass",
-    "nan_advantage", "priorities", "draw", "draw_takes_no_segment_without_a_mass", "add_rows", "gather", "gather_normalises", "write_back",
+    "nan_advantage", "priorities", "draw", "draw_takes_no_segment_without_a_mass", "add_rows", "gather",
+    "gather_normalises", "write_back",
     "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step", "nan_mingru",
     "mingru_in_bfloat16", "mingru_extreme_gates_stay_finite",
     "ppo_loss_and_every_gradient", "ppo_loss_of_drawn_segments", "ppo_loss_at_ratio_one",
