@@ -275,7 +275,7 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case):
 @pytest.mark.parametrize("case", ["breakout", "continuous, truncated"])
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
-    """Through graphs, every kernel by its PTX."""
+    """Through graphs, every kernel of numba.cuda by its PTX, and the others by what the compiler reads."""
     here, losses, _ = run(4, **CASES[case], cudagraphs=2)
     monkeypatch.setattr(arena, "_launch", recorded(  # environments step on the CPU there, too
         lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))  # fmt: skip
@@ -283,7 +283,7 @@ def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher,
     there, other, _ = run(4, **CASES[case], cudagraphs=2)
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(there[2], here[2], rtol=1e-2, atol=1e-3)
-    assert len(launcher.counts) > 12
+    assert len(launcher.counts) >= 8
     assert other == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
