@@ -66,7 +66,6 @@ from arena import (  # noqa: F401  (for those who import kernels)
     u16,
     u32,
     u64,
-    workspace,
 )
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
@@ -633,11 +632,11 @@ def observation_moments(observations, valid, around):
             sums[0] += deviation.sum(0)
             sums[1] += deviation.square().sum(0)
         return sums
-    sums, array = workspace((2, width), torch.float64, observations)
+    sums = np.zeros((2, width))
     run(_observation_moments, width, 16,
         checked("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
         checked("observation_moments", "valid", valid, (rows,), np.uint8),
-        checked("observation_moments", "around", around, (width,), np.float64), array)
+        checked("observation_moments", "around", around, (width,), np.float64), sums)
     return torch.as_tensor(sums)
 
 

@@ -2,6 +2,7 @@
 What the kernels compute is compared with the references by tests/test_cuda.py.
 """
 
+import ctypes
 import functools
 import os
 import re
@@ -162,6 +163,23 @@ def test_the_compiler_sees_the_arguments_that_python_hands_over(compiled):
         kinds = re.findall(r"\.param \.(\w+)", parameters)
         expected = [8 if is_array else dtype.itemsize for dtype, is_array, _ in kernels.CUDA.signatures[name]]
         assert [int(kind[1:]) // 8 for kind in kinds] == expected, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_all_stays_in_registers(generation):
+    """What the assembler within NVRTC says of each kernel: nothing is moved to memory for want of registers."""
+    library, program = nvrtc.library(), ctypes.c_void_p()
+    if library is None:
+        pytest.skip("there is no libnvrtc: pip install -r requirements-test.txt")
+    library.nvrtcCreateProgram(ctypes.byref(program), kernels.CUDA.source.encode(), b"kernels.cu", 0, None, None)
+    options = [f"--gpu-architecture={generation}", *cuda_cpp.OPTIONS, "--ptxas-options=-v"]
+    texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    assert library.nvrtcCompileProgram(program, len(options), texts) == 0
+    log = nvrtc._text(library, program, "ProgramLog")
+    spilled, used = re.findall(r"(\d+) bytes spill stores", log), re.findall(r"Used (\d+) registers", log)
+    assert set(spilled) == {"0"} and len(used) == len(kernels.CUDA.signatures)
+    assert max(map(int, used)) <= 128, log
 
 
 def test_a_wrong_argument_is_refused_before_the_launch(monkeypatch):
