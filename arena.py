@@ -403,16 +403,6 @@ def check_numbers(kernel, name, values, count, dtype, like):
     return device(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
 
 
-def workspace(shape, dtype, like, make=torch.zeros):
-    """Zeroed memory on the device of `like` for as long as a call takes: (a tensor or array to sum, the array). With
-    make=torch.empty it may hold anything."""
-    if on_gpu(like):
-        tensor = make(shape, dtype=dtype, device=like.device)
-        return tensor, (device if like.is_cuda else host)(tensor)
-    array = np.zeros(shape, str(dtype).removeprefix("torch."))
-    return array, array
-
-
 def check_index(kernel, index, start, count, columns, like):
     """The segments' columns as an array, all in order where `index` is None; the chunk must lie within it."""
     if index is None:

@@ -20,6 +20,7 @@ wait for the GPU. `Gpu` holds what CUDA wants for that:
 
 import contextlib
 import ctypes
+import importlib.util
 import math
 import sys
 import weakref
@@ -50,16 +51,23 @@ class Gpu:
         # One stream a worker: its buffers share its activations, so they must not overlap with one another.
         self.streams = [torch.cuda.Stream(device) for _ in range(workers)]
         self.main_stream = torch.cuda.Stream(device)
-        self._pinned, self._graphs = [], {}
+        self._pinned, self._graphs, self._refused = [], {}, False
         weakref.finalize(self, _unlock, device, self._pinned).atexit = False  # dropped without release()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
     def pin(self, array):
-        """Lock a numpy array's pages in memory until `release`; they must be its own. Raises RuntimeError where the
-        system's limit of locked memory (ulimit -l) is too low."""
-        if array.nbytes:
+        """Lock a numpy array's pages in memory until `release`; they must be its own. A system that refuses, as some
+        containers and limits of locked memory do, is named once, and the run goes on with slower copies."""
+        if not array.nbytes or self._refused:
+            return
+        try:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0))
             self._pinned.append(array)
+        except RuntimeError as error:
+            self._refused = True
+            print(f"train.device = cuda: the system locks no memory for copies ({str(error).splitlines()[0]}), so they "
+                  "wait for each other, which is slower. ulimit -l unlimited, or docker run --ulimit memlock=-1, may "
+                  "allow it.", file=sys.stderr)  # fmt: skip
 
     @contextlib.contextmanager
     def main(self):
@@ -121,6 +129,8 @@ class Gpu:
                 except BaseException:
                     with contextlib.suppress(RuntimeError):  # says again that the capture has failed
                         graph.capture_end()
+                    with contextlib.suppress(RuntimeError):  # torch before 2.12 does not, after that (pytorch#180395)
+                        torch._C._cuda_endAllocateToPool(stream.device.index, pool)
                     raise
                 graph.capture_end()
                 self._graphs[key] = graph
@@ -164,6 +174,9 @@ def find_gpu(workers):
         raise ConfigError("train.device = cuda needs numba-cuda, but numba.cuda is numba's own here: pip install -r "
                           "requirements-cuda.txt (on PYTHONPATH instead of in site-packages it does not take its "
                           "place, until a sitecustomize.py there imports _numba_cuda_redirector).")
+    if importlib.util.find_spec("cupy") is None:
+        raise ConfigError("train.device = cuda needs CuPy, which compiles kernels.cu: pip install -r "
+                          "requirements-cuda.txt, or pip install cupy-cuda13x (cupy-cuda12x for CUDA 12).")
     return Gpu(torch.device("cuda", ranks.connect().choose_gpu()), workers)
 
 

@@ -12,6 +12,8 @@ Read from top to bottom: scalar mathematics, then the kernels in the order in wh
                 axis innermost so that it vectorises
     _*_cuda     the CUDA driver where that is not the same function: on a GPU every thread has a range of one lane, and
                 neighbouring lanes are neighbours in memory
+    kernels.cu  in the place of a CUDA driver, where Python has no words for what makes a GPU fast: C++, with the cells
+                that it names put before it as C (cuda_cpp.py)
     the public function: checks shapes and types and hands the arrays to the driver that the tensors' device asks for,
                 on a CPU over as many threads as `with kernels.threads(n)` allows the caller (1 by default: the
                 trainer's workers bring the parallelism), on a GPU on torch's current stream
@@ -35,7 +37,7 @@ import cuda_cpp
 from arena import (  # noqa: F401  (for those who import kernels)
     FLOATS, HALF, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
     check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, flat_run, host, i32,
-    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, workspace,
+    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64,
 )  # fmt: skip
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
@@ -634,11 +636,11 @@ def observation_moments(observations, valid, around):
             sums[0] += deviation.sum(0)
             sums[1] += deviation.square().sum(0)
         return sums
-    sums, array = workspace((2, width), torch.float64, observations)
+    sums = np.zeros((2, width))
     run(_observation_moments, width, 16,
         checked("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
         checked("observation_moments", "valid", valid, (rows,), np.uint8),
-        checked("observation_moments", "around", around, (width,), np.float64), array)
+        checked("observation_moments", "around", around, (width,), np.float64), sums)
     return torch.as_tensor(sums)
 
 

@@ -37,7 +37,7 @@ def build(code, flags=()):
     source, library = Path(folder.name) / "kernels.cpp", Path(folder.name) / "kernels.so"
     source.write_text("\n".join([f'#include "{SHIM}"', code, *(f"KERNEL({name})" for name in names)]))
     command = ["g++", "-std=c++20", "-Wno-attributes", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-mfma",
-               "-shared", "-fPIC", *FLAGS, *flags, source, "-o", library]  # fmt: skip
+               "-U_FORTIFY_SOURCE", "-shared", "-fPIC", *FLAGS, *flags, source, "-o", library]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     loaded = ctypes.CDLL(library)

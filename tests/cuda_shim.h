@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
@@ -30,7 +31,7 @@ namespace shim {
 static std::mutex one_at_a_time;  // shared memory is the kernels' own variables
 enum State { RUNS, AT_BLOCK, AT_WARP, SPINS, ENDED };
 struct Fiber {
-    ucontext_t context;
+    jmp_buf place;
     State state;
     unsigned parity;
     void *stack = nullptr;
@@ -43,7 +44,7 @@ struct Block {
 const size_t STACK = 1 << 16;
 static std::vector<Block> blocks;  // kept, with their stacks
 static Block *active;
-static ucontext_t scheduler;
+static jmp_buf scheduler;  // setjmp and longjmp ask the system for nothing, as swapcontext would each time
 static unsigned current;
 static void (*body)(void **);
 static void **arguments;
@@ -52,28 +53,32 @@ static uint64_t slots[2][1024];
 inline void wait(State state) {
     unsigned me = current;
     active->fibers[me].state = state;
-    swapcontext(&active->fibers[me].context, &scheduler);
+    if (_setjmp(active->fibers[me].place) == 0) _longjmp(scheduler, 1);
     threadIdx.x = me;
 }
 
 inline void start() {
-    body(arguments);
-    wait(ENDED);
+    for (;;) {  // a fiber is used again
+        body(arguments);
+        wait(ENDED);
+    }
+}
+
+// Let a fiber run until it waits.
+__attribute__((noinline)) inline void resume(Fiber &fiber) {
+    if (_setjmp(scheduler) != 0) return;
+    if (fiber.stack) _longjmp(fiber.place, 1);
+    ucontext_t context;
+    getcontext(&context);
+    fiber.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    context.uc_stack.ss_sp = fiber.stack, context.uc_stack.ss_size = STACK, context.uc_link = nullptr;
+    makecontext(&context, start, 0);
+    setcontext(&context);
 }
 
 inline void begin(Block &block, unsigned threads) {
     block.fibers.resize(threads > block.fibers.size() ? threads : block.fibers.size());
-    for (unsigned i = 0; i < threads; i++) {
-        Fiber &fiber = block.fibers[i];
-        if (!fiber.stack)
-            fiber.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, start, 0);
-        fiber.state = RUNS, fiber.parity = 0;
-    }
+    for (unsigned i = 0; i < threads; i++) block.fibers[i].state = RUNS, block.fibers[i].parity = 0;
     block.memory.assign(__stop_shared_memory - __start_shared_memory, (char)0xff);
 }
 
@@ -102,7 +107,7 @@ inline bool run(Block &block, unsigned threads, bool backwards, bool &moved) {
             if (fiber.state == RUNS || fiber.state == SPINS) {
                 bool spun = fiber.state == SPINS;
                 current = threadIdx.x = i;
-                swapcontext(&scheduler, &fiber.context);
+                resume(fiber);
                 if (!spun || fiber.state != SPINS) going = true;
             }
             done &= fiber.state == ENDED;

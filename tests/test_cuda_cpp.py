@@ -2,6 +2,7 @@
 What the kernels compute is compared with the references by tests/test_cuda.py.
 """
 
+import ctypes
 import functools
 import os
 import re
@@ -14,6 +15,7 @@ import cuda_on_a_cpu
 import numpy as np
 import nvrtc
 import pytest
+import reference
 import torch
 from numba import njit
 
@@ -105,6 +107,12 @@ def test_a_cell_in_c_is_the_cell_in_python_bit_for_bit(name):
         assert not (ours == 0).all()
 
 
+def test_no_cell_of_the_kernels_is_left_out():
+    """Those that take arrays or settings are compared within their kernels, by tests/test_cuda.py."""
+    cells = set(re.findall(r"CELL auto (\w+)\(", kernels.CUDA.source))
+    assert cells - CELLS.keys() == {"head_max_cell", "objective_cell", "philox_round", "search_cell", "statistics_cell"}
+
+
 def unknown_call(x):
     return x + print(x)
 
@@ -157,6 +165,23 @@ def test_the_compiler_sees_the_arguments_that_python_hands_over(compiled):
         assert [int(kind[1:]) // 8 for kind in kinds] == expected, name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_all_stays_in_registers(generation):
+    """What the assembler within NVRTC says of each kernel: nothing is moved to memory for want of registers."""
+    library, program = nvrtc.library(), ctypes.c_void_p()
+    if library is None:
+        pytest.skip("there is no libnvrtc: pip install -r requirements-test.txt")
+    library.nvrtcCreateProgram(ctypes.byref(program), kernels.CUDA.source.encode(), b"kernels.cu", 0, None, None)
+    options = [f"--gpu-architecture={generation}", *cuda_cpp.OPTIONS, "--ptxas-options=-v"]
+    texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    assert library.nvrtcCompileProgram(program, len(options), texts) == 0
+    log = nvrtc._text(library, program, "ProgramLog")
+    spilled, used = re.findall(r"(\d+) bytes spill stores", log), re.findall(r"Used (\d+) registers", log)
+    assert set(spilled) == {"0"} and len(used) == len(kernels.CUDA.signatures)
+    assert max(map(int, used)) <= 128, log
+
+
 def test_a_wrong_argument_is_refused_before_the_launch(monkeypatch):
     cupy = cuda_on_a_cpu.install(monkeypatch)
     good = [1, 1, 1, 2, *(np.zeros(6, f32) for _ in range(3)), *(np.ones(1, np.uint8) for _ in range(2)),
@@ -186,6 +211,24 @@ def test_threads_that_never_meet_are_found(monkeypatch):
     with pytest.raises(AssertionError, match="another stream"):
         monkeypatch.setattr(kernel.owner, "streams", [0])
         kernel((1,), (64,), (np.int64(64),))
+
+
+@pytest.mark.parametrize("count, rows, columns", [(1, 1, 1), (2, 3, 70), (3, 33, 40), (2, 64, 100)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatch):
+    """Every matrix as the reference has it; what was in the scratch, and the order of the blocks, does not matter."""
+    cupy = cuda_on_a_cpu.install(monkeypatch)
+    monkeypatch.setattr(cupy, "backwards", backwards)
+    monkeypatch.setattr(arena, "SIMULATOR", True)
+    memory = kernels.Arena()
+    memory.adopt(torch.nn.Linear(2, 2))
+    x = torch.randn(count, rows, columns, generator=torch.Generator().manual_seed(rows))
+    x[-1] *= 0 if count > 2 else 1e-4
+    expected = torch.stack([reference.newton_schulz(matrix.double()) for matrix in x])
+    y, gram, polynomial = (torch.full(shape, torch.nan) for shape in (x.shape, *2 * [(count, rows, rows)]))
+    kernels.Muon(memory, together=True)._orthogonalise_together(x, y, gram, polynomial)
+    assert cupy.launches == ["newton_schulz"]
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -233,6 +276,6 @@ def test_no_access_is_out_of_bounds():
         "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
         "CUDA_SHIM_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"}  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda_cpp.py", "-k",
-               "order or argument"]  # fmt: skip
+               "order or wrong_argument or one_launch"]  # fmt: skip
     result = subprocess.run(command, env=environment, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]

@@ -243,7 +243,8 @@ def test_graphs_change_no_result(device, case, monkeypatch):
 
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
 def test_small_minibatches_are_few_launches(device):
-    """What a minibatch costs on a GPU where it is small: 140 before its small kernels were put together."""
+    """What a minibatch costs on a GPU where it is small: 140 before its small kernels were put together, 64 (and the
+    copies that torch hides in ten of them) before those of kernels.cu."""
     trainer = make_trainer(cudagraphs=1)
     for _ in range(3):
         trainer.evaluate()
@@ -252,7 +253,7 @@ def test_small_minibatches_are_few_launches(device):
     torch_calls = [call for call in calls if hasattr(call[0], "_schema")]
     free = [call for call in torch_calls if "empty" in str(call[0]) or (  # as views are
         call[3] is None and not call[0]._schema.is_mutable)]  # fmt: skip
-    assert 50 < len(calls) - len(free) <= 64, [str(call[0]) for call in calls]
+    assert 30 < len(calls) - len(free) <= 34, [str(call[0]) for call in calls]
     trainer.release()
 
 
@@ -279,7 +280,7 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case):
 @pytest.mark.parametrize("case", ["breakout", "continuous, truncated", "squashed"])
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
-    """Through graphs, every kernel by its PTX."""
+    """Through graphs, every kernel of numba.cuda by its PTX, and the others by what the compiler reads."""
     here, losses, _ = run(4, **CASES[case], cudagraphs=2)
     monkeypatch.setattr(arena, "_launch", recorded(  # environments step on the CPU there, too
         lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))  # fmt: skip
@@ -287,7 +288,7 @@ def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher,
     there, other, _ = run(4, **CASES[case], cudagraphs=2)
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(there[2], here[2], rtol=1e-2, atol=1e-3)
-    assert len(launcher.counts) > 12
+    assert len(launcher.counts) >= 8
     assert other == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
@@ -494,6 +495,48 @@ def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
         assert ctypes.c_int64.in_dll(driver, "count").value == call + 1
 
 
+def test_a_capture_that_fails_leaves_the_allocator_as_it_was(monkeypatch):
+    """Which torch 2.11 forgets when its own capture_end fails; the next capture has a pool of its own."""
+    called, pools = [], iter(range(9))
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            called.append(("begin", pool))
+
+        def capture_end(self):
+            called.append("end")
+            raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    def fails():
+        raise ValueError("cannot be captured")
+
+    stream = types.SimpleNamespace(device=torch.device("cuda", 3))
+    gpu = object.__new__(fused.Gpu)
+    gpu.torch_device, gpu.main_stream, gpu._graphs = stream.device, stream, {}
+    for name, function in {"synchronize": lambda device: None, "stream": lambda stream: contextlib.nullcontext(),
+                           "graph_pool_handle": lambda: next(pools), "CUDAGraph": Graph}.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr("numba.cuda.defer_cleanup", contextlib.nullcontext)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *call: called.append(call), raising=False)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot be captured"):
+            gpu.capture(None, [("minibatch", fails, ())])
+    assert called == [("begin", 0), "end", (3, 0), ("begin", 1), "end", (3, 1)] and not gpu._graphs
+
+
+def test_a_system_that_locks_no_memory_is_named_once(monkeypatch, capsys):
+    def refuse(error):
+        raise RuntimeError("operation not supported")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
+    monkeypatch.setattr(torch.cuda, "check_error", refuse)
+    gpu = object.__new__(fused.Gpu)
+    gpu._pinned, gpu._refused = [], False
+    for _ in range(3):
+        gpu.pin(np.zeros(4096, np.uint8))
+    assert gpu._pinned == [] and capsys.readouterr().err.count("locks no memory for copies (operation not") == 1
+
+
 def test_a_missing_gpu_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(pufferl.ConfigError, match="finds no GPU"):
@@ -501,6 +544,10 @@ def test_a_missing_gpu_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("numba.cuda.implementation", "Built-in")
     with pytest.raises(pufferl.ConfigError, match="is numba's own here"):
+        make_trainer()
+    monkeypatch.setattr("numba.cuda.implementation", "NVIDIA")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(pufferl.ConfigError, match="needs CuPy"):
         make_trainer()
     with pytest.raises(pufferl.ConfigError, match="cudagraphs"):
         make_trainer(cudagraphs=0, device="cpu")

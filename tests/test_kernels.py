@@ -610,6 +610,14 @@ def test_draw(N, M):
     close(weights, reference.importance_weights(p, 0.6)[index], 1e-6)
 
 
+def test_draw_takes_no_segment_without_a_mass():
+    rng = generator(3)
+    masses = torch.rand(5000, generator=rng, dtype=torch.float64) * (torch.rand(5000, generator=rng) < 0.1)
+    masses[-7:] = 0
+    index, weights = draw_segments(masses, 4000)
+    assert (masses[index] > 0).all() and weights.isfinite().all() and (index.diff() >= 0).all()
+
+
 def test_draw_frequencies():
     masses = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.5, 3.0, 0.0], dtype=torch.float64)
     index, _ = draw_segments(masses, 200_000)
@@ -1092,6 +1100,16 @@ def test_advantage_moments_and_normalisation(N):
     nothing = torch.zeros(3, dtype=torch.float64)  # no valid step: finite, and nothing to scale
     kernels.normalisation(nothing, settings)
     assert settings.isfinite().all()
+
+
+@pytest.mark.parametrize("n, columns", [(1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_add_rows(n, columns, dtype):
+    rng = generator(n)
+    rows, gradient = torch.randn(n, columns, generator=rng).to(dtype), torch.randn(columns, generator=rng)
+    expected = gradient.double() + rows.double().sum(0)
+    kernels.add_rows(rows, gradient)
+    close(gradient, expected, 1e-6 * n**0.5)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
