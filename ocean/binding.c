@@ -82,7 +82,7 @@ static inline void bind_rows(Env* env, const Rows* rows) {
 #endif
 }
 
-/* Begins an episode, from where the random numbers stand: nothing is seeded here. */
+/* One environment of ocean_reset. */
 static inline void reset_env(Env* env, const Rows* rows) {
     size_t agent = env->agent_offset, agents = (size_t)spaces_of(env).num_agents;
     memset(rows->rewards + agent, 0, agents * sizeof(float));
@@ -127,6 +127,7 @@ void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses
     }
 }
 
+/* Begins an episode in each environment, from where its random numbers stand: nothing is seeded here. */
 void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
