@@ -111,4 +111,5 @@ class Kernels:
         if stream not in self._streams:
             self._streams[stream] = self._cupy.cuda.ExternalStream(stream)
         arguments = tuple(np.int64(number) for number in (addresses[0], num_envs, addresses[1]))
-        self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments, stream=self._streams[stream])
+        with self._streams[stream]:
+            self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments)
