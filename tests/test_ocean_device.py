@@ -125,6 +125,7 @@ def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
     own.write_text(HEADER % "#include <time.h>")
     assert "includes <time.h>" in on_device.why_not(library)
     own.write_text(HEADER % "")
+    monkeypatch.delitem(sys.modules, "cupy")
     monkeypatch.setattr(on_device.importlib.util, "find_spec", lambda name: None)
     assert "there is no CuPy" in on_device.why_not(library)
 
