@@ -347,6 +347,11 @@ class Autograd:
         """One of the rollout's arrays, for what only logs look at."""
         return self.host[name]
 
+    def return_range(self, running, low, high):
+        """kernels.return_range of the last rollout."""
+        arrays = (self.host[name].numpy() for name in ("rewards", "valid", "resets"))
+        return kernels.return_range(*arrays, running.numpy(), low, high)
+
     def usage(self):
         """{"GPU": "87%", ...} for a dashboard."""
         return {}

@@ -184,6 +184,13 @@ def find_gpu(workers):
 # Any network
 
 
+@driver
+def _return_range(begin, end, rewards, valid, resets, running, low, high):
+    for n in range(begin, end):
+        low[n], high[n] = kernels.return_range(rewards[:, n : n + 1], valid[:, n : n + 1], resets[:, n : n + 1],
+                                               running[n : n + 1], low[n], high[n])  # fmt: skip
+
+
 class Graphs(engines.Autograd):
     """engines.Autograd on a GPU. The environments write pinned arrays, of which the policy has copies there. Those that
     live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host gets copies for its statistics.
@@ -260,6 +267,14 @@ class Graphs(engines.Autograd):
             for name in ("rewards", "terminals", "truncations"):
                 self.storage[name].copy_(self.host[name], non_blocking=True)
         return seconds
+
+    def return_range(self, running, low, high):
+        if not self.alone:
+            return super().return_range(running, low, high)
+        lows, highs = torch.full_like(running, low), torch.full_like(running, high)
+        tensors = (*(self.storage[name] for name in ("rewards", "valid", "resets")), running, lows, highs)
+        kernels.run(_return_range, len(running), 1, *map(kernels.device if running.is_cuda else host, tensors))
+        return float(lows.min()), float(highs.max())
 
     def on_host(self, name):
         return self.storage[name].cpu() if self.together else self.host[name]

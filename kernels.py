@@ -409,7 +409,9 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
 
 
 @driver
-def _return_range_cpu(rewards, valid, resets, running, low, high):
+def return_range(rewards, valid, resets, running, low, high):
+    """(low, high), widened by the returns of the episodes that end within a rollout. rewards (T, N), valid and resets
+    (T+1, N) uint8, running (N,) the returns so far, which go on: numpy arrays, of the environments."""
     T, N = rewards.shape
     for t in range(T):
         for n in range(N):
@@ -420,24 +422,6 @@ def _return_range_cpu(rewards, valid, resets, running, low, high):
                 high = total if total > high else high
                 running[n] = ZERO
     return low, high
-
-
-@driver
-def _return_range_cuda(begin, end, rewards, valid, resets, running, low, high):
-    for n in range(begin, end):
-        low[n], high[n] = _return_range_cpu(rewards[:, n : n + 1], valid[:, n : n + 1], resets[:, n : n + 1],
-                                            running[n : n + 1], low[n], high[n])  # fmt: skip
-
-
-def return_range(rewards, valid, resets, running, low, high):
-    """(low, high), widened by the returns of the episodes that end within a rollout. rewards (T, N), valid and resets
-    (T+1, N) uint8, running (N,) the returns so far, which go on."""
-    arrays = rewards, valid, resets, running
-    if not on_gpu(rewards):
-        return _return_range_cpu(*map(host, arrays), low, high)
-    lows, highs = torch.full_like(running, low), torch.full_like(running, high)
-    run(_return_range_cuda, len(running), 1, *map(device if rewards.is_cuda else host, (*arrays, lows, highs)))
-    return float(lows.min()), float(highs.max())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -213,8 +213,8 @@ class PuffeRL:
         stepping = self.engine.rollout(self._rollouts)
         self.statistics.seconds["environment"] += stepping
         self.statistics.seconds["policy"] += clock() - begun - stepping
-        log, s = self.ranks.merge_log(self.vecenv.log()), self.host
-        self.statistics.add_returns(s["rewards"], s["valid"], s["resets"], self.running_returns)
+        log = self.ranks.merge_log(self.vecenv.log())
+        self.statistics.add_returns(self.engine, self.running_returns)
         self.statistics.add_episodes(log, self.policy)
         self._rollouts += 1  # counts the random words of actions: an exact resume rests on it (runs.py)
         self._rolled_out = True
@@ -519,10 +519,10 @@ class Statistics:
         self.loss_sums, self.grad_norms = np.zeros(kernels.SUMS + 1), []
         self._totals, self._returns = {}, (math.inf, -math.inf)
 
-    def add_returns(self, rewards, valid, resets, running):
+    def add_returns(self, engine, running):
         """Keep the smallest and the largest return of the agents' episodes that ended in a rollout; running (N,): of
         those that go on."""
-        self._returns = kernels.return_range(rewards, valid, resets, running, *self._returns)
+        self._returns = engine.return_range(running, *self._returns)
 
     def add_episodes(self, log, policy):
         """Add the environments' means, "n" of their episodes; keep a copy of the weights whose mean score over

@@ -32,6 +32,7 @@ The docstring of `Vector` has the duties of a backend, for one of your own.
 """
 
 import contextlib
+import functools
 import inspect
 import os
 import pickle
@@ -161,6 +162,7 @@ class Vector:
     has_valid = True
     device = None
     in_graphs = False  # see OnGpu
+    _arrays = None  # what is stepped into in the place of `storage`, by name; see write_to
     can_step_in_kernels = False  # see Native
     inside = hung = None  # for workers.watch
 
@@ -241,16 +243,12 @@ class Vector:
 
     def begin(self):
         """The last row becomes the first of the next rollout; every buffer stands at t = 0."""
-        arrays = self._rows_in_use()
+        arrays = self._arrays or vars(self.storage)
         for name in SEEN:
             if arrays[name] is not None:
                 arrays[name][0] = arrays[name][-1]
         self._t = [0] * self.num_buffers
         self._waiting = [list(range(worker, self.num_buffers, self.num_workers)) for worker in range(self.num_workers)]
-
-    def _rows_in_use(self):
-        """The rollout's arrays that are stepped into, by name."""
-        return vars(self.storage)
 
     def reset(self, seed=None):
         """Begin new episodes: (observations (N, *obs), infos). A seed other than the last one builds the environments
@@ -521,7 +519,7 @@ class OnGpu(Native):
     in_graphs = True
     _memory = None
 
-    def __init__(self, env, num_envs, *, device, num_threads=None, seed=0, env_kwargs=None):
+    def __init__(self, env, num_envs, *, device, num_buffers=None, num_threads=None, seed=0, env_kwargs=None):
         self._kernels, self.truncates = ocean.device.Kernels(env), ocean.device.truncates(env)
         self.device = torch.device(device)
         super().__init__(env, num_envs, num_buffers=1, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
@@ -552,7 +550,7 @@ class OnGpu(Native):
                       for name, array in vars(self.storage).items()}  # fmt: skip
         one = self.new_storage(1, lambda shape, dtype: torch.from_numpy(np.zeros(shape, dtype)).to(self.device))
         one.valid[:] = 1
-        self._taken = False
+        self._arrays = None
         self._bind(vars(one))
         self.restart()
         self.begin()
@@ -562,21 +560,18 @@ class OnGpu(Native):
         """From now on step into these, {name: tensor} like the rollout's arrays, whose last row gets what ours has."""
         for name in SEEN:
             if arrays[name] is not None:
-                arrays[name][-1].copy_(self._arrays[name][-1])
-        self._taken = True
+                arrays[name][-1].copy_(self._bound[name][-1])
+        self._arrays = arrays
         self._bind(arrays)
 
     def _bind(self, arrays):
         """The rows of each step and, as the last ones, those of a reset, where the kernels read them."""
-        self._arrays, horizon = arrays, len(arrays["actions"])
+        self._bound, horizon = arrays, len(arrays["actions"])
         rows = [self._at(arrays, t, t + 1) for t in range(horizon)] + [self._at(arrays, -1, -1)]
         addresses = [[0 if row is None else row.data_ptr() for row in step] for step in rows]
         tables = [self.envs.rows_for_a_gpu(np.array(step, np.int64)) for step in addresses]
         self._tables = torch.from_numpy(np.stack(tables)).to(self.device)
         self._step_rows = [table.data_ptr() for table in self._tables]
-
-    def _rows_in_use(self):
-        return self._arrays if self._taken else self._host
 
     def _launch(self, name, argument, first=0, num_envs=None):
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
@@ -587,23 +582,23 @@ class OnGpu(Native):
         """Begin new episodes in all environments, observations in row T; with a seed, from that seed's beginning."""
         self._renew(seed)
         self._launch("reset", self._step_rows[-1])
-        self._arrays["resets"][-1] = 1
-        if not self._taken:
+        self._bound["resets"][-1] = 1
+        if self._arrays is None:
             self._tell(SEEN, -1, -1)
 
     def launch(self, t):
         """Step all environments with the actions of row t, on torch's current stream, which may be captured."""
         self._launch("step", self._step_rows[t])
-        arrays = self._arrays
+        arrays = self._bound
         torch.bitwise_or(arrays["terminals"][t], arrays["truncations"][t], out=arrays["resets"][t + 1])
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         t = self._t[0]
-        if self._taken:
+        if self._arrays is not None:
             self.launch(t)
         else:
-            self._arrays["actions"][0].copy_(self._host["actions"][t])
+            self._bound["actions"][0].copy_(self._host["actions"][t])
             self.launch(0)
             self._tell(("rewards", "terminals", "truncations"), 0, t)
             self._tell(SEEN, 1, t + 1)
@@ -613,7 +608,7 @@ class OnGpu(Native):
     def _tell(self, names, row, to):
         for name in names:
             if self._host[name] is not None:
-                self._host[name][to] = self._arrays[name][row]
+                self._host[name][to] = self._bound[name][row]
 
     def log(self, env=None):
         """As Native's; what comes to the host are the sums."""
@@ -1198,9 +1193,7 @@ class Tensors(Vector):
 
     def begin(self):
         """The last row becomes the first of the next rollout; the buffer stands at t = 0."""
-        for name in ("observations", "resets", "valid", "action_masks"):
-            if self._arrays[name] is not None:
-                self._arrays[name][0].copy_(self._arrays[name][-1])
+        super().begin()
         self._t, self._given = 0, -1
 
     def wait(self, worker=0):
@@ -1319,9 +1312,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     that is called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment
     is made, or a named one that holds num_envs itself, and its reset returns tensors. It then holds num_envs ×
     env_kwargs["num_envs"].
-    num_buffers, num_threads: Native's; see there. device: "cuda" steps environments in C on a GPU; see OnGpu.
-    num_workers: processes or Ray actors (default: the physical cores, or the most below them that divide num_envs).
-    batch_size: environments that one `recv` waits for (default: all).
+    num_buffers, num_threads: Native's. device: "cuda" is for environments in C, see OnGpu. num_workers: processes or
+    Ray actors (default: the physical cores, or the most below them that divide num_envs). batch_size: environments that
+    one `recv` waits for (default: all).
     env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:
     its keyword arguments, or the C environment's settings, one dict or a list of one dict an environment; any other
     keyword is one of them for all. seed: environment i is reset with seed + i. timeout: seconds after which a worker,
@@ -1343,11 +1336,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     if holds and backend is Tensors:
         num_envs, env_kwargs = 1, _all_in_one(num_envs, env_kwargs)
     _check_counts(env, asked, num_envs, num_workers, num_threads)
-    if device is not None:
-        _check_gpu(env, backend, num_buffers, device)
-        return OnGpu(env, num_envs, device=device, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
-    if backend is Native:
-        return Native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
+    if device is not None or backend is Native:
+        native = Native if device is None else _on_gpu(env, backend, num_buffers, device)
+        return native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
     if environments.in_c(env):
         header = str(env.header if isinstance(env, ocean.Library) else env)
         creators, name = environments.ocean_creators(header, num_envs, env_kwargs), Path(header).stem
@@ -1382,10 +1373,11 @@ def why_not_on_gpu(env, backend="auto", num_buffers=None):
     return ocean.device.why_not(env)
 
 
-def _check_gpu(env, backend, num_buffers, device):
+def _on_gpu(env, backend, num_buffers, device):
     why = why_not_on_gpu(env, backend, num_buffers)
     if why is not None:
         raise ValueError(f"{environments.name_of(env)} cannot step on {device}: {why}; leave device out.")
+    return functools.partial(OnGpu, device=device)
 
 
 def _number(value):

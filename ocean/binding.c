@@ -107,6 +107,31 @@ typedef struct {
     size_t observation_bytes, action_bytes, final_bytes, mask_bytes;
 } Rows;
 
+#ifndef OCEAN_DEVICE
+static Rows read_rows(const Env* env, const int64_t* rows) {
+    Spaces spaces = spaces_of(env);
+    size_t observation = sizeof(OBSERVATION), heads = 0, choices = 0;
+    for (int i = 0; i < MAX_DIMS && spaces.observation_shape[i]; i++)
+        observation *= (size_t)spaces.observation_shape[i];
+    for (; heads < MAX_HEADS && spaces.action_heads[heads]; heads++)
+        choices += (size_t)spaces.action_heads[heads];
+    return (Rows){
+        .observations = (char*)rows[0],
+        .actions = (char*)rows[1],
+        .rewards = (float*)rows[2],
+        .terminals = (uint8_t*)rows[3],
+        .truncations = (uint8_t*)rows[4],
+        .final_observations = (char*)rows[5],
+        .valid = (uint8_t*)rows[6],
+        .action_masks = (char*)rows[7],
+        .observation_bytes = observation,
+        .action_bytes = 4 * (heads ? heads : (size_t)spaces.action_dims),
+        .final_bytes = rows[5] ? observation : 0, /* so that an absent row stays NULL for every agent */
+        .mask_bytes = rows[7] ? choices : 0,
+    };
+}
+#endif
+
 /* One store a pointer; the compiler keeps the values in registers for the c_step that it inlines behind this. */
 static inline void bind_rows(Env* env, const Rows* rows) {
     size_t agent = env->agent_offset;
@@ -124,7 +149,7 @@ static inline void bind_rows(Env* env, const Rows* rows) {
 #endif
 }
 
-/* Begins an episode, from where the random numbers stand: nothing is seeded here. */
+/* One environment of ocean_reset. */
 static inline void reset_env(Env* env, const Rows* rows) {
     size_t agent = env->agent_offset, agents = (size_t)spaces_of(env).num_agents;
     memset(rows->rewards + agent, 0, agents * sizeof(float));
@@ -161,29 +186,6 @@ extern "C" __global__ void device_log(Env* envs, int64_t num_envs, Log* logs) {
     envs[i].log = (Log){0};
 }
 #else
-static Rows read_rows(const Env* env, const int64_t* rows) {
-    Spaces spaces = spaces_of(env);
-    size_t observation = sizeof(OBSERVATION), heads = 0, choices = 0;
-    for (int i = 0; i < MAX_DIMS && spaces.observation_shape[i]; i++)
-        observation *= (size_t)spaces.observation_shape[i];
-    for (; heads < MAX_HEADS && spaces.action_heads[heads]; heads++)
-        choices += (size_t)spaces.action_heads[heads];
-    return (Rows){
-        .observations = (char*)rows[0],
-        .actions = (char*)rows[1],
-        .rewards = (float*)rows[2],
-        .terminals = (uint8_t*)rows[3],
-        .truncations = (uint8_t*)rows[4],
-        .final_observations = (char*)rows[5],
-        .valid = (uint8_t*)rows[6],
-        .action_masks = (char*)rows[7],
-        .observation_bytes = observation,
-        .action_bytes = 4 * (heads ? heads : (size_t)spaces.action_dims),
-        .final_bytes = rows[5] ? observation : 0, /* so that an absent row stays NULL for every agent */
-        .mask_bytes = rows[7] ? choices : 0,
-    };
-}
-
 void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++) {
@@ -192,6 +194,7 @@ void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses
     }
 }
 
+/* Begins an episode in each environment, from where its random numbers stand: nothing is seeded here. */
 void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)

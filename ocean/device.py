@@ -11,6 +11,7 @@ header stays as it is. A struct that holds nothing but plain data is copied to t
 
 import importlib.util
 import re
+import sys
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def why_not(library):
         for _, name, _ in INCLUDE.findall(path.read_text()):
             if name and name not in STANDARD and path.parent != FOLDER:
                 return f"it includes <{name}>, which a GPU does not have"
-    if importlib.util.find_spec("cupy") is None:
+    if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
         return "there is no CuPy: pip install -r requirements-cuda.txt"
     return None
 
@@ -111,4 +112,5 @@ class Kernels:
         if stream not in self._streams:
             self._streams[stream] = self._cupy.cuda.ExternalStream(stream)
         arguments = tuple(np.int64(number) for number in (addresses[0], num_envs, addresses[1]))
-        self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments, stream=self._streams[stream])
+        with self._streams[stream]:
+            self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments)

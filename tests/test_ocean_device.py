@@ -16,6 +16,7 @@ from test_devices import Recorder, on_a_cpu, recorded
 import arena
 import configuration
 import fused
+import kernels
 import models
 import ocean
 import pufferl
@@ -124,6 +125,7 @@ def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
     own.write_text(HEADER % "#include <time.h>")
     assert "includes <time.h>" in on_device.why_not(library)
     own.write_text(HEADER % "")
+    monkeypatch.delitem(sys.modules, "cupy")
     monkeypatch.setattr(on_device.importlib.util, "find_spec", lambda name: None)
     assert "there is no CuPy" in on_device.why_not(library)
 
@@ -332,6 +334,17 @@ def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
         tensors, _, _ = train(trainer, 2)
         assert all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
         trainer.release()
+
+
+def test_the_range_of_returns_is_that_of_the_host(launcher):
+    """By the PTX of its kernel."""
+    random, (T, N) = np.random.default_rng(0), (7, 5)
+    rewards, running = (random.normal(size=shape).astype(np.float32) for shape in ((T, N), N))
+    valid, resets = ((random.random((T + 1, N)) < p).astype(np.uint8) for p in (0.8, 0.3))
+    ours, lows, highs = running.copy(), np.full(N, 0.1, np.float32), np.full(N, -np.inf, np.float32)
+    launcher(fused._return_range, N, (rewards, valid, resets, ours, lows, highs))
+    low, high = kernels.return_range(rewards, valid, resets, running, np.float32(0.1), -np.inf)
+    assert (lows.min(), highs.max()) == (low, high) and np.array_equal(ours, running)
 
 
 def test_a_policy_on_the_cpu_may_act_in_them():
