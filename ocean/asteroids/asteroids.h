@@ -333,7 +333,8 @@ static void move_saucer(Env* env) {
     Body* shot = &env->saucer_shot;
     *shot = (Body){saucer->x, saucer->y, 0, 0, 72};
     send(env, shot, 360);
-    if (saucer->life == 1 && env->ship.life) { /* the small one aims, with an error of up to 0.15 rad */
+    /* the small one aims, with an error of up to 0.15 rad */
+    if (saucer->life == 1 && env->ship.life) {
         float x = around(env->ship.x - saucer->x, WIDTH);
         float y = around(env->ship.y - saucer->y, HEIGHT);
         float angle = atan2f(y, x) + random_float(&env->rng, -0.15f, 0.15f);

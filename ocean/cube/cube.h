@@ -156,7 +156,8 @@ static void c_reset(Env* env) {
         int last = -1;
         for (int k = 0; k < env->scrambled; k++) {
             int action = random_int(&env->rng, last < 0 ? TURNS : TURNS - 1);
-            if (last >= 0 && action >= (last ^ 1)) action++; /* skips the inverse of the last turn */
+            /* skips the inverse of the last turn */
+            if (last >= 0 && action >= (last ^ 1)) action++;
             turn(env, action);
             last = action;
         }

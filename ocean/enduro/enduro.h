@@ -49,7 +49,8 @@
 #include "draw.h"
 
 enum { CARS = 8, BENDS = 64, OBSERVATIONS = 11 + 2 * CARS };
-#define LOOP 240.0f  /* length of the ring of traffic, m: at full speed it brings 400 cars a day, and 300 are wanted */
+/* length of the ring of traffic, m: at full speed it brings 400 cars a day, and 300 are wanted */
+#define LOOP 240.0f
 #define BEHIND 40.0f /* m; a car this far behind moves to the front */
 #define SIGHT 240.0f
 #define BEND 80.0f   /* length of a piece of road with one bend, m */

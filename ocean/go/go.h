@@ -340,7 +340,8 @@ static void move_script(Env* env) {
 
 /* Simple loops over all points, because the compiler turns them into 16 to 64 points at once. */
 static void write_observation(Env* env, uint8_t* observation) {
-    enum { SLACK = 32 }; /* a row is copied with a few bytes too many, which the next row overwrites */
+    /* a row is copied with a few bytes too many, which the next row overwrites */
+    enum { SLACK = 32 };
     int size = env->size, plane = size * size, first = env->stride + 1, last = env->cells - first;
     uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK],
         status[MAX_SIZE * MAX_SIZE + SLACK];
