@@ -1,7 +1,8 @@
-/* Compiled once for each environment with -DENV_HEADER='"squared/squared.h"'; exports what ocean/__init__.py calls.
- * envs is an array of Env. rows holds the addresses of agent 0 of the whole vector in the rows in question, in the
- * order of the leading block: observations, actions, rewards, terminals, truncations, final_observations, valid,
- * action_masks; 0 where there is none. ocean_step and ocean_reset may run in several threads on disjoint ranges. */
+/* Compiled once for each environment with -DENV_HEADER='"squared/squared.h"'. It exports what
+ * ocean/__init__.py calls. envs is an array of Env. rows holds addresses, those of agent 0 of the whole
+ * vector, in this order: observations, actions, rewards, terminals, truncations, final_observations,
+ * valid, action_masks; 0 if there is none. ocean_step and ocean_reset may run in several threads on
+ * disjoint ranges of environments. */
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* the contract gives each function its parameters */
 #include ENV_HEADER
 
@@ -69,8 +70,7 @@ typedef struct {
 #define KEY_COUNT(head, key, value) +1
 enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
 
-/* Writes the keys of one environment's actions to `keys` and returns their number. Entries without a key come first, so
- * that a key overrides them. An action that these settings do not have has no key. */
+/* Writes the keys of one environment to `keys` and returns their number. REST comes first, so that a key overrides it. Actions that these settings do not have are left out. */
 static int keys_of(const Env* env, Key* keys) {
     const Spaces spaces = spaces_of(env);
     const int dims = spaces.action_dims;
@@ -87,12 +87,12 @@ static int keys_of(const Env* env, Key* keys) {
     return count;
 }
 
-/* The columns of the board that a click of the mouse plays on, or 0. */
+/* The columns of the board on which a click plays, or 0. */
 static int click_columns(const Env* env) {
     return CLICK_COLUMNS;
 }
 
-/* The rows of one call as pointers, and the bytes that one agent takes in those whose size depends on settings. */
+/* The rows of one call as pointers, and the bytes of one agent if they depend on settings. */
 typedef struct {
     char *observations, *actions, *final_observations, *action_masks;
     float* rewards;
@@ -118,12 +118,12 @@ static Rows read_rows(const Env* env, const int64_t* rows) {
         .action_masks = (char*)rows[7],
         .observation_bytes = observation,
         .action_bytes = 4 * (heads ? heads : (size_t)spaces.action_dims),
-        .final_bytes = rows[5] ? observation : 0, /* so that an absent row stays NULL for every agent */
+        .final_bytes = rows[5] ? observation : 0, /* an absent row stays NULL for every agent */
         .mask_bytes = rows[7] ? choices : 0,
     };
 }
 
-/* One store a pointer; the compiler keeps the values in registers for the c_step that it inlines behind this. */
+/* One store for each pointer. The compiler keeps the values in registers for the inlined c_step. */
 static inline void bind_rows(Env* env, const Rows* rows) {
     size_t agent = env->agent_offset;
     env->observations = (OBSERVATION*)(rows->observations + agent * rows->observation_bytes);
@@ -148,7 +148,7 @@ void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses
     }
 }
 
-/* Begins an episode in each environment, from where its random numbers stand: nothing is seeded here. */
+/* Begins an episode in each environment. This does not seed the random numbers; they go on. */
 void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++) {
@@ -163,8 +163,7 @@ void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresse
     }
 }
 
-/* Readies environments [start, end) and continues the prefix sum agent_offsets (one element more than environments).
- * Environment i draws from its own stream, number first_env + i of the seed. Returns NULL or what is wrong. */
+/* Prepares environments [start, end) and continues agent_offsets, the sum of the agents before each (one element more than environments). Environment i has its own random numbers, stream first_env + i of the seed. Returns NULL or what is wrong. */
 const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env, uint64_t seed, const double* settings,
                        int64_t* agent_offsets) {
     for (int64_t i = start; i < end; i++) {
@@ -190,13 +189,13 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
     return NULL;
 }
 
-/* From now on the terminated get a final observation too. */
+/* From now on terminated agents get a final observation too. */
 void ocean_every_final(char* envs, int64_t start, int64_t end) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
         env->every_final = true;
 }
 
-/* Sums the statistics of finished episodes over a range into sums (in the order of LOG) and starts them afresh. */
+/* Adds the logs of a range of environments to sums, in the order of LOG, and clears them. */
 void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++) {
         double* sum = sums;
@@ -206,10 +205,10 @@ void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
     }
 }
 
-/* With heap memory an environment supplies
- *     static int64_t c_save(Env* env, char* out)    its bytes, also written to out unless that is NULL
+/* An environment with HEAP supplies, for the memory behind those pointers,
+ *     static int64_t c_save(Env* env, char* out)    returns its bytes; writes them unless out is NULL
  *     static void c_load(Env* env, const char* in)
- * for what its HEAP pointers point to; everything from rng on is plain data and handled here. */
+ * All from rng on is plain data, which this file saves. */
 static const size_t plain_start = offsetof(Env, rng), plain_size = sizeof(Env) - offsetof(Env, rng);
 
 int64_t ocean_save(char* envs, int64_t index, char* out) {
@@ -239,7 +238,7 @@ void ocean_render(char* envs, int64_t index) {
 #ifdef RAYLIB_POINTERS
 #include <dlfcn.h>
 
-/* Looks the functions of raylib up in a loaded library, as dlopen gave it; returns NULL or the name of a missing one. */
+/* Finds the functions of raylib in a library that dlopen gave. Returns NULL or the name of a missing one. */
 const char* ocean_raylib(void* library) {
     (void)library;
 #ifdef RAYLIB /* a header that draws nothing may leave draw.h out */
@@ -256,7 +255,7 @@ void ocean_close(char* envs, int64_t start, int64_t end) {
         close_env(env);
 }
 
-/* The two descriptions are JSON, so that Python reads what the header declares and nothing is declared twice. */
+/* Descriptions are JSON. Python reads them, so that nothing is declared twice. */
 typedef struct {
     char* text;
     size_t size, used;
@@ -278,7 +277,7 @@ static int write_string(Writer* writer, const char* text) {
     return 0;
 }
 
-/* What holds for the environment whatever its settings are. Returns -1 where the buffer is too small. */
+/* What does not depend on settings. Returns -1 if the buffer is too small, as those below. */
 int ocean_describe(char* text, int64_t size) {
     Writer w = {text, (size_t)size, 0};
     const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
@@ -334,8 +333,7 @@ int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
 }
 
 #ifdef OCEAN_BENCH
-/* The plain C loop that tests/bench_env.py compares with. rows holds the eight addresses of each of `horizon` rows, as
- * for ocean_step. With bind, each step goes to its own row; else the pointers are set once, and only the actions move. */
+/* The plain C loop with which tests/bench_env.py compares. rows holds the eight addresses of each of `horizon` rows. With bind, each step has its own row; else only the actions move. */
 void ocean_bench(char* envs, int64_t num_envs, int64_t steps, const int64_t* rows, int64_t horizon, int64_t bind) {
     Rows first = read_rows((Env*)envs, rows);
     for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)

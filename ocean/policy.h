@@ -1,23 +1,24 @@
-/* Runs a trained default network (models.Policy: linear encoder, MinGRU layers with highway gates, linear decoder) in
- * plain C, from the file that `python export.py ENV --export.flat policy.bin` writes. Needs libm and nothing else; a
- * Policy has scratch memory, so it is for one thread.
+/* Runs a trained default network (models.Policy: linear encoder, MinGRU layers with highway gates,
+ * linear decoder) in plain C, from the file that `python export.py ENV --export.flat policy.bin`
+ * writes. It needs libm only. A Policy has scratch memory, so it is for one thread.
  *
  *     Policy policy;
  *     const char* problem = policy_load(&policy, "policy.bin");     NULL, or what is wrong
  *     float* state = policy_new_state(&policy, agents);             zeros: an episode begins
- *     float* outputs = policy.outputs;                              policy.width numbers, overwritten by each call
+ *     float* outputs = policy.outputs; policy.width numbers, overwritten by each call
  *   and on every step, for agent i,
- *     policy_forward(&policy, observation, reset, state + i * policy.state_size);    reset: an episode begins here
- *     policy_act(&policy, mask, seed, i, step, deterministic, action);               mask: NULL, or 0 forbids
+ *     policy_forward(&policy, observation, reset, state + i * policy.state_size); reset: an episode
+ *     begins here policy_act(&policy, mask, seed, i, step, deterministic, action); mask: NULL, or 0
+ *     forbids
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
- *     the bytes "PUFR"; format 1 or 2; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
- *     in format 2 only: shift (inputs), scale (inputs), with which observations are normalised
- *     encoder: weight (hidden, inputs), bias (hidden)
- *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
- *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
- *     log_std (dims)
- * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by row, as in torch. */
+ *     the bytes "PUFR"; format 1 or 2; observation type (PolicyType); inputs; hidden; layers;
+ *     heads; dims; each head's size in format 2 only: shift (inputs), scale (inputs), with which
+ *     observations are normalised encoder: weight (hidden, inputs), bias (hidden) each layer:
+ *     weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p decoder: weight (actions
+ *     + 1, hidden), bias (actions + 1); the last row is the value log_std (dims)
+ * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by
+ * row, as in torch. */
 #pragma once
 
 #include <math.h>
@@ -27,8 +28,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum { POLICY_FLOAT32, POLICY_FLOAT64, POLICY_INT8, POLICY_UINT8, POLICY_INT16, POLICY_UINT16, POLICY_INT32,
-               POLICY_UINT32, POLICY_INT64, POLICY_UINT64, POLICY_TYPES } PolicyType;
+typedef enum {
+    POLICY_FLOAT32, POLICY_FLOAT64, POLICY_INT8, POLICY_UINT8, POLICY_INT16, POLICY_UINT16,
+    POLICY_INT32, POLICY_UINT32, POLICY_INT64, POLICY_UINT64, POLICY_TYPES
+} PolicyType;
 
 enum { POLICY_HEADER = 8, POLICY_MAX_HEADS = 64, POLICY_MAX_SIZE = 1 << 20 };
 typedef struct {
@@ -36,9 +39,9 @@ typedef struct {
     int heads, head_sizes[POLICY_MAX_HEADS]; /* discrete actions, or ... */
     int dims; /* ... continuous ones */
     int width; /* of the outputs: logits (or means), then the value */
-    int state_size; /* floats of recurrent state an agent */
+    int state_size; /* floats of recurrent state for each agent */
     const float *shift, *scale; /* of the observations, or NULL */
-    const float *encoder, *layer, *decoder, *log_std; /* each matrix with its bias behind it */
+    const float *encoder, *layer, *decoder, *log_std; /* each matrix, then its bias */
     float *weights, *outputs, *scratch;
 } Policy;
 
@@ -48,7 +51,8 @@ static void policy_free(Policy* policy) {
     *policy = (Policy){0};
 }
 
-/* A policy from the contents of a file, `count` floats, which are copied. Returns NULL, or what is wrong with them. */
+/* Makes a policy from the contents of a file: copies `count` floats. Returns NULL, or what is
+ * wrong. */
 static const char* policy_read(Policy* policy, const float* file, size_t count) {
     *policy = (Policy){0};
     if (count < POLICY_HEADER || memcmp(file, "PUFR", 4))
@@ -120,7 +124,7 @@ static const char* policy_load(Policy* policy, const char* path) {
     return problem;
 }
 
-/* The recurrent state of some agents, zero; free() it. */
+/* The recurrent state of some agents, all zeros; free() it. */
 static float* policy_new_state(const Policy* policy, int agents) {
     return calloc((size_t)agents * (size_t)policy->state_size, sizeof(float));
 }
@@ -129,7 +133,8 @@ static inline float policy_sigmoid(float x) {
     return 1 / (1 + expf(-x));
 }
 
-/* y = weight x + bias. Eight sums side by side, so that the compiler may use SIMD without reordering anything. */
+/* y = weight x + bias. Eight sums side by side, so that the compiler may use SIMD without
+ * reordering anything. */
 static void policy_linear(const float* weight, int outputs, int inputs, const float* x, float* y) {
     const float* bias = weight + (size_t)outputs * (size_t)inputs;
     for (int o = 0; o < outputs; o++, weight += inputs) {
@@ -146,7 +151,7 @@ static void policy_linear(const float* weight, int outputs, int inputs, const fl
     }
 }
 
-/* An observation of the policy's own type as floats. */
+/* Turns an observation of the policy's type into floats. */
 static void policy_floats(const Policy* policy, const void* observation, float* x) {
 #define POLICY_CASE(name, type) \
     case name: \
@@ -168,8 +173,9 @@ static void policy_floats(const Policy* policy, const void* observation, float* 
 #undef POLICY_CASE
 }
 
-/* One step of one agent: policy->outputs from an observation of policy->inputs numbers of the policy's type, and the
- * agent's new state. `reset` where the observation is the first of an episode. */
+/* One step of one agent. Computes policy->outputs and the agent's new state from an observation of
+ * policy->inputs numbers of the policy's type. `reset`: the observation is the first of an episode.
+ */
 static void policy_forward(const Policy* policy, const void* observation, bool reset,
                            float* state) {
     int H = policy->hidden;
@@ -215,8 +221,9 @@ static inline float policy_uniform(uint32_t word) {
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1. The random words are
- * those of kernels.sample: the same seed, agent and step give its action. `deterministic`: the most likely one. */
+/* Draws an action from policy->outputs: int32_t[heads], or float[dims], which may be outside -1..1.
+ * The random words are those of kernels.sample, so the same seed, agent and step give the same
+ * action. `deterministic`: the most likely action. */
 static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent,
                        uint64_t step, bool deterministic, void* action) {
     const float* logits = policy->outputs;
@@ -231,7 +238,7 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
         policy_random(seed, agent, step, head, words);
         for (int i = 0; i < size; i++) {
             if (mask && !mask[i]) continue;
-            choice = i; /* the last allowed one, where rounding leaves the target beyond all */
+            choice = i; /* the last allowed one, if rounding puts the target beyond all */
             sum += expf(logits[i] - top);
             if (deterministic ? logits[i] == top : sum > policy_uniform(words[0]) * total) break;
         }

@@ -496,8 +496,8 @@ static void c_render(Env* env) {
         Vector2 right = {x - 14 * c + 11 * s, y - 14 * s - 11 * c};
         if (env->thrusts)
             draw_triangle((Vector2){x - 10 * c - 6 * s, y - 10 * s + 6 * c},
-                          (Vector2){x - 10 * c + 6 * s, y - 10 * s - 6 * c}, (Vector2){x - 28 * c, y - 28 * s},
-                          DRAW_GOLD);
+                          (Vector2){x - 10 * c + 6 * s, y - 10 * s - 6 * c},
+                          (Vector2){x - 28 * c, y - 28 * s}, DRAW_GOLD);
         draw_triangle((Vector2){x + 18 * c, y + 18 * s}, left, right, DRAW_CYAN);
     }
     draw_format(20, 16, 40, DRAW_WHITE, "%d", env->points);

@@ -332,8 +332,10 @@ static void c_step(Env* env) {
 }
 
 static void c_render(Env* env) {
-    static const Color colors[ROWS] = {{226, 84, 84, 255},  {238, 126, 72, 255}, {250, 190, 60, 255},
-                                       {90, 200, 120, 255}, {0, 187, 204, 255},  {92, 124, 226, 255}};
+    static const Color colors[ROWS] = {
+        {226, 84, 84, 255}, {238, 126, 72, 255}, {250, 190, 60, 255}, {90, 200, 120, 255},
+        {0, 187, 204, 255}, {92, 124, 226, 255}
+    };
     enum { SCALE = 2 };
     draw_begin((int)WIDTH * SCALE, (int)HEIGHT * SCALE, "breakout");
     for (int i = 0; i < BRICKS; i++) {

@@ -36,7 +36,9 @@ struct Env {
     int16_t stack[MAX_CELLS];
 };
 
-static const int neighbours[8] = {-STRIDE - 1, -STRIDE, -STRIDE + 1, -1, 1, STRIDE - 1, STRIDE, STRIDE + 1};
+static const int neighbours[8] = {
+    -STRIDE - 1, -STRIDE, -STRIDE + 1, -1, 1, STRIDE - 1, STRIDE, STRIDE + 1
+};
 
 static const char* c_init(Env* env) {
     if (env->width < 2 || env->width > MAX_SIDE || env->height < 2 || env->height > MAX_SIDE)
@@ -165,9 +167,11 @@ static void c_step(Env* env) {
 }
 
 static void c_render(Env* env) {
-    static const Color colors[] = {{70, 90, 104, 255},  {0, 187, 204, 255},   {90, 200, 120, 255},
-                                   {226, 84, 84, 255},  {170, 130, 240, 255}, {250, 190, 60, 255},
-                                   {240, 140, 190, 255}, {236, 242, 246, 255}, {130, 146, 160, 255}};
+    static const Color colors[] = {
+        {70, 90, 104, 255}, {0, 187, 204, 255}, {90, 200, 120, 255}, {226, 84, 84, 255},
+        {170, 130, 240, 255}, {250, 190, 60, 255}, {240, 140, 190, 255}, {236, 242, 246, 255},
+        {130, 146, 160, 255}
+    };
     int longer = env->width > env->height ? env->width : env->height, side = 720 / longer;
     draw_begin(env->width * side, env->height * side, "minesweeper");
     for (int i = 0; i < env->width * env->height; i++) {
@@ -177,8 +181,9 @@ static void c_render(Env* env) {
         DrawRectangle(x + 1, y + 1, side - 2, side - 2,
                       covered ? (Color){62, 86, 104, 255} : DRAW_PANEL);
         if (covered) DrawRectangle(x + 1, y + 1, side - 2, side / 10, (Color){84, 112, 132, 255});
-        if (covered && cell & MINE) DrawCircleV((Vector2){(float)(x + side / 2), (float)(y + side / 2)},
-                                                (float)side * 0.12f, (Color){150, 70, 76, 255});
+        if (covered && cell & MINE)
+            DrawCircleV((Vector2){(float)(x + side / 2), (float)(y + side / 2)},
+                        (float)side * 0.12f, (Color){150, 70, 76, 255});
         if (covered || !(cell & NUMBER)) continue;
         char text[2] = {(char)('0' + (cell & NUMBER)), 0};
         draw_text_centred(text, x + side / 2, y + side / 2, side * 6 / 10, colors[cell & NUMBER]);

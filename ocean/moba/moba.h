@@ -389,7 +389,9 @@ static inline int weakest(const Env* env, int first, int count, float x, float y
 static int aim(const Env* env, int unit, int prefers, float reach, bool buildings) {
     enum { HERO, CREEP_, NEUTRAL_, BUILDING_ };
     static const int orders[TARGETS][4] = {
-        {HERO, CREEP_, NEUTRAL_, BUILDING_}, {CREEP_, NEUTRAL_, BUILDING_, HERO}, {BUILDING_, HERO, CREEP_, NEUTRAL_}};
+        {HERO, CREEP_, NEUTRAL_, BUILDING_}, {CREEP_, NEUTRAL_, BUILDING_, HERO},
+        {BUILDING_, HERO, CREEP_, NEUTRAL_}
+    };
     int base = unit < TEAM ? TEAM : 0;
     float x = env->x[unit], y = env->y[unit];
     for (int k = 0; k < 4; k++) {
@@ -568,9 +570,11 @@ static bool cast(Env* env, int unit, int k, int prefers) {
     return true;
 }
 
-static const float WAYS[MOVES][2] = {{0, 0},  {0, -1}, {0, 1}, {-1, 0}, {1, 0},
-                                     {-(float)M_SQRT1_2, -(float)M_SQRT1_2}, {(float)M_SQRT1_2, -(float)M_SQRT1_2},
-                                     {-(float)M_SQRT1_2, (float)M_SQRT1_2}, {(float)M_SQRT1_2, (float)M_SQRT1_2}};
+static const float WAYS[MOVES][2] = {
+    {0, 0}, {0, -1}, {0, 1}, {-1, 0}, {1, 0}, {-(float)M_SQRT1_2, -(float)M_SQRT1_2},
+    {(float)M_SQRT1_2, -(float)M_SQRT1_2}, {-(float)M_SQRT1_2, (float)M_SQRT1_2},
+    {(float)M_SQRT1_2, (float)M_SQRT1_2}
+};
 
 static bool is_open(const Env* env, float x, float y) {
     return fabsf(x) < HALF && fabsf(y) < HALF && env->open[tile(y)] >> tile(x) & 1;

@@ -115,8 +115,8 @@ static void c_render(Env* env) {
     }
     Vector2 foot = on_hill(env->goal, 0);
     DrawLineEx(foot, (Vector2){foot.x, foot.y - 60}, 3, DRAW_WHITE);
-    draw_triangle((Vector2){foot.x, foot.y - 60}, (Vector2){foot.x, foot.y - 36}, (Vector2){foot.x + 30, foot.y - 48},
-                  DRAW_GREEN);
+    draw_triangle((Vector2){foot.x, foot.y - 60}, (Vector2){foot.x, foot.y - 36},
+                  (Vector2){foot.x + 30, foot.y - 48}, DRAW_GREEN);
     float p = env->position, half = 0.045f;
     draw_quad(on_hill(p - half, 10), on_hill(p + half, 10), on_hill(p + half, 26),
               on_hill(p - half, 26), DRAW_CYAN);

@@ -138,8 +138,10 @@ enum { WINDOW_WATER, WINDOW_ROCK, WINDOW_NODE, WINDOW_CREATURE = 8, WINDOW_TIER 
 enum { VILLAGE = 0x80, TIER = 7 }; /* bits of a tile's land */
 
 /* Kinds of items. A material that a node gives has the number of its skill. */
-enum { ITEM_FISH, ITEM_HERB, ITEM_WOOD, ITEM_ORE, ITEM_CRYSTAL, ITEM_HIDE, ITEM_SWORD, ITEM_BOW, ITEM_STAFF, ITEM_ARMOUR,
-       ITEM_TOOL, KINDS };
+enum {
+    ITEM_FISH, ITEM_HERB, ITEM_WOOD, ITEM_ORE, ITEM_CRYSTAL, ITEM_HIDE, ITEM_SWORD, ITEM_BOW,
+    ITEM_STAFF, ITEM_ARMOUR, ITEM_TOOL, KINDS
+};
 enum {
     NOTHING, STRIKE_FOE, STRIKE_AGENT, USE, SELL = USE + KINDS, BUY = SELL + KINDS,
     ACTS = BUY + KINDS
@@ -242,8 +244,11 @@ static const char* c_init(Env* env) {
         env->offer_steps < 1)
         return "max_steps, hunger, healing, regrow and offer_steps must be 1 or more";
     if (env->home < 1 || env->tier_distance < 1) return "home and tier_distance must be 1 or more";
-    float shares[] = {env->berries, env->fish, env->herbs, env->trees, env->ores, env->crystals, env->luck,
-                      env->drop_tool, env->fee, env->tool_luck, env->spread, env->berries + env->herbs, env->berries + env->trees};
+    float shares[] = {
+        env->berries, env->fish, env->herbs, env->trees, env->ores, env->crystals, env->luck,
+        env->drop_tool, env->fee, env->tool_luck, env->spread, env->berries + env->herbs,
+        env->berries + env->trees
+    };
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++)
         if (!(shares[i] >= 0 && shares[i] <= 1))
             return "shares and chances, luck and spread must lie within 0..1";
@@ -589,8 +594,13 @@ static void open_offer(Env* env, int i, int kind, int tier, int step) {
     while (env->stalls[number].is_open)
         number++;
     Queue* queue = &env->queues[kind][tier - 1][step];
-    env->stalls[number] = (Offer){.next = -1, .previous = queue->last, .since = env->tick, .is_open = true,
-                                  .kind = (uint8_t)kind, .tier = (uint8_t)tier, .step = (uint8_t)step};
+    env->stalls[number] = (Offer){.next = -1,
+                                  .previous = queue->last,
+                                  .since = env->tick,
+                                  .is_open = true,
+                                  .kind = (uint8_t)kind,
+                                  .tier = (uint8_t)tier,
+                                  .step = (uint8_t)step};
     if (queue->last < 0) queue->first = number;
     else env->stalls[queue->last].next = number;
     queue->last = number;
@@ -671,8 +681,14 @@ static void look_after_stall(Env* env, int i) {
 
 static void be_born(Env* env, int i) {
     Agent* agent = &env->agents[i];
-    *agent = (Agent){.health = FULL, .food = FULL, .water = FULL, .gold = env->purse, .alive = true, .weapon = 1,
-                     .life = agent->life + 1, .struck = env->tick - 1};
+    *agent = (Agent){.health = FULL,
+                     .food = FULL,
+                     .water = FULL,
+                     .gold = env->purse,
+                     .alive = true,
+                     .weapon = 1,
+                     .life = agent->life + 1,
+                     .struck = env->tick - 1};
     stand(env, &agent->cell, &agent->column, &agent->row, free_cell(env, env->home_count, true));
     env->who[agent->cell] = (uint16_t)(1 + i);
     agent->weapon_kind = (uint8_t)(ITEM_SWORD + random_int(&env->rng, SKILLS - GATHER));
@@ -1219,11 +1235,16 @@ enum { MAP = 768, PANEL = 384, ZOOM = 24 };
 
 static const Color land_colors[] = {{52, 64, 60, 255},  {82, 132, 74, 255}, {122, 140, 70, 255},
                                     {158, 130, 66, 255}, {156, 98, 62, 255}, {124, 62, 66, 255}};
-static const Color node_colors[] = {{226, 74, 128, 255}, {142, 212, 240, 255}, {178, 236, 122, 255},
-                                    {30, 84, 48, 255},   {232, 152, 72, 255},  {186, 146, 255, 255}};
-static const Color weapon_colors[] = {{236, 242, 246, 255}, {250, 214, 90, 255}, {110, 214, 240, 255}};
-static const Color water_color = {36, 78, 122, 255}, rock_color = {92, 94, 102, 255}, spent_color = {70, 72, 66, 255},
-                   village_color = {206, 188, 150, 255}, foe_color = {200, 40, 44, 255};
+static const Color node_colors[] = {
+    {226, 74, 128, 255}, {142, 212, 240, 255}, {178, 236, 122, 255}, {30, 84, 48, 255},
+    {232, 152, 72, 255}, {186, 146, 255, 255}
+};
+static const Color weapon_colors[] = {
+    {236, 242, 246, 255}, {250, 214, 90, 255}, {110, 214, 240, 255}
+};
+static const Color water_color = {36, 78, 122, 255}, rock_color = {92, 94, 102, 255},
+    spent_color = {70, 72, 66, 255}, village_color = {206, 188, 150, 255},
+    foe_color = {200, 40, 44, 255};
 
 static Color ground_color(const Env* env, int cell) {
     int ground = env->ground[cell], land = env->land[cell];
@@ -1356,8 +1377,9 @@ static void draw_surroundings(const Env* env) {
                         false);
                 } else if (who) {
                     const Agent* agent = &env->agents[who - 1];
-                    draw_creature((float)(left + middle), (float)(top + middle), (Color){52, 92, 170, 255},
-                                  agent->weapon_kind, (float)agent->health / FULL, agent == player);
+                    draw_creature((float)(left + middle), (float)(top + middle),
+                                  (Color){52, 92, 170, 255}, agent->weapon_kind,
+                                  (float)agent->health / FULL, agent == player);
                 }
             }
         }

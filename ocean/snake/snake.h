@@ -237,8 +237,10 @@ static void c_load(Env* env, const char* in) {
 }
 
 static void c_render(Env* env) {
-    static const Color colors[] = {{0, 187, 204, 255},  {90, 200, 120, 255},  {226, 84, 84, 255}, {170, 130, 240, 255},
-                                   {240, 140, 190, 255}, {150, 200, 255, 255}, {238, 126, 72, 255}};
+    static const Color colors[] = {
+        {0, 187, 204, 255}, {90, 200, 120, 255}, {226, 84, 84, 255}, {170, 130, 240, 255},
+        {240, 140, 190, 255}, {150, 200, 255, 255}, {238, 126, 72, 255}
+    };
     int cell = 1200 / env->width < 760 / env->height ? 1200 / env->width : 760 / env->height;
     if (cell < 1) cell = 1;
     int gap = cell >= 6, half = cell / 2;

@@ -471,9 +471,10 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-static const Color piece_colors[PIECES] = {{0, 187, 204, 255}, {250, 190, 60, 255}, {170, 110, 230, 255},
-                                           {90, 200, 120, 255}, {226, 84, 84, 255}, {80, 120, 230, 255},
-                                           {238, 138, 60, 255}};
+static const Color piece_colors[PIECES] = {
+    {0, 187, 204, 255}, {250, 190, 60, 255}, {170, 110, 230, 255}, {90, 200, 120, 255},
+    {226, 84, 84, 255}, {80, 120, 230, 255}, {238, 138, 60, 255}
+};
 
 static void draw_cell(int x, int y, int side, Color color) {
     DrawRectangle(x + 1, y + 1, side - 2, side - 2, color);

@@ -269,14 +269,16 @@ static void c_render(Env* env) {
                 DrawRectangleRec(
                     (Rectangle){x + 0.06f * size, y + 0.06f * size, 0.88f * size, 0.88f * size},
                     DRAW_GREEN);
-                DrawRectangleRec((Rectangle){x + 0.2f * size, y + 0.2f * size, 0.6f * size, 0.6f * size},
-                                 (Color){24, 66, 38, 255});
+                DrawRectangleRec(
+                    (Rectangle){x + 0.2f * size, y + 0.2f * size, 0.6f * size, 0.6f * size},
+                    (Color){24, 66, 38, 255});
             } else if (found >= AGENT) {
                 int cell_at = env->first + row * env->stride + column;
                 DrawCircleV(centre, 0.42f * size, cell_at == player->cell ? DRAW_WHITE : DRAW_CYAN);
                 if (found == CARRIER)
-                    DrawRectangleRec((Rectangle){x + 0.34f * size, y + 0.34f * size, 0.32f * size, 0.32f * size},
-                                     (Color){200, 130, 20, 255});
+                    DrawRectangleRec(
+                        (Rectangle){x + 0.34f * size, y + 0.34f * size, 0.32f * size, 0.32f * size},
+                        (Color){200, 130, 20, 255});
             }
         }
     }
