@@ -5,18 +5,20 @@
  *     Policy policy;
  *     const char* problem = policy_load(&policy, "policy.bin");     NULL, or what is wrong
  *     float* state = policy_new_state(&policy, agents);             zeros: an episode begins
- *     float* outputs = policy.outputs; policy.width numbers, overwritten by each call
+ *     float* outputs = policy.outputs;     policy.width numbers, which each call overwrites
  *   and on every step, for agent i,
- *     policy_forward(&policy, observation, reset, state + i * policy.state_size); reset: an episode
- *     begins here policy_act(&policy, mask, seed, i, step, deterministic, action); mask: NULL, or 0
- *     forbids
+ *     policy_forward(&policy, observation, reset, state + i * policy.state_size);
+ *     policy_act(&policy, mask, seed, i, step, deterministic, action);
+ *   with reset 1 if an episode begins here, and mask NULL or 0 for each forbidden action.
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
  *     the bytes "PUFR"; format 1 or 2; observation type (PolicyType); inputs; hidden; layers;
- *     heads; dims; each head's size in format 2 only: shift (inputs), scale (inputs), with which
- *     observations are normalised encoder: weight (hidden, inputs), bias (hidden) each layer:
- *     weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p decoder: weight (actions
- *     + 1, hidden), bias (actions + 1); the last row is the value log_std (dims)
+ *         heads; dims; each head's size
+ *     in format 2 only: shift (inputs), scale (inputs), which normalise observations
+ *     encoder: weight (hidden, inputs), bias (hidden)
+ *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
+ *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
+ *     log_std (dims)
  * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by
  * row, as in torch. */
 #pragma once

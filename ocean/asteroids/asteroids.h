@@ -1,6 +1,6 @@
 /* Asteroids: a ship among drifting rocks, in a field of 1024 x 768 whose opposite edges are joined.
- *   - A shot breaks a large rock (20 points) into two of middle size (50 points). It breaks one of
- *     these into two small ones (100 points).
+ *   - A shot breaks a large rock (20 points) into two middle ones (50 points), and a middle one
+ *     into two small ones (100 points).
  *   - The first wave has 4 large rocks. When all rocks are gone, the next wave has two more, up to
  *     11.
  *   - Now and then a saucer crosses and shoots. The large one (200 points) shoots anywhere. The
@@ -8,10 +8,11 @@
  *   - Whatever touches the ship breaks, and the ship is lost. There are three ships, and one more
  *     for every 10,000 points. A new ship appears in the middle after respawn_seconds, when that is
  *     clear.
- *   - Hyperspace puts the ship at a random place. One time in six it breaks.
+ *   - Hyperspace puts the ship at a random place. One time in six the ship breaks there.
  *   - The loss of the last ship ends the episode.
  * The reward is the points over reward_points, plus reward_loss for each ship lost. score is the
- * points. perf is the points over 10,000, at most 1.
+ * points.
+ * perf is the points over 10,000, at most 1.
  *
  *     observation; positions and velocities are in the ship's axes (ahead, right), cut to -1..1
  *     0, 1       velocity of the ship, over 600 pixels a second

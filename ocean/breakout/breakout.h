@@ -13,8 +13,9 @@
  *   - When the first wall is cleared, the paddle's next strike brings the second.
  *   - After max_steps the episode is truncated, because a ball can circle for ever. By default that
  *     is half an hour at a frameskip of 4, as in Atari's games (Machado et al. 2018, section 4.1).
- * The reward is the points of the bricks hit. Actions: none, left, right. With continuous: one
- * speed in -1..1. A tick is 1/60 s. An action lasts frameskip ticks.
+ * The reward is the points of the bricks hit.
+ * Actions: none, left, right. With continuous: one speed in -1..1. A tick is 1/60 s. An action
+ * lasts frameskip ticks.
  *
  * The step does not move tick by tick. Between two collisions everything moves in straight lines,
  * so the step jumps from one collision to the next, at its exact time. So the ball passes through

@@ -9,7 +9,8 @@
  *   - Traffic is a ring of cars at one speed, in three lanes. A car draws a new lane each time it
  *     comes round. Cars from behind give way.
  * The reward is 1 for a car overtaken and -1 for one lost, plus reward_speed. Cars beyond the day's
- * number do not count. perf is the share of the cars of all `days` that were overtaken.
+ * number do not count.
+ * perf is the share of the cars of all `days` that were overtaken.
  *
  *     observation
  *     0        place across the road, -1..1

@@ -22,8 +22,8 @@
  *                     to the right of the chicken, in half widths, -1..1 around. A missing car is
  *                     the first one again. Beside the road the speed is 0, and the cars are 1.
  *
- * Actions: none, up, down. A tick is 1/60 s. An action lasts frameskip ticks. perf is the score as
- * a share of the crossings that the time allows without traffic. */
+ * Actions: none, up, down. A tick is 1/60 s. An action lasts frameskip ticks.
+ * perf is the score as a share of the crossings that the time allows without traffic. */
 #pragma once
 
 #define OBSERVATION float

@@ -2,8 +2,9 @@
  * sum; a tile merges once a move. After a move that changes something, a 2 (one time in ten a 4)
  * appears in a random free cell. A move that changes nothing is illegal: the mask says so, and
  * nothing happens. The game is over when no move is left. The score is the sum of all merged tiles.
- * The reward for a merge to 2^k is k / 11, because points would span three powers of ten. perf is
- * the share of games that reach 2048; the game goes on then. Actions: up, down, left, right.
+ * The reward for a merge to 2^k is k / 11, because points would span three powers of ten.
+ * perf is the share of games that reach 2048; the game goes on then.
+ * Actions: up, down, left, right.
  * Observation: 648 bytes of 0 and 1,
  *     0 .. 287    (16, 18) the tile in each cell, one-hot: empty, 2, 4 ... 131072
  *     288 .. 647  (5, 24, 3) how two neighbours compare: they are the same tile, the first is

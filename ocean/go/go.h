@@ -18,8 +18,9 @@
  *     5      the opponent's last stone
  *     6      1 everywhere if the agent is Black
  *
- * Actions: the point, row after row, and last the pass. perf is the share of games won. score is
- * the agent's lead in points, or -size^2 for an illegal move. */
+ * Actions: the point, row after row, and last the pass.
+ * perf is the share of games won. score is the agent's lead in points, or -size^2 for an illegal
+ * move. */
 #pragma once
 
 #define OBSERVATION uint8_t

@@ -3,10 +3,11 @@
  * game and its neighbours have no mine; with too many mines for that, only the first cell has none.
  * A mine ends the episode with reward_mine, the last safe cell with reward_win. Each safe cell pays
  * its share of 1. An action on an uncovered cell changes nothing and costs reward_wasted; the
- * action mask says what is covered. There are no flags, because they change nothing. The standard
- * fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99. Observation: ten planes of
- * height x width bytes, covered, and each number 0 .. 8. Actions: the cell, row after row. perf is
- * the share of games won. score is the share of safe cells uncovered. */
+ * action mask says what is covered. There are no flags, because they change nothing.
+ * The standard fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99.
+ * Observation: ten planes of height x width bytes, covered, and each number 0 .. 8.
+ * Actions: the cell, row after row.
+ * perf is the share of games won. score is the share of safe cells uncovered. */
 #pragma once
 
 #define OBSERVATION uint8_t

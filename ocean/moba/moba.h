@@ -10,8 +10,9 @@
  *     environment begins at a random tick, so that environments do not end together; it is not
  *     logged.
  * score is 1 for a game that the first team wins, -1 for one that it loses, and else its lead in
- * buildings over 12. perf is (1 + score) / 2. With self_play all ten heroes are agents, else the
- * second team is scripted.
+ * buildings over 12.
+ * perf is (1 + score) / 2. With self_play all ten heroes are agents, else the second team is
+ * scripted.
  *
  *     observation: the game as seen by one hero, turned so that its own base is at the lower left;
  *     ways are over 12 tiles and cut, places over 32, shares within 0..1, all within -1..1; what is

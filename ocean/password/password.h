@@ -1,7 +1,8 @@
 /* Password: one sequence of bits pays 1 when its last bit is typed. Every other pays nothing. Only
  * the last step gives a hint, so only exploration finds the password, and only credit over the
- * whole episode keeps it. Observation: for each position -1 or 1 for a typed bit 0 or 1, and 0 if
- * none was typed yet. Actions: the bit. */
+ * whole episode keeps it.
+ * Observation: for each position -1 or 1 for a typed bit 0 or 1, and 0 if none was typed yet.
+ * Actions: the bit. */
 #pragma once
 
 #define OBSERVATION float

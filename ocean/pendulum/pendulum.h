@@ -1,8 +1,9 @@
 /* Pendulum: a motor swings a rod up and holds it upright, but is too weak to lift it at once. The
  * equations are those of Gymnasium's Pendulum-v1. The reward is -(angle^2 + 0.1 velocity^2 + 0.001
  * torque^2) of the state before the step. Angle 0 is upright. Only time ends an episode: it is
- * truncated after max_steps. Observation: cosine and sine of the angle, and the angular velocity
- * (rad/s). Action: the torque, -1..1 of max_torque. With continuous off: one of five torques from
+ * truncated after max_steps.
+ * Observation: cosine and sine of the angle, and the angular velocity (rad/s).
+ * Action: the torque, -1..1 of max_torque. With continuous off: one of five torques from
  * -max_torque to max_torque. */
 #pragma once
 

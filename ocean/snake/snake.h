@@ -9,7 +9,8 @@
  *   - A tail that moves away in the same step is not in the way of its own head.
  *   - New food appears only while there is less than num_food, with corpses, so the field never
  *     fills up.
- * score is the length at death. perf is the score over 100, at most 1.
+ * score is the length at death.
+ * perf is the score over 100, at most 1.
  *
  *     observation: planes of (2 vision + 1)^2 cells around the head, 1 if there is
  *     0   food

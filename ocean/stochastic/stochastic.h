@@ -1,9 +1,11 @@
 /* Stochastic: the best policy is not one action but a given mixture of two. Only the end of an
- * episode pays: 1 less the squared error of the share of action 0 against `share`, over the largest
- * error there can be. A policy without memory does best with probability (share - 1 / 2n) / (1 - 1
- * / n) of action 0 in n steps, nearly `share`. One that counts may hit `share` exactly. A policy
- * that collapses to one action, or stays at even odds, is wrong. Observation: a constant 1.
- * Actions: 0 or 1. perf is 1 less the error, over the largest. */
+ * episode pays: 1 - error^2. error is how far the share of action 0 is from `share`, over the
+ * furthest it can be.
+ * perf is 1 - error. A policy without memory does best with probability (share - 1 / 2n) / (1 - 1 /
+ * n) of action 0 in n steps, nearly `share`. One that counts may hit `share` exactly. A policy that
+ * collapses to one action, or stays at even odds, is wrong.
+ * Observation: a constant 1.
+ * Actions: 0 or 1. */
 #pragma once
 
 #define OBSERVATION float

@@ -10,8 +10,9 @@
  * What it did until then keeps its worth, so this is a truncation and not a termination: the
  * trainer adds the value of the final observation and clears the agent's recurrent state. There are
  * no episodes, so the log covers windows of 128 steps. score is the goals collected in a window,
- * per agent. perf is the score over that of agents that split the goals and always fly straight at
- * full speed; this is an estimate, so perf is cut at 1.
+ * per agent.
+ * perf is the score over that of agents that split the goals and always fly straight at full speed;
+ * this is an estimate, so perf is cut at 1.
  *
  *     observation of one agent; places are relative to it, over the longer side
  *     2 for each goal             where it is, the nearest first

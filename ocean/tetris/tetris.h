@@ -11,7 +11,8 @@
  *
  * T-spins pay as the lines they clear. The reward is 1, 3, 5 or 8 for lines, without the level, and
  * reward_over if a piece finds no place, which ends the episode. The last line ends it too.
- * reward_piece, reward_hole and reward_bump may be added. perf is the lines over `lines`.
+ * reward_piece, reward_hole and reward_bump may be added.
+ * perf is the lines over `lines`.
  *
  *     observation: bytes, 0 or 1 unless said; H rows of 10 cells, from the top
  *     0 ..         the filled cells

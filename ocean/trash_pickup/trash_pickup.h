@@ -7,8 +7,8 @@
  * parts to all agents, the rest to the one that did it. The episode ends for all when the last
  * piece is in a bin. After max_steps it is truncated. The first episode of an environment begins at
  * a random step, so that environments do not end together; it is not logged. Bins never touch each
- * other or a wall, so that they cut nothing off. score is the pieces in bins. perf is their share
- * of all. clear is the share of episodes in which the field was cleared.
+ * other or a wall, so that they cut nothing off. score is the pieces in bins.
+ * perf is their share of all. clear is the share of episodes in which the field was cleared.
  *
  *     observation, 0 or 1: planes of (2 vision + 1)^2 cells around the agent, then 26 more
  *     0          trash
