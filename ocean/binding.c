@@ -21,75 +21,10 @@ enum { has_action_masks = 1 };
 enum { has_action_masks = 0 };
 #endif
 
-/* An environment without memory of its own has nothing to close. */
-static void close_env(Env* env) {
-#ifdef HAS_HEAP
-    c_close(env);
-#endif
-}
-
 static Spaces spaces_of(const Env* env) {
     Spaces spaces = {0};
     c_spaces(env, &spaces);
     return spaces;
-}
-
-#ifdef BY_TURNS
-enum { by_turns = 1 };
-#else
-enum { by_turns = 0 };
-#endif
-#ifndef FPS
-#define FPS (by_turns ? 10 : 30)
-#endif
-#ifndef KEYS
-#define KEYS(KEY)
-#endif
-#ifndef CONTINUOUS_KEYS
-#define CONTINUOUS_KEYS(KEY) KEY(dims - 1, LEFT, -1) KEY(dims - 1, RIGHT, 1) KEY(0, UP, 1) KEY(0, DOWN, -1)
-#endif
-#ifndef CLICK_COLUMNS
-#define CLICK_COLUMNS 0
-#endif
-
-/* The keys that KEYS may name, with raylib's numbers. REST stands for no key. */
-enum {
-    KEY_REST = 0, KEY_SPACE = 32, KEY_RIGHT = 262, KEY_LEFT, KEY_DOWN, KEY_UP, KEY_SHIFT = 340, KEY_CONTROL,
-    KEY_0 = '0', KEY_1, KEY_2, KEY_3, KEY_4, KEY_5, KEY_6, KEY_7, KEY_8, KEY_9,
-    KEY_A = 'A', KEY_B, KEY_C, KEY_D, KEY_E, KEY_F, KEY_G, KEY_H, KEY_I, KEY_J, KEY_K, KEY_L, KEY_M,
-    KEY_N, KEY_O, KEY_P, KEY_Q, KEY_R, KEY_S, KEY_T, KEY_U, KEY_V, KEY_W, KEY_X, KEY_Y, KEY_Z,
-};
-
-typedef struct {
-    int head; /* of a discrete action, or the dimension of a continuous one */
-    int code;
-    const char* name;
-    float value;
-} Key;
-
-#define KEY_COUNT(head, key, value) +1
-enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
-
-/* Writes the keys of one environment to `keys` and returns their number. REST comes first, so that a key overrides it. Actions that these settings do not have are left out. */
-static int keys_of(const Env* env, Key* keys) {
-    const Spaces spaces = spaces_of(env);
-    const int dims = spaces.action_dims;
-#define KEY_ENTRY(head, key, value) {head, KEY_##key, #key, (float)(value)},
-    const Key discrete[] = {KEYS(KEY_ENTRY) {0}}, continuous[] = {CONTINUOUS_KEYS(KEY_ENTRY) {0}};
-    int count = 0;
-    for (int with_key = 0; with_key < 2; with_key++) {
-        for (const Key* key = dims ? continuous : discrete; key->name; key++) {
-            if ((key->code != KEY_REST) != with_key || key->head < 0) continue;
-            if (dims ? key->head < dims : key->head < MAX_HEADS && key->value < (float)spaces.action_heads[key->head])
-                keys[count++] = *key;
-        }
-    }
-    return count;
-}
-
-/* The columns of the board on which a click plays, or 0. */
-static int click_columns(const Env* env) {
-    return CLICK_COLUMNS;
 }
 
 /* The rows of one call as pointers, and the bytes of one agent if they depend on settings. */
@@ -161,6 +96,13 @@ void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresse
         bind_rows(env, &rows);
         c_reset(env);
     }
+}
+
+/* An environment without memory of its own has nothing to close. */
+static void close_env(Env* env) {
+#ifdef HAS_HEAP
+    c_close(env);
+#endif
 }
 
 /* Prepares environments [start, end) and continues agent_offsets, the sum of the agents before each (one element more than environments). Environment i has its own random numbers, stream first_env + i of the seed. Returns NULL or what is wrong. */
@@ -253,6 +195,64 @@ const char* ocean_raylib(void* library) {
 void ocean_close(char* envs, int64_t start, int64_t end) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
         close_env(env);
+}
+
+#ifdef BY_TURNS
+enum { by_turns = 1 };
+#else
+enum { by_turns = 0 };
+#endif
+#ifndef FPS
+#define FPS (by_turns ? 10 : 30)
+#endif
+#ifndef KEYS
+#define KEYS(KEY)
+#endif
+#ifndef CONTINUOUS_KEYS
+#define CONTINUOUS_KEYS(KEY) KEY(dims - 1, LEFT, -1) KEY(dims - 1, RIGHT, 1) KEY(0, UP, 1) KEY(0, DOWN, -1)
+#endif
+#ifndef CLICK_COLUMNS
+#define CLICK_COLUMNS 0
+#endif
+
+/* The keys that KEYS may name, with raylib's numbers. REST stands for no key. */
+enum {
+    KEY_REST = 0, KEY_SPACE = 32, KEY_RIGHT = 262, KEY_LEFT, KEY_DOWN, KEY_UP, KEY_SHIFT = 340, KEY_CONTROL,
+    KEY_0 = '0', KEY_1, KEY_2, KEY_3, KEY_4, KEY_5, KEY_6, KEY_7, KEY_8, KEY_9,
+    KEY_A = 'A', KEY_B, KEY_C, KEY_D, KEY_E, KEY_F, KEY_G, KEY_H, KEY_I, KEY_J, KEY_K, KEY_L, KEY_M,
+    KEY_N, KEY_O, KEY_P, KEY_Q, KEY_R, KEY_S, KEY_T, KEY_U, KEY_V, KEY_W, KEY_X, KEY_Y, KEY_Z,
+};
+
+typedef struct {
+    int head; /* of a discrete action, or the dimension of a continuous one */
+    int code;
+    const char* name;
+    float value;
+} Key;
+
+#define KEY_COUNT(head, key, value) +1
+enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
+
+/* Writes the keys of one environment to `keys` and returns their number. REST comes first, so that a key overrides it. Actions that these settings do not have are left out. */
+static int keys_of(const Env* env, Key* keys) {
+    const Spaces spaces = spaces_of(env);
+    const int dims = spaces.action_dims;
+#define KEY_ENTRY(head, key, value) {head, KEY_##key, #key, (float)(value)},
+    const Key discrete[] = {KEYS(KEY_ENTRY) {0}}, continuous[] = {CONTINUOUS_KEYS(KEY_ENTRY) {0}};
+    int count = 0;
+    for (int with_key = 0; with_key < 2; with_key++) {
+        for (const Key* key = dims ? continuous : discrete; key->name; key++) {
+            if ((key->code != KEY_REST) != with_key || key->head < 0) continue;
+            if (dims ? key->head < dims : key->head < MAX_HEADS && key->value < (float)spaces.action_heads[key->head])
+                keys[count++] = *key;
+        }
+    }
+    return count;
+}
+
+/* The columns of the board on which a click plays, or 0. */
+static int click_columns(const Env* env) {
+    return CLICK_COLUMNS;
 }
 
 /* Descriptions are JSON. Python reads them, so that nothing is declared twice. */

@@ -4,9 +4,6 @@
  * packages do not see the SDL that is inside that wheel. */
 #pragma once
 
-#include <stdarg.h>
-#include <stdio.h>
-
 typedef struct { unsigned char r, g, b, a; } Color;
 typedef struct { float x, y; } Vector2;
 typedef struct { float x, y, width, height; } Rectangle;
@@ -68,14 +65,12 @@ static inline void draw_text_centred(const char* text, int x, int y, int size, C
 }
 
 /* Draws what printf would print. */
-static inline void draw_format(int x, int y, int size, Color color, const char* format, ...) {
-    char text[128];
-    va_list values;
-    va_start(values, format);
-    vsnprintf(text, sizeof(text), format, values);
-    va_end(values);
-    DrawText(text, x, y, size, color);
-}
+#define draw_format(x, y, size, color, ...) \
+    do { \
+        char formatted[128]; \
+        snprintf(formatted, sizeof(formatted), __VA_ARGS__); \
+        DrawText(formatted, x, y, size, color); \
+    } while (0)
 
 /* A triangle, with its corners in either order. */
 static inline void draw_triangle(Vector2 a, Vector2 b, Vector2 c, Color color) {
