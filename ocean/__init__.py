@@ -7,8 +7,8 @@
     envs.reset(rows)
     envs.step(rows)                                        # reads actions, writes all the others
 
-`names()` lists what there is; a path that ends in .h loads a header of your own. How to write one stands in `env.h`;
-copy `squared` (one agent) or `target` (several) to begin.
+`names()` lists what there is. A path that ends in .h loads a header of your own. `env.h` says how to write one; copy
+`squared` (one agent) or `target` (several) to begin.
 
 `Library.step_address` and `Library.reset_address` are C functions `void (char* envs, int64 start, int64 end,
 const int64* rows)` to be called without the GIL, on disjoint ranges of environments, from any thread.
@@ -33,7 +33,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is
 import processes
 
 FOLDER = Path(__file__).resolve().parent
-# No -ffast-math: a NaN must stay one, and every build of one machine must give the same trajectories.
+# No -ffast-math, because a NaN has to stay one, and all builds of one machine have to give the same trajectories.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
@@ -67,13 +67,13 @@ def names():
 def load(name, debug=False):
     """The `Library` of an environment: one of `names()`, or the path of a header of your own.
 
-    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour sanitizers, which
-    Python must be started with, or this is a RuntimeError that says how.
+    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour sanitizers. Raises
+    RuntimeError if Python was started without them, and says how to do it.
     """
     if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
         raise RuntimeError('a debug build needs the sanitizers before all else; start Python with LD_PRELOAD="'
                            '$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" '
-                           "ASAN_OPTIONS=detect_leaks=0")  # fmt: skip
+                           "ASAN_OPTIONS=detect_leaks=0")
     if not str(name).endswith(".h") and name not in names():
         raise ValueError(f"no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}")
     header = Path(name).resolve() if str(name).endswith(".h") else FOLDER / name / f"{name}.h"
@@ -81,11 +81,11 @@ def load(name, debug=False):
 
 
 def rows(observations, actions, rewards, terminals, truncations, final_observations=None, valid=None,
-         action_masks=None):  # fmt: skip
+         action_masks=None):
     """The eight addresses that `step` and `reset` want, from arrays whose first axis is all agents (None: absent).
 
-    The first five must be there, and valid where the environment has it. Keep the arrays alive: only their addresses
-    are taken. ValueError where one is not contiguous.
+    The first five must be there, and valid if the environment has it. Keep the arrays alive, because this takes only
+    their addresses. ValueError if one is not contiguous.
     """
     arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid, action_masks)
     for array in arrays:
@@ -141,7 +141,7 @@ class Library:
     def create(self, num_envs, seed=0, settings=None, first_env=0):
         """`num_envs` environments, environment i with the random numbers of stream `first_env + i` of `seed`.
 
-        `settings` is one dict, or a list of one dict an environment. ValueError or TypeError where one is wrong.
+        `settings` is one dict, or a list of one dict an environment. ValueError or TypeError if one is wrong.
         """
         return Envs(self, num_envs, seed, settings, first_env)
 
@@ -209,7 +209,7 @@ class Envs:
         for i, values in enumerate(parsed):
             last = i + 1 if several else num_envs
             problem = self.functions.ocean_init(self.address, i, last, first_env, int(seed) % 2**64,
-                                                values.ctypes.data, self.agent_offsets.ctypes.data)  # fmt: skip
+                                                values.ctypes.data, self.agent_offsets.ctypes.data)
             if problem:
                 where = f" (environment {i})" if several else ""
                 self.close()
@@ -226,7 +226,7 @@ class Envs:
             if other != spaces:
                 self.close()
                 raise ValueError(f"{library.name}: all environments of a vector must have the same spaces, "
-                                 f"but 0 has {spaces} and {i} has {other}")  # fmt: skip
+                                 f"but 0 has {spaces} and {i} has {other}")
         self.observation_shape = tuple(spaces["observation_shape"])
         self.observation_dtype = library.observation_dtype
         self.action_heads = spaces["action_heads"] or None
@@ -303,7 +303,7 @@ class Envs:
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
         if not np.array_equal(saved[: len(self._identity)], self._identity):
             raise ValueError(f"this state was not saved from {self.num_envs} environments of {self.library.name} "
-                             "with these settings and this build")  # fmt: skip
+                             "with these settings and this build")
         if len(saved) != len(self.save()):
             raise ValueError(f"this state has {len(saved):,} bytes, {len(self.save()):,} are expected")
         position = saved.ctypes.data + len(self._identity)
@@ -345,7 +345,7 @@ class Envs:
 
 
 def find_compiler():
-    """The path of CC, gcc, clang or cc, whichever is there first; RuntimeError where none is."""
+    """The path of the first of CC, gcc, clang and cc that is there; RuntimeError if none is."""
     names = filter(None, [os.environ.get("CC"), "gcc", "clang", "cc"])
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
@@ -357,8 +357,8 @@ def build(header, debug=False, extra_flags=()):
     """The path of the shared library of a header, compiled unless the same one was compiled before.
 
     The file is named by a hash of the sources, the flags and everything the compiler says about itself and this
-    machine's processor. It is written under another name and then moved into place, so that processes which start
-    at once never see half of one. RuntimeError where there is no compiler, or with the compiler's own message.
+    machine's processor. It is written under another name and then moved into place, so that processes that start at
+    once never see half of one. RuntimeError if there is no compiler, or with the compiler's own message.
     """
     flags = [*SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
     sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c", *sorted(header.parent.glob("*.[ch]"))]
@@ -371,7 +371,7 @@ def compile_library(source, name, target_flags, flags, sources, what=None):
     compiler. RuntimeError with the compiler's message, which says that `what` does not compile."""
     compiler, flags = find_compiler(), [*target_flags, *flags]
     contents = b"\0".join([compiler.encode(), repr(flags).encode(), _macros(compiler, *target_flags),
-                           *(f.read_bytes() for f in sources)])  # fmt: skip
+                           *(f.read_bytes() for f in sources)])
     name, folder = f"{name}{hashlib.sha256(contents).hexdigest()[:16]}.so", _cache_folder()
     if not (folder / name).exists():
         handle, temporary = tempfile.mkstemp(".so", "building-", folder)
@@ -381,7 +381,7 @@ def compile_library(source, name, target_flags, flags, sources, what=None):
         if result.returncode != 0:
             os.remove(temporary)
             raise RuntimeError(f"{what or source} does not compile:\n{' '.join(command)}\n{result.stderr}")
-        os.chmod(temporary, 0o755)  # mkstemp's are for nobody else
+        os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
         os.replace(temporary, folder / name)
     return folder / name
 
@@ -400,12 +400,12 @@ def _macros(compiler, *flags):
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
-_load = functools.cache(Library)  # the path tells one state of the sources from the next
+_load = functools.cache(Library)  # a changed source has another path
 
 
 @functools.cache
 def _cache_folder():
-    """ocean/.build, or the user's cache folder where the tree is read-only, or else a temporary one."""
+    """ocean/.build, or the user's cache folder if the tree is read-only, or else a temporary one."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ocean"
     for folder in (FOLDER / ".build", user):
         try:
@@ -426,7 +426,7 @@ def nearest(name, known, listed=None):
 
 class _Image(ctypes.Structure):
     _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int), ("mipmaps", ctypes.c_int),
-                ("format", ctypes.c_int))  # fmt: skip
+                ("format", ctypes.c_int))
 
 
 class _Color(ctypes.Structure):
@@ -440,15 +440,15 @@ def has_display():
 
 @functools.cache
 def _raylib():
-    """The raylib_software wheel's C functions. Its symbols, a whole SDL among them, stay its own: pygame's modules,
-    imported later, would take them for theirs.
+    """The raylib_software wheel's C functions. Its symbols stay its own, because a whole SDL is among them, which
+    pygame's modules would take for theirs.
 
     What it reads back from the screen is upside down and BGR in version 6.2, so a small red mark tells which it is:
     the rows and channels to take stand in `raylib.order`.
     """
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # SDL would swallow SIGTERM, and ctrl-C where it can
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL swallows SIGTERM and ctrl-C
     try:
         from raylib import _raylib_cffi
     except ImportError as error:
@@ -462,7 +462,7 @@ def _raylib():
     raylib.order = (slice(None), slice(0, 3))
     raylib.SetTraceLogLevel(4)  # warnings and worse
     raylib.InitWindow(64, 64, b"")
-    for _ in range(2):  # the first frame of a window is lost to the events of its opening
+    for _ in range(2):  # the first frame of a window shows nothing
         raylib.BeginDrawing()
         raylib.ClearBackground(_Color(0, 0, 0, 255))
         raylib.DrawRectangle(0, 0, 64, 8, _Color(255, 0, 0, 255))

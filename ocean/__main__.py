@@ -34,7 +34,7 @@ GUARD = 64  # bytes around each buffer of a check that must stay as they are
 
 
 class Agents:
-    """Environments, one row of buffers for them, and random actions: of legal ones where there is a mask."""
+    """Environments, one row of buffers for them, and random actions, mostly legal ones if there is a mask."""
 
     def __init__(self, library, num_envs, settings, seed=0, first_env=0):
         self.envs = envs = library.create(num_envs, seed=seed, settings=settings, first_env=first_env)
@@ -47,7 +47,7 @@ class Agents:
         self.valid = self._buffer((agents,), np.uint8) if envs.has_valid else None
         self.masks = self._buffer((agents, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
         self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations,
-                               self.final_observations, self.valid, self.masks)  # fmt: skip
+                               self.final_observations, self.valid, self.masks)
         envs.reset(self.rows)
 
     def _buffer(self, shape, dtype):
@@ -73,7 +73,7 @@ class Agents:
 
     def outputs(self):
         named = {"observations": self.observations, "rewards": self.rewards, "terminals": self.terminals,
-                 "truncations": self.truncations, "valid": self.valid, "action_masks": self.masks}  # fmt: skip
+                 "truncations": self.truncations, "valid": self.valid, "action_masks": self.masks}
         return {name: array for name, array in named.items() if array is not None}
 
     def guards_are_whole(self):
@@ -92,7 +92,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
     rng, problems, notes = np.random.default_rng(seed), {}, []
     whole = Agents(library, num_envs, settings, seed)
     single = [Agents(library, 1, settings, seed, first_env=i) for i in range(num_envs)]
-    for twin in single:  # they write more final observations, which must change nothing else
+    for twin in single:  # more final observations have to change nothing else
         twin.envs.every_final()
     other = Agents(library, num_envs, settings, seed + 1)
     space, agents = whole.envs.single_observation_space, whole.envs.num_agents
@@ -108,7 +108,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         whole.act(rng)
         other.actions[:] = whole.actions
         other.envs.step(other.rows)
-        compare = t <= 3000 or t % 16 == 0  # the copies always step; looking costs most of the time
+        compare = t <= 3000 or t % 16 == 0  # all copies step always, but comparing costs most of the time
         for array in (*whole.outputs().values(), whole.final_observations):
             array.view(np.uint8)[...] = 0xFF
         whole.envs.step(whole.rows)
@@ -138,7 +138,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                 where = f"{name} of agent {differ[0][0]}, from byte {differ[0][-1]}" if mine.ndim > 1 else name
                 if kept:
                     problem("unwritten", f"step {t}: c_step does not write {where}. Rows move on every step, so that "
-                                         "all of an output is written on each one, also where nothing changed.")
+                                         "all of an output is written on each one, also if nothing changed.")
                 else:
                     problem("differs", f"step {t}: {where} differs between two environments of one seed. Something "
                                        "else than the struct and its generator is used: a static variable, rand(), "
@@ -176,7 +176,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         low, high = np.minimum(low, seen.min(axis=0)), np.maximum(high, seen.max(axis=0))
         if done.any():
             begun_low, begun_high = (np.minimum(begun_low, seen[done].min(axis=0)),
-                                     np.maximum(begun_high, seen[done].max(axis=0)))  # fmt: skip
+                                     np.maximum(begun_high, seen[done].max(axis=0)))
         same_seed &= np.array_equal(seen, other.observations) and np.array_equal(whole.rewards, other.rewards)
         if problems:
             break
@@ -188,7 +188,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             problem("end", f"no episode ended in {rounds:,} steps: terminals and truncations are always 0. Is there a "
                            "limit of steps?")
         elif not log:
-            problem("log", "episodes end, but log.n stays 0: add the statistics to env->log where an episode ends.")
+            problem("log", "episodes end, but log.n stays 0: call LOG_EPISODE when an episode ends.")
         elif not 0 <= log["perf"] <= 1:
             problem("perf", f"log.perf is {log['perf']:.3g} in the mean; it must lie within 0..1.")
         saved, first = whole.envs.save(), []
@@ -205,7 +205,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                     problem("save", "after save and load it goes on otherwise: state lives outside the struct, or "
                                     "c_save and c_load leave something out.")
         if unfinished:
-            notes.append("a terminated agent gets no final observation, which ocean.gymnasium wants: write it where an "
+            notes.append("a terminated agent gets no final observation, which ocean.gymnasium wants: write it when an "
                          "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
         if rewarded == 0:
             notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
@@ -230,7 +230,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             fresh.envs.close()
         if num_envs > 1 and ended.any() and together and ended.max() > 3:
             notes.append("all episodes end on the same steps, so that batches hold one phase of an episode only: "
-                         "stagger their starts, where their length is fixed.")
+                         "stagger their starts if their length is fixed.")
         if same_seed:
             notes.append("another seed changes nothing: does the environment use its generator?")
         if largest > 0 and not np.any(low < high):
@@ -286,15 +286,15 @@ def main_python(creator, arguments):
 
 
 def restart_with_sanitizers():
-    """Starts this same command anew with the sanitizers loaded first, which is the only way to have them in Python."""
+    """Starts this same command anew with the sanitizers loaded first, because Python can have them in no other way."""
     compiler = ocean.find_compiler()
     found = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-             for name in ("libasan.so", "libubsan.so")]  # fmt: skip
+             for name in ("libasan.so", "libubsan.so")]
     if not all(os.path.isabs(path) for path in found):
         print("no sanitizers found beside the compiler: checking without them", file=sys.stderr)
         return False
     environment = {**os.environ, "LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0",
-                   "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}  # fmt: skip
+                   "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
     os.execve(sys.executable, [sys.executable, "-m", "ocean", *sys.argv[1:]], environment)
 
 
@@ -332,7 +332,7 @@ def clicked_cell(envs, raylib, columns, width):
 
 
 def find_raylib(compiler):
-    """The options that link the system's raylib, or None where there is none."""
+    """The options that link the system's raylib, or None if there is none."""
     static = ["-lraylib", "-lGL", "-lm", "-lpthread", "-ldl", "-lrt", "-lX11"]
     candidates = [["-lraylib", "-lm"], static]
     if shutil.which("pkg-config"):
@@ -348,19 +348,19 @@ def find_raylib(compiler):
 
 
 def standalone(library, settings, path, kind="fast"):
-    """Builds the environment as a program without Python (main.c) at `path`: with a window where the system has raylib,
+    """Builds the environment as a program without Python (main.c) at `path`: with a window if the system has raylib,
     except for a profile. `kind`: fast (optimised), debug (with sanitizers) or profile (optimised, with symbols)."""
     compiler = ocean.find_compiler()
     flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
     raylib = None if kind == "profile" else find_raylib(compiler)
     window = [] if raylib is None else ["-DDRAW"]
     command = [compiler, *flags, "-I", str(ocean.FOLDER), f'-DENV_HEADER="{library.header}"', *window,
-               str(ocean.FOLDER / "main.c"), "-o", str(path), *(raylib or []), "-lm"]  # fmt: skip
+               str(ocean.FOLDER / "main.c"), "-o", str(path), *(raylib or []), "-lm"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         raise RuntimeError(f"{library.header} does not compile:\n{' '.join(command)}\n{result.stderr}")
     run = " ".join([str(path) if os.path.dirname(path) else f"./{path}",
-                    *(f"{name}={float(value):.10g}" for name, value in settings.items())])  # fmt: skip
+                    *(f"{name}={float(value):.10g}" for name, value in settings.items())])
     print(f"built {path} {'with a window' if window else 'without a window'}"
           + (" (no raylib was found)" if raylib is None and kind != "profile" else ""))
     print(f"to run it: {run}   at random; add a file of python pufferl.py export {library.name} for a policy")
@@ -439,7 +439,7 @@ def parse_setting(library, text):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m ocean", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", help="an environment, or the path of a header of your own; with "
                         "--check any that pufferl.py takes")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings that are not the default")

@@ -1,7 +1,8 @@
-/* Compiled once for each environment with -DENV_HEADER='"squared/squared.h"'; exports what ocean/__init__.py calls.
- * envs is an array of Env. rows holds the addresses of agent 0 of the whole vector in the rows in question, in the
- * order of the leading block: observations, actions, rewards, terminals, truncations, final_observations, valid,
- * action_masks; 0 where there is none. ocean_step and ocean_reset may run in several threads on disjoint ranges. */
+/* Compiled once for each environment with -DENV_HEADER='"squared/squared.h"'. It exports what
+ * ocean/__init__.py calls. envs is an array of Env. rows holds addresses, those of agent 0 of the whole
+ * vector, in this order: observations, actions, rewards, terminals, truncations, final_observations,
+ * valid, action_masks; 0 if there is none. ocean_step and ocean_reset may run in several threads on
+ * disjoint ranges of environments. */
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* the contract gives each function its parameters */
 #include ENV_HEADER
 
@@ -27,79 +28,13 @@ enum { has_heap = 1 };
 enum { has_heap = 0 };
 #endif
 
-/* An environment without memory of its own has nothing to close. */
-static void close_env(Env* env) {
-#ifdef HAS_HEAP
-    c_close(env);
-#endif
-}
-
 static Spaces spaces_of(const Env* env) {
     Spaces spaces = {0};
     c_spaces(env, &spaces);
     return spaces;
 }
 
-#ifdef BY_TURNS
-enum { by_turns = 1 };
-#else
-enum { by_turns = 0 };
-#endif
-#ifndef FPS
-#define FPS (by_turns ? 10 : 30)
-#endif
-#ifndef KEYS
-#define KEYS(KEY)
-#endif
-#ifndef CONTINUOUS_KEYS
-#define CONTINUOUS_KEYS(KEY) KEY(dims - 1, LEFT, -1) KEY(dims - 1, RIGHT, 1) KEY(0, UP, 1) KEY(0, DOWN, -1)
-#endif
-#ifndef CLICK_COLUMNS
-#define CLICK_COLUMNS 0
-#endif
-
-/* The keys that KEYS may name, with raylib's numbers. REST stands for no key. */
-enum {
-    KEY_REST = 0, KEY_SPACE = 32, KEY_RIGHT = 262, KEY_LEFT, KEY_DOWN, KEY_UP, KEY_SHIFT = 340, KEY_CONTROL,
-    KEY_0 = '0', KEY_1, KEY_2, KEY_3, KEY_4, KEY_5, KEY_6, KEY_7, KEY_8, KEY_9,
-    KEY_A = 'A', KEY_B, KEY_C, KEY_D, KEY_E, KEY_F, KEY_G, KEY_H, KEY_I, KEY_J, KEY_K, KEY_L, KEY_M,
-    KEY_N, KEY_O, KEY_P, KEY_Q, KEY_R, KEY_S, KEY_T, KEY_U, KEY_V, KEY_W, KEY_X, KEY_Y, KEY_Z,
-};
-
-typedef struct {
-    int head; /* of a discrete action, or the dimension of a continuous one */
-    int code;
-    const char* name;
-    float value;
-} Key;
-
-#define KEY_COUNT(head, key, value) +1
-enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
-
-/* Writes the keys of one environment's actions to `keys` and returns their number. Entries without a key come first, so
- * that a key overrides them. An action that these settings do not have has no key. */
-static int keys_of(const Env* env, Key* keys) {
-    const Spaces spaces = spaces_of(env);
-    const int dims = spaces.action_dims;
-#define KEY_ENTRY(head, key, value) {head, KEY_##key, #key, (float)(value)},
-    const Key discrete[] = {KEYS(KEY_ENTRY) {0}}, continuous[] = {CONTINUOUS_KEYS(KEY_ENTRY) {0}};
-    int count = 0;
-    for (int with_key = 0; with_key < 2; with_key++) {
-        for (const Key* key = dims ? continuous : discrete; key->name; key++) {
-            if ((key->code != KEY_REST) != with_key || key->head < 0) continue;
-            if (dims ? key->head < dims : key->head < MAX_HEADS && key->value < (float)spaces.action_heads[key->head])
-                keys[count++] = *key;
-        }
-    }
-    return count;
-}
-
-/* The columns of the board that a click of the mouse plays on, or 0. */
-static int click_columns(const Env* env) {
-    return CLICK_COLUMNS;
-}
-
-/* The rows of one call as pointers, and the bytes that one agent takes in those whose size depends on settings. */
+/* The rows of one call as pointers, and the bytes of one agent if they depend on settings. */
 typedef struct {
     char *observations, *actions, *final_observations, *action_masks;
     float* rewards;
@@ -126,13 +61,13 @@ static Rows read_rows(const Env* env, const int64_t* rows) {
         .action_masks = (char*)rows[7],
         .observation_bytes = observation,
         .action_bytes = 4 * (heads ? heads : (size_t)spaces.action_dims),
-        .final_bytes = rows[5] ? observation : 0, /* so that an absent row stays NULL for every agent */
+        .final_bytes = rows[5] ? observation : 0, /* an absent row stays NULL for every agent */
         .mask_bytes = rows[7] ? choices : 0,
     };
 }
 #endif
 
-/* One store a pointer; the compiler keeps the values in registers for the c_step that it inlines behind this. */
+/* One store for each pointer. The compiler keeps the values in registers for the inlined c_step. */
 static inline void bind_rows(Env* env, const Rows* rows) {
     size_t agent = env->agent_offset;
     env->observations = (OBSERVATION*)(rows->observations + agent * rows->observation_bytes);
@@ -194,7 +129,7 @@ void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses
     }
 }
 
-/* Begins an episode in each environment, from where its random numbers stand: nothing is seeded here. */
+/* Begins an episode in each environment. This does not seed the random numbers; they go on. */
 void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
@@ -207,8 +142,14 @@ void ocean_rows(char* envs, const int64_t* addresses, char* out) {
     memcpy(out, &rows, sizeof(Rows));
 }
 
-/* Readies environments [start, end) and continues the prefix sum agent_offsets (one element more than environments).
- * Environment i draws from its own stream, number first_env + i of the seed. Returns NULL or what is wrong. */
+/* An environment without memory of its own has nothing to close. */
+static void close_env(Env* env) {
+#ifdef HAS_HEAP
+    c_close(env);
+#endif
+}
+
+/* Prepares environments [start, end) and continues agent_offsets, the sum of the agents before each (one element more than environments). Environment i has its own random numbers, stream first_env + i of the seed. Returns NULL or what is wrong. */
 const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env, uint64_t seed, const double* settings,
                        int64_t* agent_offsets) {
     for (int64_t i = start; i < end; i++) {
@@ -234,13 +175,13 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
     return NULL;
 }
 
-/* From now on the terminated get a final observation too. */
+/* From now on terminated agents get a final observation too. */
 void ocean_every_final(char* envs, int64_t start, int64_t end) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
         env->every_final = true;
 }
 
-/* Sums the statistics of finished episodes over a range into sums (in the order of LOG) and starts them afresh. */
+/* Adds the logs of a range of environments to sums, in the order of LOG, and clears them. */
 void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++) {
         double* sum = sums;
@@ -250,10 +191,10 @@ void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
     }
 }
 
-/* With heap memory an environment supplies
- *     static int64_t c_save(Env* env, char* out)    its bytes, also written to out unless that is NULL
+/* An environment with HEAP supplies, for the memory behind those pointers,
+ *     static int64_t c_save(Env* env, char* out)    returns its bytes; writes them unless out is NULL
  *     static void c_load(Env* env, const char* in)
- * for what its HEAP pointers point to; everything from rng on is plain data and handled here. */
+ * All from rng on is plain data, which this file saves. */
 static const size_t plain_start = offsetof(Env, rng), plain_size = sizeof(Env) - offsetof(Env, rng);
 
 int64_t ocean_save(char* envs, int64_t index, char* out) {
@@ -283,7 +224,7 @@ void ocean_render(char* envs, int64_t index) {
 #ifdef RAYLIB_POINTERS
 #include <dlfcn.h>
 
-/* Looks the functions of raylib up in a loaded library, as dlopen gave it; returns NULL or the name of a missing one. */
+/* Finds the functions of raylib in a library that dlopen gave. Returns NULL or the name of a missing one. */
 const char* ocean_raylib(void* library) {
     (void)library;
 #ifdef RAYLIB /* a header that draws nothing may leave draw.h out */
@@ -300,7 +241,65 @@ void ocean_close(char* envs, int64_t start, int64_t end) {
         close_env(env);
 }
 
-/* The two descriptions are JSON, so that Python reads what the header declares and nothing is declared twice. */
+#ifdef BY_TURNS
+enum { by_turns = 1 };
+#else
+enum { by_turns = 0 };
+#endif
+#ifndef FPS
+#define FPS (by_turns ? 10 : 30)
+#endif
+#ifndef KEYS
+#define KEYS(KEY)
+#endif
+#ifndef CONTINUOUS_KEYS
+#define CONTINUOUS_KEYS(KEY) KEY(dims - 1, LEFT, -1) KEY(dims - 1, RIGHT, 1) KEY(0, UP, 1) KEY(0, DOWN, -1)
+#endif
+#ifndef CLICK_COLUMNS
+#define CLICK_COLUMNS 0
+#endif
+
+/* The keys that KEYS may name, with raylib's numbers. REST stands for no key. */
+enum {
+    KEY_REST = 0, KEY_SPACE = 32, KEY_RIGHT = 262, KEY_LEFT, KEY_DOWN, KEY_UP, KEY_SHIFT = 340, KEY_CONTROL,
+    KEY_0 = '0', KEY_1, KEY_2, KEY_3, KEY_4, KEY_5, KEY_6, KEY_7, KEY_8, KEY_9,
+    KEY_A = 'A', KEY_B, KEY_C, KEY_D, KEY_E, KEY_F, KEY_G, KEY_H, KEY_I, KEY_J, KEY_K, KEY_L, KEY_M,
+    KEY_N, KEY_O, KEY_P, KEY_Q, KEY_R, KEY_S, KEY_T, KEY_U, KEY_V, KEY_W, KEY_X, KEY_Y, KEY_Z,
+};
+
+typedef struct {
+    int head; /* of a discrete action, or the dimension of a continuous one */
+    int code;
+    const char* name;
+    float value;
+} Key;
+
+#define KEY_COUNT(head, key, value) +1
+enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
+
+/* Writes the keys of one environment to `keys` and returns their number. REST comes first, so that a key overrides it. Actions that these settings do not have are left out. */
+static int keys_of(const Env* env, Key* keys) {
+    const Spaces spaces = spaces_of(env);
+    const int dims = spaces.action_dims;
+#define KEY_ENTRY(head, key, value) {head, KEY_##key, #key, (float)(value)},
+    const Key discrete[] = {KEYS(KEY_ENTRY) {0}}, continuous[] = {CONTINUOUS_KEYS(KEY_ENTRY) {0}};
+    int count = 0;
+    for (int with_key = 0; with_key < 2; with_key++) {
+        for (const Key* key = dims ? continuous : discrete; key->name; key++) {
+            if ((key->code != KEY_REST) != with_key || key->head < 0) continue;
+            if (dims ? key->head < dims : key->head < MAX_HEADS && key->value < (float)spaces.action_heads[key->head])
+                keys[count++] = *key;
+        }
+    }
+    return count;
+}
+
+/* The columns of the board on which a click plays, or 0. */
+static int click_columns(const Env* env) {
+    return CLICK_COLUMNS;
+}
+
+/* Descriptions are JSON. Python reads them, so that nothing is declared twice. */
 typedef struct {
     char* text;
     size_t size, used;
@@ -322,7 +321,7 @@ static int write_string(Writer* writer, const char* text) {
     return 0;
 }
 
-/* What holds for the environment whatever its settings are. Returns -1 where the buffer is too small. */
+/* What does not depend on settings. Returns -1 if the buffer is too small, as those below. */
 int ocean_describe(char* text, int64_t size) {
     Writer w = {text, (size_t)size, 0};
     const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
@@ -378,8 +377,7 @@ int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
 }
 
 #ifdef OCEAN_BENCH
-/* The plain C loop that tests/bench_env.py compares with. rows holds the eight addresses of each of `horizon` rows, as
- * for ocean_step. With bind, each step goes to its own row; else the pointers are set once, and only the actions move. */
+/* The plain C loop with which tests/bench_env.py compares. rows holds the eight addresses of each of `horizon` rows. With bind, each step has its own row; else only the actions move. */
 void ocean_bench(char* envs, int64_t num_envs, int64_t steps, const int64_t* rows, int64_t horizon, int64_t bind) {
     Rows first = read_rows((Env*)envs, rows);
     for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)

@@ -1,10 +1,8 @@
-/* The part of raylib that c_render uses, and a few shared colours. To use another function of raylib, add it to the list.
- * In a library for Python each is a pointer, which ocean/__init__.py sets from the raylib_software wheel when something
- * is drawn for the first time: training needs no raylib, and the SDL inside of that wheel is nobody else's. */
+/* The part of raylib that c_render uses, and a few shared colours. To use another function of
+ * raylib, add it to the list. In a library for Python each one is a pointer. ocean/__init__.py sets
+ * it from the raylib_software wheel at the first drawing. So training needs no raylib, and other
+ * packages do not see the SDL that is inside that wheel. */
 #pragma once
-
-#include <stdarg.h>
-#include <stdio.h>
 
 typedef struct { unsigned char r, g, b, a; } Color;
 typedef struct { float x, y; } Vector2;
@@ -52,15 +50,15 @@ RAYLIB(RAYLIB_DECLARE)
 #define DRAW_GREEN ((Color){90, 200, 120, 255})
 #define DRAW_RED ((Color){226, 84, 84, 255})
 
-/* Opens the one window of this process and begins a frame. An environment of another size gets a new window: the
- * software renderer does not survive SetWindowSize. */
+/* Opens the one window of this process and begins a frame. An environment of another size gets a
+ * new window, because the software renderer does not survive SetWindowSize. */
 static inline void draw_begin(int width, int height, const char* title) {
     if (IsWindowReady() && (GetScreenWidth() != width || GetScreenHeight() != height))
         CloseWindow();
     if (!IsWindowReady()) {
         SetTraceLogLevel(4); /* warnings and worse */
         InitWindow(width, height, title);
-        BeginDrawing(); /* the first frame of a window is lost to the events of its opening */
+        BeginDrawing(); /* the first frame of a window shows nothing */
         EndDrawing();
     }
     BeginDrawing();
@@ -71,29 +69,27 @@ static inline void draw_text_centred(const char* text, int x, int y, int size, C
     DrawText(text, x - MeasureText(text, size) / 2, y - size / 2, size, color);
 }
 
-/* DrawText of what printf would print. */
-static inline void draw_format(int x, int y, int size, Color color, const char* format, ...) {
-    char text[128];
-    va_list values;
-    va_start(values, format);
-    vsnprintf(text, sizeof(text), format, values);
-    va_end(values);
-    DrawText(text, x, y, size, color);
-}
+/* Draws what printf would print. */
+#define draw_format(x, y, size, color, ...) \
+    do { \
+        char formatted[128]; \
+        snprintf(formatted, sizeof(formatted), __VA_ARGS__); \
+        DrawText(formatted, x, y, size, color); \
+    } while (0)
 
-/* A triangle whichever way round its corners are given. */
+/* A triangle, with its corners in either order. */
 static inline void draw_triangle(Vector2 a, Vector2 b, Vector2 c, Color color) {
     if ((b.x - a.x) * (c.y - a.y) - (b.y - a.y) * (c.x - a.x) > 0) DrawTriangle(a, c, b, color);
     else DrawTriangle(a, b, c, color);
 }
 
-/* Four corners in order, either way round. */
+/* Four corners in order, clockwise or counter-clockwise. */
 static inline void draw_quad(Vector2 a, Vector2 b, Vector2 c, Vector2 d, Color color) {
     draw_triangle(a, b, c, color);
     draw_triangle(a, c, d, color);
 }
 
-/* A colour on the way from one to another. */
+/* A colour between two others. */
 static inline Color draw_mix(Color from, Color to, float share) {
     return (Color){(unsigned char)(from.r + share * (float)(to.r - from.r)),
                    (unsigned char)(from.g + share * (float)(to.g - from.g)),

@@ -48,7 +48,7 @@ class Envs:
         self.library, self.num_envs, self.settings = ocean.load(name), num_envs, settings
         if self.library.has_valid:
             raise NotImplementedError(f"{name} has agents that may be dead (HAS_VALID), for which neither Gymnasium "
-                                      "nor PettingZoo has a place")  # fmt: skip
+                                      "nor PettingZoo has a place")
         self.envs = envs = self.library.create(num_envs, 0, settings)
         self.state = "new"
         self.num_agents = agents = envs.num_agents
@@ -61,7 +61,7 @@ class Envs:
         self._final_bytes[:] = UNWRITTEN
         self.observations, self.action_masks = self._finals, None
         self._rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals.view(np.uint8),
-                                self.truncations.view(np.uint8), self._finals)  # fmt: skip
+                                self.truncations.view(np.uint8), self._finals)
 
     def _new_arrays(self):
         envs, rows = self.envs, self._rows
@@ -90,8 +90,8 @@ class Envs:
 
     def step(self, actions):
         """Steps with actions (num_agents, dims). Returns which agents' episodes ended, (num_agents,) bool, or None if
-        none did. ValueError for a choice that there is not and for NaN, TypeError for floats where integers are asked
-        for, gymnasium.error.ResetNeeded if no episode is running. Floats out of bounds are the environment's to clamp.
+        none did. ValueError for a choice that there is not and for NaN, TypeError for floats instead of integers,
+        gymnasium.error.ResetNeeded if no episode is running. Floats out of bounds are the environment's to clamp.
         """
         if self.state != "running":
             raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running")
@@ -100,7 +100,7 @@ class Envs:
             got = " to ".join(str(one) for one in dict.fromkeys((actions.min(), actions.max())))
             raise ValueError(f"{self.library.name}: actions lie within 0 and {most[0] if len(most) == 1 else most}, "
                              f"got {got}")
-        if self.heads is None and (actions != actions).any():  # as NaN alone
+        if self.heads is None and (actions != actions).any():  # only a NaN differs from itself
             raise ValueError(f"{self.library.name}: an action is NaN; actions must be numbers")
         np.copyto(self.actions, actions, "same_kind")
         self._new_arrays()
@@ -112,8 +112,8 @@ class Envs:
         """The last observations (len(agents), ...) of episodes that ended in this step, to be taken once.
         RuntimeError if the header writes none."""
         if (self._final_bytes[agents] == UNWRITTEN).all(axis=1).any():
-            raise RuntimeError(f"{self.library.header.name} writes no final observation where an episode ends; "
-                               "`if (WANTS_FINAL(env, truncated))` it must (env.h)")  # fmt: skip
+            raise RuntimeError(f"{self.library.header.name} writes no final observation when an episode ends; "
+                               "`if (WANTS_FINAL(env, truncated))` it has to (env.h)")
         last = self._finals[agents]
         self._final_bytes[agents] = UNWRITTEN
         return last
@@ -151,7 +151,7 @@ def _alone(name, envs):
     if envs.num_agents != envs.num_envs:
         raise ValueError(f"{name} has {envs.num_agents // envs.num_envs} agents with these settings, and Gymnasium's "
                          f"environments one: ocean.gymnasium.parallel_env({str(name)!r}) makes a PettingZoo "
-                         "ParallelEnv of it")  # fmt: skip
+                         "ParallelEnv of it")
     return envs
 
 
@@ -340,4 +340,4 @@ def environment_id(name):
 
 for _name in ocean.names():
     gymnasium.register(environment_id(_name), f"{__name__}:OceanEnv", kwargs={"name": _name},
-                       vector_entry_point=f"{__name__}:OceanVectorEnv")  # fmt: skip
+                       vector_entry_point=f"{__name__}:OceanVectorEnv")

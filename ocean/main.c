@@ -20,7 +20,7 @@ static struct {
     size_t observation_bytes, mask_bytes; /* of one agent */
     int64_t rows[8];
     void* actions; /* (agents, heads) int32 or float: both have four bytes */
-    uint8_t* ended; /* (agents,): the last step ended an episode, so that the next observation begins one */
+    uint8_t* ended; /* (agents,): the last step ended an episode */
     Policy policy;
     float* state; /* (agents, policy.state_size); NULL: act at random */
     uint64_t seed, step, random;
@@ -86,7 +86,7 @@ static void demo_start(const double* settings) {
     ocean_reset((char*)demo.env, 0, 1, demo.rows);
 }
 
-/* Takes a policy's file, if it is one for this environment. */
+/* Loads a policy's file. It has to fit this environment. */
 static void demo_load(const char* path) {
     Policy* policy = &demo.policy;
     const char* problem = policy_load(policy, path);
@@ -108,7 +108,7 @@ static void demo_act(void) {
         int32_t* action = (int32_t*)demo.actions + i * demo.heads;
         const char* observation = (char*)(intptr_t)demo.rows[0] + (size_t)i * demo.observation_bytes;
         const uint8_t* mask = has_action_masks ? (uint8_t*)(intptr_t)demo.rows[7] + (size_t)i * demo.mask_bytes : NULL;
-        if (has_valid && !((uint8_t*)(intptr_t)demo.rows[6])[i]) continue; /* dead: it keeps its state and its action */
+        if (has_valid && !((uint8_t*)(intptr_t)demo.rows[6])[i]) continue; /* a dead agent keeps its state and its action */
         if (demo.state) {
             policy_forward(&demo.policy, observation, demo.ended[i], demo.state + i * demo.policy.state_size);
             policy_act(&demo.policy, mask, demo.seed, (uint32_t)i, demo.step, demo.deterministic, action);
@@ -119,7 +119,7 @@ static void demo_act(void) {
             for (int k = 0; k < demo.heads; k++) {
                 int size = demo.spaces.action_heads[k];
                 do action[k] = random_int(&demo.random, size);
-                while (mask && !mask[action[k]] && random_int(&demo.random, 64)); /* some mask may forbid all */
+                while (mask && !mask[action[k]] && random_int(&demo.random, 64)); /* 64: a mask may forbid all */
                 if (mask) mask += size;
             }
         }
@@ -169,7 +169,7 @@ static bool demo_player(int32_t* action) {
     return pressed;
 }
 
-/* One step, unless the player's turn waits for a key, and its picture. */
+/* One step and its picture. There is no step while the game waits for the player's key. */
 void demo_frame(void) {
     int32_t action[DEMO_MAX_ACTION] = {0};
     if (IsKeyPressed(DEMO_ENTER)) demo.by_player = false;
@@ -183,7 +183,7 @@ void demo_frame(void) {
     c_render(demo.env);
 }
 
-/* What a page calls besides. */
+/* A page calls these too. */
 int demo_fps(void) { return FPS; }
 int demo_steps(void) { return (int)demo.step; }
 int demo_episodes(void) { return (int)demo.sum.n; }

@@ -1,14 +1,15 @@
-/* Runs a trained default network (models.Policy: linear encoder, MinGRU layers with highway gates, linear decoder) in
- * plain C, from the file that `python export.py ENV --export.flat policy.bin` writes. Needs libm and nothing else; a
- * Policy has scratch memory, so it is for one thread.
+/* Runs a trained default network (models.Policy: linear encoder, MinGRU layers with highway gates,
+ * linear decoder) in plain C, from the file that `python export.py ENV --export.flat policy.bin`
+ * writes. It needs libm only. A Policy has scratch memory, so it is for one thread.
  *
  *     Policy policy;
  *     const char* problem = policy_load(&policy, "policy.bin");     NULL, or what is wrong
  *     float* state = policy_new_state(&policy, agents);             zeros: an episode begins
- *     float* outputs = policy.outputs;                              policy.width numbers, overwritten by each call
+ *     float* outputs = policy.outputs;     policy.width numbers, which each call overwrites
  *   and on every step, for agent i,
- *     policy_forward(&policy, observation, reset, state + i * policy.state_size);    reset: an episode begins here
- *     policy_act(&policy, mask, seed, i, step, deterministic, action);               mask: NULL, or 0 forbids
+ *     policy_forward(&policy, observation, reset, state + i * policy.state_size);
+ *     policy_act(&policy, mask, seed, i, step, deterministic, action);
+ *   with reset 1 if an episode begins here, and mask NULL or 0 for each forbidden action.
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
  *     the bytes "PUFR"; format 1 to 4; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
@@ -28,8 +29,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum { POLICY_FLOAT32, POLICY_FLOAT64, POLICY_INT8, POLICY_UINT8, POLICY_INT16, POLICY_UINT16, POLICY_INT32,
-               POLICY_UINT32, POLICY_INT64, POLICY_UINT64, POLICY_TYPES } PolicyType;
+typedef enum {
+    POLICY_FLOAT32, POLICY_FLOAT64, POLICY_INT8, POLICY_UINT8, POLICY_INT16, POLICY_UINT16,
+    POLICY_INT32, POLICY_UINT32, POLICY_INT64, POLICY_UINT64, POLICY_TYPES
+} PolicyType;
 
 enum { POLICY_HEADER = 8, POLICY_MAX_HEADS = 64, POLICY_MAX_SIZE = 1 << 20 };
 typedef struct {
@@ -37,7 +40,7 @@ typedef struct {
     int heads, head_sizes[POLICY_MAX_HEADS]; /* discrete actions, or ... */
     int dims; /* ... continuous ones */
     int width; /* of the outputs: logits (or means), then the value */
-    int state_size; /* floats of recurrent state an agent */
+    int state_size; /* floats of recurrent state for each agent */
     const float *shift, *scale; /* of the observations, or NULL */
     const float *encoder, *layer, *decoder, *log_std; /* each matrix with its bias behind it */
     const float *middle, *half; /* of the bounds that a tanh squashes actions into, or NULL */
@@ -50,7 +53,8 @@ static void policy_free(Policy* policy) {
     *policy = (Policy){0};
 }
 
-/* A policy from the contents of a file, `count` floats, which are copied. Returns NULL, or what is wrong with them. */
+/* Makes a policy from the contents of a file: copies `count` floats. Returns NULL, or what is
+ * wrong. */
 static const char* policy_read(Policy* policy, const float* file, size_t count) {
     *policy = (Policy){0};
     if (count < POLICY_HEADER || memcmp(file, "PUFR", 4))
@@ -126,7 +130,7 @@ static const char* policy_load(Policy* policy, const char* path) {
     return problem;
 }
 
-/* The recurrent state of some agents, zero; free() it. */
+/* The recurrent state of some agents, all zeros; free() it. */
 static float* policy_new_state(const Policy* policy, int agents) {
     return calloc((size_t)agents * (size_t)policy->state_size, sizeof(float));
 }
@@ -135,7 +139,8 @@ static inline float policy_sigmoid(float x) {
     return 1 / (1 + expf(-x));
 }
 
-/* y = weight x + bias. Eight sums side by side, so that the compiler may use SIMD without reordering anything. */
+/* y = weight x + bias. Eight sums side by side, so that the compiler may use SIMD without
+ * reordering anything. */
 static void policy_linear(const float* weight, int outputs, int inputs, const float* x, float* y) {
     const float* bias = weight + (size_t)outputs * (size_t)inputs;
     for (int o = 0; o < outputs; o++, weight += inputs) {
@@ -152,7 +157,7 @@ static void policy_linear(const float* weight, int outputs, int inputs, const fl
     }
 }
 
-/* An observation of the policy's own type as floats. */
+/* Turns an observation of the policy's type into floats. */
 static void policy_floats(const Policy* policy, const void* observation, float* x) {
 #define POLICY_CASE(name, type) \
     case name: \
@@ -174,8 +179,9 @@ static void policy_floats(const Policy* policy, const void* observation, float* 
 #undef POLICY_CASE
 }
 
-/* One step of one agent: policy->outputs from an observation of policy->inputs numbers of the policy's type, and the
- * agent's new state. `reset` where the observation is the first of an episode. */
+/* One step of one agent. Computes policy->outputs and the agent's new state from an observation of
+ * policy->inputs numbers of the policy's type. `reset`: the observation is the first of an episode.
+ */
 static void policy_forward(const Policy* policy, const void* observation, bool reset,
                            float* state) {
     int H = policy->hidden;
@@ -237,7 +243,7 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
         policy_random(seed, agent, step, head, words);
         for (int i = 0; i < size; i++) {
             if (mask && !mask[i]) continue;
-            choice = i; /* the last allowed one, where rounding leaves the target beyond all */
+            choice = i; /* the last allowed one, if rounding puts the target beyond all */
             sum += expf(logits[i] - top);
             if (deterministic ? logits[i] == top : sum > policy_uniform(words[0]) * total) break;
         }

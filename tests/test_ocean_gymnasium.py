@@ -346,7 +346,7 @@ def test_pictures():
 def test_a_header_without_final_observations_is_refused(tmp_path):
     """Stale memory is never handed out as an observation."""
     text = (ocean.FOLDER / "squared" / "squared.h").read_text()
-    line = "    if (WANTS_FINAL(env, false)) write_observation(env, inside, env->final_observations);\n"
+    line = "    if (WANTS_FINAL(env, false)) write_observation(env, env->final_observations);\n"
     assert line in text
     (tmp_path / "mine.h").write_text(text.replace(line, ""))
     env = ocean.gymnasium.OceanEnv(str(tmp_path / "mine.h"))

@@ -332,6 +332,7 @@ def test_a_policy_plays_in_the_terminal(capsys):
 
     options = ["--baseline", "--eval.fps", "1000"]
     view = watch.View("squared", pufferl.load_config("squared", options), watch.EVAL_SEED)
+    assert view.labels == [{1: "UP", 2: "DOWN", 3: "LEFT", 4: "RIGHT"}], "the header's KEYS"
     console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=40, height=24)
     watch.show_in_terminal(view, console, steps=40)
     view.close()

@@ -1,6 +1,6 @@
 /* Asteroids: a ship among drifting rocks, in a field of 1024 x 768 whose opposite edges are joined.
- *   - A shot breaks a large rock (20 points) into two of middle size (50 points). It breaks one of
- *     these into two small ones (100 points).
+ *   - A shot breaks a large rock (20 points) into two middle ones (50 points), and a middle one
+ *     into two small ones (100 points).
  *   - The first wave has 4 large rocks. When all rocks are gone, the next wave has two more, up to
  *     11.
  *   - Now and then a saucer crosses and shoots. The large one (200 points) shoots anywhere. The
@@ -8,10 +8,11 @@
  *   - Whatever touches the ship breaks, and the ship is lost. There are three ships, and one more
  *     for every 10,000 points. A new ship appears in the middle after respawn_seconds, when that is
  *     clear.
- *   - Hyperspace puts the ship at a random place. One time in six it breaks.
+ *   - Hyperspace puts the ship at a random place. One time in six the ship breaks there.
  *   - The loss of the last ship ends the episode.
  * The reward is the points over reward_points, plus reward_loss for each ship lost. score is the
- * points. perf is the points over 10,000, at most 1.
+ * points.
+ * perf is the points over 10,000, at most 1.
  *
  *     observation; positions and velocities are in the ship's axes (ahead, right), cut to -1..1
  *     0, 1       velocity of the ship, over 600 pixels a second
@@ -333,7 +334,8 @@ static void move_saucer(Env* env) {
     Body* shot = &env->saucer_shot;
     *shot = (Body){saucer->x, saucer->y, 0, 0, 72};
     send(env, shot, 360);
-    if (saucer->life == 1 && env->ship.life) { /* the small one aims, with an error of up to 0.15 rad */
+    /* the small one aims, with an error of up to 0.15 rad */
+    if (saucer->life == 1 && env->ship.life) {
         float x = around(env->ship.x - saucer->x, WIDTH);
         float y = around(env->ship.y - saucer->y, HEIGHT);
         float angle = atan2f(y, x) + random_float(&env->rng, -0.15f, 0.15f);
@@ -495,8 +497,8 @@ static void c_render(Env* env) {
         Vector2 right = {x - 14 * c + 11 * s, y - 14 * s - 11 * c};
         if (env->thrusts)
             draw_triangle((Vector2){x - 10 * c - 6 * s, y - 10 * s + 6 * c},
-                          (Vector2){x - 10 * c + 6 * s, y - 10 * s - 6 * c}, (Vector2){x - 28 * c, y - 28 * s},
-                          DRAW_GOLD);
+                          (Vector2){x - 10 * c + 6 * s, y - 10 * s - 6 * c},
+                          (Vector2){x - 28 * c, y - 28 * s}, DRAW_GOLD);
         draw_triangle((Vector2){x + 18 * c, y + 18 * s}, left, right, DRAW_CYAN);
     }
     draw_format(20, 16, 40, DRAW_WHITE, "%d", env->points);

@@ -1,7 +1,8 @@
 /* Bandit: one of several arms is good, always the same one. A pull pays 1 with probability `good`
  * or `bad` and ends the episode. There is nothing to see and nothing to remember. So a trainer that
  * fails here has the sign of its gradient wrong, or rewards an action that was not taken.
- * Observation: a constant 1. Actions: the arm. */
+ * Observation: a constant 1.
+ * Actions: the arm. */
 #pragma once
 
 #define OBSERVATION float

@@ -12,8 +12,9 @@
  *     reward      reward_scale * payment
  * The highest payment is 1 by default. The flock starts at random. An episode is truncated after
  * max_steps. The first episode of an environment begins at a random step, so that environments do
- * not end together; it is not logged. score is the mean payment. perf is the score, at least 0.
- * Boids that follow Reynolds's rules have a score of about 0.77, random ones 0.07.
+ * not end together; it is not logged. score is the mean payment.
+ * perf is the score, at least 0. Boids that follow Reynolds's rules have a score of about 0.77,
+ * random ones 0.07.
  *
  *     observation, in the boid's axes (x forward, y right), within -1..1
  *     0        speed / max_speed

@@ -13,8 +13,9 @@
  *   - When the first wall is cleared, the paddle's next strike brings the second.
  *   - After max_steps the episode is truncated, because a ball can circle for ever. By default that
  *     is half an hour at a frameskip of 4, as in Atari's games (Machado et al. 2018, section 4.1).
- * The reward is the points of the bricks hit. Actions: none, left, right. With continuous: one
- * speed in -1..1. A tick is 1/60 s. An action lasts frameskip ticks.
+ * The reward is the points of the bricks hit.
+ * Actions: none, left, right. With continuous: one speed in -1..1. A tick is 1/60 s. An action
+ * lasts frameskip ticks.
  *
  * The step does not move tick by tick. Between two collisions everything moves in straight lines,
  * so the step jumps from one collision to the next, at its exact time. So the ball passes through
@@ -332,8 +333,10 @@ static void c_step(Env* env) {
 }
 
 static void c_render(Env* env) {
-    static const Color colors[ROWS] = {{226, 84, 84, 255},  {238, 126, 72, 255}, {250, 190, 60, 255},
-                                       {90, 200, 120, 255}, {0, 187, 204, 255},  {92, 124, 226, 255}};
+    static const Color colors[ROWS] = {
+        {226, 84, 84, 255}, {238, 126, 72, 255}, {250, 190, 60, 255}, {90, 200, 120, 255},
+        {0, 187, 204, 255}, {92, 124, 226, 255}
+    };
     enum { SCALE = 2 };
     draw_begin((int)WIDTH * SCALE, (int)HEIGHT * SCALE, "breakout");
     for (int i = 0; i < BRICKS; i++) {

@@ -1,9 +1,9 @@
 /* Cartpole: balance a pole on a cart (Barto, Sutton and Anderson 1983). The equations, limits and
  * the explicit Euler step are those of Gymnasium's CartPole-v1. The reward is reward_scale on every
  * step. The episode terminates if the cart leaves the track or the pole leans too far. After
- * max_steps it is truncated. Observation: position (m) and velocity of the cart, angle (rad) and
- * angular velocity of the pole. Actions: push left, push right. With continuous: one force in -1..1
- * of force_mag. */
+ * max_steps it is truncated.
+ * Observation: position (m) and velocity of the cart, angle (rad) and angular velocity of the pole.
+ * Actions: push left, push right. With continuous: one force in -1..1 of force_mag. */
 #pragma once
 
 #define OBSERVATION float

@@ -3,9 +3,10 @@
  * The opponent searches `depth` moves ahead (alpha-beta) and takes one of the best moves at random.
  * With depth 1 it wins if it can. With depth 2 it also stops a line of the agent's. With depth 0 it
  * plays at random. The reward is 1 for a win, -1 for a loss, 0 for a draw. A stone for a full
- * column loses at once; the action mask says which columns are free. perf is 1 for a win and 0.5
- * for a draw. Observation: two planes of 6 x 7 bytes, own stones and the opponent's, the upper row
- * first. Actions: the column. */
+ * column loses at once; the action mask says which columns are free.
+ * perf is 1 for a win and 0.5 for a draw.
+ * Observation: two planes of 6 x 7 bytes, own stones and the opponent's, the upper row first.
+ * Actions: the column. */
 #pragma once
 
 #define OBSERVATION uint8_t

@@ -1,8 +1,9 @@
 /* Continuous: a point flies to a goal in a box of -1..1 in every dimension. The action is its
  * velocity, one number for each dimension, cut to -1..1. A step moves it by speed times that. Walls
  * stop it. The reward is how much nearer it came, plus 1 within `radius` of the goal, which ends
- * the episode. After max_steps the episode is truncated. Observation: the point's position, then
- * half the way to the goal. perf is the share of episodes that reach the goal. */
+ * the episode. After max_steps the episode is truncated.
+ * Observation: the point's position, then half the way to the goal.
+ * perf is the share of episodes that reach the goal. */
 #pragma once
 
 #define OBSERVATION float

@@ -28,10 +28,16 @@
 
 enum { SIDES = 6, TURNS = 2 * SIDES, MAX_STICKERS = 54, MAX_PAIRS = 480 };
 typedef struct { int x, y, z; } Axis; /* x to the right, y up, z to the front */
-static const Axis normals[SIDES] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}, {0, -1, 0}, {-1, 0, 0}, {0, 0, -1}};
+static const Axis normals[SIDES] = {
+    {0, 1, 0}, {1, 0, 0}, {0, 0, 1}, {0, -1, 0}, {-1, 0, 0}, {0, 0, -1}
+};
 /* The directions of columns and rows, seen from outside. */
-static const Axis columns[SIDES] = {{1, 0, 0}, {0, 0, -1}, {1, 0, 0}, {1, 0, 0}, {0, 0, 1}, {-1, 0, 0}};
-static const Axis rows[SIDES] = {{0, 0, 1}, {0, -1, 0}, {0, -1, 0}, {0, 0, -1}, {0, -1, 0}, {0, -1, 0}};
+static const Axis columns[SIDES] = {
+    {1, 0, 0}, {0, 0, -1}, {1, 0, 0}, {1, 0, 0}, {0, 0, 1}, {-1, 0, 0}
+};
+static const Axis rows[SIDES] = {
+    {0, 0, 1}, {0, -1, 0}, {0, -1, 0}, {0, 0, -1}, {0, -1, 0}, {0, -1, 0}
+};
 
 struct Env {
     ENV_COMMON
@@ -156,7 +162,8 @@ static void c_reset(Env* env) {
         int last = -1;
         for (int k = 0; k < env->scrambled; k++) {
             int action = random_int(&env->rng, last < 0 ? TURNS : TURNS - 1);
-            if (last >= 0 && action >= (last ^ 1)) action++; /* skips the inverse of the last turn */
+            /* skips the inverse of the last turn */
+            if (last >= 0 && action >= (last ^ 1)) action++;
             turn(env, action);
             last = action;
         }
@@ -188,8 +195,10 @@ static Vector2 project(float x, float y, float z, float middle) {
 }
 
 static void c_render(Env* env) {
-    static const Color paints[SIDES] = {{236, 242, 246, 255}, {226, 84, 84, 255},  {90, 200, 120, 255},
-                                        {250, 200, 60, 255},  {238, 126, 50, 255}, {60, 120, 226, 255}};
+    static const Color paints[SIDES] = {
+        {236, 242, 246, 255}, {226, 84, 84, 255}, {90, 200, 120, 255}, {250, 200, 60, 255},
+        {238, 126, 50, 255}, {60, 120, 226, 255}
+    };
     int area = env->size * env->size;
     float size = (float)env->size;
     draw_begin(860, 500, "cube");

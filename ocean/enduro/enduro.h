@@ -9,7 +9,8 @@
  *   - Traffic is a ring of cars at one speed, in three lanes. A car draws a new lane each time it
  *     comes round. Cars from behind give way.
  * The reward is 1 for a car overtaken and -1 for one lost, plus reward_speed. Cars beyond the day's
- * number do not count. perf is the share of the cars of all `days` that were overtaken.
+ * number do not count.
+ * perf is the share of the cars of all `days` that were overtaken.
  *
  *     observation
  *     0        place across the road, -1..1
@@ -49,7 +50,8 @@
 #include "draw.h"
 
 enum { CARS = 8, BENDS = 64, OBSERVATIONS = 11 + 2 * CARS };
-#define LOOP 240.0f  /* length of the ring of traffic, m: at full speed it brings 400 cars a day, and 300 are wanted */
+/* length of the ring of traffic, m: at full speed it brings 400 cars a day, and 300 are wanted */
+#define LOOP 240.0f
 #define BEHIND 40.0f /* m; a car this far behind moves to the front */
 #define SIGHT 240.0f
 #define BEND 80.0f   /* length of a piece of road with one bend, m */
@@ -239,7 +241,8 @@ static int move_traffic(Env* env) {
                 throw_back(env);
             } else if (fabsf(car->ahead) < CAR_LENGTH) { /* touched from the side */
                 throw_back(env);
-            } else if (car->ahead < 0 && car->ahead > -4 * CAR_LENGTH) { /* it comes from behind and gives way */
+            } else if (car->ahead < 0 && car->ahead > -4 * CAR_LENGTH) {
+                /* it comes from behind and gives way */
                 car->x = env->x > 0 ? -LANE : LANE;
             }
         }
@@ -326,12 +329,15 @@ static void draw_car(Vector2 foot, float scale, Color color, bool lights_only) {
     float wide = 130 * scale, tall = 62 * scale;
     if (!lights_only) {
         DrawRectangleRec((Rectangle){foot.x - wide / 2, foot.y - tall, wide, tall * 0.8f}, color);
-        DrawRectangleRec((Rectangle){foot.x - wide * 0.32f, foot.y - tall * 1.35f, wide * 0.64f, tall * 0.4f},
-                         draw_mix(color, DRAW_BACKGROUND, 0.5f));
-        DrawRectangleRec((Rectangle){foot.x - wide / 2, foot.y - tall * 0.35f, wide * 0.2f, tall * 0.4f},
-                         (Color){20, 20, 22, 255});
-        DrawRectangleRec((Rectangle){foot.x + wide * 0.3f, foot.y - tall * 0.35f, wide * 0.2f, tall * 0.4f},
-                         (Color){20, 20, 22, 255});
+        DrawRectangleRec(
+            (Rectangle){foot.x - wide * 0.32f, foot.y - tall * 1.35f, wide * 0.64f, tall * 0.4f},
+            draw_mix(color, DRAW_BACKGROUND, 0.5f));
+        DrawRectangleRec(
+            (Rectangle){foot.x - wide / 2, foot.y - tall * 0.35f, wide * 0.2f, tall * 0.4f},
+            (Color){20, 20, 22, 255});
+        DrawRectangleRec(
+            (Rectangle){foot.x + wide * 0.3f, foot.y - tall * 0.35f, wide * 0.2f, tall * 0.4f},
+            (Color){20, 20, 22, 255});
     }
     for (int side = -1; side <= 1; side += 2)
         DrawRectangleRec((Rectangle){foot.x + (float)side * wide * 0.36f - wide * 0.08f,
@@ -340,8 +346,10 @@ static void draw_car(Vector2 foot, float scale, Color color, bool lights_only) {
 }
 
 static void c_render(Env* env) {
-    static const Color colors[] = {{250, 190, 60, 255}, {90, 200, 120, 255}, {170, 130, 240, 255}, {240, 140, 190, 255},
-                                   {150, 200, 255, 255}, {238, 126, 72, 255}, {226, 84, 84, 255}, {200, 200, 210, 255}};
+    static const Color colors[] = {
+        {250, 190, 60, 255}, {90, 200, 120, 255}, {170, 130, 240, 255}, {240, 140, 190, 255},
+        {150, 200, 255, 255}, {238, 126, 72, 255}, {226, 84, 84, 255}, {200, 200, 210, 255}
+    };
     int index = weather_index(env);
     const Weather* weather = &weathers[index];
     bool night = index == 3;

@@ -22,8 +22,8 @@
  *                     to the right of the chicken, in half widths, -1..1 around. A missing car is
  *                     the first one again. Beside the road the speed is 0, and the cars are 1.
  *
- * Actions: none, up, down. A tick is 1/60 s. An action lasts frameskip ticks. perf is the score as
- * a share of the crossings that the time allows without traffic. */
+ * Actions: none, up, down. A tick is 1/60 s. An action lasts frameskip ticks.
+ * perf is the score as a share of the crossings that the time allows without traffic. */
 #pragma once
 
 #define OBSERVATION float
@@ -48,7 +48,9 @@ enum { LANES = 10, CARS = 3, BELOW = 1, SEEN = 6, OBSERVATIONS = 4 + SEEN * (1 +
 #define CHICKEN 0.025f  /* its width */
 #define CAR 0.06f
 #define TRUCK 0.14f
-static const float lane_speed[LANES] = {0.12f, 0.15f, 0.19f, 0.24f, 0.32f, 0.32f, 0.24f, 0.19f, 0.15f, 0.12f};
+static const float lane_speed[LANES] = {
+    0.12f, 0.15f, 0.19f, 0.24f, 0.32f, 0.32f, 0.24f, 0.19f, 0.15f, 0.12f
+};
 
 struct Env {
     ENV_COMMON
@@ -180,8 +182,10 @@ static void c_step(Env* env) {
 
 static void c_render(Env* env) {
     enum { WIDTH = 960, LANE = 56, TOP = 40, HEIGHT = TOP + 12 * LANE };
-    static const Color colors[] = {{226, 84, 84, 255},  {250, 190, 60, 255},  {90, 200, 120, 255}, {0, 187, 204, 255},
-                                   {170, 130, 240, 255}, {240, 140, 190, 255}, {150, 200, 255, 255}};
+    static const Color colors[] = {
+        {226, 84, 84, 255}, {250, 190, 60, 255}, {90, 200, 120, 255}, {0, 187, 204, 255},
+        {170, 130, 240, 255}, {240, 140, 190, 255}, {150, 200, 255, 255}
+    };
     draw_begin(WIDTH, HEIGHT, "freeway");
     DrawRectangle(0, TOP + LANE, WIDTH, LANES * LANE, DRAW_PANEL);
     for (int lane = 1; lane < LANES; lane++) {
@@ -208,8 +212,9 @@ static void c_render(Env* env) {
     Vector2 chicken = {CHICKEN_X * WIDTH, TOP + LANE * (LANES + 1.5f) - env->y * LANE};
     DrawCircleV(chicken, 14, env->stunned > 0 ? DRAW_RED : DRAW_WHITE);
     DrawCircleV((Vector2){chicken.x, chicken.y - 13}, 8, env->stunned > 0 ? DRAW_RED : DRAW_WHITE);
-    draw_triangle((Vector2){chicken.x - 4, chicken.y - 19}, (Vector2){chicken.x + 4, chicken.y - 19},
-                  (Vector2){chicken.x, chicken.y - 27}, DRAW_GOLD);
+    draw_triangle((Vector2){chicken.x - 4, chicken.y - 19},
+                  (Vector2){chicken.x + 4, chicken.y - 19}, (Vector2){chicken.x, chicken.y - 27},
+                  DRAW_GOLD);
     draw_format(16, 8, 40, DRAW_GOLD, "%d", env->score);
     DrawRectangle(120, 20, (int)(800 * (1 - (float)env->tick / (float)env->ticks)), 12, DRAW_GREEN);
     draw_end();

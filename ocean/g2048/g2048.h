@@ -2,8 +2,9 @@
  * sum; a tile merges once a move. After a move that changes something, a 2 (one time in ten a 4)
  * appears in a random free cell. A move that changes nothing is illegal: the mask says so, and
  * nothing happens. The game is over when no move is left. The score is the sum of all merged tiles.
- * The reward for a merge to 2^k is k / 11, because points would span three powers of ten. perf is
- * the share of games that reach 2048; the game goes on then. Actions: up, down, left, right.
+ * The reward for a merge to 2^k is k / 11, because points would span three powers of ten.
+ * perf is the share of games that reach 2048; the game goes on then.
+ * Actions: up, down, left, right.
  * Observation: 648 bytes of 0 and 1,
  *     0 .. 287    (16, 18) the tile in each cell, one-hot: empty, 2, 4 ... 131072
  *     288 .. 647  (5, 24, 3) how two neighbours compare: they are the same tile, the first is
@@ -79,7 +80,9 @@ static void write_observation(const Env* env, uint8_t* observation) {
 
 /* A line of four cells begins with the one that tiles slide to. `first` is that of the first line;
  * `line` leads to the next line, `step` to the next cell. */
-static const struct { int first, line, step; } moves[4] = {{0, 1, 4}, {12, 1, -4}, {0, 4, 1}, {3, 4, -1}};
+static const struct { int first, line, step; } moves[4] = {
+    {0, 1, 4}, {12, 1, -4}, {0, 4, 1}, {3, 4, -1}
+};
 
 /* Makes a move on a board, adds to the points and returns the reward. */
 static float slide(uint8_t* tiles, int action, int* points) {
@@ -173,10 +176,12 @@ static void c_step(Env* env) {
 
 static void c_render(Env* env) {
     enum { CELL = 150, GAP = 10, TOP = 70 };
-    static const Color colors[] = {{40, 58, 72, 255},   {54, 88, 104, 255}, {30, 116, 134, 255}, {0, 150, 168, 255},
-                                   {0, 187, 204, 255},  {70, 194, 160, 255}, {90, 200, 120, 255}, {150, 200, 90, 255},
-                                   {210, 196, 70, 255}, {250, 190, 60, 255}, {244, 150, 60, 255}, {236, 112, 64, 255},
-                                   {226, 84, 84, 255}};
+    static const Color colors[] = {
+        {40, 58, 72, 255}, {54, 88, 104, 255}, {30, 116, 134, 255}, {0, 150, 168, 255},
+        {0, 187, 204, 255}, {70, 194, 160, 255}, {90, 200, 120, 255}, {150, 200, 90, 255},
+        {210, 196, 70, 255}, {250, 190, 60, 255}, {244, 150, 60, 255}, {236, 112, 64, 255},
+        {226, 84, 84, 255}
+    };
     char text[32];
     draw_begin(SIDE * CELL + GAP, SIDE * CELL + GAP + TOP, "2048");
     snprintf(text, sizeof(text), "%d", env->points);

@@ -18,8 +18,9 @@
  *     5      the opponent's last stone
  *     6      1 everywhere if the agent is Black
  *
- * Actions: the point, row after row, and last the pass. perf is the share of games won. score is
- * the agent's lead in points, or -size^2 for an illegal move. */
+ * Actions: the point, row after row, and last the pass.
+ * perf is the share of games won. score is the agent's lead in points, or -size^2 for an illegal
+ * move. */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -340,7 +341,8 @@ static void move_script(Env* env) {
 
 /* Simple loops over all points, because the compiler turns them into 16 to 64 points at once. */
 static void write_observation(Env* env, uint8_t* observation) {
-    enum { SLACK = 32 }; /* a row is copied with a few bytes too many, which the next row overwrites */
+    /* a row is copied with a few bytes too many, which the next row overwrites */
+    enum { SLACK = 32 };
     int size = env->size, plane = size * size, first = env->stride + 1, last = env->cells - first;
     uint8_t wide[MAX_CELLS + SLACK], legal[MAX_SIZE * MAX_SIZE + SLACK],
         status[MAX_SIZE * MAX_SIZE + SLACK];

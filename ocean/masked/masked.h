@@ -2,8 +2,10 @@
  * and only the action mask says which. A legal action pays its worth. An illegal one pays -1 and
  * ends the episode. So does the last of `length` steps, without the -1. A trainer that forgets the
  * mask in the rollout ends its episodes at once. One that forgets it in the update learns from
- * wrong probabilities. Observation: the worth of each action, 0..1. perf is the episode's reward
- * over that of the best legal actions in all `length` steps, at least 0. */
+ * wrong probabilities.
+ * Observation: the worth of each action, 0..1.
+ * perf is the episode's reward over that of the best legal actions in all `length` steps, at least
+ * 0. */
 #pragma once
 
 #define OBSERVATION float

@@ -13,8 +13,9 @@
  *     3   with `trail`, a cell that it left for one where it had been. Without loops there is
  *         nothing new behind it, and the trail's other cells are the way back.
  *
- * Actions: up, down, left, right. perf is the share of mazes solved. score is the shortest way over
- * the steps taken, 0 if the goal was not reached. */
+ * Actions: up, down, left, right.
+ * perf is the share of mazes solved. score is the shortest way over the steps taken, 0 if the goal
+ * was not reached. */
 #pragma once
 
 #define OBSERVATION uint8_t

@@ -1,9 +1,9 @@
 /* Memory: the first step shows a cue. The agent must name it `length` steps later, when it sees
  * only a bell. All observations in between are the same, so only the agent's own state can carry
- * the cue. A policy without memory guesses and has a perf of 1 / cues. Observation: the cue,
- * one-hot, on the first step, else zeros; then the bell, 1 on the step whose action is the answer.
- * Earlier actions have no effect. Reward: 1 for the right answer, -1 for a wrong one. Both end the
- * episode. */
+ * the cue. A policy without memory guesses and has a perf of 1 / cues.
+ * Observation: the cue, one-hot, on the first step, else zeros; then the bell, 1 on the step whose
+ * action is the answer. Earlier actions have no effect.
+ * Reward: 1 for the right answer, -1 for a wrong one. Both end the episode. */
 #pragma once
 
 #define OBSERVATION float

@@ -3,10 +3,11 @@
  * game and its neighbours have no mine; with too many mines for that, only the first cell has none.
  * A mine ends the episode with reward_mine, the last safe cell with reward_win. Each safe cell pays
  * its share of 1. An action on an uncovered cell changes nothing and costs reward_wasted; the
- * action mask says what is covered. There are no flags, because they change nothing. The standard
- * fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99. Observation: ten planes of
- * height x width bytes, covered, and each number 0 .. 8. Actions: the cell, row after row. perf is
- * the share of games won. score is the share of safe cells uncovered. */
+ * action mask says what is covered. There are no flags, because they change nothing.
+ * The standard fields are 9 x 9 with 10 mines, 16 x 16 with 40, 30 x 16 with 99.
+ * Observation: ten planes of height x width bytes, covered, and each number 0 .. 8.
+ * Actions: the cell, row after row.
+ * perf is the share of games won. score is the share of safe cells uncovered. */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -36,7 +37,9 @@ struct Env {
     int16_t stack[MAX_CELLS];
 };
 
-static const int neighbours[8] = {-STRIDE - 1, -STRIDE, -STRIDE + 1, -1, 1, STRIDE - 1, STRIDE, STRIDE + 1};
+static const int neighbours[8] = {
+    -STRIDE - 1, -STRIDE, -STRIDE + 1, -1, 1, STRIDE - 1, STRIDE, STRIDE + 1
+};
 
 static const char* c_init(Env* env) {
     if (env->width < 2 || env->width > MAX_SIDE || env->height < 2 || env->height > MAX_SIDE)
@@ -165,9 +168,11 @@ static void c_step(Env* env) {
 }
 
 static void c_render(Env* env) {
-    static const Color colors[] = {{70, 90, 104, 255},  {0, 187, 204, 255},   {90, 200, 120, 255},
-                                   {226, 84, 84, 255},  {170, 130, 240, 255}, {250, 190, 60, 255},
-                                   {240, 140, 190, 255}, {236, 242, 246, 255}, {130, 146, 160, 255}};
+    static const Color colors[] = {
+        {70, 90, 104, 255}, {0, 187, 204, 255}, {90, 200, 120, 255}, {226, 84, 84, 255},
+        {170, 130, 240, 255}, {250, 190, 60, 255}, {240, 140, 190, 255}, {236, 242, 246, 255},
+        {130, 146, 160, 255}
+    };
     int longer = env->width > env->height ? env->width : env->height, side = 720 / longer;
     draw_begin(env->width * side, env->height * side, "minesweeper");
     for (int i = 0; i < env->width * env->height; i++) {
@@ -177,8 +182,9 @@ static void c_render(Env* env) {
         DrawRectangle(x + 1, y + 1, side - 2, side - 2,
                       covered ? (Color){62, 86, 104, 255} : DRAW_PANEL);
         if (covered) DrawRectangle(x + 1, y + 1, side - 2, side / 10, (Color){84, 112, 132, 255});
-        if (covered && cell & MINE) DrawCircleV((Vector2){(float)(x + side / 2), (float)(y + side / 2)},
-                                                (float)side * 0.12f, (Color){150, 70, 76, 255});
+        if (covered && cell & MINE)
+            DrawCircleV((Vector2){(float)(x + side / 2), (float)(y + side / 2)},
+                        (float)side * 0.12f, (Color){150, 70, 76, 255});
         if (covered || !(cell & NUMBER)) continue;
         char text[2] = {(char)('0' + (cell & NUMBER)), 0};
         draw_text_centred(text, x + side / 2, y + side / 2, side * 6 / 10, colors[cell & NUMBER]);

@@ -1,16 +1,18 @@
 /* Moba: two teams of five heroes, three lanes with towers, waves of creeps, and an ancient in each
- * base; the team that loses its ancient has lost. docs/moba.md has the design. In brief:
- *   - Heroes walk, attack and use three skills each (SKILLS); deaths of enemies nearby give
- *     experience, experience levels.
- *   - Creeps walk the lanes and take on what they meet. Towers shoot at who comes near. Neutral
- *     creeps camp in the jungle.
+ * base. The team that loses its ancient has lost. docs/moba.md has the design. In brief:
+ *   - Heroes walk, attack and use three skills each (SKILLS). Deaths of enemies nearby give
+ *     experience, which gives levels.
+ *   - Creeps walk the lanes and fight whatever they meet. Towers shoot at enemies that come near.
+ *     Neutral creeps camp in the jungle.
  *   - A building can be attacked when the one before it has fallen: towers from the outside in,
- *     then the two guards, then the ancient. What a team does not see it cannot aim at.
- *   - A game ends when an ancient falls, or is truncated after max_ticks; the first one of an
- *     environment begins at a random tick of the clock, which staggers the ends, and is not logged.
- * score is 1 for a game that the first team wins, -1 for one it loses, and its lead in buildings
- * over 12 for one without an end; perf is (1 + score) / 2. With self_play all ten heroes are
- * agents, else the second team is scripted.
+ *     then the two guards, then the ancient. A team cannot aim at what it does not see.
+ *   - A game ends when an ancient falls. After max_ticks it is truncated. The first game of an
+ *     environment begins at a random tick, so that environments do not end together; it is not
+ *     logged.
+ * score is 1 for a game that the first team wins, -1 for one that it loses, and else its lead in
+ * buildings over 12.
+ * perf is (1 + score) / 2. With self_play all ten heroes are agents, else the second team is
+ * scripted.
  *
  *     observation: the game as seen by one hero, turned so that its own base is at the lower left;
  *     ways are over 12 tiles and cut, places over 32, shares within 0..1, all within -1..1; what is
@@ -37,7 +39,7 @@
  *
  * Actions: move (stay, up, down, left, right, up left, up right, down left, down right), target
  * (heroes, creeps or buildings first), act (nothing, attack, skills 1 to 3). An act that can be
- * carried out takes the place of the move. */
+ * carried out replaces the move. */
 #pragma once
 
 #define OBSERVATION float
@@ -104,16 +106,16 @@ enum {
     NONE = -1
 };
 enum { MOVES = 9, TARGETS = 3, ACTS = 5, CHOICES = MOVES + TARGETS + ACTS };
-#define FAR 1000.0f         /* where that stands which cannot be aimed at */
+#define FAR 1000.0f         /* the place of units that cannot be aimed at */
 /* lanes run along x, y = +-EDGE; bases are at (-EDGE, EDGE) and (EDGE, -EDGE) */
 #define EDGE 24.5f
 #define BASE_RADIUS 8.0f
-#define FOUNTAIN 5.0f       /* near its base a hero is healed */
-#define SHARE_REACH 10.0f   /* within this of a death heroes gain experience */
-#define CREEP_REACH 5.0f    /* at which a creep takes on an enemy */
-#define OFF_LANE 4.5f       /* from the middle of its lane, where it gives up */
+#define FOUNTAIN 5.0f       /* a hero this near its base is healed */
+#define SHARE_REACH 10.0f   /* heroes this near a death gain experience */
+#define CREEP_REACH 5.0f    /* a creep fights enemies this near */
+#define OFF_LANE 4.5f       /* a creep this far from its lane gives up */
 #define TOWER_REACH 6.5f
-#define LEASH 7.0f          /* of neutral creeps from their camp */
+#define LEASH 7.0f          /* neutral creeps go no further from their camp */
 
 typedef struct {
     float health, health_growth, mana, damage, damage_growth, range, speed;
@@ -129,13 +131,13 @@ static const Role ROLES[HEROES] = {
     {450, 58, 300, 42, 7, 6.0f, 0.48f, 6, "A"},
 };
 
-/* whom a skill needs: one in range, any around, anyone of the team, nobody */
+/* what a skill needs: an enemy in range, one around, one of the team, nothing */
 enum { ENEMY, AROUND, ALLY, SELF };
 typedef struct {
     int kind;
-    float range, radius, damage, heal, shield; /* radius: around the target, 0: it alone */
+    float range, radius, damage, heal, shield; /* radius: around the target, 0: the target alone */
     int stun, slow, haste;                     /* ticks */
-    bool leap;                                 /* to the target */
+    bool leap;                                 /* the hero leaps to the target */
     float mana;
     int cooldown;
 } Skill;
@@ -163,7 +165,7 @@ static const int BOT_LANES[HEROES] = {0, 2, 1, 1, 2};
 typedef struct {
     float mana, shield, xp, total, gain; /* total: rewards of the game; gain: of this tick */
     int level, cooldown[SKILLS_EACH], haste, dead; /* dead: ticks until it lives again */
-    int provoked; /* ticks for which towers mind that it hurt a hero */
+    int provoked; /* ticks for which towers prefer it, because it hurt a hero */
     float heal, new_shield; /* of this tick */
     int new_haste;
     bool retreats; /* of a bot */
@@ -172,22 +174,22 @@ typedef struct {
 struct Env {
     ENV_COMMON
     bool begun, whole; /* whole: the game began with its first tick */
-    int tick, steps, waves, winner; /* winner: NONE while it goes on, 2: both fell */
+    int tick, steps, waves, winner; /* winner: NONE while the game goes on, 2 if both fell */
     int kills[2], deaths[2], last_hits[2], standing[2]; /* standing: buildings */
     float skill; /* of the script in this game */
     Hero heroes[2 * HEROES];
-    /* A team's TEAM slots: heroes, towers lane by lane from the outside, guards, the ancient,
-     * creeps; then neutrals. health is above 0 while a unit lives. aim_x is x, or FAR where the
-     * other team cannot aim at it. */
+    /* A team has TEAM slots: heroes, towers lane by lane from the outside, guards, the ancient,
+     * creeps. Neutrals come after both teams. health is above 0 while a unit lives. aim_x is x, or
+     * FAR if the other team cannot aim at it. */
     _Alignas(64) float x[UNITS], y[UNITS], aim_x[UNITS], health[UNITS],
         max_health[UNITS], damage[UNITS];
-    float hurt[UNITS], step_x[UNITS], step_y[UNITS]; /* of this tick, carried out at its end */
+    float hurt[UNITS], step_x[UNITS], step_y[UNITS]; /* of this tick, applied at its end */
     int16_t wait[UNITS], stun[UNITS], slow[UNITS], new_stun[UNITS], new_slow[UNITS], victim[UNITS],
         hurter[UNITS];
-    /* of creeps; leg: of the lane's one or two straight parts */
+    /* of creeps; leg: which straight part of the lane */
     uint8_t lane[UNITS], leg[UNITS], ranged[UNITS];
-    float front[2][LANES]; /* how far the first creep of a lane has come, as a share */
-    /* a bit a tile, a word a row; outlook: what the buildings see */
+    float front[2][LANES]; /* share of a lane that its first creep has walked */
+    /* a bit for each tile, a word for each row; outlook: what buildings see */
     uint64_t sight[2][SIDE], outlook[2][SIDE];
     uint64_t open[SIDE];
     /* rows of the discs of sight, centred on bit 31 */
@@ -210,7 +212,7 @@ static inline bool is_hero(int unit) {
     return unit < NEUTRAL && unit % TEAM < HEROES;
 }
 
-/* The second team sees the map turned by half a turn about its middle. */
+/* The second team sees the map after half a turn about its middle. */
 static inline float turned(int team) {
     return team ? -1.0f : 1.0f;
 }
@@ -243,7 +245,7 @@ static void lane_point(int lane, float along, float* x, float* y) {
     *y = lane == 0 ? EDGE - first : EDGE - rest;
 }
 
-/* How far along a lane a place is: that of the nearest point of it. */
+/* How far along a lane its nearest point to a place is. */
 static float lane_along(int lane, float x, float y) {
     if (lane == 1) return clampf((x - y + 2 * EDGE) * (float)M_SQRT1_2, 0, lane_length(1));
     float first = lane == 0 ? EDGE - y : x + EDGE, rest = lane == 0 ? x + EDGE : EDGE - y;
@@ -252,7 +254,7 @@ static float lane_along(int lane, float x, float y) {
                                  : 2 * EDGE + clampf(rest, 0, 2 * EDGE);
 }
 
-/* The map, once for all games: straight roads of a width, and discs. */
+/* The map is made of straight roads and discs, once for all games. */
 
 static void open_road(Env* env, float x0, float y0, float x1, float y1, float radius) {
     for (int row = 0; row < SIDE; row++) {
@@ -267,7 +269,8 @@ static void open_road(Env* env, float x0, float y0, float x1, float y1, float ra
     }
 }
 
-/* The camps of the first team's half and their images; the last two are large and on the river. */
+/* The camps of the first team's half and their mirror images. The last two are large and on the
+ * river. */
 static void camp_of(int neutral, float* x, float* y) {
     static const float camps[3][2] = {{-16, 6.5f}, {-6.5f, 16}, {-14.5f, -14.5f}};
     int mirrored = neutral % 2, camp = neutral >= 12 ? 2 : neutral / 2 % 2, place = neutral / 4;
@@ -329,8 +332,8 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* Searching. Floats above 0 are ordered like their bits, so that the lower bits can hold the slot,
- * and the whole is a minimum of integers without a branch. */
+/* Searches. Floats above 0 have the order of their bits. So the lower bits can hold the slot, and a
+ * search is a minimum of integers, without a branch. */
 
 typedef union {
     float number;
@@ -340,9 +343,9 @@ typedef union {
 enum { SLOT_BITS = TEAM - 1 };
 #define NOBODY 0x7F800000u /* above every distance and health */
 
-/* Of `count` slots from `first` on the nearest one within reach whose key is above `after` (0: the
- * very nearest), by places that are env->aim_x or env->x; returns its key, whose lower bits are its
- * number from `first`, or NOBODY. */
+/* Finds the nearest of `count` slots from `first` on, within reach, whose key is above `after` (0:
+ * the very nearest). `places` is env->aim_x or env->x. Returns the key, or NOBODY; its lower bits
+ * are the slot's number from `first`. */
 static inline uint32_t nearest_at(const Env* env, const float* places, int first, int count,
                                   float x, float y, float reach, uint32_t after) {
     const float *aim_x = places + first, *aim_y = env->y + first;
@@ -382,11 +385,14 @@ static inline int weakest(const Env* env, int first, int count, float x, float y
     return slot(best, first);
 }
 
-/* Whom a hero aims at within reach, by the target head: heroes, creeps, buildings first. */
+/* The target of a hero within reach. The target head says what comes first: heroes, creeps,
+ * buildings. */
 static int aim(const Env* env, int unit, int prefers, float reach, bool buildings) {
     enum { HERO, CREEP_, NEUTRAL_, BUILDING_ };
     static const int orders[TARGETS][4] = {
-        {HERO, CREEP_, NEUTRAL_, BUILDING_}, {CREEP_, NEUTRAL_, BUILDING_, HERO}, {BUILDING_, HERO, CREEP_, NEUTRAL_}};
+        {HERO, CREEP_, NEUTRAL_, BUILDING_}, {CREEP_, NEUTRAL_, BUILDING_, HERO},
+        {BUILDING_, HERO, CREEP_, NEUTRAL_}
+    };
     int base = unit < TEAM ? TEAM : 0;
     float x = env->x[unit], y = env->y[unit];
     for (int k = 0; k < 4; k++) {
@@ -406,7 +412,7 @@ static int aim(const Env* env, int unit, int prefers, float reach, bool building
     return NONE;
 }
 
-/* Sight, and with it what can be aimed at. */
+/* Sight, which also decides what can be aimed at. */
 
 static bool can_fall(const Env* env, int team, int building) {
     const float* health = env->health + team * TEAM;
@@ -467,13 +473,13 @@ static void see(Env* env) {
         env->aim_x[unit] = env->health[unit] > 0 ? env->x[unit] : FAR;
 }
 
-/* Fighting: everything is noted in hurt, new_stun ... and carried out when all have acted. */
+/* Fights. All effects go to hurt, new_stun and so on, and are applied when all have acted. */
 
 static void hit(Env* env, int attacker, int victim, float damage) {
     env->hurt[victim] += damage;
     env->victim[attacker] = (int16_t)victim;
     if (is_hero(attacker)) {
-        /* no team first */
+        /* so that neither team comes first */
         if (env->hurter[victim] == NONE || env->tick % 2) env->hurter[victim] = (int16_t)attacker;
         if (is_hero(victim)) env->heroes[hero_of(attacker)].provoked = 10;
         else if (victim < NEUTRAL && victim % TEAM < CREEP)
@@ -498,7 +504,7 @@ static void strike(Env* env, int unit, int victim, const Skill* skill, float pow
     if (skill->slow > env->new_slow[victim]) env->new_slow[victim] = (int16_t)skill->slow;
 }
 
-/* On every enemy and neutral within radius of a place; returns how many. */
+/* Strikes every enemy and neutral within radius of a place. Returns how many. */
 static int strike_all(Env* env, int unit, float x, float y, float radius, const Skill* skill,
                       float power) {
     int base = unit < TEAM ? TEAM : 0, count = 0;
@@ -515,7 +521,7 @@ static int strike_all(Env* env, int unit, float x, float y, float radius, const 
     return count;
 }
 
-/* The ally, itself included, of the least share of health within range. */
+/* The ally within range, or itself, with the smallest share of health. */
 static int most_hurt_ally(const Env* env, int unit, float range) {
     int best = unit, base = unit - unit % TEAM;
     for (int k = base; k < base + HEROES; k++)
@@ -530,7 +536,7 @@ static bool is_ready(const Env* env, int unit, int k) {
     return hero->cooldown[k] == 0 && hero->mana >= SKILLS[unit % TEAM][k].mana;
 }
 
-/* Carries out a skill where it can be; returns whether it was. */
+/* Uses a skill if that is possible. Returns whether it was. */
 static bool cast(Env* env, int unit, int k, int prefers) {
     const Skill* skill = &SKILLS[unit % TEAM][k];
     Hero* hero = &env->heroes[hero_of(unit)];
@@ -565,9 +571,11 @@ static bool cast(Env* env, int unit, int k, int prefers) {
     return true;
 }
 
-static const float WAYS[MOVES][2] = {{0, 0},  {0, -1}, {0, 1}, {-1, 0}, {1, 0},
-                                     {-(float)M_SQRT1_2, -(float)M_SQRT1_2}, {(float)M_SQRT1_2, -(float)M_SQRT1_2},
-                                     {-(float)M_SQRT1_2, (float)M_SQRT1_2}, {(float)M_SQRT1_2, (float)M_SQRT1_2}};
+static const float WAYS[MOVES][2] = {
+    {0, 0}, {0, -1}, {0, 1}, {-1, 0}, {1, 0}, {-(float)M_SQRT1_2, -(float)M_SQRT1_2},
+    {(float)M_SQRT1_2, -(float)M_SQRT1_2}, {-(float)M_SQRT1_2, (float)M_SQRT1_2},
+    {(float)M_SQRT1_2, (float)M_SQRT1_2}
+};
 
 static bool is_open(const Env* env, float x, float y) {
     return fabsf(x) < HALF && fabsf(y) < HALF && env->open[tile(y)] >> tile(x) & 1;
@@ -598,15 +606,16 @@ static void obey(Env* env, int unit, const int32_t* order) {
     env->step_y[unit] = length * WAYS[order[0]][1];
 }
 
-/* A creep whose target is dead, hidden or out of reach looks for the nearest, every fourth tick;
- * else it walks along its lane, drawn to a line of its own a little aside. It gives up a target
+/* A creep whose target is dead, hidden or out of reach looks for the nearest, every fourth tick.
+ * Without one it walks along its lane, on a line of its own a little aside. It gives up a target
  * that leads it off its lane. */
 static void creep_act(Env* env, int unit) {
     int team = unit / TEAM, base = team ? 0 : TEAM, lane = env->lane[unit];
     int target = env->victim[unit];
     float x = env->x[unit], y = env->y[unit], sign = turned(team), own_x = sign * x;
     float own_y = sign * y;
-    float aside, left; /* of the middle of the lane; tiles to walk on this part of it */
+    /* aside: from the middle of the lane; left: tiles to walk on this part of it */
+    float aside, left;
     bool up = (lane == 0) == (env->leg[unit] == 0);
     if (lane == 1) {
         aside = (own_x + own_y) * (float)M_SQRT1_2;
@@ -653,7 +662,8 @@ static void creep_act(Env* env, int unit) {
 static void tower_act(Env* env, int unit) {
     int base = unit < TEAM ? TEAM : 0, own = unit < TEAM ? 0 : HEROES, target = NONE;
     float x = env->x[unit], y = env->y[unit];
-    for (int k = 0; k < HEROES && target == NONE; k++) { /* who hurt a hero of the team lately */
+    /* an enemy that hurt a hero of the team lately */
+    for (int k = 0; k < HEROES && target == NONE; k++) {
         if (!env->heroes[HEROES - own + k].provoked) continue;
         float dx = env->aim_x[base + k] - x, dy = env->y[base + k] - y;
         if (dx * dx + dy * dy <= TOWER_REACH * TOWER_REACH) target = base + k;
@@ -664,7 +674,7 @@ static void tower_act(Env* env, int unit) {
     if (target != NONE) attack(env, unit, target, 5);
 }
 
-/* Neutrals mind only who hurt them, as long as that one is near their camp. */
+/* Neutrals fight only a hero that hurt them, while it is near their camp. */
 static void neutral_act(Env* env, int unit) {
     float home_x, home_y;
     camp_of(unit - NEUTRAL, &home_x, &home_y);
@@ -723,15 +733,15 @@ static void bot_order(Env* env, int unit, int32_t* order) {
     for (int k = own + CREEP; tower != NONE && k < own + TEAM; k++)
         cover += env->health[k] > 0 && within(env, tower, k, TOWER_REACH);
     bool exposed = tower != NONE && cover == 0;
-    int more = 0; /* living heroes than they have */
+    int more = 0; /* how many more heroes live than theirs */
     for (int k = 0; k < HEROES; k++)
         more += (env->health[own + k] > 0) - (env->health[base + k] > 0);
     hero->retreats = hero->retreats ? share < 0.9f : share < (more >= 2 ? 0.15f : 0.3f);
 
-    /* Where to: home, back from what is too strong, at a hero that can be beaten, or up to the own
+    /* Where to go: home, away from what is too strong, to a hero that can be beaten, or to the own
      * creeps. */
     float front = env->front[team][lane] * length, goal;
-    if (env->front[team][lane] <= 0) { /* no creeps: to the outermost building */
+    if (env->front[team][lane] <= 0) { /* without creeps: to the outermost building */
         front = 0;
         for (int row = 0; row < ROWS; row++) {
             int k = own + BUILDING + lane * ROWS + row;
@@ -770,7 +780,7 @@ static void bot_order(Env* env, int unit, int32_t* order) {
         } else {
             useful = enemy != NONE && (fights || share < 0.5f);
         }
-        /* on creeps, where there are several */
+        /* on creeps, if there are several */
         if (!useful && !away && skill->radius > 0 && hero->mana > 200)
             useful = nearest(env, base + CREEP, CREEPS, x, y, reach) != NONE;
         if (useful) {
@@ -831,7 +841,7 @@ static void learn(Env* env, int unit, float xp) {
     if (hero->level == MAX_LEVEL) hero->xp = 0;
 }
 
-/* In equal shares to the heroes of a team near the dead, and more to the last blow. */
+/* Heroes near the dead get equal shares; the last blow gets more. */
 static void share_xp(Env* env, int team, int dead, float xp) {
     int near[HEROES], count = 0, killer = env->hurter[dead];
     for (int k = team * TEAM; k < team * TEAM + HEROES; k++)
@@ -896,7 +906,7 @@ static void die(Env* env, int unit) {
     }
 }
 
-/* Whoever dies is out of the way of all searches; a hero waits at home. */
+/* No search finds a dead unit. A dead hero waits at home. */
 static void bury(Env* env, int unit) {
     env->health[unit] = 0;
     env->x[unit] = FAR;
@@ -931,7 +941,7 @@ static void hurt_all(Env* env) {
     }
     for (int k = 0; k < count; k++)
         env->health[dying[k]] = 0;
-    /* last: their experience must not lift who dies beside them */
+    /* comes last, so that their experience does not lift a hero that dies beside them */
     for (int buildings = 0; buildings < 2; buildings++)
         for (int k = 0; k < count; k++)
             if (is_building(dying[k]) == buildings) die(env, dying[k]);
@@ -948,7 +958,7 @@ static void send_wave(Env* env) {
         for (int k = 0, unit = team * TEAM + CREEP; k < 4 * LANES; k++) {
             while (unit < team * TEAM + TEAM && env->health[unit] > 0)
                 unit++;
-            /* the map is full of creeps: this one stays at home */
+            /* there is no slot left for this creep */
             if (unit == team * TEAM + TEAM) break;
             bool ranged = k % 4 == 3;
             env->lane[unit] = (uint8_t)(k / 4);
@@ -1008,7 +1018,7 @@ static inline float cut(float x) {
     return clampf(x, -1, 1);
 }
 
-/* There, and the way; 0 where there is nobody. */
+/* Writes 1 and the way, or zeros if there is nobody. */
 static float* write_way(const Env* env, float* out, int unit, int other, float sign) {
     bool there = other != NONE;
     out[0] = there;
@@ -1022,8 +1032,8 @@ static float towers_left(const Env* env, int team, int lane) {
     return (float)((health[0] > 0) + (health[1] > 0) + (health[2] > 0)) / ROWS;
 }
 
-/* Writes there and way of the `count` nearest of a kind, nearest first, and where `blows` is not 0
- * their health, times it. */
+/* Writes the `count` nearest of a kind, nearest first: 1, the way, and, if `blows` is not 0, health
+ * times blows. */
 static float* write_nearest(const Env* env, float* out, int unit, const float* places, int first,
                             int slots, float reach, int count, float blows, float sign) {
     uint32_t key = 0;
@@ -1076,7 +1086,7 @@ static void write_observation(const Env* env, int h, float* out) {
     }
     int building =
         slot(nearest_at(env, env->x, own + BUILDING, BUILDINGS, x, y, SIDE * 2, 0), own + BUILDING);
-    *out++ = cut(sign * (env->x[building] - x) / 12); /* there always is one, the ancient */
+    *out++ = cut(sign * (env->x[building] - x) / 12); /* there is always one: the ancient */
     *out++ = cut(sign * (env->y[building] - y) / 12);
     *out++ = env->health[building] / env->max_health[building];
     uint32_t key = 0;
@@ -1127,7 +1137,7 @@ static void write_observation(const Env* env, int h, float* out) {
     write_nearest(env, out, unit, env->aim_x, NEUTRAL, NEUTRALS, MAX_SIGHT, 2, blows, sign);
 }
 
-/* What can be carried out: of a hero that is dead or stunned nothing. */
+/* The legal actions. A hero that is dead or stunned can do nothing. */
 static void write_mask(const Env* env, int h, uint8_t* mask) {
     int unit = unit_of(h), role = unit % TEAM, base = h >= HEROES ? 0 : TEAM;
     bool acts = !env->heroes[h].dead && !env->stun[unit];

@@ -2,12 +2,14 @@
  * flag (Moore 1990). The equations are those of Gymnasium's MountainCar-v0 and, with continuous, of
  * MountainCarContinuous-v0.
  *
- *                 actions engine goal reward truncated
- *    discrete left, none, right 0.001 0.5 -1 a step after 200 continuous force in -1..1 0.0015 0.45
- *    100 at the goal, -0.1 force^2 a step after 999
+ *                 actions             engine   goal   reward                        truncated after
+ *     discrete    left, none, right   0.001    0.5    -1 a step                     200
+ *     continuous  force in -1..1      0.0015   0.45   100 at the goal,              999
+ *                                                     -0.1 force^2 a step
  *
- * The goal ends the episode. Observation: position (-1.2..0.6) and velocity (-0.07..0.07). With
- * `scaled` the velocity is times 10, so that both have one scale. */
+ * The goal ends the episode.
+ * Observation: position (-1.2..0.6) and velocity (-0.07..0.07). With `scaled` the velocity is times
+ * 10, so that both have one scale. */
 #pragma once
 
 #define OBSERVATION float
@@ -115,8 +117,8 @@ static void c_render(Env* env) {
     }
     Vector2 foot = on_hill(env->goal, 0);
     DrawLineEx(foot, (Vector2){foot.x, foot.y - 60}, 3, DRAW_WHITE);
-    draw_triangle((Vector2){foot.x, foot.y - 60}, (Vector2){foot.x, foot.y - 36}, (Vector2){foot.x + 30, foot.y - 48},
-                  DRAW_GREEN);
+    draw_triangle((Vector2){foot.x, foot.y - 60}, (Vector2){foot.x, foot.y - 36},
+                  (Vector2){foot.x + 30, foot.y - 48}, DRAW_GREEN);
     float p = env->position, half = 0.045f;
     draw_quad(on_hill(p - half, 10), on_hill(p + half, 10), on_hill(p + half, 26),
               on_hill(p - half, 26), DRAW_CYAN);

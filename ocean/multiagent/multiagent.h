@@ -1,6 +1,8 @@
 /* Multiagent: each agent has to name its own index. An episode is one step. The reward is 1 for the
  * right name, else 0. An agent that gets another one's observation, action or reward cannot learn
- * this. Observation: the agent's index, one-hot. Actions: a name. */
+ * this.
+ * Observation: the agent's index, one-hot.
+ * Actions: a name. */
 #pragma once
 
 #define OBSERVATION float

@@ -1,8 +1,8 @@
 /* nmmo3: a massively multi-agent world. Agents forage for food and water, harvest, craft, fight
- * foes and each other, rise in eight skills, wear what they made or won, and trade in one market,
- * in procedural lands that grow more dangerous and more fruitful with the distance from the
- * villages. The rules, the market, the formulas and what is logged stand in docs/nmmo3.md; here are
- * what an agent sees and does. The world goes on for ever: an agent that dies is born anew.
+ * foes and each other, rise in eight skills, wear what they made or won, and trade in one market.
+ * The land is random. It is more dangerous and more fruitful far from the villages. The world has
+ * no end: an agent that dies is born anew. docs/nmmo3.md has the rules, the market, the formulas
+ * and the log.
  *
  *     observation: bytes; (2 vision + 1)^2 tiles of the window, row after row, 12 bytes each ...
  *     0, 1      water (with or without fish); rock, a spent node, or the border
@@ -29,9 +29,10 @@
  *     73 - 83   its price step, 1 to 8
  *
  *     actions: head 0: stay, up, down, left, right (into water to drink, into a node to harvest it)
- *              head 1: 0 nothing, 1 strike a foe, 2 strike an agent, 3 + kind use, 14 + kind sell,
- *              25 + kind buy head 2: the price step of selling and buying; an item of tier t costs
- *              t (step + 1) gold */
+ *              head 1: 0 nothing, 1 strike a foe, 2 strike an agent,
+ *                      3 + kind use, 14 + kind sell, 25 + kind buy
+ *              head 2: the price step of selling and buying; an item of tier t costs t (step + 1)
+ *                      gold */
 #pragma once
 
 #define OBSERVATION uint8_t
@@ -101,7 +102,7 @@
     X(float, reward_death, -1.0, "for dying")
 #define HAS_ACTION_MASKS
 #define HEAP \
-    char* block; /* one allocation, which all that follows points into */ \
+    char* block; /* one allocation; all pointers below lead into it */ \
     uint8_t *look, *ground, *land; \
     uint16_t *who, *nearest; \
     Place* wells; \
@@ -128,17 +129,19 @@ enum {
     FULL = 100, TIERS = 5, LEVELS = 10, GATHER = 5, SKILLS = 8, STEPS = 8, MAX_CREATURES = 1 << 14,
     MAX_OFFERS = 8
 };
-/* PACE: steps between looks at one's own offers */
+/* PACE: steps after which an agent looks at its own offers again */
 enum { TILE = 12, OWN = 84, MAX_REACH = 8, PLAZA = 3, PACE = 64 };
 
-/* A tile's ground. Nodes from BERRIES on give the kind of item that is their number less FISH. */
+/* The ground of a tile. A node's number less FISH is the kind of item that it gives. */
 enum { OPEN, WATER, ROCK, SPENT, BERRIES, FISH, HERB, TREE, ORE, CRYSTAL };
 enum { WINDOW_WATER, WINDOW_ROCK, WINDOW_NODE, WINDOW_CREATURE = 8, WINDOW_TIER = 10 };
-enum { VILLAGE = 0x80, TIER = 7 }; /* of a tile's land */
+enum { VILLAGE = 0x80, TIER = 7 }; /* bits of a tile's land */
 
-/* Kinds of items; a material's number, if it is a node's, is its skill's. */
-enum { ITEM_FISH, ITEM_HERB, ITEM_WOOD, ITEM_ORE, ITEM_CRYSTAL, ITEM_HIDE, ITEM_SWORD, ITEM_BOW, ITEM_STAFF, ITEM_ARMOUR,
-       ITEM_TOOL, KINDS };
+/* Kinds of items. A material that a node gives has the number of its skill. */
+enum {
+    ITEM_FISH, ITEM_HERB, ITEM_WOOD, ITEM_ORE, ITEM_CRYSTAL, ITEM_HIDE, ITEM_SWORD, ITEM_BOW,
+    ITEM_STAFF, ITEM_ARMOUR, ITEM_TOOL, KINDS
+};
 enum {
     NOTHING, STRIKE_FOE, STRIKE_AGENT, USE, SELL = USE + KINDS, BUY = SELL + KINDS,
     ACTS = BUY + KINDS
@@ -158,16 +161,16 @@ typedef struct {
     int cell, column, row;
     int age, span, health, food, water, gold;
     int hunger_clock, healing_clock;
-    uint32_t life, struck; /* how many lives were before; when it was struck last */
+    uint32_t life, struck; /* life: lives before this one; struck: when it was struck last */
     int gained; /* levels */
     float total; /* of rewards */
-    /* tiers, 0 where there is none: fists are a sword of tier 0 */
+    /* tiers, 0 if there is none; fists are a sword of tier 0 */
     uint8_t alive, weapon_kind, weapon, armour, tool;
     uint8_t combat_level, gather_level;
     uint8_t bag_count, offer_count;
     uint8_t levels[SKILLS], progress[SKILLS];
-    uint8_t held[KINDS], top[KINDS], use[KINDS], may[KINDS]; /* pieces, highest tier, whether use does something, tiers
-                                                                that it may use (a bit each) */
+    /* pieces, highest tier, whether use does something, tiers that it may use (a bit each) */
+    uint8_t held[KINDS], top[KINDS], use[KINDS], may[KINDS];
     uint8_t bag[KINDS][TIERS];
     int xp[SKILLS];
     int harvests, crafted, kills, agent_kills, sold, bought;
@@ -180,7 +183,8 @@ typedef struct {
     uint8_t tier, weapon_kind, pause;
 } Foe;
 
-/* Offer j of agent i is number i * offers + j; those of one price are a list, the oldest first. */
+/* Offer j of agent i has number i * offers + j. Those of one price form a list, the oldest first.
+ */
 typedef struct {
     int next, previous;
     uint32_t since;
@@ -193,17 +197,17 @@ struct Env {
     ENV_COMMON
     uint32_t tick;
     int border, stride, rows, cells;
-    /* tiles that can be walked to, nearest first; those that agents are born on */
+    /* tiles that can be reached, nearest first; tiles on which agents are born */
     int open_count, home_count;
     int spent_first, spent_count;
     int need[LEVELS + 2]; /* experience for each level */
     Queue queues[KINDS][TIERS][STEPS];
-    /* a bit each where there are offers */
+    /* a bit for each price step with offers */
     uint8_t steps_offered[KINDS][TIERS], tiers_offered[KINDS];
     int64_t gold_made, gold_lost, items_made[KINDS], items_lost[KINDS]; /* the ledger */
 };
 
-/* Cuts the block into its arrays; returns its size. With no block yet it only counts. */
+/* Cuts the block into its arrays and returns its size. Without a block it only counts. */
 static size_t arrange(Env* env) {
     size_t used = 0, cells = (size_t)env->cells, agents = (size_t)env->num_agents;
 #define ARRAY(name, count) \
@@ -240,8 +244,11 @@ static const char* c_init(Env* env) {
         env->offer_steps < 1)
         return "max_steps, hunger, healing, regrow and offer_steps must be 1 or more";
     if (env->home < 1 || env->tier_distance < 1) return "home and tier_distance must be 1 or more";
-    float shares[] = {env->berries, env->fish, env->herbs, env->trees, env->ores, env->crystals, env->luck,
-                      env->drop_tool, env->fee, env->tool_luck, env->spread, env->berries + env->herbs, env->berries + env->trees};
+    float shares[] = {
+        env->berries, env->fish, env->herbs, env->trees, env->ores, env->crystals, env->luck,
+        env->drop_tool, env->fee, env->tool_luck, env->spread, env->berries + env->herbs,
+        env->berries + env->trees
+    };
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++)
         if (!(shares[i] >= 0 && shares[i] <= 1))
             return "shares and chances, luck and spread must lie within 0..1";
@@ -296,7 +303,7 @@ static void c_spaces(const Env* env, Spaces* spaces) {
     };
 }
 
-/* Random numbers on a lattice, in between interpolated: 0..1 for any place, three octaves. */
+/* Random numbers on a lattice, interpolated in between, in three octaves: 0..1 for any place. */
 static float lattice(uint64_t seed, int x, int y) {
     uint64_t state = seed + (uint64_t)x * 0xD6E8FEB86659FD93u + (uint64_t)y * 0xA0761D6478BD642Fu;
     return (float)(random_word(&state) >> 40) * 0x1p-24f;
@@ -326,7 +333,7 @@ static int cell_of(const Env* env, Place place) {
     return place.row * env->stride + place.column;
 }
 
-/* Makes the window's bytes of a tile those of its ground; there is no creature on it. */
+/* Writes the window's bytes of a tile: its ground, and no creature. */
 static void paint(Env* env, int cell) {
     uint8_t* look = env->look + (size_t)cell * TILE;
     int ground = env->ground[cell];
@@ -343,7 +350,7 @@ static bool is_beside(const Env* env, int cell, int ground) {
            env->ground[cell - env->stride] == ground || env->ground[cell + env->stride] == ground;
 }
 
-/* Founds villages: each at the one of some random open tiles that is farthest from those before. */
+/* Founds villages. Of some random open tiles each takes the one farthest from those before. */
 static void found_villages(Env* env) {
     for (int n = 0; n < env->villages; n++) {
         int farthest = -1;
@@ -378,7 +385,7 @@ static void found_villages(Env* env) {
     env->open_count = kept;
 }
 
-/* Gives land its tiers by the steps from the nearest village, wave after wave; env->open begins
+/* Gives land its tiers by the steps from the nearest village, wave after wave. env->open begins
  * with the villages. */
 static void measure_land(Env* env) {
     const int ways[4] = {-env->stride, env->stride, -1, 1};
@@ -400,8 +407,8 @@ static void measure_land(Env* env) {
     }
 }
 
-/* Draws the land; whether enough of it can be walked on. With less `rough` there is less in the
- * way, with 0 nothing. */
+/* Draws the land. Returns whether enough of it can be walked on. A smaller `rough` puts less in the
+ * way, 0 nothing. */
 static bool draw_land(Env* env, float rough) {
     float water = env->water * rough, rock = 1 - (1 - env->rock) * rough;
     uint64_t height_seed = random_word(&env->rng), moisture_seed = random_word(&env->rng);
@@ -421,7 +428,7 @@ static bool draw_land(Env* env, float rough) {
         for (int column = 0; column < env->width; column++) {
             int cell = cell_at(env, column, row), ground = env->ground[cell];
             if (ground == ROCK || env->land[cell]) continue; /* nothing grows in villages */
-            float chance = random_float(&env->rng, 0, 1) / rough; /* infinite for 0 */
+            float chance = random_float(&env->rng, 0, 1) / rough; /* infinite if rough is 0 */
             if (ground == WATER) {
                 if (chance < env->fish && is_beside(env, cell, OPEN)) env->ground[cell] = FISH;
                 continue;
@@ -443,8 +450,8 @@ static bool draw_land(Env* env, float rough) {
     return env->open_count >= creatures + (2 * PLAZA + 1) * (2 * PLAZA + 1) * env->villages;
 }
 
-/* A random free tile of the `count` nearest to villages; there is one, for there are more than all
- * creatures need. */
+/* A random free tile of the `count` nearest to villages. There is one, because there are more than
+ * creatures. */
 static int free_cell(Env* env, int count, bool in_villages) {
     int at = 0;
     for (int try = 0; try < 64 + count; try++) {
@@ -459,7 +466,7 @@ static int tier_at(const Env* env, int cell) {
     return env->land[cell] & TIER;
 }
 
-/* Writes the window's bytes about who stands on a tile; all 0 for nobody. */
+/* Writes the window's bytes about the creature on a tile, all 0 if there is none. */
 static void show(Env* env, int cell, int foe, int agent, int tier, int weapon) {
     uint8_t bytes[4] = {(uint8_t)foe, (uint8_t)agent, (uint8_t)tier, (uint8_t)weapon};
     memcpy(env->look + (size_t)cell * TILE + WINDOW_CREATURE, bytes, 4);
@@ -489,7 +496,7 @@ static void stand(Env* env, int* cell, int* column, int* row, int at) {
 
 /* --- Skills and the bag */
 
-/* What a change of the pieces of one kind, or of the levels, brings with it. */
+/* Updates what follows from the pieces of one kind, or from the levels. */
 static void refresh(const Env* env, Agent* agent, int kind) {
     int held = 0, top = 0, use = 0, is_material = kind >= ITEM_WOOD && kind <= ITEM_HIDE, worn = 0;
     if (kind == ITEM_ARMOUR || kind == ITEM_TOOL)
@@ -522,7 +529,7 @@ static bool has_room(const Env* env, const Agent* agent) {
     return agent->bag_count < env->bag;
 }
 
-/* An item that comes into the world; it is not made where there is no room for it. */
+/* A new item. It is not made if there is no room for it. */
 static void make(Env* env, Agent* agent, int kind, int tier) {
     if (!has_room(env, agent)) return;
     put(env, agent, kind, tier, 1);
@@ -533,7 +540,7 @@ static uint8_t tiers_up_to(int level) {
     return (uint8_t)((1 << (level + 1) / 2) - 1);
 }
 
-/* Works out what follows from an agent's levels. */
+/* Updates what follows from an agent's levels. */
 static void know(Env* env, Agent* agent) {
     agent->combat_level = agent->gather_level = 1;
     for (int skill = 0; skill < SKILLS; skill++) {
@@ -551,7 +558,7 @@ static void know(Env* env, Agent* agent) {
     show_agent(env, agent);
 }
 
-/* The share done of the way from a level to the next. */
+/* The share of the way to the next level. */
 static float part_done(const Env* env, int level, int experience) {
     if (level == LEVELS) return 0;
     return (float)(experience - env->need[level]) /
@@ -587,8 +594,13 @@ static void open_offer(Env* env, int i, int kind, int tier, int step) {
     while (env->stalls[number].is_open)
         number++;
     Queue* queue = &env->queues[kind][tier - 1][step];
-    env->stalls[number] = (Offer){.next = -1, .previous = queue->last, .since = env->tick, .is_open = true,
-                                  .kind = (uint8_t)kind, .tier = (uint8_t)tier, .step = (uint8_t)step};
+    env->stalls[number] = (Offer){.next = -1,
+                                  .previous = queue->last,
+                                  .since = env->tick,
+                                  .is_open = true,
+                                  .kind = (uint8_t)kind,
+                                  .tier = (uint8_t)tier,
+                                  .step = (uint8_t)step};
     if (queue->last < 0) queue->first = number;
     else env->stalls[queue->last].next = number;
     queue->last = number;
@@ -613,7 +625,7 @@ static bool may_trade(const Env* env, const Agent* agent) {
     return env->market_everywhere || (env->land[agent->cell] & VILLAGE);
 }
 
-/* What an agent gets that buys a kind and pays at most tier * (limit + 1): the tier, or 0, and the
+/* What an agent gets if it buys a kind for at most tier * (limit + 1): the tier, or 0, and the
  * price step. */
 static int best_offer(const Env* env, const Agent* agent, int kind, int limit, int* step) {
     int tiers = env->tiers_offered[kind] & agent->may[kind];
@@ -652,7 +664,7 @@ static void sell(Env* env, int i, int kind, int step) {
     open_offer(env, i, kind, tier, step);
 }
 
-/* Old offers come back as far as the bag has room. */
+/* Old offers come back if the bag has room. */
 static void look_after_stall(Env* env, int i) {
     Agent* agent = &env->agents[i];
     for (int number = i * env->offers; number < (i + 1) * env->offers; number++) {
@@ -669,8 +681,14 @@ static void look_after_stall(Env* env, int i) {
 
 static void be_born(Env* env, int i) {
     Agent* agent = &env->agents[i];
-    *agent = (Agent){.health = FULL, .food = FULL, .water = FULL, .gold = env->purse, .alive = true, .weapon = 1,
-                     .life = agent->life + 1, .struck = env->tick - 1};
+    *agent = (Agent){.health = FULL,
+                     .food = FULL,
+                     .water = FULL,
+                     .gold = env->purse,
+                     .alive = true,
+                     .weapon = 1,
+                     .life = agent->life + 1,
+                     .struck = env->tick - 1};
     stand(env, &agent->cell, &agent->column, &agent->row, free_cell(env, env->home_count, true));
     env->who[agent->cell] = (uint16_t)(1 + i);
     agent->weapon_kind = (uint8_t)(ITEM_SWORD + random_int(&env->rng, SKILLS - GATHER));
@@ -684,7 +702,7 @@ static void be_born(Env* env, int i) {
     know(env, agent);
 }
 
-/* One piece of the dead for the slayer, if there is one with room; otherwise it is lost. */
+/* The slayer gets one piece of the dead, if it has room; else the piece is lost. */
 static void leave_piece(Env* env, Agent* slayer, int kind, int tier) {
     if (slayer && has_room(env, slayer)) put(env, slayer, kind, tier, 1);
     else env->items_lost[kind]++;
@@ -734,7 +752,7 @@ static void end_life(Env* env, int i, Fate fate, Agent* slayer) {
     show(env, agent->cell, 0, 0, 0, 0);
 }
 
-/* A new foe somewhere, on land of the given tier if that is soon found; 0: of any. */
+/* Puts a new foe somewhere, on land of the given tier if that is soon found; 0: of any tier. */
 static void raise_foe(Env* env, int f, int tier) {
     Foe* foe = &env->foes[f];
     int cell = free_cell(env, env->open_count, false);
@@ -761,7 +779,7 @@ static int roll_damage(Env* env, int level, int weapon, int weapon_kind, int def
                        int armour, int against) {
     float strength = env->blow + (float)level + env->tier_power * (float)weapon;
     float defence = (float)defender_level + env->tier_power * (float)armour;
-    int lead = (against - weapon_kind + 3) % 3; /* sword, bow, staff: each beats the next one */
+    int lead = (against - weapon_kind + 3) % 3; /* sword, bow, staff: each beats the next */
     float factor = lead == 0 ? 1 : lead == 1 ? env->advantage : 1 / env->advantage;
     factor *= random_float(&env->rng, 1 - env->luck, 1 + env->luck);
     float damage = strength * factor * env->toughness / (env->toughness + defence);
@@ -815,7 +833,7 @@ static void strike_foe(Env* env, int i) {
     gain(env, i, skill, env->xp_foe * tier);
 }
 
-/* Takes health from an agent; whether it dies of it. */
+/* Takes health from an agent. Returns whether it dies. */
 static bool wound(Env* env, int i, int damage, Fate fate, Agent* slayer) {
     Agent* agent = &env->agents[i];
     agent->health -= damage;
@@ -893,7 +911,7 @@ static void use(Env* env, int i, int kind) {
     show_agent(env, agent);
 }
 
-/* A node that an agent walks into: taken if there is room and the agent is skilled enough. */
+/* An agent walks into a node and takes it, if it has room and skill enough. */
 static void harvest(Env* env, int i, int cell) {
     Agent* agent = &env->agents[i];
     int kind = env->ground[cell] - FISH, tier = tier_at(env, cell);
@@ -1189,7 +1207,7 @@ static void c_step(Env* env) {
         for (int i = 0; i < n; i++)
             if (is_old(&env->agents[i])) end_life(env, i, AGED, NULL);
     }
-    /* The dead look on from where they fell, without what they left. */
+    /* The dead see from where they fell, without what they left. */
     for (int i = 0; WANTS_FINAL(env, false) && i < n; i++)
         if (env->terminals[i])
             write_observation(env, i, env->final_observations + (size_t)i * (size_t)size, NULL);
@@ -1217,11 +1235,16 @@ enum { MAP = 768, PANEL = 384, ZOOM = 24 };
 
 static const Color land_colors[] = {{52, 64, 60, 255},  {82, 132, 74, 255}, {122, 140, 70, 255},
                                     {158, 130, 66, 255}, {156, 98, 62, 255}, {124, 62, 66, 255}};
-static const Color node_colors[] = {{226, 74, 128, 255}, {142, 212, 240, 255}, {178, 236, 122, 255},
-                                    {30, 84, 48, 255},   {232, 152, 72, 255},  {186, 146, 255, 255}};
-static const Color weapon_colors[] = {{236, 242, 246, 255}, {250, 214, 90, 255}, {110, 214, 240, 255}};
-static const Color water_color = {36, 78, 122, 255}, rock_color = {92, 94, 102, 255}, spent_color = {70, 72, 66, 255},
-                   village_color = {206, 188, 150, 255}, foe_color = {200, 40, 44, 255};
+static const Color node_colors[] = {
+    {226, 74, 128, 255}, {142, 212, 240, 255}, {178, 236, 122, 255}, {30, 84, 48, 255},
+    {232, 152, 72, 255}, {186, 146, 255, 255}
+};
+static const Color weapon_colors[] = {
+    {236, 242, 246, 255}, {250, 214, 90, 255}, {110, 214, 240, 255}
+};
+static const Color water_color = {36, 78, 122, 255}, rock_color = {92, 94, 102, 255},
+    spent_color = {70, 72, 66, 255}, village_color = {206, 188, 150, 255},
+    foe_color = {200, 40, 44, 255};
 
 static Color ground_color(const Env* env, int cell) {
     int ground = env->ground[cell], land = env->land[cell];
@@ -1299,7 +1322,7 @@ static void draw_node(int ground, float x, float y) {
     }
 }
 
-/* A creature with its weapon and a bar of health; share is what it has left. */
+/* A creature with its weapon and a bar of health, of which `share` is left. */
 static void draw_creature(float x, float y, Color color, int weapon_kind, float share,
                           bool is_player) {
     Color metal = weapon_colors[weapon_kind - ITEM_SWORD];
@@ -1354,8 +1377,9 @@ static void draw_surroundings(const Env* env) {
                         false);
                 } else if (who) {
                     const Agent* agent = &env->agents[who - 1];
-                    draw_creature((float)(left + middle), (float)(top + middle), (Color){52, 92, 170, 255},
-                                  agent->weapon_kind, (float)agent->health / FULL, agent == player);
+                    draw_creature((float)(left + middle), (float)(top + middle),
+                                  (Color){52, 92, 170, 255}, agent->weapon_kind,
+                                  (float)agent->health / FULL, agent == player);
                 }
             }
         }

@@ -1,7 +1,8 @@
-/* Password: one sequence of bits pays 1 when its last bit is typed; every other pays nothing. No
- * step but the last gives a hint, so that only exploration finds it, and only credit over the whole
- * episode keeps it. Observation: an element a position, -1 or 1 for a typed bit 0 or 1, and 0 where
- * none was typed yet. Actions: the bit. */
+/* Password: one sequence of bits pays 1 when its last bit is typed. Every other pays nothing. Only
+ * the last step gives a hint, so only exploration finds the password, and only credit over the
+ * whole episode keeps it.
+ * Observation: for each position -1 or 1 for a typed bit 0 or 1, and 0 if none was typed yet.
+ * Actions: the bit. */
 #pragma once
 
 #define OBSERVATION float
@@ -17,8 +18,8 @@ enum { MAX_LENGTH = 30 };
 
 struct Env {
     ENV_COMMON
-    int typed, tick; /* typed: the bits so far, the lowest first */
-    int last;        /* what was typed in the last episode, for c_render; -1 before the first */
+    int typed, tick; /* typed: the bits so far, the first one lowest */
+    int last;        /* typed in the last episode, for c_render; -1 before the first */
 };
 
 static const char* c_init(Env* env) {
@@ -66,8 +67,7 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* Above the password, in the middle what is being typed, below the last attempt: green where it was
- * right. */
+/* Shows the password, the present attempt, and the last one, with its right bits in green. */
 static void c_render(Env* env) {
     enum { WIDTH = 720, HEIGHT = 330, LEFT = 40 };
     float cell = (float)(WIDTH - 2 * LEFT) / (float)env->length, side = minf(cell * 0.8f, 84);

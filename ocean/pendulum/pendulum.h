@@ -1,9 +1,10 @@
-/* Pendulum: swing a rod up and hold it upright with a motor that is too weak to lift it at once,
- * with the equations of Gymnasium's Pendulum-v1. The reward is -(angle^2 + 0.1 velocity^2 + 0.001
- * torque^2) of the state before the step, angle 0 upright. There is no end but the time: an episode
- * is truncated after max_steps. Observation: cosine and sine of the angle, and the angular velocity
- * (rad/s). Action: the torque, -1..1 of max_torque; or, with continuous off, one of five torques
- * from -max_torque to max_torque. */
+/* Pendulum: a motor swings a rod up and holds it upright, but is too weak to lift it at once. The
+ * equations are those of Gymnasium's Pendulum-v1. The reward is -(angle^2 + 0.1 velocity^2 + 0.001
+ * torque^2) of the state before the step. Angle 0 is upright. Only time ends an episode: it is
+ * truncated after max_steps.
+ * Observation: cosine and sine of the angle, and the angular velocity (rad/s).
+ * Action: the torque, -1..1 of max_torque. With continuous off: one of five torques from
+ * -max_torque to max_torque. */
 #pragma once
 
 #define OBSERVATION float
@@ -72,8 +73,7 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* perf is 1 where no reward is lost and 0 where each step loses as much as the bottom at full
- * speed. */
+/* perf is 1 if no reward is lost, and 0 if each step loses as much as the bottom at full speed. */
 static void c_step(Env* env) {
     float push = env->continuous ? clampf(env->continuous_actions[0], -1, 1)
                                  : (float)(2 * env->actions[0]) / (TORQUES - 1) - 1;
@@ -112,7 +112,7 @@ static void c_render(Env* env) {
     DrawCircleV(pivot, ROD + 46, DRAW_PANEL);
     DrawCircleV(pivot, ROD + 40, DRAW_BACKGROUND);
     DrawRectangle(MIDDLE - 2, 20, 4, 30, DRAW_GREEN);
-    /* The torque as an arc from the top: to the left where it turns to the left. */
+    /* The torque is an arc from the top, to the side to which it turns. */
     if (share > 0) DrawRing(pivot, ROD + 20, ROD + 30, 270 - 90 * share, 270, 32, DRAW_RED);
     if (share < 0) DrawRing(pivot, ROD + 20, ROD + 30, 270, 270 - 90 * share, 32, DRAW_RED);
     DrawLineEx(pivot, tip, 22, DRAW_GOLD);

@@ -1,8 +1,8 @@
-/* Performance: no game at all but a load, to measure what surrounds an environment. Each agent sees
- * a chosen number of bytes, all equal to the episode's tick (modulo 256); a step takes a chosen
- * time, which it spends on the processor, not asleep. The reward is 1 on every step and an episode
- * has a chosen length, so that everything that a trainer gets is known beforehand. Delays are
- * wall-clock time and change no result. */
+/* Performance: not a game but a load, to measure all that surrounds an environment. Each agent sees
+ * a chosen number of bytes, all equal to the episode's tick (modulo 256). A step takes a chosen
+ * time, on the processor and not asleep. The reward is 1 on every step, and an episode has a chosen
+ * length, so all that a trainer gets is known beforehand. Delays are wall-clock time and change no
+ * result. */
 #pragma once
 
 #define OBSERVATION uint8_t

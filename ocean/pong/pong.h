@@ -1,21 +1,22 @@
-/* Pong: the agent has the right paddle, a script the left one; who misses the ball gives the other
- * a point, and 21 points win. The field is 640 x 480, the origin its upper left corner, y points
- * down, a unit is a pixel.
+/* Pong: the agent has the right paddle, a script the left one. If one misses the ball, the other
+ * gets a point. 21 points win. The field is 640 x 480 pixels. Its origin is the upper left corner,
+ * and y points down.
  *   - A ball is served from the middle towards the side that lost the last point, at up to 45
  *     degrees.
- *   - It leaves a paddle at up to 60 degrees, by where it strikes, and a little faster each time.
- *   - The script follows the ball's height while it comes, and drifts to the middle while it goes,
- *     no faster than opponent_speed: steep balls beat it.
- * The reward is 1 for a point won, -1 for a point lost; 21 points of either end the episode.
+ *   - It leaves a paddle at up to 60 degrees, which depends on where it strikes, and a little
+ *     faster each time.
+ *   - The script follows the ball's height while the ball comes, and moves to the middle while it
+ *     goes. It is no faster than opponent_speed, so steep balls beat it.
+ * The reward is 1 for a point won, -1 for a point lost. 21 points of either end the episode.
  *
  *     observation, each within -1..1
- *     0, 1   height of the own, of the other paddle
+ *     0, 1   height of the own paddle, of the other
  *     2, 3   position of the ball
  *     4, 5   velocity of the ball over max_ball_speed
  *     6, 7   own points, the other's, over 21 (max_score)
  *
- * Actions: none, up, down; or, with continuous, one speed in -1..1 (downwards). A tick is 1/60 s
- * and an action lasts frameskip ticks. */
+ * Actions: none, up, down. With continuous: one speed in -1..1 (downwards). A tick is 1/60 s. An
+ * action lasts frameskip ticks. */
 #pragma once
 
 #define OBSERVATION float
@@ -120,11 +121,11 @@ static void move_other(Env* env) {
     env->other_y = clampf(env->other_y + clampf(wanted - env->other_y, -most, most), 0, room);
 }
 
-/* The ball has passed the plane of a paddle's face in this tick: it comes back if the paddle was
- * there. */
+/* The ball passed the plane of a paddle's face in this tick. It comes back if the paddle is there.
+ */
 static void strike(Env* env, float paddle_y, float face, float direction) {
     float late = (face - env->ball_x) / env->ball_vx; /* ticks since it was at the face, below 0 */
-    float y = fabsf(env->ball_y + late * env->ball_vy); /* it may have bounced off a wall since */
+    float y = fabsf(env->ball_y + late * env->ball_vy); /* a wall may have sent it back since */
     if (y > HEIGHT - BALL) y = 2 * (HEIGHT - BALL) - y;
     if (y + BALL < paddle_y || y > paddle_y + env->paddle_height) return;
     float offset =
@@ -135,7 +136,7 @@ static void strike(Env* env, float paddle_y, float face, float direction) {
     env->ball_y = y;
 }
 
-/* One tick; returns the point that it brought: 1, -1 or 0. */
+/* One tick. Returns the point that it brings: 1, -1 or 0. */
 static int tick(Env* env, float push) {
     env->own_y = clampf(env->own_y + push * env->paddle_speed / 60, 0, HEIGHT - env->paddle_height);
     move_other(env);

@@ -1,14 +1,18 @@
-/* Snake: many snakes in one walled field. Each step an agent heads up, down, left or right (back
- * onto its own neck is no turn: it goes straight on) and moves a cell, in the order of their
- * numbers. Food makes a snake a cell longer and pays reward_food; at max_length the tail moves on
- * all the same. A wall, a body or a head in the way kills, with reward_death: that ends the agent's
- * episode, its body without the head becomes food where corpses is set, and it starts anew, one
- * cell long, elsewhere. So does a snake that has not eaten for `patience` steps. A tail that moves
- * away in the same step is not in the way of its own head. New food comes only while there is less
- * than num_food, corpses counted, so that the field never fills up. perf is the length at death as
- * a share of 100, cut at 1; score is that length.
+/* Snake: many snakes in one walled field. Each step an agent heads up, down, left or right and
+ * moves a cell. Agents move in the order of their numbers. A snake cannot turn back onto its own
+ * neck; it goes straight on.
+ *   - Food makes a snake a cell longer and pays reward_food. At max_length the snake grows no more.
+ *   - A wall, a body or a head in the way kills, with reward_death. That ends the agent's episode.
+ *     With `corpses` its body without the head becomes food. The snake begins again, one cell long,
+ *     elsewhere.
+ *   - The same happens to a snake that has not eaten for `patience` steps.
+ *   - A tail that moves away in the same step is not in the way of its own head.
+ *   - New food appears only while there is less than num_food, with corpses, so the field never
+ *     fills up.
+ * score is the length at death.
+ * perf is the score over 100, at most 1.
  *
- *     observation: planes of (2 vision + 1)^2 cells around the head, 1 where there is
+ *     observation: planes of (2 vision + 1)^2 cells around the head, 1 if there is
  *     0   food
  *     1   a wall or any body: what kills
  *     2   a part of the own body
@@ -28,7 +32,7 @@
     X(float, reward_food, 0.1, "for a piece of food") \
     X(float, reward_corpse, 0.1, "for a piece of a corpse") \
     X(float, reward_death, -1.0, "for dying")
-/* the field with a border of walls; a ring of max_length an agent */
+/* the field with a border of walls; a ring of max_length for each agent */
 #define HEAP uint16_t* cells; int32_t* bodies;
 #define FPS 8
 #define BY_TURNS
@@ -40,7 +44,7 @@ enum { MAX_AGENTS = 1024, EMPTY = 0, FOOD, CORPSE, WALL, SNAKE, HEAD = 1 << 15, 
 enum { PAR = 100 };
 
 typedef struct {
-    int head; /* where in its ring the head stands */
+    int head; /* the head's place in its ring */
     int length, heading, idle, tick;
     float total;
 } Snake;
@@ -48,7 +52,7 @@ typedef struct {
 struct Env {
     ENV_COMMON
     int stride, rows; /* of cells, with the border */
-    int food; /* pieces there are, corpses too */
+    int food; /* pieces in the field, with corpses */
     Snake snakes[MAX_AGENTS];
 };
 
@@ -89,7 +93,8 @@ static int32_t* body_of(const Env* env, int i) {
     return env->bodies + (size_t)i * (size_t)env->max_length;
 }
 
-/* Plane after plane, each one comparison a cell: the compiler does 16 or 32 at a time. */
+/* Plane after plane, with one comparison a cell, because the compiler then does 16 or 32 at a time.
+ */
 static void write_observation(const Env* env, int i, uint8_t* observation) {
     int side = side_of(env), plane = side * side, head = body_of(env, i)[env->snakes[i].head];
     uint16_t own = (uint16_t)(SNAKE + i), own_head = own | HEAD;
@@ -105,8 +110,8 @@ static void write_observation(const Env* env, int i, uint8_t* observation) {
     }
 }
 
-/* A random free cell: guessed, or, in a crowded field, the first one after a guess, over food if
- * there is no other. */
+/* Guesses a free cell. In a crowded field it takes the first one after a guess, or food if there is
+ * no other. */
 static int free_cell(Env* env) {
     int cell = 0, count = env->stride * env->rows;
     for (int try = 0; try < 64; try++) {
@@ -131,7 +136,7 @@ static void place_food(Env* env) {
 static void place_snake(Env* env, int i) {
     Snake* snake = &env->snakes[i];
     *snake = (Snake){.length = 1, .heading = random_int(&env->rng, 4)};
-    int cell = free_cell(env); /* there is one: this snake's own cells were just freed */
+    int cell = free_cell(env); /* there is one, because this snake's own cells were just freed */
     env->food -= env->cells[cell] != EMPTY;
     env->cells[cell] = (uint16_t)(SNAKE + i) | HEAD;
     body_of(env, i)[0] = cell;
@@ -170,7 +175,7 @@ static void die(Env* env, int i) {
     place_snake(env, i);
 }
 
-/* Moves one snake; returns its reward, and whether it died. */
+/* Moves one snake. Returns its reward, and whether it died. */
 static float move(Env* env, int i, int action, bool* died) {
     const int steps[4] = {-env->stride, env->stride, -1, 1};
     Snake* snake = &env->snakes[i];
@@ -206,7 +211,7 @@ static void c_step(Env* env) {
         env->rewards[i] = move(env, i, env->actions[i], &died);
         env->terminals[i] = died;
         env->truncations[i] = 0;
-        /* What it sees as it dies, before its body is gone. */
+        /* The final observation comes before its body is gone. */
         if (died && WANTS_FINAL(env, false))
             write_observation(env, i, env->final_observations + i * size);
         if (died) die(env, i);
@@ -233,8 +238,10 @@ static void c_load(Env* env, const char* in) {
 }
 
 static void c_render(Env* env) {
-    static const Color colors[] = {{0, 187, 204, 255},  {90, 200, 120, 255},  {226, 84, 84, 255}, {170, 130, 240, 255},
-                                   {240, 140, 190, 255}, {150, 200, 255, 255}, {238, 126, 72, 255}};
+    static const Color colors[] = {
+        {0, 187, 204, 255}, {90, 200, 120, 255}, {226, 84, 84, 255}, {170, 130, 240, 255},
+        {240, 140, 190, 255}, {150, 200, 255, 255}, {238, 126, 72, 255}
+    };
     int cell = 1200 / env->width < 760 / env->height ? 1200 / env->width : 760 / env->height;
     if (cell < 1) cell = 1;
     int gap = cell >= 6, half = cell / 2;

@@ -1,6 +1,6 @@
 /* Spaces: an observation of three parts and an action of three heads, one for each part. An episode
- * is one step; each right head gives a third of the reward of 1. Parts or heads that are cut apart
- * in the wrong places cannot be learnt.
+ * is one step. Each right head gives a third of the reward of 1. A trainer that cuts parts or heads
+ * apart in the wrong places cannot learn this.
  *
  *     observation  part      values             head that it decides
  *     0 .. 24      image     -1..1              0 (2 choices): is their sum above 0?
@@ -21,7 +21,7 @@ struct Env {
     float image[IMAGE];
     int flags, category;
     int wanted[HEADS];
-    int right; /* in the last episode, a bit a head, for c_render; -1 before there was one */
+    int right; /* in the last episode, a bit for each head, for c_render; -1 before the first */
 };
 
 static const char* c_init(Env* env) {
@@ -58,7 +58,7 @@ static void c_reset(Env* env) {
     env->wanted[2] = env->category;
 }
 
-/* The one thing that is seen in an episode. */
+/* What an agent sees in its one step. */
 static void write_final(const Env* env) {
     memcpy(env->final_observations, env->image, sizeof(env->image));
     for (int i = 0; i < FLAGS; i++)
@@ -82,7 +82,7 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-/* The three parts side by side; below each a lamp for the last answer of its head. */
+/* Shows the three parts, and below each a lamp for its head's last answer. */
 static void c_render(Env* env) {
     enum { WIDTH = 760, HEIGHT = 380, CELL = 44, TOP = 40 };
     draw_begin(WIDTH, HEIGHT, "spaces");

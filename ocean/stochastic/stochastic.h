@@ -1,10 +1,11 @@
-/* Stochastic: the best policy is not a choice but a given mixture of two. Nothing is paid until an
- * episode ends; then the reward is 1 less the squared distance of the share of action 0 among its
- * actions from the wanted `share`, as a part of the largest distance there can be. A policy without
- * a memory does best with the probability (share - 1 / 2n) / (1 - 1 / n) of action 0 in n steps,
- * nearly `share`; one that can count may hit it exactly. A policy that collapses to a single
- * action, or stays at even odds, is wrong either way. Observation: a constant 1. Actions: 0 or 1.
- * perf is 1 less the distance itself, as a part of the largest. */
+/* Stochastic: the best policy is not one action but a given mixture of two. Only the end of an
+ * episode pays: 1 - error^2. error is how far the share of action 0 is from `share`, over the
+ * furthest it can be.
+ * perf is 1 - error. A policy without memory does best with probability (share - 1 / 2n) / (1 - 1 /
+ * n) of action 0 in n steps, nearly `share`. One that counts may hit `share` exactly. A policy that
+ * collapses to one action, or stays at even odds, is wrong.
+ * Observation: a constant 1.
+ * Actions: 0 or 1. */
 #pragma once
 
 #define OBSERVATION float
@@ -18,7 +19,7 @@
 
 struct Env {
     ENV_COMMON
-    int tick, zeros; /* zeros: how often action 0 was taken */
+    int tick, zeros; /* zeros: number of actions 0 */
 };
 
 static const char* c_init(Env* env) {

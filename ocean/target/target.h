@@ -1,18 +1,25 @@
-/* Target: the smallest complete environment with several agents. Copy this file to begin such a one
- * of your own.
+/* Target: the smallest complete environment with several agents. Copy this file to begin one of
+ * your own with several. squared.h lists what a header holds.
  *
  * Agents fly about a plane and collect goals. Each step an agent chooses a turn (9 of them, up to
  * 0.2 rad to either side) and a speed (0, 1/4 ... 4/4 of `max_speed`). Within `radius` of a goal it
- * gets a reward of 1 and the goal moves to a random place; the goals are shared, and the first
+ * gets a reward of 1, and the goal moves to a random place. All agents share the goals; the first
  * agent in order takes one. Walls stop an agent.
  *
- * The task continues, it has no end. An agent that has not scored for `patience` steps is put
- * somewhere else: what it did until then stays worth what it was worth, so this is a truncation
- * (the trainer adds the value of the final observation and clears the agent's recurrent state), not
- * a termination. As there are no episodes, the log covers windows of 128 steps of one plane
- * instead: score is the goals collected in one, per agent, and perf is score as a share of what
- * agents collect that split the goals among them and always fly straight at full speed (an
- * estimate, hence cut at 1). */
+ * The task has no end. An agent that has not scored for `patience` steps is put somewhere else.
+ * What it did until then keeps its worth, so this is a truncation and not a termination: the
+ * trainer adds the value of the final observation and clears the agent's recurrent state. There are
+ * no episodes, so the log covers windows of 128 steps. score is the goals collected in a window,
+ * per agent.
+ * perf is the score over that of agents that split the goals and always fly straight at full speed;
+ * this is an estimate, so perf is cut at 1.
+ *
+ *     observation of one agent; places are relative to it, over the longer side
+ *     2 for each goal             where it is, the nearest first
+ *     2 for each other agent      where it is
+ *     3                           cosine and sine of its heading, its last reward
+ *
+ *     actions: turn, 4 is straight on; speed */
 #pragma once
 
 #define OBSERVATION float
@@ -28,7 +35,7 @@
 #include "env.h"
 #include "draw.h"
 
-/* Arrays of a fixed size keep the struct plain data: nothing to allocate, and it is saved as it is.
+/* Arrays of a fixed size keep the struct plain data, so nothing is allocated.
  */
 enum { MAX_AGENTS = 64, MAX_GOALS = 64, TURNS = 9, SPEEDS = 5, WINDOW = 128 };
 
@@ -45,7 +52,7 @@ typedef struct {
 struct Env {
     ENV_COMMON
     float turn_cosine[TURNS], turn_sine[TURNS];
-    float scale; /* of observed distances: 1 / the longer side, so that angles stay true */
+    float scale; /* of observed distances: 1 / the longer side */
     float par;   /* the score of a window that counts as perf 1 */
     int tick, goals_taken; /* of the window */
     Agent agents[MAX_AGENTS];
@@ -66,7 +73,7 @@ static const char* c_init(Env* env) {
         env->turn_sine[i] = sinf(angle);
     }
     env->scale = 1 / (float)(env->width > env->height ? env->width : env->height);
-    /* The nearest of m random points in an area A is about sqrt(A / m) / 2 away; an agent's share
+    /* The nearest of m random points in an area A is about sqrt(A / m) / 2 away. An agent's share
      * of the m goals is m / num_agents. */
     float area = (float)env->width * (float)env->height;
     float share = (float)env->num_goals / (float)env->num_agents;
@@ -79,7 +86,7 @@ static int observation_size(const Env* env) {
     return 2 * env->num_goals + 2 * (env->num_agents - 1) + 3;
 }
 
-/* The spaces are those of one agent; every agent has the same. */
+/* All agents have the same spaces. These are one agent's. */
 static void c_spaces(const Env* env, Spaces* spaces) {
     *spaces = (Spaces){
         .num_agents = env->num_agents,
@@ -94,9 +101,7 @@ static float squared_length(Goal goal) {
     return goal.x * goal.x + goal.y * goal.y;
 }
 
-/* Where the goals (the nearest first) and the other agents are as seen from agent i, which way it
- * faces, and its last reward. In the order of the array the goals hide which one is near, and
- * agents collect half as many. */
+/* Goals come nearest first, because in any other order agents collect half as many. */
 static void write_observation(const Env* env, int i, float reward, float* observation) {
     const Agent* agent = &env->agents[i];
     Goal nearest[MAX_GOALS];
@@ -150,7 +155,7 @@ static void c_reset(Env* env) {
 static void move_agent(Env* env, Agent* agent, int turn, int speed) {
     float cosine = agent->cosine * env->turn_cosine[turn] - agent->sine * env->turn_sine[turn];
     float sine = agent->sine * env->turn_cosine[turn] + agent->cosine * env->turn_sine[turn];
-    /* One Newton step towards length 1 keeps rounding errors from adding up over many turns. */
+    /* One Newton step towards length 1, so that rounding errors do not add up. */
     float shrink = 1.5f - 0.5f * (cosine * cosine + sine * sine);
     agent->cosine = clampf(cosine * shrink, -1, 1);
     agent->sine = clampf(sine * shrink, -1, 1);
@@ -159,7 +164,7 @@ static void move_agent(Env* env, Agent* agent, int turn, int speed) {
     agent->y = clampf(agent->y + agent->sine * distance, 0, (float)env->height);
 }
 
-/* Whether the agent reaches a goal, which then moves. */
+/* Returns whether the agent reaches a goal, and moves that goal. */
 static bool take_goal(Env* env, const Agent* agent) {
     for (int k = 0; k < env->num_goals; k++) {
         float dx = env->goals[k].x - agent->x, dy = env->goals[k].y - agent->y;
@@ -177,8 +182,7 @@ static void log_window(Env* env) {
     env->tick = env->goals_taken = 0;
 }
 
-/* Every array is laid out agent after agent: actions two an agent, observations `size` an agent,
- * the others one. */
+/* Every array is laid out agent after agent: 2 actions, `size` observations, 1 of the others. */
 static void c_step(Env* env) {
     int size = observation_size(env);
     bool late = false;
@@ -193,8 +197,8 @@ static void c_step(Env* env) {
         env->truncations[i] = agent->idle >= env->patience;
         late |= env->truncations[i];
     }
-    /* Only when all have moved is there a next observation; those who are put elsewhere first get
-     * what they would have seen. */
+    /* The next state is there when all have moved. Agents that are put elsewhere get their final
+     * observation first. */
     if (late) {
         for (int i = 0; i < env->num_agents && env->final_observations; i++)
             if (env->truncations[i])

@@ -1,33 +1,34 @@
-/* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag,
- * turn and kick by the Super Rotation System, fall faster on each level (ten lines a level, (0.8 -
- * 0.007 (level - 1))^(level - 1) seconds a row) and lock half a second after they came to rest;
- * moving or turning begins that half second anew, up to 15 times for a piece. One piece can be
- * held, once for each that falls; the next five are shown.
+/* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag.
+ * They turn and kick by the Super Rotation System. They fall faster on each level; a level is ten
+ * lines, and a row takes (0.8 - 0.007 (level - 1))^(level - 1) seconds. A piece locks half a second
+ * after it came to rest. A move or a turn begins that half second anew, up to 15 times. The player
+ * may hold one piece, once for each that falls. The next five are shown.
  *
  *     points, times the level         1 line: 100, 2: 300, 3: 500, 4: 800, and half as much again
- *                                     for four lines right after four lines; 50 for each clearing
- *                                     piece in a row after the first
+ *                                     for four lines right after four lines; 50 for each piece in a
+ *                                     row that clears, after the first
  *     points                          1 for a row of soft drop, 2 for a row of hard drop
  *
- * T-spins pay as what they clear. The reward is 1, 3, 5 or 8 for lines, not times the level, and
- * reward_over when a piece finds no place, which ends the episode; so does the last line;
- * reward_piece, reward_hole and reward_bump may be added. perf is the lines as a share of `lines`.
+ * T-spins pay as the lines they clear. The reward is 1, 3, 5 or 8 for lines, without the level, and
+ * reward_over if a piece finds no place, which ends the episode. The last line ends it too.
+ * reward_piece, reward_hole and reward_bump may be added.
+ * perf is the lines over `lines`.
  *
- *     observation, bytes, 0 or 1 where nothing else is said; H rows of 10 cells, from the top
- *     0 ..         what lies
- *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements`, where it has not moved
- *                  yet, what each of the 40 would lead to, F = 160: lines that go, holes more or
- *                  less (empty cells below filled ones), bumps more or less (steps between
- *                  columns), rows below the piece
- *     10 H + F ..  which one falls (7: I O T S Z J L), is held (7, none: all 0), comes next (5 x 7)
- *        .. + 49   1 where holding is possible
- *        .. + 50   1 where the piece rests
+ *     observation: bytes, 0 or 1 unless said; H rows of 10 cells, from the top
+ *     0 ..         the filled cells
+ *     10 H ..      F bytes: the falling piece, F = 10 H; with `placements` instead the outcome of
+ *                  each of the 40, F = 160: lines cleared, holes more or less (empty cells below
+ *                  filled ones), bumps more or less (steps between columns), rows below the piece
+ *     10 H + F ..  the falling piece (7: I O T S Z J L), the held one (7, none: all 0), the next
+ *                  five (5 x 7)
+ *        .. + 49   1 if holding is possible
+ *        .. + 50   1 if the piece rests
  *
  * Actions: none, left, right, turn right, turn left, soft drop, hard drop, hold. A step is `ticks`
  * of 1/60 s. With `placements` an action is all that is done with a piece, and no time passes
- * before: 10 turns + column, as far as the piece can go there, its leftmost cell counts, and the
- * hard drop; action 40 is to hold, or to drop where it is, if holding is not possible: nobody can
- * wait. */
+ * before: action 10 turns + column, the column of its leftmost cell, as far as the piece can go
+ * there, then a hard drop. Action 40 holds, or drops the piece where it is if holding is not
+ * possible. */
 #pragma once
 
 #define OBSERVATION int8_t
@@ -64,12 +65,11 @@ enum {
 enum { I, O, T, S, Z, J, L };
 enum { LINES, HOLES, BUMPS, BELOW, OUTCOMES }; /* of a placement */
 
-/* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells: a bit each,
- * row after row of 4, the upper left one lowest. */
+/* Cells of each piece as it appears, in a box of 4 (I), 2 (O) or 3 (the others) cells. Each is a
+ * bit, row after row of 4, the upper left one lowest. */
 static const uint16_t shapes[PIECES] = {0x00F0, 0x0033, 0x0072, 0x0036, 0x0063, 0x0071, 0x0074};
 static const int boxes[PIECES] = {4, 2, 3, 3, 3, 3, 3};
-/* Kicks for a turn to the right from each orientation, x to the right, y up; a turn back takes them
- * negated. */
+/* Kicks for a turn to the right from each orientation, x right, y up. A turn back negates them. */
 static const int8_t kicks[4][5][2] = {{{0, 0}, {-1, 0}, {-1, 1}, {0, -2}, {-1, -2}},
                                       {{0, 0}, {1, 0}, {1, -1}, {0, 2}, {1, 2}},
                                       {{0, 0}, {1, 0}, {1, 1}, {0, -2}, {1, -2}},
@@ -83,21 +83,21 @@ static const int line_points[5] = {0, 100, 300, 500, 800};
 struct Env {
     ENV_COMMON
     uint16_t rows[MAX_HEIGHT + HIDDEN];         /* from the top, bit c: column c is filled */
-    uint8_t kinds[MAX_HEIGHT + HIDDEN][WIDTH];  /* of what lies, for c_render */
+    uint8_t kinds[MAX_HEIGHT + HIDDEN][WIDTH];  /* of the filled cells, for c_render */
     uint8_t cells[PIECES][4][4];                /* each piece's rows, for each orientation */
     uint8_t queue[2 * PIECES];                  /* pieces to come; at least seven */
     int queued;
-    int piece, turned, x, y; /* the falling one: its box's left column and upper row */
+    int piece, turned, x, y; /* the falling piece; x, y: its box's left column and upper row */
     int held; /* -1: none */
     bool can_hold;
-    float fall;   /* rows that it has yet to fall, below 1 */
+    float fall;   /* part of a row that it has yet to fall */
     float speed;  /* rows a step */
-    int rested, resets; /* ticks at rest; how often that began anew by a move */
+    int rested, resets; /* rested: ticks at rest; resets: how often that began anew */
     int lowest; /* row that the piece has reached */
     int level, cleared, combo, points, tetrises, tick;
     bool after_tetris;
     float total;
-    float shape; /* what reward_hole and reward_bump give for the field as it lies */
+    float shape; /* what reward_hole and reward_bump give for the field */
 };
 
 static const char* c_init(Env* env) {
@@ -143,7 +143,7 @@ static inline unsigned piece_row(const Env* env, int turned, int row, int x) {
     return x >= 0 ? bits << x : bits >> -x;
 }
 
-/* Whether the piece has a place there: inside the field and over nothing that lies. */
+/* Returns whether the piece fits there, inside the field and on empty cells. */
 static bool fits(const Env* env, int turned, int x, int y) {
     for (int row = 0; row < 4; row++) {
         unsigned bits = env->cells[env->piece][turned][row];
@@ -199,15 +199,15 @@ static inline int8_t to_byte(int value) {
     return (int8_t)(value < -128 ? -128 : value > 127 ? 127 : value);
 }
 
-/* What the piece would leave, dropped from where it is; holes and bumps are those of the field as
- * it lies. */
+/* The outcome of a drop of the piece from where it is. holes and bumps are those of the field now.
+ */
 static void foresee(Env* env, int holes, int bumps, int8_t outcome[OUTCOMES]) {
     int count = env->height + HIDDEN, y = env->y, top = 0, to = count - 1, lines = 0;
     int new_holes, new_bumps;
     uint16_t rows[MAX_HEIGHT + HIDDEN], left[MAX_HEIGHT + HIDDEN];
     while (top < count && !env->rows[top])
         top++;
-    if (y < top - 4) y = top - 4; /* nothing is in the way */
+    if (y < top - 4) y = top - 4; /* nothing is in the way above */
     while (fits(env, env->turned, env->x, y + 1))
         y++;
     memcpy(rows, env->rows, sizeof(rows));
@@ -237,7 +237,7 @@ static inline int leftmost(const Env* env) {
     return __builtin_ctz(bits);
 }
 
-/* Of all placements, plane after plane; the piece stays where it is. */
+/* Writes the outcomes of all placements, plane after plane. The piece stays where it is. */
 static void foresee_all(Env* env, int8_t* outcomes) {
     int holes, bumps, turned = env->turned, x = env->x, y = env->y;
     measure(env->rows, env->height + HIDDEN, &holes, &bumps);
@@ -259,7 +259,7 @@ static void foresee_all(Env* env, int8_t* outcomes) {
     env->y = y;
 }
 
-/* The falling piece, which moves meanwhile, is where it was in the end. */
+/* This moves the falling piece and brings it back. */
 static void write_observation(Env* env, int8_t* observation) {
     int8_t *lies = observation, *falls = observation + WIDTH * env->height;
     int8_t* rest = observation + observation_size(env) - (2 + PREVIEWS) * PIECES - 2;
@@ -297,7 +297,7 @@ static void fill_queue(Env* env) {
     }
 }
 
-/* Puts a piece above the field, in the middle; false where it has no place there. */
+/* Puts a piece above the field, in the middle. Returns false if it does not fit. */
 static bool place(Env* env, int piece) {
     env->piece = piece;
     env->turned = 0;
@@ -337,7 +337,7 @@ static void c_reset(Env* env) {
     write_observation(env, env->observations);
 }
 
-/* Lays the piece down, clears lines and counts; returns the lines. */
+/* Lays the piece down, clears lines and counts. Returns the lines. */
 static int lock_piece(Env* env) {
     int count = 0, bottom = env->height + HIDDEN - 1;
     for (int row = 0; row < 4; row++) {
@@ -371,8 +371,8 @@ static int lock_piece(Env* env) {
     return count;
 }
 
-/* A row down; the rest begins anew only where the piece had not been as low, or turning it up and
- * down would do. */
+/* A row down. The half second begins anew only at a new lowest row, or up and down turns would last
+ * for ever. */
 static bool sink(Env* env) {
     if (!shift(env, 0, 1)) return false;
     if (env->y > env->lowest) {
@@ -382,7 +382,7 @@ static bool sink(Env* env) {
     return true;
 }
 
-/* The piece falls by itself and locks if it has rested long enough; returns whether it did. */
+/* The piece falls and locks if it has rested long enough. Returns whether it locked. */
 static bool fall(Env* env) {
     env->fall += env->speed;
     while (env->fall > 0.9999f) { /* sixty times a sixtieth is a row */
@@ -394,7 +394,7 @@ static bool fall(Env* env) {
     return (float)env->rested >= env->lock_delay * 60;
 }
 
-/* Turns the falling piece and brings its leftmost cell to the column, or as near as it can go. */
+/* Turns the falling piece and brings its leftmost cell as near to the column as it can go. */
 static void aim(Env* env, int turns, int column) {
     for (int k = 0; k < turns; k++)
         turn(env, 1);
@@ -472,9 +472,10 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-static const Color piece_colors[PIECES] = {{0, 187, 204, 255}, {250, 190, 60, 255}, {170, 110, 230, 255},
-                                           {90, 200, 120, 255}, {226, 84, 84, 255}, {80, 120, 230, 255},
-                                           {238, 138, 60, 255}};
+static const Color piece_colors[PIECES] = {
+    {0, 187, 204, 255}, {250, 190, 60, 255}, {170, 110, 230, 255}, {90, 200, 120, 255},
+    {226, 84, 84, 255}, {80, 120, 230, 255}, {238, 138, 60, 255}
+};
 
 static void draw_cell(int x, int y, int side, Color color) {
     DrawRectangle(x + 1, y + 1, side - 2, side - 2, color);

@@ -1,22 +1,23 @@
 /* Trash pickup: a team clears a field together. Each step an agent stays or moves a cell up, down,
- * left or right, in the order of their numbers. Onto trash with empty hands: it picks the piece up,
- * one at a time. Against a bin with full hands: it drops the piece in, and stays where it is.
- * Walls, bins, other agents, and trash when the hands are full are in the way. A piece picked up
- * pays reward_pickup, one dropped reward_drop: `team` of it to all agents in equal parts, the rest
- * to who did it. The episode ends for all when the last piece is in a bin, and is truncated after
- * max_steps; the first one of an environment begins at a random step, which staggers the ends, and
- * is not logged. Bins never touch each other or a wall, so that they cut nothing off. score is the
- * pieces in bins, perf their share of all; clear the share of episodes in which the field was
- * cleared.
+ * left or right. Agents move in the order of their numbers.
+ *   - An agent with empty hands that moves onto trash picks the piece up.
+ *   - An agent with a piece that moves against a bin drops it in and stays where it is.
+ *   - Walls, bins, other agents, and trash if the hands are full, are in the way.
+ * A piece picked up pays reward_pickup, one dropped reward_drop: a share `team` of it in equal
+ * parts to all agents, the rest to the one that did it. The episode ends for all when the last
+ * piece is in a bin. After max_steps it is truncated. The first episode of an environment begins at
+ * a random step, so that environments do not end together; it is not logged. Bins never touch each
+ * other or a wall, so that they cut nothing off. score is the pieces in bins.
+ * perf is their share of all. clear is the share of episodes in which the field was cleared.
  *
  *     observation, 0 or 1: planes of (2 vision + 1)^2 cells around the agent, then 26 more
  *     0          trash
  *     1          bins
  *     2          walls
  *     3          other agents
- *     4          those of them that carry a piece
- *     + 0        whether it carries a piece itself
- *     + 1 .. 4   whether the nearest bin lies further up, down, left, right
+ *     4          other agents that carry a piece
+ *     + 0        1 if it carries a piece itself
+ *     + 1 .. 4   1 if the nearest bin is further up, down, left, right
  *     + 5 .. 11  how far down it is: the first 8 row / height of these are 1
  *     + 12 .. 18 how far to the right, likewise
  *     + 19 .. 25 time that has gone, likewise
@@ -57,7 +58,8 @@ typedef struct {
 struct Env {
     ENV_COMMON
     bool begun, whole; /* whole: the episode began at its first step */
-    int stride, side, first; /* of cells with the border; of a window; the field's first cell */
+    /* stride: cells of a row, with the border; side: of a window; first: the field's first cell */
+    int stride, side, first;
     int tick, dropped;
     int bins[MAX_BINS];
     Agent agents[MAX_AGENTS];
@@ -106,14 +108,15 @@ static int column_of(const Env* env, int cell) {
     return (cell - env->first) % env->stride;
 }
 
-/* LEVELS elements, as many of the first ones 1 as the share value / count says. */
+/* LEVELS elements. The share value / count of them is 1, the others 0. */
 static void write_level(uint8_t* out, int value, int count) {
     int level = (int)((int64_t)value * (LEVELS + 1) / count);
     for (int k = 0; k < LEVELS; k++)
         out[k] = k < level;
 }
 
-/* Plane after plane, each one comparison a cell: the compiler does 16 or 32 at a time. */
+/* Plane after plane, with one comparison a cell, because the compiler then does 16 or 32 at a time.
+ */
 static void write_observation(const Env* env, int i, uint8_t* out) {
     int side = env->side, plane = side * side, centre = env->agents[i].cell;
     const uint8_t* cells = env->cells + centre - env->vision * env->stride - env->vision;
@@ -157,7 +160,7 @@ static void write_observations(const Env* env, uint8_t* out) {
         write_observation(env, i, out + i * (PLANES * env->side * env->side + EXTRA));
 }
 
-/* A random empty cell: guessed, or, in a crowded field, the first one after a guess. */
+/* Guesses an empty cell. In a crowded field it takes the first one after a guess. */
 static int free_cell(Env* env) {
     int cells = env->width * env->height, guess = 0;
     for (int try = 0; try < 32 + cells; try++) {
@@ -165,7 +168,7 @@ static int free_cell(Env* env) {
         int cell = env->first + guess / env->width * env->stride + guess % env->width;
         if (env->cells[cell] == EMPTY) return cell;
     }
-    return -1; /* c_init has seen to it that there is one */
+    return -1; /* c_init has made sure that there is one */
 }
 
 static void c_reset(Env* env) {
@@ -193,7 +196,7 @@ static void c_reset(Env* env) {
     write_observations(env, env->observations);
 }
 
-/* Moves one agent; returns what that earns. */
+/* Moves one agent. Returns its reward. */
 static float move(Env* env, Agent* agent, int action) {
     const int steps[5] = {0, -env->stride, env->stride, -1, 1};
     int next = agent->cell + steps[action], found = env->cells[next];
@@ -266,14 +269,16 @@ static void c_render(Env* env) {
                 DrawRectangleRec(
                     (Rectangle){x + 0.06f * size, y + 0.06f * size, 0.88f * size, 0.88f * size},
                     DRAW_GREEN);
-                DrawRectangleRec((Rectangle){x + 0.2f * size, y + 0.2f * size, 0.6f * size, 0.6f * size},
-                                 (Color){24, 66, 38, 255});
+                DrawRectangleRec(
+                    (Rectangle){x + 0.2f * size, y + 0.2f * size, 0.6f * size, 0.6f * size},
+                    (Color){24, 66, 38, 255});
             } else if (found >= AGENT) {
                 int cell_at = env->first + row * env->stride + column;
                 DrawCircleV(centre, 0.42f * size, cell_at == player->cell ? DRAW_WHITE : DRAW_CYAN);
                 if (found == CARRIER)
-                    DrawRectangleRec((Rectangle){x + 0.34f * size, y + 0.34f * size, 0.32f * size, 0.32f * size},
-                                     (Color){200, 130, 20, 255});
+                    DrawRectangleRec(
+                        (Rectangle){x + 0.34f * size, y + 0.34f * size, 0.32f * size, 0.32f * size},
+                        (Color){200, 130, 20, 255});
             }
         }
     }
