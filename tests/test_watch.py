@@ -591,6 +591,10 @@ def test_the_page_in_a_browser(server, tmp_path):
         page.select_option("#environment", "cartpole")
         wait_for(lambda: page.evaluate("state.environment === 'cartpole' && values.length > 3"))
         assert page.title() == "cartpole – watch" and page.locator(".bar").count() == 2
+        assert page.inner_text("#mean") != "–", "with no episode ended it is the return so far"
+        shape = page.evaluate("(box => box.width / box.height)($('screen').getBoundingClientRect())")
+        drawn = page.evaluate("$('picture').width / $('picture').height")
+        assert shape == pytest.approx(drawn, rel=0.02), "no bands"
         page.screenshot(path=tmp_path / "page.png")
         assert problems == [] and all(url.startswith((f"http://localhost:{port}/", "data:")) for url in requests)
         refused = page.goto(f"http://evil.test:{port}/")  # another name for this machine
