@@ -674,8 +674,8 @@ def score_of(environment, metric=None):
     return environment.get(metric, environment.get("score", environment.get("episode_return", math.nan)))
 
 
-def time_left(trainer, seconds, step):
-    """seconds, step: when the pace was first taken."""
+def time_left(trainer, seconds=0.0, step=0):
+    """In words; seconds, step: from when on the pace counts."""
     gone, steps = f"{duration(trainer.uptime)} gone", trainer.global_step - step
     if steps <= 0:
         return gone

@@ -22,6 +22,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -954,7 +955,10 @@ def brief(settings):
 
 
 def short(value):
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """A number for people: 4,096 and not 4.1e+03."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf or isinstance(value, int) else f"{value:.4g}"
 
 
 def make_logger(kind, folder, config):
@@ -1067,6 +1071,8 @@ def sweep_figures(told, records, tuner):
     text, cost, score = [in_words(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
     figures = [against_cost(told["asked"], good, text, tuner), curves_of_trials(told["asked"], good, text)]
     if len(good) >= 4:
+        figures.append(stars(told["asked"], good, text, tuner))
+    if len(good) >= enough(tuner):
         tuner.fit()
         effects = marginal_effects(tuner)
         figures += [importance(effects), effects_of_settings(effects, good, text, tuner)]
@@ -1080,6 +1086,12 @@ def sweep_figures(told, records, tuner):
     return figures
 
 
+# The colours of watch.html.
+DARK = {"template": "plotly_dark", "paper_bgcolor": "#131f2a", "plot_bgcolor": "#0c141c", "margin": {"t": 60, "b": 60},
+        "font": {"color": "#ecf2f6"}, "colorway": ["#00bbcc", "#fabe3c", "#5ac878", "#e25454", "#a96fe8", "#ee8a3c"]}
+CYAN, GOLD, GREY = "#00bbcc", "#fabe3c", "#93a7b6"
+
+
 def new_figure(**layout):
     """An empty figure. plotly is imported here and not above: a sweep does without it until it ends."""
     import plotly.graph_objects as go
@@ -1090,20 +1102,20 @@ def new_figure(**layout):
 def in_words(record):
     settings = [f"{name} = {short(value)}" for name, value in record["settings"].items()]
     return "<br>".join([f"trial {record['trial']} ({record['status']})",
-                        f"score {record['score']:.5g}, cost {record['cost']:.5g}", *settings])
+                        f"score {short(record['score'])}, cost {short(record['cost'])}", *settings])
 
 
 def against_cost(asked, good, text, tuner):
     cost, score, number = [r["cost"] for r in good], [r["score"] for r in good], [r["trial"] for r in good]
     front = front_of([tuner.sign * s for s in score], cost)
     figure = new_figure(xaxis_type="log", xaxis_title=asked["cost"], yaxis_title=asked["metric"],
-                        legend_orientation="h")
+                        legend={"orientation": "h", "y": 1.12})
     figure.add_scatter(x=cost, y=score, mode="markers", name="trials", text=text, hoverinfo="text", customdata=number,
                        marker={"color": number, "colorscale": "Viridis", "size": 8,
                                "symbol": ["circle" if r["status"] == "done" else "triangle-down" for r in good],
                                "colorbar": {"title": "trial"}}, meta="trials")
     figure.add_scatter(x=[cost[i] for i in front], y=[score[i] for i in front], mode="lines", line_shape="hv",
-                       name="front", line={"color": "crimson"}, hoverinfo="skip")
+                       name="front", line={"color": GOLD}, hoverinfo="skip")
     expected = [(r["trial"], r["predicted"]) for r in good if r["predicted"].get("score") is not None]
     figure.add_scatter(x=[p["cost"] for _, p in expected], y=[p["score"] for _, p in expected], mode="markers",
                        name="expected, ± 1 sd", visible="legendonly", marker={"symbol": "x-thin-open"},
@@ -1119,6 +1131,30 @@ def curves_of_trials(asked, good, text):
         figure.add_scatter(x=[c for _, _, c in r["curve"]], y=[s for _, s, _ in r["curve"]], mode="lines+markers",
                            name=f"{r['trial']}", text=words, hoverinfo="text", marker={"size": 4}, line={"width": 1})
     return "Curves", "The points of each trial that the model learns from.", figure
+
+
+def stars(asked, good, text, tuner):
+    names = tuner.space.names
+    values = {s.name: [str(r["settings"][s.name]) if s.categorical else r["settings"][s.name] for r in good]
+              for s in tuner.space.settings}  # fmt: skip
+    logarithmic = {s.name for s in tuner.space.settings if s.row.axis == "log"}
+    score = [r["score"] for r in good]
+    buttons = [{"label": name, "method": "update", "args": [
+        {"y": [values[name]]}, {"scene.yaxis.title.text": name,
+                                "scene.yaxis.type": "log" if name in logarithmic else "-"}]} for name in names]
+    scene = {"xaxis": {"title": {"text": asked["cost"]}, "type": "log"}, "zaxis": {"title": {"text": asked["metric"]}},
+             "yaxis": {"title": {"text": names[0]}, "type": "log" if names[0] in logarithmic else "-"}}
+    figure = new_figure(scene=scene, height=600, updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1}])
+    look = {"color": score, "colorscale": "Viridis", "showscale": True, "size": 5}
+    figure.add_scatter3d(x=[r["cost"] for r in good], y=values[names[0]], z=score, mode="markers", text=text,
+                         hoverinfo="text", marker=look)
+    return ("Stars", "Each star is a trial, over its cost, its score and the setting of the menu; it turns until you "
+            "take hold of it.", figure)
+
+
+def enough(tuner):
+    """Trials from which on something may be said of single settings."""
+    return max(10, 2 * len(tuner.space))
 
 
 def importance(effects):
@@ -1140,11 +1176,11 @@ def effects_of_settings(effects, good, text, tuner, columns=3):
         values = [str(v) for v in values] if setting.categorical else values
         figure.add_scatter(x=values, y=mean + sd, line={"width": 0}, hoverinfo="skip", showlegend=False, **at)
         figure.add_scatter(x=values, y=mean - sd, line={"width": 0}, fill="tonexty", hoverinfo="skip",
-                           fillcolor="rgba(60,120,200,0.2)", showlegend=False, **at)
-        figure.add_scatter(x=values, y=mean, line={"color": "rgb(60,120,200)"}, showlegend=False, **at)
+                           fillcolor="rgba(0,187,204,0.2)", showlegend=False, **at)
+        figure.add_scatter(x=values, y=mean, line={"color": CYAN}, showlegend=False, **at)
         tried = [r["settings"][setting.name] for r in good]
         figure.add_scatter(x=[str(v) for v in tried] if setting.categorical else tried, y=[r["score"] for r in good],
-                           mode="markers", marker={"size": 4, "color": "grey"}, text=text, hoverinfo="text",
+                           mode="markers", marker={"size": 4, "color": GREY}, text=text, hoverinfo="text",
                            showlegend=False, **at)
         figure.update_xaxes(type=setting.row.axis, **at)
     figure.update_layout(height=240 * rows + 60)
@@ -1246,42 +1282,6 @@ def run_figures(runs, metric):
     return figures
 
 
-PAGE = """<!doctype html><html><head><meta charset="utf-8"><title>{title}</title>{refresh}<style>
-body {{ font: 15px system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222 }}
-table {{ border-collapse: collapse; font-size: 13px }} .wide {{ overflow-x: auto }}
-td, th {{ padding: 2px 8px; text-align: right; white-space: nowrap }}
-th {{ cursor: pointer; border-bottom: 1px solid #999 }} tr:nth-child(even) {{ background: #f4f4f4 }}
-pre {{ background: #f4f4f4; padding: 1em; overflow-x: auto }}
-</style><script>{plotly}</script></head><body><h1>{title}</h1>{body}<script>
-document.querySelectorAll("th").forEach(th => th.onclick = () => {{
-  const body = th.closest("table").tBodies[0], down = th.dataset.down = th.dataset.down ? "" : "1";
-  const key = row => {{
-    const text = row.cells[th.cellIndex].textContent, value = parseFloat(text);
-    return isNaN(value) ? text : value;
-  }};
-  const rows = [...body.rows].sort((a, b) => key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0);
-  (down ? rows.reverse() : rows).forEach(row => body.append(row));
-}});
-const filter = document.getElementById("filter");
-filter.oninput = () => {{
-  const wanted = text => text.toLowerCase().includes(filter.value.toLowerCase());
-  document.querySelectorAll("tbody tr").forEach(row => {{
-    const heads = row.closest("table").tHead.rows[0].cells;
-    row.hidden = !wanted([...row.cells].map((cell, i) => `${{heads[i].textContent}} = ${{cell.textContent}}`).join());
-  }});
-  document.querySelectorAll(".js-plotly-plot").forEach(plot => {{  // a curve goes; of many points the others grow faint
-    const texts = plot.data.map(trace => trace.text), all = !filter.value;
-    const chosen = text => all ? null : [...text.keys()].filter(i => wanted(text[i]));
-    Plotly.restyle(plot, {{  // undefined leaves a trace as it is
-      visible: texts.map(text => typeof text === "string" ? wanted(text) : undefined),
-      selectedpoints: texts.map(text => Array.isArray(text) ? chosen(text) : undefined),
-      "unselected.marker.opacity": texts.map(text => Array.isArray(text) ? 0.05 : undefined),
-    }});
-  }});
-}};
-</script></body></html>"""
-
-
 # What the page may load: plotly's scripts and styles stand in it, it compiles its WebGL, and it draws into images.
 SOURCES = "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
 
@@ -1318,7 +1318,7 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
         if tuner.best():
             best = tuner.best()[0]
             command = " ".join(["python pufferl.py train", told["asked"]["env"], *told["options"], *as_options(best)])
-            parts.append(f"<h2>Best settings: {tuner.best()[1]:.5g} for {tuner.best()[2]:.4g}</h2>"
+            parts.append(f"<h2>Best settings: {short(tuner.best()[1])} for {short(tuner.best()[2])}</h2>"
                          f"<pre>{html.escape(command)}</pre><pre>{html.escape(as_ini(best))}</pre>")
         figures = sweep_figures(told, records, tuner)
         rows = [{**{key: r[key] for key in ("trial", "status", "score", "cost", "steps")}, **r["settings"],
@@ -1332,14 +1332,18 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
         figures = run_figures(runs, metric)
         varied = varied_settings(runs)
         rows = [as_row(run, varied) for run in runs]
+    if (folder / "sweep.json").exists() and len(records) - counts["failed"] < enough(tuner):
+        parts.append(f"<p>What each setting does is shown from {enough(tuner)} finished trials on.</p>")
     parts.append('<p>Show only what contains <input id="filter" placeholder="text"></p>')
     for name, note, figure in figures:
-        figure.update_layout(template="plotly_white", margin={"t": 40, "b": 50}, height=figure.layout.height or 480)
+        figure.update_layout(DARK, height=figure.layout.height or 480)
+        figure.update_xaxes(automargin=True, title_standoff=12).update_yaxes(automargin=True, title_standoff=12)
         plot = figure.to_html(full_html=False, include_plotlyjs=False)
         parts.append(f"<h2>{html.escape(name)}</h2><p>{html.escape(note)}</p>{plot}")
     parts.append(f"<h2>Table</h2>{table(rows)}")
     meta = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
-    return PAGE.format(title=html.escape(title), refresh=meta, plotly=get_plotlyjs(), body="\n".join(parts))
+    filled = {"title": html.escape(title), "refresh": meta, "plotly": get_plotlyjs(), "body": "\n".join(parts)}
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: filled[place[1]], (ROOT / "report.html").read_text())
 
 
 def write_report(path: Path, output: Path | None = None, metric: str = "environment/score", tag: str | None = None):

@@ -48,6 +48,7 @@ import engines
 import models
 import ocean
 import pufferl
+import runs
 
 EVAL_SEED = 1_000_003  # added to the seed, so that evaluation draws other episodes than training did
 GIF_SIDE = 480  # pixels of a GIF's longer side
@@ -242,7 +243,7 @@ def describe_policy(args):
     """Which policy it is, for people."""
     if args["baseline"]:
         about = configuration.read_baseline(args["env_name"])[1]
-        return f"the baseline (score {about['score']:.4g} after {about['steps']:,} steps)"
+        return f"the baseline (score {runs.figure(about['score'])} after {about['steps']:,} steps)"
     if args["load_model_path"]:
         return str(configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"]))
     return "an untrained policy (no --load-model-path, no --baseline)"
@@ -686,7 +687,8 @@ class Page:
             found.append(("given", "as started", describe_policy(self.given)))
         if name in self.trained:
             about = configuration.read_baseline(name)[1]
-            found.append(("baseline", "the one that ships", f"score {about['score']:.4g}, {about['steps']:,} steps"))
+            score = runs.figure(about["score"])
+            found.append(("baseline", "the one that ships", f"score {score}, {about['steps']:,} steps"))
         for run, what in (("best", "the latest run's best"), ("latest", "the latest run")):
             with contextlib.suppress(pufferl.ConfigError):
                 model = configuration.find_model(run, self.given["data_dir"], name)
@@ -943,8 +945,8 @@ def ship(env_name, args):
                                   "policy may have; train one with a smaller policy.hidden_size.")
     path.write_bytes(data)
     if before is not None:
-        print(f"replaced     one with score {before['score']:.4g}")
-    print(f"wrote        {path} ({len(data):,} bytes, score {about['score']:.4g}, {about['steps']:,} steps)")
+        print(f"replaced     one with score {runs.figure(before['score'])}")
+    print(f"wrote        {path} ({len(data):,} bytes, score {runs.figure(about['score'])}, {about['steps']:,} steps)")
     return path
 
 

@@ -103,7 +103,7 @@ def command_line(draw, here):
         argv = [word for i, word in enumerate(argv) if "--env.num-envs" not in argv[max(0, i - 1) : i + 1]]
     named = settings_of(env)
     for name in draw.sample(sorted(named), draw.choice([1, 1, 2, 3])):
-        if verb == "eval" and name in ("eval.web", "eval.terminal", "eval.window"):
+        if verb == "eval" and name in ("eval.web", "eval.terminal", "eval.window", "eval.open"):
             continue  # which end when somebody says so
         option = "--" + name.removeprefix("base.").replace("_", "-" if draw.random() < 0.9 else "_")
         text = value_for(named[name], draw)

@@ -1,6 +1,7 @@
 """The house: layers without circles, files and functions of a readable size, pages that name what is there."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -117,3 +118,27 @@ def test_no_processor_is_chosen_by_its_vendor():
     for path in files():
         found = re.search(r"znver|GenuineIntel|AuthenticAMD|vendor_id|get_host_cpu_name", path.read_text())
         assert not found, f"{path.name}: {found}"
+
+
+def said():
+    """Every text in the source, with "..." for what is filled in."""
+    texts = []
+    for path in (*files(), *(ROOT / "ocean").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                texts.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value.replace("{}", "\0"))
+    return texts
+
+
+def test_a_quoted_message_is_one_that_is_said():
+    page = (ROOT / "docs/troubleshooting.md").read_text().partition("## It says")[2].partition("\n\n## ")[0]
+    rows = [row.split(" | ")[0].removeprefix("| ") for row in page.splitlines() if row.startswith("| `")]
+    assert len(rows) > 25 and rows == sorted(rows, key=lambda row: row.replace("`", "").lower())
+    texts = "\1".join(said())
+    for quoted in itertools.chain.from_iterable(re.findall(r"`(.*?)`", row) for row in rows):
+        parts = [part.strip() for part in quoted.split("...") if part.strip()]
+        pattern = r"[^\1]*\0[^\1]*".join(map(re.escape, parts))  # within one text
+        assert re.search(pattern, texts), f"nothing says {quoted!r}"

@@ -45,9 +45,13 @@ def live(swept):
 def test_report_of_a_sweep(swept):
     told, records, tuner = sweep.load_sweep(swept.folder)
     figures = {title: figure for title, _, figure in sweep.sweep_figures(told, records, tuner)}
-    assert set(figures) == {"Score against cost", "Curves", "Importance", "Marginal effects", "Parallel coordinates",
-                            "Similar settings"}
+    assert set(figures) == {"Score against cost", "Curves", "Stars", "Importance", "Marginal effects",
+                            "Parallel coordinates", "Similar settings"}
+    star = figures["Stars"].data[0]
+    menu = figures["Stars"].layout.updatemenus[0].buttons
+    assert [button.label for button in menu] == list(tuner.space.names) and [*star.y] == menu[0].args[0]["y"][0]
     points = figures["Score against cost"].data[0]
+    assert (star.x, star.z, star.text) == (points.x, points.y, points.text)
     good = [r for r in records if r["status"] != "failed"]
     assert list(points.customdata) == [r["trial"] for r in good]
     assert list(points.x) == [r["cost"] for r in good] and list(points.y) == [r["score"] for r in good]
@@ -62,6 +66,21 @@ def test_report_of_a_sweep(swept):
     assert f"--train.learning-rate {best['settings']['train.learning_rate']}" in text and "[train]" in text
     assert text.count("<tr>") == 13 and "&lt;broken&gt;" in text
     assert 'src="http' not in text, "it must work without a network"
+
+
+def test_settings_are_judged_by_enough_trials_alone(swept):
+    told, records, tuner = sweep.load_sweep(swept.folder)
+    few = {title for title, _, _ in sweep.sweep_figures(told, records[:8], tuner)}
+    assert not {"Importance", "Marginal effects"} & few and "Stars" in few
+    for path in sorted((swept.folder / "trials").glob("*.json"))[7:]:
+        path.unlink()
+    assert "is shown from 10 finished trials on" in sweep.page(swept.folder)
+
+
+def test_numbers_are_for_people():
+    numbers = {4070.0: "4,070", 4096: "4,096", 1e7: "10,000,000", 0.0123456: "0.01235", 12: "12", True: "True",
+               -2500.4: "-2,500", float("inf"): "inf", "muon": "muon", None: "None"}  # fmt: skip
+    assert [sweep.short(number) for number in numbers] == [*numbers.values()]
 
 
 def write_run(folder, env, tag, env_settings, gamma, slope):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -591,8 +592,62 @@ def test_the_page_in_a_browser(server, tmp_path):
         page.select_option("#environment", "cartpole")
         wait_for(lambda: page.evaluate("state.environment === 'cartpole' && values.length > 3"))
         assert page.title() == "cartpole – watch" and page.locator(".bar").count() == 2
+        assert page.inner_text("#mean") != "–", "with no episode ended it is the return so far"
+        shape = page.evaluate("(box => box.width / box.height)($('screen').getBoundingClientRect())")
+        drawn = page.evaluate("$('picture').width / $('picture').height")
+        assert shape == pytest.approx(drawn, rel=0.02), "no bands"
         page.screenshot(path=tmp_path / "page.png")
         assert problems == [] and all(url.startswith((f"http://localhost:{port}/", "data:")) for url in requests)
         refused = page.goto(f"http://evil.test:{port}/")  # another name for this machine
         assert refused.status == 403
         order(port, environment="squared")
+
+
+@pytest.mark.parametrize(("session", "line"), [
+    ("", "ssh -L 8899:127.0.0.1:8899 this-machine"),
+    ("10.0.0.2 50000 10.0.0.1 22", "ssh -L 8899:127.0.0.1:8899 me@10.0.0.1"),
+    ("fe80::2 50000 fe80::1 2222", "ssh -p 2222 -L 8899:127.0.0.1:8899 me@fe80::1"),
+])  # fmt: skip
+def test_the_line_that_forwards_the_port(session, line, monkeypatch):
+    monkeypatch.setenv("SSH_CONNECTION", session)
+    monkeypatch.setenv("USER", "me")
+    assert watch.tunnel(8899) == line
+
+
+@pytest.mark.parametrize(("wanted", "session", "display", "opened"), [
+    (True, "", ":0", True), (False, "", ":0", False), (True, "10.0.0.2 50000 10.0.0.1 22", ":0", False),
+    (True, "", "", False)])  # fmt: skip
+def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opened, monkeypatch, capsys):
+    class Page:
+        port, view = 1234, SimpleNamespace(scores=[])
+        __init__, run, close = (lambda self, *_: None,) * 3
+
+    found = []
+    monkeypatch.setattr(watch, "Page", Page)
+    monkeypatch.setattr(watch.webbrowser, "open", found.append)
+    monkeypatch.setattr(watch.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name, value in (("SSH_CONNECTION", session), ("DISPLAY", display), ("WAYLAND_DISPLAY", "")):
+        monkeypatch.setenv(name, value)
+    args = {"eval": {"open": wanted}, "baseline": False, "load_model_path": None}
+    watch.show_on_page("breakout", args)
+    assert found == ["http://127.0.0.1:1234"] * opened
+    shown = capsys.readouterr().out
+    assert "http://127.0.0.1:1234" in shown and watch.tunnel(1234) in shown and ("your own" in shown) == bool(session)
+
+
+@pytest.mark.slow
+def test_playing_needs_no_more_than_what_make_demo_installs():
+    """A policy is loaded, asked, drawn and shown without what only requirements.txt has."""
+    code = """if True:
+        import sys, watch
+        view = watch.View("squared", watch.pufferl.load_config("squared", ["--baseline"]), 1)
+        view.decide()
+        watch.png(view.picture(), 100)
+        print(" ".join({name.partition(".")[0] for name in sys.modules}))
+    """
+    others = ["scipy", "rich", "tensorboard", "plotly", "imageio_ffmpeg", "threadpoolctl", "matplotlib"]
+    hide = f"import sys; sys.modules.update(dict.fromkeys({others}))\n"  # None: their import fails
+    done = subprocess.run([sys.executable, "-c", hide + code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"torch", "numba", "safetensors", "PIL", "raylib"} <= set(done.stdout.split())
