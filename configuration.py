@@ -1257,20 +1257,25 @@ def load_policy(args, vecenv, env_name=""):
                 policy = models.Normalized(env, policy)
             except TypeError as error:
                 raise ConfigError(str(error)) from None
-    if args["policy"]["squash"] == "tanh" or (weights is not None and "action_squash" in weights):
-        try:
-            models.squash(policy, env.single_action_space)
-        except TypeError as error:
-            raise ConfigError(f"policy.squash = tanh: {error}") from None
-    bounds = models.squash_of(policy)
+    squash_actions(policy, env.single_action_space, args["policy"]["squash"] == "tanh", weights or {})
     if weights is not None:
-        fresh = None if bounds is None else bounds.clone()
         put_weights(policy, weights, path)
-        if bounds is not None and not torch.equal(bounds, fresh):
-            raise ConfigError(f"{path} acts between other bounds than {env.single_action_space}; take the environment "
-                              "and the settings that it was trained with.")
     models.find_form(policy, env.single_observation_space)
     return policy
+
+
+def squash_actions(policy, space, wanted, weights):
+    """models.squash if it is wanted, or if these weights were trained so; ConfigError if it cannot be."""
+    kept = weights.get("action_squash")
+    if not wanted and kept is None:
+        return
+    try:
+        models.squash(policy, space)
+    except TypeError as error:
+        raise ConfigError(f"policy.squash = tanh: {error}") from None
+    if kept is not None and not torch.equal(kept, policy.action_squash):
+        raise ConfigError(f"these weights were trained to act between other bounds than {space} has; take the "
+                          "environment and the settings that they were trained with.")
 
 
 def put_weights(policy, weights, path):

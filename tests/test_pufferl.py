@@ -669,7 +669,7 @@ def test_weights_of_other_bounds_are_refused(tmp_path):
         assert play[0].item() == pytest.approx(2)
         policy.action_squash.mul_(3)
         torch.save(policy.state_dict(), tmp_path / "model_0.pt")
-        with pytest.raises(configuration.ConfigError, match="acts between other bounds"):
+        with pytest.raises(configuration.ConfigError, match="to act between other bounds"):
             pufferl.load_policy({**args, "load_model_path": str(tmp_path / "model_0.pt")}, vecenv, env)
 
 
