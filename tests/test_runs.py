@@ -346,7 +346,8 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     assert configuration.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
     for name, other in (("squared_mine_1", "squared_mine"), ("squared_2", "squared")):  # the newer one has no best
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"env_name": other, "policy": {"hidden_size": 77}}))
+        (tmp_path / name / "config.json").write_text(json.dumps({"env_name": other, "turn": 2,
+                                                                  "policy": {"hidden_size": 77}}))  # fmt: skip
         (tmp_path / name / "model_x.pt").touch()
     os.utime(tmp_path / "squared_mine_1" / "model_x.pt", (9e9, 9e9))
     assert configuration.find_model("latest", tmp_path, "ocean/squared/squared.h").parent.name == "squared_2"
@@ -364,6 +365,30 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     again.load_checkpoint(trainer.run_folder)
     assert again.statistics.best_score == trainer.statistics.best_score
     assert again.statistics._recent == (pytest.approx(100.0), 20)
+
+
+def test_the_latest_run_is_the_one_that_was_started_or_resumed_last(tmp_path):
+    """Whatever the clock says, and whoever copies a folder."""
+    first, second = (make_trainer(tmp_path, "squared", num_envs=64, run_id=name) for name in "ba")
+
+    def latest():
+        return configuration.find_run("latest", tmp_path, "squared", "trainer_state.pt").name
+
+    for trainer in (first, second):
+        run_epochs(trainer, 1)
+        trainer.close()
+    os.utime(second.run_folder / "trainer_state.pt", (1, 1))  # the clock had jumped back
+    assert latest() == "squared_a"
+    copy = shutil.copytree(first.run_folder, tmp_path / "squared_copy")
+    os.utime(copy / "trainer_state.pt", (9e9, 9e9))
+    assert latest() == "squared_a"
+    again = make_trainer(tmp_path, "squared", num_envs=64, run_id="b")
+    again.load_checkpoint(again.run_folder)
+    run_epochs(again, 1)
+    again.release()
+    assert latest() == "squared_b"
+    (first.run_folder / "config.json").write_text("[]")
+    assert configuration.turn_of(first.run_folder) == 0
 
 
 def test_metadata_comes_back(tmp_path):
