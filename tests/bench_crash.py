@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Before torch: a process that is forked while torch's threads exist would wait for them for ever.
+os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -350,7 +352,6 @@ def fill_disks(a, here, until):
 
 def main():
     a = tyro.cli(Arguments, description=__doc__)
-    torch.set_num_threads(1)  # a process that is forked while others exist would wait for them for ever
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whatever a killed run leaves becomes this process's child
     began, found, full = time.monotonic(), {}, ({}, [], 0)
     with tempfile.TemporaryDirectory(prefix="crash-") as folder:
