@@ -91,6 +91,68 @@ def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
     assert all(torch.equal(final[0][name], final[1][name]) for name in final[1])
 
 
+CRASH = ROOT / "tests" / "bench_crash.py"
+
+
+@pytest.mark.slow
+def test_every_kind_of_run_is_whole_after_kills_and_on_full_disks():
+    command = [sys.executable, str(CRASH), "--kills", "20", "--disks", "20"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == [] and min(found["ended"].values()) >= 1 and sum(found["kills"].values()) >= 18, found
+
+
+@pytest.mark.slow
+def test_the_crash_benchmark_is_not_blind(tmp_path):
+    """A step that is missing, another number, another weight, a torn file, half a file, and a process that is left."""
+    script = f"""
+import json, shutil, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, {str(CRASH.parent)!r})
+import bench_crash, torch
+here = Path({str(tmp_path)!r})
+run = here / "whole" / "experiments" / "squared_1"
+run.mkdir(parents=True)
+torch.save({{"a": torch.ones(3)}}, run / "model_squared_000050.pt")
+lines = [json.dumps({{"step": step, "losses/x": 0.5 * step, "performance/sps": 7}}) for step in (1, 2)]
+(run / "metrics.jsonl").write_text("".join(line + chr(10) for line in lines))
+changes = {{
+    "nothing": lambda run: (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace("7", "8")),
+    "a step is missing": lambda run: (run / "metrics.jsonl").write_text(lines[1] + chr(10)),
+    "the curve differs at step 2": lambda run: (run / "metrics.jsonl").write_text(
+        (run / "metrics.jsonl").read_text().replace("1.0", "1.5")),
+    "the weights differ": lambda run: torch.save({{"a": torch.zeros(3)}}, run / "model_squared_000050.pt"),
+    "a half-written file": lambda run: (run / "x.part").touch(),
+    "damaged": lambda run: (run / "model_squared_000050.pt").write_bytes(b"PK"),
+}}
+for number, (expected, change) in enumerate(changes.items()):
+    shutil.copytree(here / "whole", here / str(number))
+    change(here / str(number) / "experiments" / "squared_1")
+    try:
+        bench_crash.check_whole(here / str(number))
+        bench_crash.check_end("squared", here / str(number), here / "whole")
+        said = "nothing"
+    except (AssertionError, ValueError) as error:
+        said = str(error)
+    assert expected in said, (expected, said)
+subprocess.Popen(["sleep", "60"])
+assert bench_crash.left(0.5) == ["sleep 60"] and bench_crash.left(5) == []
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_entry_of_the_curve_is_lost_between_a_checkpoint_and_its_log(tmp_path):
+    trainer, logged = make_trainer(tmp_path, checkpoint_interval=1, log_interval=0), []
+    save = trainer.run.save
+    trainer.run.save = lambda *parts: (logged.append((trainer.run_folder / "metrics.jsonl").read_text()), save(*parts))
+    run_epochs(trainer, 2)
+    last = [json.loads(text.splitlines()[-1])["step"] for text in logged]
+    assert last == [trainer.batch_size, 2 * trainer.batch_size]
+    trainer.release()
+
+
 def interrupted(tmp_path, *command, wait=1.0):
     """Start, send SIGINT twice, return (process, output, its children before)."""
     process = start(*command, cwd=tmp_path)
