@@ -330,7 +330,8 @@ RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", 
                 "launch")  # of one run
 
 
-OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch")  # what else config.json has, no settings
+# What else config.json has, no settings.
+OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "turn")
 
 
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None}
@@ -1381,9 +1382,19 @@ def load_attribute(setting, name, others=()):
     return getattr(module, attribute)
 
 
+def turn_of(folder):
+    """The number of the start, or of the last resume, of a run among all in its data_dir. They are counted, because a
+    clock may jump and a copy has another time. 0 if its config.json has none, as those of before had not."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        turn = json.loads((folder / "config.json").read_text()).get("turn")
+        return turn if type(turn) is int else 0
+    return 0
+
+
 def find_run(path, data_dir, name, holding="model_*.pt"):
-    """The folder of a run: `path` itself, or for "latest" and "best" the newest one of what the command line calls
-    `name`, environment and ini file, that holds a model (or another file)."""
+    """The folder of a run: `path` itself, or for "latest" and "best" the one that was started or resumed last (see
+    turn_of; if that is equal, by the file's time) of what the command line calls `name`, environment and ini file, that
+    holds a model (or another file)."""
     if path not in ("latest", "best"):
         return Path(path)
     if data_dir is None:
@@ -1403,7 +1414,7 @@ def find_run(path, data_dir, name, holding="model_*.pt"):
     if not files:
         raise ConfigError(f"{path}: there is no run of {name} with a {holding} in {Path(data_dir).resolve()}; "
                           "train one first.")
-    return max(files, key=lambda file: file.stat().st_mtime).parent
+    return max(files, key=lambda file: (turn_of(file.parent), file.stat().st_mtime)).parent
 
 
 def find_model(path, data_dir, name):

@@ -324,7 +324,7 @@ class PuffeRL:
             self.normalizer.merge(self.ranks.gather(self.normalizer.moments(seen, valid)))
 
     def _end_epoch(self, begun, norms, sums):
-        """Count the epoch, adapt the learning rate, save and log if it is time; returns the losses."""
+        """Count the epoch, adapt the learning rate, log and save if it is time; returns the losses."""
         c, statistics = self.config, self.statistics
         self.epoch += 1
         self._rolled_out = False
@@ -340,10 +340,10 @@ class PuffeRL:
         logs = dict(self.losses)
         if norms and c["target_kl"] is not None:
             self._rate_factor = adapted(self, logs["approx_kl"])
+        if log_due:  # before the checkpoint: a resume logs again what stands beyond it, but not what is missing before
+            self.mean_and_log()
         if self.epoch % c["checkpoint_interval"] == 0:
             self._try_checkpoint()
-        if log_due:
-            self.mean_and_log()
         return logs
 
     # -- schedules and numbers -------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ class Ranks:
         def find():
             saved = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
             for path in sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True):
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
                     then = json.loads(path.with_name("config.json").read_text()).get("launch", [])
                     if any(name == other and abs(began - before) < 5
                            for name, began in launchers for other, before in then):  # fmt: skip

@@ -48,6 +48,7 @@ from configuration import (
     plural,
     resolve,
     solved,
+    turn_of,
 )
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -292,11 +293,18 @@ UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that 
 
 
 def save_the_end(trainer):
-    """save_checkpoint, after which there is no other; ConfigError says what is left if it cannot be."""
+    """save_checkpoint, after which there is no other; ConfigError, on all ranks, says what is left if it cannot be."""
+    model = error = None
     try:
-        return trainer.save_checkpoint()
+        model = trainer.save_checkpoint()
     except OSError as problem:
         error = problem
+    if not trainer.ranks.any(error is not None):
+        return model
+    if error is None:
+        error = ConfigError("rank 0 could not write the last checkpoint; what it printed says why.")
+        error.elsewhere = True
+        raise error
     folder, whole = trainer.run_folder, "there is no whole one"
     with contextlib.suppress(ConfigError):
         path = folder / "trainer_state.pt"
@@ -350,7 +358,8 @@ class Run:
             self._held = hold(self.folder)
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 part.unlink()
-            text = json.dumps(settings, indent=2, default=str) + "\n"
+            turn = 1 + max(map(turn_of, self.folder.parent.glob(f"{self.env_name}_*")), default=0)
+            text = json.dumps({**settings, "turn": turn}, indent=2, default=str) + "\n"
             write_whole(self.folder / "config.json", lambda file: file.write(text.encode()))
             self._metrics = JsonLines(self.folder / "metrics.jsonl", first_step)
             if state is not None:

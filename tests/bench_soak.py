@@ -8,14 +8,13 @@ Four programs: a C environment that is trained with a checkpoint and a log entry
 worker processes, one process that evaluates again and again, and the page, which a stranger asks for pictures and gives
 orders to. Counted are each program and all that it has started; memory is the proportional set size, so that what is
 shared counts once. A tenth of the time is left out as a warm-up; the first third of the rest is compared with the last.
-It ends with exit code 1 if something has grown, if a program has ended by itself, or if one outlives its Ctrl-C. The
-last line of the output is one JSON object.
+It ends with exit code 1 if something has grown, if a program has ended by itself, or if one outlives SIGTERM for a
+minute. The last line of the output is one JSON object.
 """
 
 import contextlib
 import http.client
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -35,8 +34,9 @@ import contextlib, io, signal, sys
 sys.path.insert(0, sys.argv[1])
 import pufferl, watch
 print("evaluates", flush=True)
-signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
-while True:
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+while not told:
     with contextlib.redirect_stdout(io.StringIO()):
         for name in ("squared", "gym/CartPole-v1"):
             more = ["--baseline"] if name == "squared" else ["--vec.backend", "serial"]
@@ -117,10 +117,10 @@ def begin(name, folder, nice):
 
 
 def end(process):
-    """(exit code, how many of its processes are left 20 seconds after Ctrl-C; those are killed)."""
+    """(exit code, how many of its processes are left a minute after SIGTERM; those are killed)."""
     everyone = [process, *process.children(recursive=True)]
-    process.send_signal(signal.SIGINT)
-    left = psutil.wait_procs(everyone, timeout=20)[1]
+    process.terminate()  # no Ctrl-C: what is started in the background is born without
+    left = psutil.wait_procs(everyone, timeout=60)[1]
     for one in left:
         with contextlib.suppress(psutil.Error):
             one.kill()
@@ -148,7 +148,7 @@ def soak(a, folder):
         for name, process in running.items():
             code, left = end(process)
             if code or left:
-                wrong.append(f"{name} ended with {code} after Ctrl-C, {left} processes left")
+                wrong.append(f"{name} ended with {code} after SIGTERM, {left} processes left")
     written = {path.parent.name: len(path.read_text().splitlines())
                for path in folder.glob("experiments/*/metrics.jsonl")}  # fmt: skip
     print("log entries:", ", ".join(f"{name} {number:,}" for name, number in written.items()))

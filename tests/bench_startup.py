@@ -1,13 +1,16 @@
 """What `python pufferl.py train breakout` does before its first update is done, and how long each part takes.
 
     python tests/bench_startup.py [--env breakout] [--warm 3]
+    python tests/bench_startup.py --beside ../other       # whole commands, in turns with another checkout
 
 Runs in a copy of the tracked files: the first start finds no compiled environment, no compiled kernel and no bytecode
 (cold), the next ones find all of them (warm; the median of each part). Wall seconds, and processor seconds in brackets:
-on a busy machine only the second mean something. The last line of the output is one JSON object.
+on a busy machine only the second mean something. With --beside, processor seconds of whole commands, warm, in copies
+of both. The last line of the output is one JSON object.
 """
 
 import json
+import resource
 import shutil
 import statistics
 import subprocess
@@ -64,6 +67,8 @@ class Arguments:
     """A C environment."""
     warm: int = 3
     """Warm starts after the cold one."""
+    beside: Path | None = None
+    """Another checkout, whose commands take turns with this one's."""
 
 
 def start(copy, env):
@@ -82,15 +87,57 @@ def start(copy, env):
     return parts | {"all": (wall_before, used_before)}
 
 
+COMMANDS = {
+    "train ENV --help": ["train", "ENV", "--help"],
+    "train ENV, one epoch": ["train", "ENV", "--train.total-timesteps", "1", "--logger", "none"],
+    "eval ENV, one episode": ["eval", "ENV", "--baseline", "--eval.episodes", "1"],
+}
+
+
+def copy_of(project, copy):
+    """The tracked files of a checkout, without its pages and tests; returns the folder."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=project, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (project / name).is_file() and not name.startswith(("docs/", "tests/")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(project / name, copy / name)
+    return copy
+
+
+def processor_seconds(copy, command, env):
+    """Of a whole command, with all that it starts and waits for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [sys.executable, "pufferl.py", *(env if word == "ENV" else word for word in command)]
+    done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def compare(a, folder):
+    """Print a table of the commands of both checkouts."""
+    copies = [copy_of(project, folder / name) for name, project in (("ours", ROOT), ("theirs", a.beside.resolve()))]
+    rows = {}
+    for name, command in COMMANDS.items():
+        for copy in copies:  # compiles
+            processor_seconds(copy, command, a.env)
+        runs = [[processor_seconds(copy, command, a.env) for copy in copies] for _ in range(a.warm)]
+        ours, theirs = (statistics.median(column) for column in zip(*runs, strict=True))
+        rows[name] = ours, theirs, statistics.median(one / other for one, other in runs)
+    print(f"processor seconds, medians of {a.warm} in turns; {a.env}\n")
+    print(f"{'':24} {'this':>8} {'other':>8} {'ratio':>7}")
+    for name, (ours, theirs, ratio) in rows.items():
+        print(f"{name:24} {ours:>8.2f} {theirs:>8.2f} {ratio:>7.2f}", flush=True)
+    print(json.dumps({"benchmark": "startup", "env": a.env, "beside": rows}))
+
+
 def main():
     a = tyro.cli(Arguments, description=__doc__)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, tracked.split("\0")):
-            if (ROOT / name).is_file() and not name.startswith(("docs/", "tests/")):
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, copy / name)
+        if a.beside is not None:
+            return compare(a, Path(folder))
+        copy = copy_of(ROOT, Path(folder) / "copy")
         cold = start(copy, a.env)
         runs = [start(copy, a.env) for _ in range(a.warm)]
     warm = {name: tuple(statistics.median(run[name][i] for run in runs) for i in (0, 1)) for name in runs[0]}

@@ -88,6 +88,10 @@ def fail():
     raise pufferl.ConfigError("it cannot be")
 
 
+def full_disk(*_):
+    raise OSError("No space left on device")
+
+
 def main(folder):
     group, seen = ranks.connect(), {}
     for case in CASES:
@@ -105,6 +109,8 @@ def main(folder):
     whole = make_trainer("fused", AGENTS, folder, replay_ratio=1.3)
     seen["whole"] = run_epochs(whole, 4)
     seen["environment"], seen["global_step"] = dict(whole.environment), whole.global_step
+    whole.run.save = full_disk  # which rank 0 calls
+    seen["lost"] = message(whole.close)
     half = make_trainer("fused", AGENTS, folder, replay_ratio=1.3)
     run_epochs(half, 2)
     half.save_checkpoint(folder / "half.pt")

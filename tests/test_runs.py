@@ -91,6 +91,68 @@ def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
     assert all(torch.equal(final[0][name], final[1][name]) for name in final[1])
 
 
+CRASH = ROOT / "tests" / "bench_crash.py"
+
+
+@pytest.mark.slow
+def test_every_kind_of_run_is_whole_after_kills_and_on_full_disks():
+    command = [sys.executable, str(CRASH), "--kills", "20", "--disks", "20"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == [] and min(found["ended"].values()) >= 1 and sum(found["kills"].values()) >= 18, found
+
+
+@pytest.mark.slow
+def test_the_crash_benchmark_is_not_blind(tmp_path):
+    """A step that is missing, another number, another weight, a torn file, half a file, and a process that is left."""
+    script = f"""
+import json, shutil, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, {str(CRASH.parent)!r})
+import bench_crash, torch
+here = Path({str(tmp_path)!r})
+run = here / "whole" / "experiments" / "squared_1"
+run.mkdir(parents=True)
+torch.save({{"a": torch.ones(3)}}, run / "model_squared_000050.pt")
+lines = [json.dumps({{"step": step, "losses/x": 0.5 * step, "performance/sps": 7}}) for step in (1, 2)]
+(run / "metrics.jsonl").write_text("".join(line + chr(10) for line in lines))
+changes = {{
+    "nothing": lambda run: (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace("7", "8")),
+    "a step is missing": lambda run: (run / "metrics.jsonl").write_text(lines[1] + chr(10)),
+    "the curve differs at step 2": lambda run: (run / "metrics.jsonl").write_text(
+        (run / "metrics.jsonl").read_text().replace("1.0", "1.5")),
+    "the weights differ": lambda run: torch.save({{"a": torch.zeros(3)}}, run / "model_squared_000050.pt"),
+    "a half-written file": lambda run: (run / "x.part").touch(),
+    "damaged": lambda run: (run / "model_squared_000050.pt").write_bytes(b"PK"),
+}}
+for number, (expected, change) in enumerate(changes.items()):
+    shutil.copytree(here / "whole", here / str(number))
+    change(here / str(number) / "experiments" / "squared_1")
+    try:
+        bench_crash.check_whole(here / str(number))
+        bench_crash.check_end("squared", here / str(number), here / "whole")
+        said = "nothing"
+    except (AssertionError, ValueError) as error:
+        said = str(error)
+    assert expected in said, (expected, said)
+subprocess.Popen(["sleep", "60"])
+assert bench_crash.left(0.5) == ["sleep 60"] and bench_crash.left(5) == []
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_entry_of_the_curve_is_lost_between_a_checkpoint_and_its_log(tmp_path):
+    trainer, logged = make_trainer(tmp_path, checkpoint_interval=1, log_interval=0), []
+    save = trainer.run.save
+    trainer.run.save = lambda *parts: (logged.append((trainer.run_folder / "metrics.jsonl").read_text()), save(*parts))
+    run_epochs(trainer, 2)
+    last = [json.loads(text.splitlines()[-1])["step"] for text in logged]
+    assert last == [trainer.batch_size, 2 * trainer.batch_size]
+    trainer.release()
+
+
 def interrupted(tmp_path, *command, wait=1.0):
     """Start, send SIGINT twice, return (process, output, its children before)."""
     process = start(*command, cwd=tmp_path)
@@ -346,7 +408,8 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     assert configuration.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
     for name, other in (("squared_mine_1", "squared_mine"), ("squared_2", "squared")):  # the newer one has no best
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"env_name": other, "policy": {"hidden_size": 77}}))
+        (tmp_path / name / "config.json").write_text(json.dumps({"env_name": other, "turn": 2,
+                                                                  "policy": {"hidden_size": 77}}))  # fmt: skip
         (tmp_path / name / "model_x.pt").touch()
     os.utime(tmp_path / "squared_mine_1" / "model_x.pt", (9e9, 9e9))
     assert configuration.find_model("latest", tmp_path, "ocean/squared/squared.h").parent.name == "squared_2"
@@ -364,6 +427,30 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     again.load_checkpoint(trainer.run_folder)
     assert again.statistics.best_score == trainer.statistics.best_score
     assert again.statistics._recent == (pytest.approx(100.0), 20)
+
+
+def test_the_latest_run_is_the_one_that_was_started_or_resumed_last(tmp_path):
+    """Whatever the clock says, and whoever copies a folder."""
+    first, second = (make_trainer(tmp_path, "squared", num_envs=64, run_id=name) for name in "ba")
+
+    def latest():
+        return configuration.find_run("latest", tmp_path, "squared", "trainer_state.pt").name
+
+    for trainer in (first, second):
+        run_epochs(trainer, 1)
+        trainer.close()
+    os.utime(second.run_folder / "trainer_state.pt", (1, 1))  # the clock had jumped back
+    assert latest() == "squared_a"
+    copy = shutil.copytree(first.run_folder, tmp_path / "squared_copy")
+    os.utime(copy / "trainer_state.pt", (9e9, 9e9))
+    assert latest() == "squared_a"
+    again = make_trainer(tmp_path, "squared", num_envs=64, run_id="b")
+    again.load_checkpoint(again.run_folder)
+    run_epochs(again, 1)
+    again.release()
+    assert latest() == "squared_b"
+    (first.run_folder / "config.json").write_text("[]")
+    assert configuration.turn_of(first.run_folder) == 0
 
 
 def test_metadata_comes_back(tmp_path):

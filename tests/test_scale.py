@@ -106,6 +106,27 @@ def test_unequal_weights_and_settings_are_errors_that_name_them(two):
         assert "not one segment" in seen["few"][0] and "ConfigError: train.gpus = 5" in seen["gpus"][0]
 
 
+def test_a_last_checkpoint_that_cannot_be_written_ends_all_ranks_with_an_error(two):
+    """Rank 0 says why; the others end with 1 as well, so that no launcher takes the run for a whole one."""
+    (first, first_elsewhere), (second, second_elsewhere) = (seen["lost"] for seen in two[0])
+    assert "ConfigError: the last checkpoint, of epoch 4, was not written: No space left" in first
+    assert "ConfigError: rank 0 could not write the last checkpoint" in second
+    assert (first_elsewhere, second_elsewhere) == (False, True)
+
+
+def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
+    group = ranks.Ranks()
+    for name, text in {"a": "[]", "b": "{", "c": '{"launch": 5}', "d": '{"launch": [["here:1", "x"]]}', "e": "[" * 9999,
+                       "mine": '{"launch": [["here:1", 7.0]]}', "f": '{"launch": [[1]]}'}.items():  # fmt: skip
+        folder = tmp_path / f"squared_{name}"
+        folder.mkdir()
+        (folder / "config.json").write_text(text)
+        (folder / "trainer_state.pt").touch()
+        os.utime(folder / "trainer_state.pt", (1, 5 if name == "mine" else 9))
+    monkeypatch.setattr(group, "launchers", lambda: [["here:1", 7.5]])
+    assert group.find_interrupted(tmp_path, "squared") == str(tmp_path / "squared_mine")
+
+
 def test_what_ranks_tell_each_other(two):
     for rank, seen in enumerate(two[0]):
         assert seen["sum"].tolist() == [3.0, 2e-17] and seen["sum"].dtype == np.float64
