@@ -111,7 +111,7 @@ def test_every_detector_has_a_failure():
     {"policy": lambda env: models.FeedForward(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
     {"norm_obs": True, "world": {"observation": 1e5}, 
      "policy": lambda env: models.MinGRUPolicy(env, 32, normalize=True)},
-], ids=str)  # fmt: skip
+], ids=lambda case: " ".join(case) or "nothing set")  # fmt: skip
 def test_a_healthy_run_is_left_alone(case):
     assert said(**case) == set()
 
