@@ -23,10 +23,10 @@ KINDS = ["command line", "ini", "checkpoint", "environment", "in C", "messages"]
 
 
 def test_a_few_made_up_cases():
-    """45 seconds of them, the same in every run."""
-    found, said = fuzz("--seconds", "45", "--seed", "1", "--typed", "0.1", "--kind", *KINDS, "--environments",
+    """20 seconds of them, the same in every run."""
+    found, said = fuzz("--seconds", "20", "--seed", "1", "--typed", "0.1", "--kind", *KINDS, "--environments",
                        "squared", "cartpole", "snake", timeout=300)  # fmt: skip
-    assert found["cases"] >= 5 and found["faults"] == 0, said
+    assert found["cases"] >= 3 and found["faults"] == 0, said
 
 
 @pytest.mark.slow
