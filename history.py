@@ -12,6 +12,7 @@ folder is locked for as long as that lives.
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import shutil
@@ -115,16 +116,24 @@ def settings_of(saved):
     return {f"{section}.{key}": value for section in SECTIONS for key, value in saved.get(section, {}).items()}
 
 
-def changes(saved):
-    """{setting: value} of those that are not the shipped ones of today; "auto" is the same as what it has chosen, and
-    as 1 in vec.num_envs. None if the environment is not here any more."""
+@functools.cache
+def shipped(name):
+    """The settings of an environment as they ship today; None if it is not here any more."""
     try:
-        values = configuration.resolve(saved.get("config_name", saved["env_name"]))[1]
+        values = configuration.resolve(name)[1]
     except Exception:  # of a file that is gone, a package that is not installed, a header that does not compile
         return None
-    shipped, chosen = settings_of(json.loads(json.dumps(values, default=str))), {"vec.num_envs", *saved.get("auto", {})}
+    return settings_of(json.loads(json.dumps(values, default=str)))
+
+
+def changes(saved):
+    """{setting: value} of those that are not the shipped ones; "auto" is the same as what it has chosen, and as 1 in
+    vec.num_envs. None if nobody knows the shipped ones."""
+    ours, chosen = shipped(saved.get("config_name", saved["env_name"])), {"vec.num_envs", *saved.get("auto", {})}
+    if ours is None:
+        return None
     return {key: value for key, value in settings_of(saved).items()
-            if key in shipped and shipped[key] != value and not (key in chosen and shipped[key] == "auto")}  # fmt: skip
+            if key in ours and ours[key] != value and not (key in chosen and ours[key] == "auto")}  # fmt: skip
 
 
 def listed(settings):

@@ -1,6 +1,7 @@
 """The house: layers without circles, files and functions of a readable size, pages that name what is there."""
 
 import ast
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -38,6 +39,11 @@ def files():
     return sorted(path for path in ROOT.glob("*.py"))
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def imports(tree):
     """[(imported room, name of the function that imports it or None)]."""
     found = []
@@ -70,7 +76,7 @@ def test_every_file_has_a_layer():
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
 def test_a_file_imports_from_below(path):
     own = path.stem
-    for room, function in imports(ast.parse(path.read_text())):
+    for room, function in imports(tree_of(path)):
         if layer(room) is None or room == own or layer(room) < layer(own) or room in WITHIN.get(own, ()):
             continue
         assert function in UPWARD.get((own, room), ()) or function == "main", (
@@ -124,7 +130,7 @@ def said():
     """Every text in the source, with "..." for what is filled in."""
     texts = []
     for path in (*files(), *(ROOT / "ocean").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.JoinedStr):
                 parts = (str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
                 texts.append("".join(parts))

@@ -56,6 +56,13 @@ def test_runs_are_listed_the_newest_first_with_what_differs(left, capsys):
     assert "no run of breakout" in capsys.readouterr().out
 
 
+def test_a_run_of_an_environment_that_is_gone_is_listed_all_the_same(left, capsys):
+    path = left / "squared_1-aa/config.json"
+    path.write_text(json.dumps({**SETTINGS, "config_name": "gone.py:make", "env_name": "gone.py:make"}, default=str))
+    call("runs", "gone.py:make", "--data-dir", left)
+    assert capsys.readouterr().out.splitlines()[1].split()[-1] == "?"
+
+
 @pytest.mark.parametrize("name", ["squared_2-bb", "bb", "latest", "squared"])
 def test_a_run_is_shown_by_any_of_its_names(left, name, capsys):
     call("runs", "show", name, "--data-dir", left)
@@ -143,7 +150,7 @@ def test_a_line_is_drawn_where_its_numbers_are():
     assert rows[0] and rows[1:] == ["", ""]
 
 
-@pytest.mark.parametrize("ending", ["html", "png"])
+@pytest.mark.parametrize("ending", ["html", pytest.param("png", marks=pytest.mark.slow)])
 def test_curves_are_written(left, ending, capsys):
     if ending == "png":
         pytest.importorskip("matplotlib")

@@ -245,7 +245,9 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     names = sorted(path.name for path in trainer.run_folder.glob("model_*.pt"))
     assert names[-1] == "model_cartpole_000003.pt"
     assert configuration.find_model(str(trainer.run_folder), tmp_path, "cartpole").name == names[-1]
+    assert runs.is_running(trainer.run_folder)
     trainer.release()
+    assert not runs.is_running(trainer.run_folder)
 
 
 # -- disks ------------------------------------------------------------------------------------------------------------
