@@ -6,6 +6,7 @@ import http.client
 import io
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -161,6 +162,20 @@ def test_several_agents_and_python_environments_are_evaluated():
             pytest.importorskip("mpe2")
         args = pufferl.load_config(name, ["--eval.episodes", "3", *options])
         assert np.isfinite(watch.evaluate(name, args)["score"].mean)
+
+
+def test_what_a_policy_thinks_of_squashed_actions_is_in_the_environments_units():
+    args = pufferl.load_config("gym/Pendulum-v1", ["--policy.squash", "tanh"])
+    args["eval"]["deterministic"] = True
+    view = watch.View("gym/Pendulum-v1", args, 0)
+    with torch.no_grad():
+        view.policy.decoder.bias.fill_(3)
+        view.policy.decoder.log_std.fill_(-5)
+    view.decide()
+    (head,) = view.thoughts()["heads"]
+    assert head["taken"] == pytest.approx(head["mean"]) and 1.9 < head["taken"][0] < 2, "a torque within -2..2"
+    assert 0 < head["spread"][0] < 2 * math.exp(-5), "where tanh is flat, little comes of the noise"
+    view.close()
 
 
 # -- the policies that ship -------------------------------------------------------------------------------------------
