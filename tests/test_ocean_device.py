@@ -133,7 +133,7 @@ def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
 def test_what_is_no_cpp_is_said(tmp_path):
     (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
     library = ocean.load(tmp_path / "broken.h")
-    with pytest.raises(RuntimeError, match=r"broken\.h does not compile for a GPU"):
+    with pytest.raises(on_device.NotCompiled, match=r"broken\.h does not compile for a GPU"):
         on_device.Kernels(library)
 
 
@@ -422,7 +422,20 @@ def test_where_environments_step(monkeypatch, capsys):
     assert choose("squared", "auto") == choose("squared", "cuda") == torch.device("cuda", 1)
 
 
-def test_the_setting_is_on_the_command_line(monkeypatch):
+def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
+    library, settings = ocean.load(tmp_path / "broken.h"), configuration.load_config("squared", [])
+    monkeypatch.setattr(configuration, "choose_device", lambda *what: torch.device("cpu"))
+    with configuration.make_vector(library, 2, settings, {}) as vecenv:
+        assert type(vecenv) is vector.Native
+    said = capsys.readouterr().err
+    assert "broken steps on the host, because" in said and "temporary array" in said and said.count("\n") == 1
+    settings["vec"]["device"] = "cuda"
+    with pytest.raises(configuration.ConfigError, match="does not compile for a GPU"):
+        configuration.make_vector(library, 2, settings, {})
+
+
+def test_the_setting_is_on_the_command_line():
     args = configuration.load_config("squared", ["--vec.device", "cuda"])
     with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
         configuration.load_env("squared", args)
