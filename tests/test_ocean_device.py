@@ -68,7 +68,14 @@ def test_a_header_compiles_for_every_gpu(name, arch):
     assert f".target {arch}" in ptx
     for kernel in ("step", "reset", "log"):
         assert f".entry device_{kernel}(" in ptx
-    assert "fma.rn.f32" not in ptx.partition(".entry device_reset")[0] or "sinf" in on_device.source(ocean.load(name))
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+def test_products_and_sums_stay_apart():
+    source = on_device.source(device_steps.library("continuous"))
+    joined = [option for option in on_device.OPTIONS if "fmad" not in option]
+    assert "fma.rn.f32" in nvrtc.compile(source, options=joined)
+    assert "fma.rn.f32" not in nvrtc.compile(source, options=on_device.OPTIONS)
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
