@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -35,6 +36,7 @@ import emulation
 import environments
 import models
 import ocean
+import ocean.device
 import processes
 import ranks
 import tensors
@@ -942,11 +944,20 @@ def divide_agents(total, agents, name):
 def make_vector(env, num_envs, args, settings):
     """vector.make with the vec section's settings; ConfigError for what cannot work."""
     vec = args["vec"]
+    device = choose_device(env, vec, args["train"])
     with making():
-        return vector.make(env, num_envs, vec["backend"], num_buffers=vec["num_buffers"],
-                           num_threads=vec["num_threads"], num_workers=vec["num_workers"],
-                           batch_size=vec["batch_size"], timeout=vec["timeout"], seed=args["train"]["seed"],
-                           device=choose_device(env, vec, args["train"]), env_kwargs=settings)
+        make = functools.partial(
+            vector.make, env, num_envs, vec["backend"], num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
+            num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
+            seed=args["train"]["seed"], env_kwargs=settings)
+        try:
+            return make(device=device)
+        except ocean.device.NotCompiled as error:
+            if vec["device"] == "cuda":
+                raise ConfigError(f"vec.device = cuda: {error}") from None
+            what, *lines = str(error).splitlines()
+            _say_host(env, " ".join([what, *(line.strip() for line in lines if "error" in line)][:2]))
+            return make()
 
 
 def choose_device(env, vec, train):
@@ -964,9 +975,13 @@ def choose_device(env, vec, train):
     if asked == "cuda":
         raise ConfigError(f"vec.device = cuda: {getattr(env, 'name', 'this environment')} cannot step on a GPU: {why}. "
                           "Take auto or host.")
+    _say_host(env, why)
+    return None
+
+
+def _say_host(env, why):
     if ranks.connect().rank == 0:
         print(f"vec.device: {env.name} steps on the host, because {why}", file=sys.stderr)
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

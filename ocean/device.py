@@ -29,6 +29,10 @@ LITERAL = re.compile(r"(?<=[-=(,{?:&|+*/;<>!~^%])(\s*)\(\s*(?:struct\s+)?([A-Za-
                      r"\breturn(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{")  # fmt: skip
 
 
+class NotCompiled(RuntimeError):
+    """A header that the C compiler takes and the GPU's does not; the message holds the compiler's own."""
+
+
 def why_not(library):
     """Why an environment cannot step on a GPU here, as the end of a sentence; None if nothing is known against it."""
     if library.has_heap:
@@ -93,8 +97,7 @@ def _files(path, seen=None):
 
 
 class Kernels:
-    """An environment's kernels on the current GPU. Raises RuntimeError with the compiler's message if the header is
-    not C++ enough."""
+    """An environment's kernels on the current GPU. Raises NotCompiled if the header is not C++ enough."""
 
     def __init__(self, library):
         import cupy  # only here: nothing else needs it
@@ -104,7 +107,7 @@ class Kernels:
             module = cupy.RawModule(code=source(library), options=OPTIONS)
             self._functions = {name: module.get_function(f"device_{name}") for name in ("step", "reset", "log")}
         except Exception as error:  # CuPy's CompileException is nothing but an Exception
-            raise RuntimeError(f"{library.header} does not compile for a GPU:\n{error}") from error
+            raise NotCompiled(f"{library.header} does not compile for a GPU:\n{error}") from error
 
     def launch(self, name, num_envs, addresses, stream):
         """Run a kernel on a stream, by its handle, with a thread for each of num_envs environments. addresses there: of

@@ -68,7 +68,14 @@ def test_a_header_compiles_for_every_gpu(name, arch):
     assert f".target {arch}" in ptx
     for kernel in ("step", "reset", "log"):
         assert f".entry device_{kernel}(" in ptx
-    assert "fma.rn.f32" not in ptx.partition(".entry device_reset")[0] or "sinf" in on_device.source(ocean.load(name))
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+def test_products_and_sums_stay_apart():
+    source = on_device.source(device_steps.library("continuous"))
+    joined = [option for option in on_device.OPTIONS if "fmad" not in option]
+    assert "fma.rn.f32" in nvrtc.compile(source, options=joined)
+    assert "fma.rn.f32" not in nvrtc.compile(source, options=on_device.OPTIONS)
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
@@ -133,7 +140,7 @@ def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
 def test_what_is_no_cpp_is_said(tmp_path):
     (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
     library = ocean.load(tmp_path / "broken.h")
-    with pytest.raises(RuntimeError, match=r"broken\.h does not compile for a GPU"):
+    with pytest.raises(on_device.NotCompiled, match=r"broken\.h does not compile for a GPU"):
         on_device.Kernels(library)
 
 
@@ -422,7 +429,20 @@ def test_where_environments_step(monkeypatch, capsys):
     assert choose("squared", "auto") == choose("squared", "cuda") == torch.device("cuda", 1)
 
 
-def test_the_setting_is_on_the_command_line(monkeypatch):
+def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
+    library, settings = ocean.load(tmp_path / "broken.h"), configuration.load_config("squared", [])
+    monkeypatch.setattr(configuration, "choose_device", lambda *what: torch.device("cpu"))
+    with configuration.make_vector(library, 2, settings, {}) as vecenv:
+        assert type(vecenv) is vector.Native
+    said = capsys.readouterr().err
+    assert "broken steps on the host, because" in said and "temporary array" in said and said.count("\n") == 1
+    settings["vec"]["device"] = "cuda"
+    with pytest.raises(configuration.ConfigError, match="does not compile for a GPU"):
+        configuration.make_vector(library, 2, settings, {})
+
+
+def test_the_setting_is_on_the_command_line():
     args = configuration.load_config("squared", ["--vec.device", "cuda"])
     with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
         configuration.load_env("squared", args)
