@@ -255,7 +255,7 @@ class Module:
     @functools.cached_property
     def signatures(self):
         """Of each kernel, by name: [(dtype, is it an array?, the parameter's name)]."""
-        kernels = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s*)?(\w+)\s*\((.*?)\)\s*\{',
+        kernels = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\((.*?)\)\s*\{',
                              self.source, flags=re.DOTALL)  # fmt: skip
         return {name: [self._parameter(text) for text in parameters.split(",")] for name, parameters in kernels}
 

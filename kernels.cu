@@ -524,7 +524,7 @@ CELL float first_scale(bool first, const float *gram, i64 rows, Tiles &tiles) {
 
 // The matrices in x (count, rows, columns) by `steps` steps with the coefficients (steps, 3); after an odd number of
 // them they are in y. gram, polynomial (count, rows, rows).
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 1)
 newton_schulz(i64 count, i64 rows, i64 columns, i64 steps, const float *coefficients, float *x, float *y, float *gram,
               float *polynomial, int *arrived) {
     __shared__ Tiles tiles;

@@ -178,8 +178,7 @@ def test_all_stays_in_registers(generation):
     assert library.nvrtcCompileProgram(program, len(options), texts) == 0
     log = nvrtc._text(library, program, "ProgramLog")
     spilled, used = re.findall(r"(\d+) bytes spill stores", log), re.findall(r"Used (\d+) registers", log)
-    assert set(spilled) == {"0"} and len(used) == len(kernels.CUDA.signatures)
-    assert max(map(int, used)) <= 128, log
+    assert set(spilled) == {"0"} and len(used) == len(kernels.CUDA.signatures), log
 
 
 def test_a_wrong_argument_is_refused_before_the_launch(monkeypatch):
@@ -253,6 +252,16 @@ def results(monkeypatch, backwards):
     out, sums = cases.poison(9, 65, 18), cases.poison(65, 54)
     kernels.mingru_scan(**data, out=out)
     kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], out, sums)
+    rows, gradient = torch.randn(500, 33), torch.zeros(33)
+    kernels.add_rows(rows, gradient)
+    kernels.add_rows(rows.bfloat16(), gradient)
+    memory = kernels.Arena()
+    memory.adopt(torch.nn.Linear(33, 40))
+    optimizer = kernels.Muon(memory, together=True)
+    memory.allocate()
+    memory.flat("gradients").normal_()
+    left |= {("muon", "norm"): optimizer.step(0.1), ("muon", "weights"): memory.flat("weights"),
+             ("rows", "gradient"): gradient}  # fmt: skip
     left |= {("scan", key): tensor for key, tensor in {**data, "out": out, "sums": sums}.items()}
     return {key: tensor.clone() for key, tensor in left.items()}, set(cupy.launches)
 
@@ -260,22 +269,35 @@ def results(monkeypatch, backwards):
 def test_results_do_not_depend_on_the_order_of_threads(monkeypatch):
     """Bit for bit: twice, and from the last thread of the last block to the first."""
     first, launched = results(monkeypatch, False)
-    assert {"mingru_scan", "mingru_scan_grad"} <= launched
+    assert launched == {name for name in kernels.CUDA.signatures if not name.startswith("mingru_scan_") or
+                        name == "mingru_scan_grad"}  # fmt: skip
     for backwards in (False, True):
         for key, tensor in results(monkeypatch, backwards)[0].items():
             torch.testing.assert_close(tensor, first[key], rtol=0, atol=0, equal_nan=True, msg=str(key))
 
 
+OUTSIDE = """
+import numpy, pytest, cuda_on_a_cpu, kernels
+cuda_on_a_cpu.install(pytest.MonkeyPatch())
+flat, parts, ticket = numpy.zeros(100, 'f4'), numpy.zeros(1), numpy.zeros(1, 'i4')
+kernels.CUDA.launch("gradient_norm", 1, 32, 101, flat, parts, ticket, numpy.zeros(1))
+"""
+
+
 @pytest.mark.slow
 def test_no_access_is_out_of_bounds():
-    """All kernels under the sanitizers of addresses and of undefined behaviour."""
+    """All kernels under the sanitizers of addresses and undefined behaviour, which see an array that is too short."""
     runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     if not Path(runtime).is_absolute():
         pytest.skip("g++ has no address sanitizer")
     environment = os.environ | {
         "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
         "CUDA_SHIM_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"}  # fmt: skip
+    options = {"env": environment, "cwd": Path(__file__).parent.parent, "capture_output": True, "text": True}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda_cpp.py", "-k",
                "order or wrong_argument or one_launch"]  # fmt: skip
-    result = subprocess.run(command, env=environment, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    result = subprocess.run(command, **options)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parent.parent}"
+    result = subprocess.run([sys.executable, "-c", OUTSIDE], **options)
+    assert result.returncode != 0 and "heap-buffer-overflow" in result.stderr
