@@ -60,7 +60,7 @@ COMMANDS = {
                 "--vec.num-workers", "2", "--train.horizon", "64", "--train.replay-ratio", "1", "--vec.num-threads",
                 "1", *OFTEN, "--train.total-timesteps", str(40 * 512)],
     "ranks": [*SQUARED, "--train.gpus", "2", "--train.total-timesteps", str(50 * 8192)],
-    "sweep": ["sweep", "squared", "--env.num-envs", "64", "--vec.num-threads", "1", "--sweep.workers", "2",
+    "sweep": ["sweep", "squared", "--env.num-envs", "512", "--vec.num-threads", "1", "--sweep.workers", "2",
               "--sweep.num-trials", "4", "--sweep.logger", "none", "--sweep.early-stop", "0",
               "--sweep.train.total-timesteps.min", "5e4", "--sweep.train.total-timesteps.max", "2e5",
               "--sweep.train.total-timesteps.mean", "1e5"],
@@ -172,7 +172,8 @@ def check_end(kind, folder, reference):
     """A run has ended by itself: hold it to the undisturbed one."""
     if kind == "sweep":
         results = sweep.Ledger(next(folder.glob("experiments/sweep_*"))).results()
-        assert list(results) == [0, 1, 2, 3] and {r["status"] for r in results.values()} == {"done"}, results
+        statuses = {number: result["status"] for number, result in results.items()}
+        assert statuses == dict.fromkeys(range(4), "done"), f"trials that are missing or not done: {statuses}"
         for number in range(4):
             assert len(list(folder.glob(f"experiments/sweep_*/runs/{number:05d}/*/config.json"))) == 1
         return
