@@ -1,6 +1,7 @@
 """Every command in the pages for users can be typed: its verb, environment and options exist, as the real command line
 reads them. Nothing is run. Speaks of no wording of a page."""
 
+import functools
 import re
 import shlex
 import sys
@@ -63,20 +64,22 @@ def parse(tmp_path, monkeypatch):
     """Reads a command as the command line does, up to where it would begin; SystemExit if it is wrong."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_file.py").write_text(EXAMPLE)
-    (tmp_path / "kite.h").write_text(header_of_the_tour())
+    for name in ("kite.h", "broken.h"):
+        (tmp_path / name).write_text(header_of_the_tour())
     done = mock.Mock(return_value=None)
     for owner, names in {
         pufferl: ("train", "find_run"), pufferl.signs: ("diagnose",), watch: ("play", "ship"), export: ("export",),
-        speed: ("profile",), sweep: ("write_report",), history: ("table", "show", "plot", "remove", "find"),
-        catalogue: ("table",), doctor: ("look_gpu",),
-        ocean.__main__: ("Agents", "run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
+        speed: ("profile",), history: ("table", "show", "plot", "remove", "find"),
+        catalogue: ("table",),
+        ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
     }.items():  # fmt: skip
         for name in names:
             monkeypatch.setattr(owner, name, done)
+    monkeypatch.setattr(ocean.__main__, "Agents", mock.MagicMock())
     monkeypatch.setattr(doctor, "examine", lambda seconds: [])
     monkeypatch.setattr(speed, "autotune", lambda name, seconds, argv: configuration.load_config(name, argv))
     monkeypatch.setattr(sweep, "Runner", lambda *_: SimpleNamespace(run=done))
-    monkeypatch.setattr(sweep, "write_report", lambda path, output=None, metric="", tag=None: "")
+    monkeypatch.setattr(sweep, "write_report", functools.wraps(sweep.write_report)(lambda *_, **__: ""))
     monkeypatch.setattr(configuration, "apply_saved", done)  # of a run that is not here
     monkeypatch.setattr(ocean.__main__, "restart_with_sanitizers", lambda: False)
     monkeypatch.setattr(ocean, "has_display", lambda: True)
@@ -127,7 +130,7 @@ def test_what_is_misspelt_is_found(parse):
                  "python protein.py breakout --sweep.train.gama.max 1", "python protein.py report a --outputs b",
                  "python -m ocean squared --chek", "python -m ocean squared --set distanc=3", "make trian",
                  "make -C breakout_c ran", "python watch.py ship brekout", "python pufferl.py runs sho latest",
-                 "python pufferl.py list brekout", "python pufferl.py doctor --second 3",
+                 "python pufferl.py list brekout", "python pufferl.py doctor --seconds ten",
                  "python pufferl.py diagnose", "python pufferl.py autotune breakout --vec.num-work 2"):  # fmt: skip
         with pytest.raises((AssertionError, ValueError)):
             parse(shlex.split(line))

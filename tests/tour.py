@@ -32,7 +32,7 @@ if not any(os.path.exists(folder + "/pufferl.py") for folder in (".", "..")):
 if not os.path.exists("pufferl.py"):
     %cd ..
 os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]  # `python` is this Python
-# Below, `2>&1 | cat` stands behind each command, because the trainer would draw its dashboard, which is for terminals.
+# Below, `2>&1 | cat` stands behind what is typed, because the trainer would draw its dashboard, which is for terminals.
 """
 
 
@@ -88,7 +88,7 @@ def missing(seen, printed):
 
 def as_cell(lines):
     """What is typed in a shell, as a notebook has it."""
-    return "\n".join(f"!{line} 2>&1 | cat" for line in lines.splitlines())
+    return "\n".join(f"!{line}{' 2>&1 | cat' * line.startswith('python')}" for line in lines.splitlines())
 
 
 def notebook():
@@ -107,7 +107,7 @@ def notebook():
         if not any(cell["cell_type"] == "code" for cell in cells):
             add("code", SETUP)
         if match.re is PICTURE:
-            add("code", f"from IPython.display import Image\n\nImage({match[1]!r})")
+            add("code", f'from IPython.display import Image\n\nImage("{match[1]}")')
         elif match[1] == "c":
             add("code", f"%%writefile kite.h\n{match[3]}")
         else:
