@@ -32,7 +32,8 @@ if not any(os.path.exists(folder + "/pufferl.py") for folder in (".", "..")):
 if not os.path.exists("pufferl.py"):
     %cd ..
 os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]  # `python` is this Python
-# Below, `2>&1 | cat` stands behind what is typed, because the trainer would draw its dashboard, which is for terminals.
+# The trainer draws a dashboard on a terminal. A notebook is none, so `2>&1 | cat` stands behind what is typed below.
+os.environ.pop("FORCE_COLOR", None)
 """
 
 
