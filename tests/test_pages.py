@@ -1,0 +1,166 @@
+"""Every command in the pages for users can be typed: its verb, environment and options exist, as the real command line
+reads them. Nothing is run. Speaks of no wording of a page."""
+
+import functools
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import tour
+
+import catalogue
+import configuration
+import doctor
+import environments
+import export
+import history
+import ocean.__main__
+import pufferl
+import speed
+import sweep
+import watch
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = "README.md", *(f"docs/{name}.md" for name in ("tour", "write_an_environment", "watch", "export", "sweeps"))
+BEGINNINGS = re.compile(r"(make|python (pufferl|watch|protein|sweep)\.py|python -m ocean)(?= |$)")
+OWN = {"mine": "squared", "ocean/mine/mine.h": "squared"}  # what write_an_environment.md has its reader make
+EXAMPLE = """
+import gymnasium
+import torch
+
+def make_env():
+    return gymnasium.make("CartPole-v1")
+
+class MyPolicy(torch.nn.Module):
+    pass
+"""
+
+
+def shell(page):
+    """The lines of a page's blocks of code that are typed in a shell, without their comments and what is wrong on
+    purpose; a line that ends with a backslash goes on in the next."""
+    text = re.sub(r"^```(?!(?:sh|bash|console)?[ \n])\w.*?^```$", "", page, flags=re.M | re.S)
+    text = re.sub(r"^```sh wrong\n.*?^```$", "", text, flags=re.M | re.S)
+    blocks = re.findall(r"^```.*?\n(.*?)^```$", text, flags=re.M | re.S)
+    blocks += re.findall(r"^ {4}\S.*$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        for part in re.split(r" (?:&&|\|\|?|;) ", re.sub(r"(^|\s)#.*", "", line)):
+            yield part.strip().removeprefix("$ ")
+
+
+def commands(page):
+    """Those of them that are for this project's programs, as lists of words."""
+    return [shlex.split(line) for line in shell(page) if BEGINNINGS.match(line)]
+
+
+@pytest.fixture
+def parse(tmp_path, monkeypatch):
+    """Reads a command as the command line does, up to where it would begin; SystemExit if it is wrong."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_file.py").write_text(EXAMPLE)
+    for name in ("kite.h", "broken.h"):
+        (tmp_path / name).write_text(tour.header())
+    done = mock.Mock(return_value=None)
+    for owner, names in {
+        pufferl: ("train", "find_run"), pufferl.signs: ("diagnose",), watch: ("play", "ship"), export: ("export",),
+        speed: ("profile",), history: ("table", "show", "plot", "remove", "find"),
+        catalogue: ("table",),
+        ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
+    }.items():  # fmt: skip
+        for name in names:
+            monkeypatch.setattr(owner, name, done)
+    monkeypatch.setattr(ocean.__main__, "Agents", mock.MagicMock())
+    monkeypatch.setattr(doctor, "examine", lambda seconds: [])
+    monkeypatch.setattr(speed, "autotune", lambda name, seconds, argv: configuration.load_config(name, argv))
+    monkeypatch.setattr(sweep, "Runner", lambda *_: SimpleNamespace(run=done))
+    monkeypatch.setattr(sweep, "write_report", functools.wraps(sweep.write_report)(lambda *_, **__: ""))
+    monkeypatch.setattr(configuration, "apply_saved", done)  # of a run that is not here
+    monkeypatch.setattr(ocean.__main__, "restart_with_sanitizers", lambda: False)
+    monkeypatch.setattr(ocean, "has_display", lambda: True)
+    before = dict(configuration.SECTIONS)
+
+    def run(words):
+        words = [stand_in(word) for word in words]
+        if words[0] == "make":
+            return check_make(words[1:])
+        monkeypatch.setattr(sys, "argv", words[2 if words[1] == "-m" else 1 :])
+        programs = {"pufferl.py": pufferl, "watch.py": watch, "-m": ocean.__main__}
+        try:
+            programs.get(words[1], sweep).main()
+        except SystemExit as end:
+            assert not end.code, end.code
+        finally:
+            configuration.SECTIONS.clear()
+            configuration.SECTIONS.update(before)
+
+    return run
+
+
+def stand_in(word):
+    """What is read in place of an environment that a page's reader makes, or whose package need not be here."""
+    family, slash, _ = word.partition("/")
+    foreign = slash and ".py:" not in word and family in ("gym", "pettingzoo", *environments.FAMILIES)
+    return "gym/CartPole-v1" if foreign else OWN.get(word, word)
+
+
+def check_make(words):
+    """The targets exist, in the Makefile here or, behind -C, in that of an exported program."""
+    text = (ROOT / "Makefile").read_text()
+    if words[:1] == ["-C"]:
+        words, text = words[2:], export.MAKEFILE
+    for word in words:
+        assert "=" in word or re.search(rf"^[\w .-]*\b{re.escape(word)}\b[\w .-]*:", text, flags=re.M), f"make {word}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_can_be_typed(page, parse, capsys):
+    found = commands((ROOT / page).read_text())
+    assert len(found) >= 3, "the page has some"
+    for words in found:
+        try:
+            parse(words)
+        except Exception as error:
+            raise AssertionError(f"{page}: {shlex.join(words)}: {error}\n{capsys.readouterr().err}") from error
+
+
+def test_what_is_misspelt_is_found(parse):
+    for line in ("python pufferl.py train breakout --train.learning-rat 0.1", "python pufferl.py trian breakout",
+                 "python pufferl.py train brekout", "python pufferl.py train breakout --env.sie 3",
+                 "python pufferl.py eval breakout --eval.vidoe a.mp4", "python pufferl.py plot latest --metrik score",
+                 "python pufferl.py export breakout --export.www out", "python protein.py breakout --sweep.wokers 2",
+                 "python protein.py breakout --sweep.train.gama.max 1", "python protein.py report a --outputs b",
+                 "python -m ocean squared --chek", "python -m ocean squared --set distanc=3", "make trian",
+                 "make -C breakout_c ran", "python watch.py ship brekout", "python pufferl.py runs sho latest",
+                 "python pufferl.py list brekout", "python pufferl.py doctor --seconds ten",
+                 "python pufferl.py diagnose", "python pufferl.py autotune breakout --vec.num-work 2"):  # fmt: skip
+        with pytest.raises((AssertionError, ValueError)):
+            parse(shlex.split(line))
+
+
+def test_commands_are_found_in_a_page():
+    page = """
+```
+make train     # a comment
+python pufferl.py plot RUN \\
+    RUN --x seconds && ls
+ssh somewhere
+```
+    mkdir a && python pufferl.py train mine --train.seed 3     # indented
+```text
+python pufferl.py what is printed
+```
+```sh slow
+python -m ocean mine --png "a b.png"
+```
+```sh wrong
+python pufferl.py trian mine
+```
+"""
+    assert commands(page) == [
+        ["make", "train"], ["python", "pufferl.py", "plot", "RUN", "RUN", "--x", "seconds"],
+        ["python", "-m", "ocean", "mine", "--png", "a b.png"],
+        ["python", "pufferl.py", "train", "mine", "--train.seed", "3"]]  # fmt: skip

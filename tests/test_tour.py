@@ -1,0 +1,156 @@
+"""docs/tour.md and its notebook: what is typed there runs, and prints what stands there. tests/test_pages.py reads the
+commands that only the slow tests run."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tour
+from PIL import Image
+
+import ocean.__main__
+import pufferl
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def program_folder(folder):
+    """A folder that looks like this project's, for what is typed in it; with none of its runs."""
+    for path in ROOT.iterdir():
+        if path.name not in ("experiments", ".git", ".pytest_cache", ".hypothesis", ".ruff_cache", "kite.h"):
+            (folder / path.name).symlink_to(path)
+    (folder / "kite.h").write_text(tour.header())
+    return folder
+
+
+def with_python():
+    """Environment variables under which `python` is this Python."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_the_page_has_all_of_it():
+    steps = tour.steps()
+    assert {step.who for step in steps if step.kind == "sh"} == {"fast", "wrong", "slow", "typed"}
+    assert all(step.seen or step.who == "typed" for step in steps if step.kind == "sh"), "what one sees stands below"
+    code = re.sub(r"/\*.*?\*/", "", tour.header(), flags=re.S)
+    assert 50 <= sum(bool(line.strip()) for line in code.splitlines()) <= 69, "fewer than 70 lines"
+    assert not (ROOT / "ocean/kite").exists(), "it is a game that is not there yet"
+    for _, picture in re.findall(r"!\[(.*)\]\((.*)\)", tour.PAGE.read_text()):
+        path = ROOT / "docs" / picture
+        with Image.open(path) as image:
+            assert image.n_frames > 4 and path.stat().st_size < 250_000, picture
+
+
+def test_what_takes_no_time(tmp_path, monkeypatch, capfd):
+    """The errors and the picture, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    (tmp_path / "kite.h").write_text(tour.header())
+    count = 0
+    for command, seen in tour.typed("fast", "wrong"):
+        words = shlex.split(command)
+        monkeypatch.setattr(sys, "argv", words[2 if words[1] == "-m" else 1 :])
+        try:
+            (ocean.__main__ if words[1] == "-m" else pufferl).main()
+            printed = ""
+        except SystemExit as end:
+            printed = end.code or ""
+        out, err = capfd.readouterr()
+        assert tour.missing(seen, f"{out}{err}{printed}") is None, f"{command}\n{out}{err}{printed}"
+        count += 1
+    with Image.open("kite.png") as image:
+        assert image.size == (640, 400) and len(image.getcolors()) > 3
+    assert count >= 3
+
+
+def test_the_game(tmp_path):
+    """The rules that the page tells: who always flies towards the middle passes every gate, and is then cut off."""
+    (tmp_path / "kite.h").write_text(tour.header())
+    agents = ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 8, {})
+    rewards, ends, cut = 0.0, 0, 0
+    for _ in range(1000):
+        _, speed, _, above = agents.observations.T
+        agents.actions[:, 0] = above > 0.6 * speed
+        agents.envs.step(agents.rows)
+        rewards += agents.rewards.sum()
+        ends, cut = ends + agents.terminals.sum(), cut + agents.truncations.sum()
+    log = agents.envs.log()
+    assert cut == log["n"] == 8 * (1000 // 320) and ends == 0 and log["score"] == 10 and rewards == 8 * (1000 // 32)
+    for settings in ({"gap": 0}, {"gap": 2}, {"gates": 0}):
+        with pytest.raises(ValueError, match="gap must lie within"):
+            ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 1, settings)
+
+
+def test_outputs_are_compared():
+    printed = "a: 3 things\nscore   -0.25 in the last 1,028 episodes: solved (2m 3s)\nrun b_20260101-010203-abcdef\n"
+    assert tour.missing(printed, printed) is None
+    assert tour.missing("a: 17 things\n...\nrun b_20270101-010203-000000\n", printed) is None
+    assert tour.missing("score 0.7 in ... episodes: solved (14s)", printed) is None
+    assert tour.missing("score 0.7 in the last 5 episodes: not solved yet (14s)", printed)
+    assert tour.missing("run b_20260101-010203-abcdef\na: 3 things", printed) == "a: 3 things", "the order is another"
+    assert tour.missing("a: things", printed) == "a: things"
+    assert tour.missing("      1 │  ⣀⡤a", "  0.9 │⣀⡤   ") is None
+
+
+def test_the_notebook_is_the_page():
+    assert tour.NOTEBOOK.read_text() == tour.as_text(), "python tests/tour.py writes it"
+    cells = json.loads(tour.as_text())["cells"]
+    sources = [cell["source"] for cell in cells]
+    assert all(tour.as_cell(step.text) in sources for step in tour.steps() if step.who in ("fast", "wrong", "slow"))
+    assert f"%%writefile kite.h\n{tour.header()}".rstrip("\n") in sources
+    nbformat = pytest.importorskip("nbformat", reason="pip install -r requirements-test.txt")
+    nbformat.validate(nbformat.read(tour.NOTEBOOK, as_version=4))
+
+
+@pytest.mark.slow
+def test_the_tour(tmp_path):
+    """All that can be run, in the page's order, typed as it stands there."""
+    folder = program_folder(tmp_path)
+    for command, seen in tour.typed("fast", "wrong", "slow"):
+        done = subprocess.run(command, shell=True, cwd=folder, env=with_python(), capture_output=True, text=True)
+        assert tour.missing(seen, done.stdout + done.stderr) is None, f"{command}\n{done.stdout}{done.stderr}"
+    for picture in ("squared.gif", "kite.gif"):
+        with Image.open(folder / picture) as image:
+            assert image.n_frames > 4
+    log = next(folder.glob("experiments/kite_*/metrics.jsonl")).read_text().splitlines()
+    assert max(json.loads(line).get("environment/score", 0) for line in log) > 9, "at random 0.08"
+
+
+@pytest.mark.slow
+def test_the_web_page(tmp_path):
+    if shutil.which("emcc") is None:
+        pytest.skip("needs emscripten (Debian: apt-get install emscripten node-acorn)")
+    folder = program_folder(tmp_path)
+    [(command, seen)] = [(line, seen) for line, seen in tour.typed("typed") if " export " in line]
+    command = command.replace("--load-model-path latest", "")  # its policy is untrained
+    done = subprocess.run(command, shell=True, cwd=folder, env=with_python(), capture_output=True, text=True)
+    assert tour.missing(seen, done.stdout) is None, f"{done.stdout}{done.stderr}"
+    assert (folder / "kite_web/index.html").exists() and (folder / "kite_web/kite.wasm").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """On this Python, cell by cell; each prints what stands on the page."""
+    nbclient = pytest.importorskip("nbclient", reason="pip install -r requirements-test.txt")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel", reason="pip install -r requirements-test.txt")
+    folder = program_folder(tmp_path)
+    (folder / "kite.h").unlink()
+    done = nbformat.read(tour.NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(done, timeout=1800, kernel_name="python3",
+                            resources={"metadata": {"path": str(folder)}}).execute()  # fmt: skip
+    printed = {cell.source: "".join(output.get("text", "") for output in cell.outputs)
+               for cell in done.cells if cell.cell_type == "code"}  # fmt: skip
+    compared = 0
+    for step in tour.steps():
+        if step.kind == "sh" and step.who != "typed":
+            cell = tour.as_cell(step.text)
+            assert tour.missing(step.seen, printed[cell].replace("\r\n", "\n")) is None, f"{cell}\n{printed[cell]}"
+            compared += 1
+    assert compared > 8
