@@ -77,7 +77,7 @@ def look(name):
     library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))  # which compiles in a tenth of the time
     section = dict(parser["env"]) if parser.has_section("env") else {}
     settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
-                for key, text in section.items() if key in library.settings}  # fmt: skip
+                for key, text in section.items() if key in library.settings}
     env = library.create(1, settings=settings)
     sees, does = in_words(env)
     agents = env.num_agents
@@ -110,7 +110,7 @@ def table():
         print(line)
     print("\nsees: numbers of an observation; does: choices of each action; solved at: a mean score; after: agent "
           "steps and seconds on\ntwo cores until then; ?: another package's, which is not made for this list; ships: a "
-          f"trained policy does.\nMore of one: {command('list', 'breakout')}")  # fmt: skip
+          f"trained policy does.\nMore of one: {command('list', 'breakout')}")
 
 
 def show(name):
@@ -127,7 +127,7 @@ def show(name):
         one = {"num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None}
         backend = "auto" if env_name.endswith(".h") else "serial"
         vecenv = configuration.load_env(name, {**args, "vec": {**args["vec"], **one, "backend": backend},
-                                               "env": {**args["env"], "num_envs": 1}})  # fmt: skip
+                                               "env": {**args["env"], "num_envs": 1}})
         sees, does = in_words(vecenv)
         entry = entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
         vecenv.close()

@@ -136,7 +136,7 @@ def other_ranks(value, name):
     if type(value) is not list or not all(type(one) is tuple and len(one) == 2 for one in value):
         raise ValueError(f"{name} is {short(value)} and no list of pairs")
     return [(tensors(one, f"{name} {rank}"), octets(state, f"{name} {rank}"))
-            for rank, (one, state) in enumerate(value, 1)]  # fmt: skip
+            for rank, (one, state) in enumerate(value, 1)]
 
 
 def recent(value, name):
@@ -151,7 +151,7 @@ def optional(check):
 
 # Of a trainer and of its statistics. The only names that are ever set, and never by a name that a file holds.
 NUMBERS = {"epoch": count, "_rollouts": count, "_minibatches_owed": finite, "_rate_factor": above_zero,
-           "_override_lr": optional(finite), "best_score": number, "_recent": recent}  # fmt: skip
+           "_override_lr": optional(finite), "best_score": number, "_recent": recent}
 
 
 def numbers(value, name):
@@ -165,7 +165,7 @@ def numbers(value, name):
 
 
 NEEDED = {"model": weights, "tensors": tensors, "environments": octets, "others": other_ranks, "numbers": numbers,
-          "epoch": count, "global_step": count, "uptime": finite, "config": settings}  # fmt: skip
+          "epoch": count, "global_step": count, "uptime": finite, "config": settings}
 # With what stands for it. The metadata is the user's own.
 OPTIONAL = {"adam": (optional(dictionary), None), "metadata": (lambda value, name: value, {})}
 
@@ -281,7 +281,7 @@ def _another(path, check):
                 beside[other] = other.stat().st_mtime
     newest = sorted(beside, key=beside.get, reverse=True)[:MOST_LOOKED_AT]
     for kind, told in ((check, "the newest whole one is {}"), (weights, "the newest whole weights are {}, for "
-                                                                       "--load-model-path")):  # fmt: skip
+                                                                       "--load-model-path")):
         for other in newest:
             with contextlib.suppress(ValueError):
                 _read(other, kind)

@@ -51,7 +51,7 @@ def _load_tile():
 
 _TILE = _load_tile()  # kept: the functions live as long as it does
 _tile_floats, _tile_pairs = (types.ExternalFunction(name, types.void(*[types.int64] * 12))
-                             for name in ("tile_floats", "tile_pairs"))  # fmt: skip
+                             for name in ("tile_floats", "tile_pairs"))
 _tile_ahead = types.ExternalFunction("tile_ahead", types.void(*[types.int64] * 4))
 
 
@@ -447,7 +447,7 @@ class Weights:
         self.back = tuple(packed(f"{key}/back") for key in self.layers), packed("decoder/back")
         self._masters = (weights["encoder.weight"], tuple(weights[f"{key}.weight"] for key in self.layers),
                          weights["decoder.weight"], packed("encoder"), tuple(pair[0] for pair in pairs[1:-1]),
-                         packed("decoder"), *self.back)  # fmt: skip
+                         packed("decoder"), *self.back)
         self.refresh()
 
     def refresh(self):
@@ -461,7 +461,7 @@ class Actor:
         self.weights, self.name, policy = weights, name, weights.policy
         D, H, width = policy.encoder.in_features, policy.hidden_size, policy.decoder.out_features
         self.shapes = {"seen": (rows, D), "x": (rows, H), "y": (rows, H), "hgp": (rows, 3 * H),
-                       "outputs": (rows, width)}  # fmt: skip
+                       "outputs": (rows, width)}
         for key, shape in self.shapes.items():
             weights.arena.register(f"{name}/{key}", shape)
 
@@ -488,7 +488,7 @@ class Learner:
         self.shapes = {"seen": [(rows, D)], "x": [(rows, H)] * (L + 1), "hgp": [(rows, 3 * H)] * L,
                        "states": [(rows + together, H)] * L, "outputs": [(rows, width)],
                        "grad_outputs": [(rows, width)], "grad_log_std": [(rows, width - 1)], "grad_x": [(rows, H)],
-                       "sums": [(together, 3 * H)]}  # fmt: skip
+                       "sums": [(together, 3 * H)]}
         for key, shapes in self.shapes.items():
             for i, shape in enumerate(shapes):
                 arena.register(f"{name}/{key}{i}", shape)
@@ -500,7 +500,7 @@ class Learner:
     def bind(self):
         arena = self.weights.arena
         arrays = {key: tuple(host(arena[f"{self.name}/{key}{i}"]) for i in range(len(shapes)))
-                  for key, shapes in self.shapes.items()}  # fmt: skip
+                  for key, shapes in self.shapes.items()}
         self.scratch = tuple(group if key in ("x", "hgp", "states") else group[0] for key, group in arrays.items())
         self.parts = host(arena[f"{self.name}/parts"])
         self.gradient = arena.flat(self.gradients)
@@ -635,7 +635,7 @@ class Compiled(engines.Restated, engines.Autograd):
         learner.parts.fill(0)
         log_std = self.policy.decoder.log_std
         rollout = (self.samples, self.logprobs, self.values, self.advantages, self.weights, s["valid"],
-                   self.loss_settings)  # fmt: skip
+                   self.loss_settings)
         _learn_cpu(
             M * worker // self.num_learners, M * (worker + 1) // self.num_learners, learner.together,
             host(self.flat_observations), tuple(map(host, self.initial_state["mingru"])), host(s["resets"]),

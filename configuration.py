@@ -291,7 +291,7 @@ RENAMED = {
     "fps": "eval.fps", "gif_path": "eval.video", "eval_episodes": "eval.episodes",
     "policy_name": "policy.name", "policy.num_layers": "rnn.num_layers", "rnn_name": "rnn.name",
     "sweep.max_runs": "sweep.num_trials",
-}  # fmt: skip
+}
 # Refused if it is not, with what took their place. A section alone stands for all that is in it.
 REFUSED = {
     "train.batch_size": "it is agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon; "
@@ -325,7 +325,7 @@ REFUSED = {
     "reset_state": "--train.state zero begins each rollout without memory",
     **dict.fromkeys(("local_rank", "rank", "world_size", "gpu_id", "nccl_id"),
                     "--train.gpus N starts N processes, and torchrun tells each its number (docs/scale.md)"),
-}  # fmt: skip
+}
 
 
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
@@ -397,7 +397,7 @@ def command(*words):
     here, python = Path.cwd(), shutil.which("python")
     python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
     paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
-             for path in (python, ROOT / "pufferl.py")]  # fmt: skip
+             for path in (python, ROOT / "pufferl.py")]
     return shlex.join(map(str, (*paths, *words)))
 
 
@@ -537,7 +537,7 @@ def in_other_sections(key, schema, cutoff, option):
     """Where a setting near `key` stands, by its present name or another trainer's, ["train.horizon"]; option: as the
     command line has it, ["--train.horizon"]."""
     names = [("" if section == "base" else f"{section}.") + f.name
-             for section, cls in schema.items() for f in dataclasses.fields(cls)]  # fmt: skip
+             for section, cls in schema.items() for f in dataclasses.fields(cls)]
     names = [*RENAMED.items(), *((name, name) for name in (*names, *(f"train.{name}" for name in SIZES)))]
     near = difflib.get_close_matches(key, {old.rpartition(".")[2] for old, _ in names}, 1, cutoff)
     found = {new.partition("=")[0] for old, new in names if old.rpartition(".")[2] in near}
@@ -746,7 +746,7 @@ def sizes_of(settings, agents, where=""):
     settings = dict(settings)
     batch, iterations = (settings.pop(name, None) for name in SIZES)
     horizons = [key for key in settings if RENAMED.get(f"train.{key}", f"train.{key}") == "train.horizon"
-                and settings[key] not in (None, "auto")]  # fmt: skip
+                and settings[key] not in (None, "auto")]
     if batch not in (None, "auto"):
         size = coerce(batch, int, f"{where}batch_size")
         if size < agents or size % agents:
@@ -967,7 +967,7 @@ def choose_device(env, vec, train):
     if asked == "host" or (asked == "auto" and (train["device"] != "cuda" or not in_c)):
         return None
     why = "train.device is cpu, to which each step would be copied" if train["device"] != "cuda" else (
-        vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))  # fmt: skip
+        vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
     if why is None and not torch.cuda.is_available():
         why = "torch finds no GPU here"
     if why is None:
@@ -1084,7 +1084,7 @@ def decide(train, facts):
         value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
         value = float(f"{value:.2g}")
         return value, f"for minibatches of {c['minibatch_size']:,}" + (
-            f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")  # fmt: skip
+            f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")
 
     adapts, kl = c["learning_rate"] == "auto", KL[facts.discrete]
     choose("horizon", horizon)

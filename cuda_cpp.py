@@ -54,12 +54,12 @@ CELL double absolute(double x) { return fabs(x); }
 """
 STRUCTS = ("One", "Two", "Three", "Four", "Five", "Six")
 TYPES = {np.float32: "float", np.float64: "double", np.int32: "int", np.int64: "i64", np.uint8: "u8",
-         np.uint16: "u16", np.uint32: "u32", np.uint64: "u64", np.bool_: "bool"}  # fmt: skip
+         np.uint16: "u16", np.uint32: "u32", np.uint64: "u64", np.bool_: "bool"}
 DTYPES = {name: np.dtype(kind) for kind, name in TYPES.items()}
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.LShift: "<<", ast.RShift: ">>",
              ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.And: "&&", ast.Or: "||", ast.Eq: "==",
              ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.USub: "-", ast.Not: "!",
-             ast.Invert: "~"}  # fmt: skip
+             ast.Invert: "~"}
 
 
 def literal(number):
@@ -256,7 +256,7 @@ class Module:
     def signatures(self):
         """Of each kernel, by name: [(dtype, is it an array?, the parameter's name)]."""
         kernels = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\((.*?)\)\s*\{',
-                             self.source, flags=re.DOTALL)  # fmt: skip
+                             self.source, flags=re.DOTALL)
         return {name: [self._parameter(text) for text in parameters.split(",")] for name, parameters in kernels}
 
     @staticmethod

@@ -173,7 +173,7 @@ def train(seconds):
     args = pufferl.load_config("breakout", ["--train.horizon", "64", "--train.minibatch-size", "65536"])
     vecenv = pufferl.load_env("breakout", args)
     trainer = pufferl.PuffeRL({**args["train"], "total_timesteps": 10**12, "log_interval": 1e9, "env": "breakout",
-                               "data_dir": None}, vecenv, pufferl.load_policy(args, vecenv, "breakout"))  # fmt: skip
+                               "data_dir": None}, vecenv, pufferl.load_policy(args, vecenv, "breakout"))
     with contextlib.closing(trainer):
         for _ in range(2):  # compiles
             trainer.evaluate()
@@ -184,7 +184,7 @@ def train(seconds):
             trainer.train()
         speed = (trainer.global_step - before) / (time.perf_counter() - begun)
         return (f"{speed:,.0f} steps a second of Breakout, float32, {vecenv.num_threads} threads, engine "
-                f"{trainer.engine.name}"), compiling.seconds  # fmt: skip
+                f"{trainer.engine.name}"), compiling.seconds
 
 
 def speeds():
@@ -221,7 +221,7 @@ def examine(seconds):
 def main(argv=None, program="doctor.py"):
     """The command line; program: what errors begin with."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of training, default 10; 0: none")
     problems = examine(parser.parse_args(argv).seconds)
     if problems:

@@ -389,10 +389,10 @@ def check_value(space, value, what):
     if outside.any():
         with np.errstate(over="ignore", invalid="ignore"):
             low_edge, high_edge = (bound + sign * HAIR * np.maximum(1, np.abs(bound))
-                                   for bound, sign in ((low, -1), (high, 1)))  # fmt: skip
+                                   for bound, sign in ((low, -1), (high, 1)))
         if dtype.kind == "f" and ((array >= low_edge) & (array <= high_edge)).all():
             warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that the environment "
-                      "declares is a little too narrow.")  # fmt: skip
+                      "declares is a little too narrow.")
             return
         where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(outside)))
         got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
@@ -634,7 +634,7 @@ class PufferEnv:
             self._unwatched = frozenset()
             warn_once(f"{type(self).__name__} writes into the arrays that it was made with, which are copied at every "
                       "step. Without the copy: write into self.observations, self.rewards and so on as they are at the "
-                      "call, and keep no view of them.")  # fmt: skip
+                      "call, and keep no view of them.")
         if self._keeps:
             for key, array in view.items():
                 if key != "actions" and array is not None:
@@ -793,7 +793,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
                 f"{self.env}: the reward {when} must be a number, got {_describe(reward)}."
                 + (" If these are several aims or agents, make one number of them, in a file of yours, e.g. their sum: "
                    "gymnasium.wrappers.TransformReward(env, sum)." if several else "")
-            )  # fmt: skip
+            )
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             check_flag(flag, f"{self.env}: {name} {when}")
         check_info(info, f"{self.env}.step")
@@ -897,12 +897,12 @@ class GymnasiumTogether:
         plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or steps in an edited way. numbers: of
         the environments, for infos and errors; rows: those that step takes, each with the views' arrays."""
         if not all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern and env._pair
-                   and not vars(env).keys() & set(cls.RESTATED) for env in envs):  # fmt: skip
+                   and not vars(env).keys() & set(cls.RESTATED) for env in envs):
             return None
         if cls.checksum() != cls.CHECKED:
             if numbers[0] == 0:  # one process says it for all
                 warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by its own step_into, "
-                              "which takes longer: see emulation.GymnasiumTogether.", stacklevel=2)  # fmt: skip
+                              "which takes longer: see emulation.GymnasiumTogether.", stacklevel=2)
             return None
         return cls(envs, numbers, rows)
 
@@ -918,7 +918,7 @@ class GymnasiumTogether:
         for row in rows:
             row.valid[:], row.flagged = 1, True
             row.joined = row.observations[:, 0] if self._scalar or self._structured \
-                else row.observations.reshape(len(row.observations) * shape[0], *shape[1:])  # fmt: skip
+                else row.observations.reshape(len(row.observations) * shape[0], *shape[1:])
         self._steps, left = zip(*(_quickest_step(env.env) for env in envs), strict=True)
         self._resets = [env.env.reset for env in envs]
         self._returns = np.array([env._episode_return for env in envs], np.float64)
@@ -946,7 +946,7 @@ class GymnasiumTogether:
         self._steps_taken += 1
         if self._steps_taken >= self._next_limit:
             truncated = [cut or self._steps_taken >= begun + limit
-                         for cut, begun, limit in zip(truncated, self._begun, self._limits, strict=True)]  # fmt: skip
+                         for cut, begun, limit in zip(truncated, self._begun, self._limits, strict=True)]
         if row.flagged:  # from when this row was written last
             row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
         row.flagged, ended = any(terminated) or any(truncated), []
@@ -971,7 +971,7 @@ class GymnasiumTogether:
             except ValueError:
                 for number, env, observation in zip(self._numbers, self._envs, seen, strict=True):
                     check_value(env.env_single_observation_space, observation, f"environment {number}, {env}: the "
-                                "observation of a later step() or reset()")  # fmt: skip
+                                "observation of a later step() or reset()")
                 raise
         if row.action_masks is not None:
             for env, target, observation, info in zip(self._envs, row.action_masks, seen, infos, strict=True):
@@ -1067,7 +1067,7 @@ class GymnasiumVectorPufferEnv:
             leaf = leaf[key]
         if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | np.generic):
             raise TypeError(f"{self.env} returns {type(leaf).__name__}s, not numpy's arrays; vec.backend tensors "
-                            "(tensors.py) takes it.")  # fmt: skip
+                            "(tensors.py) takes it.")
         self._write(view, observations, info)
         self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
         return []
@@ -1389,7 +1389,7 @@ def wrap(env):
     inner = getattr(env, "unwrapped", env)
     if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
         raise TypeError(f"{_describe(env)} holds {inner.num_envs} environments itself; vec.backend tensors takes such "
-                        "ones, if their arrays are tensors (for Isaac Lab: tensors.IsaacLab).")  # fmt: skip
+                        "ones, if their arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
     if isinstance(env, gymnasium.Env):
         return GymnasiumPufferEnv(env)
     if hasattr(env, "possible_agents"):

@@ -68,7 +68,7 @@ class Autograd:
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         self.policy, self.vecenv, self.config = policy, vecenv, config
         self.horizon, self.num_agents, self.segments, self.first_agent = (
-            config["horizon"], vecenv.num_agents, segments, first_agent)  # fmt: skip
+            config["horizon"], vecenv.num_agents, segments, first_agent)
         self.precision = getattr(torch, config["precision"])
         self.chooses = bool(vecenv.action_heads)
         self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
@@ -86,7 +86,7 @@ class Autograd:
         a layer that takes moments of what it sees."""
         whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
         if most or not self.in_parts or self.extra_loss or any(
-                isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()):  # fmt: skip
+                isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()):
             return min(whole, most or whole)
         widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
         widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
@@ -102,7 +102,7 @@ class Autograd:
         arrays = vars(self.vecenv.allocate(T))
         self.host = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
         for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N)),
-                            ("new_values", (T, M)), ("new_ratios", (T, M))):  # fmt: skip
+                            ("new_values", (T, M)), ("new_ratios", (T, M))):
             arena.register(name, shape)
         if models.squash_of(self.policy) is not None:
             arena.register("samples", (T, N, self.vecenv.action_dims))
@@ -147,7 +147,7 @@ class Autograd:
             return row
         return {**row, "step": self.arena["steps"][t : t + 1], "logprobs": self.logprobs[t, agents],
                 "actions": s["actions"][t, agents], "samples": self.samples[t, agents],
-                **{name: _flags(host[name][t, agents]) for name in ("truncations", "terminals")}}  # fmt: skip
+                **{name: _flags(host[name][t, agents]) for name in ("truncations", "terminals")}}
 
     # -- the rollout -----------------------------------------------------------------------------------------------
 
@@ -308,14 +308,14 @@ class Autograd:
         taken = {name: tensor[:T].index_select(1, index) for name, tensor in (
             ("actions", self.samples), ("logprobs", self.logprobs), ("advantages", self.advantages),
             ("old_values", self.values), ("resets", s["resets"]), ("valid", s["valid"]),
-            ("action_masks", s["action_masks"])) if tensor is not None}  # fmt: skip
+            ("action_masks", s["action_masks"])) if tensor is not None}
         if self.squash is not None:  # 1 - tanh² u = sech² u
             log_slope = self.squash[2] + 2 * (math.log(2) - taken["actions"] - softplus(-2 * taken["actions"]))
             taken["logprobs"] += log_slope.sum(-1)
         logits = [head.float() for head in logits] if isinstance(logits, list | tuple) else (
-            logits.float() if isinstance(logits, torch.Tensor) else logits)  # fmt: skip
+            logits.float() if isinstance(logits, torch.Tensor) else logits)
         minibatch = SimpleNamespace(observations=observations, logits=logits, values=value.reshape(T, -1).float(),
-                                    **taken, returns=taken["advantages"] + taken["old_values"])  # fmt: skip
+                                    **taken, returns=taken["advantages"] + taken["old_values"])
         extra = self.extra_loss(minibatch)
         if not isinstance(extra, torch.Tensor) or extra.numel() != 1:
             raise ConfigError(f"train.loss = {named(self.config['loss'])}: returned {type(extra).__name__} "
@@ -359,7 +359,7 @@ class Autograd:
     def _start_pool(self):
         """Threads for the rollout's workers and the learners."""
         self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker", kernels.set_threads,
-                                       (self.vecenv.threads_per_worker,))  # fmt: skip
+                                       (self.vecenv.threads_per_worker,))
         # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
         self.interval = sys.getswitchinterval()
         sys.setswitchinterval(2e-4)
@@ -433,7 +433,7 @@ def _given(vecenv, device, scale):
 def _first_state(policy, device):
     """Not all zero, the same each time."""
     return {name: torch.linspace(-1, 1, tensor.numel(), device=device).view(tensor.shape)
-            for name, tensor in policy.initial_state(AGENTS).items()}  # fmt: skip
+            for name, tensor in policy.initial_state(AGENTS).items()}
 
 
 def _forward(policy, seen, resets, valid):

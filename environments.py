@@ -36,7 +36,7 @@ from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferE
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
             "MiniHack-": "minihack", "NetHack": "nle", "Vizdoom": "vizdoom.gymnasium_wrapper",
-            "MinAtar/": "minatar.gym"}  # fmt: skip
+            "MinAtar/": "minatar.gym"}
 
 
 def load_creator(name):
@@ -61,7 +61,7 @@ def _plain_defaults(function):
     except (TypeError, ValueError):
         return {}
     return {p.name: p.default for p in parameters
-            if isinstance(p.default, bool | int | float | str) and p.name not in ("render_mode", "seed")}  # fmt: skip
+            if isinstance(p.default, bool | int | float | str) and p.name not in ("render_mode", "seed")}
 
 
 def _picture_settings(function):
@@ -132,7 +132,7 @@ class GymnasiumCreator:
             module = importlib.import_module(package)
         except ImportError as error:
             raise ImportError(f"{self.name} needs the package {package.partition('.')[0]} ({error}); "
-                              "docs/environments.md has its install line.") from error  # fmt: skip
+                              "docs/environments.md has its install line.") from error
         if package == "ale_py":
             gymnasium.register_envs(module)
         elif package == "minatar.gym" and self.id not in gymnasium.registry:
@@ -250,7 +250,7 @@ class PettingZooCreator:
                 found += [module.name for module in modules if re.search(r"_v\d+$", module.name)]
         near = difflib.get_close_matches(name, found, n=3, cutoff=0.8)
         hint = f"did you mean {' or '.join(near)}?" if near and name not in found \
-            else "docs/environments.md has the install line of each family."  # fmt: skip
+            else "docs/environments.md has the install line of each family."
         raise ImportError(f"{self.name}: {problem}; {hint}")
 
     @property
@@ -347,7 +347,7 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
             break
         heads = vecenv.action_heads
         actions = rng.integers(0, heads, (vecenv.num_agents, len(heads))) if heads else \
-            np.stack([vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)])  # fmt: skip
+            np.stack([vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)])
         seen, rewards, terminals, truncations = vecenv.step(actions)[:4]
         ends, rewarded = ends + int((terminals | truncations).sum()), rewarded or bool(rewards.any())
     if not problems:
@@ -446,7 +446,7 @@ class Procgen(PufferEnv):
 
         self._make = lambda seed: ProcgenGym3Env(
             num=num_envs, env_name=name, num_levels=num_levels, start_level=start_level, rand_seed=seed,
-            distribution_mode=distribution_mode, num_threads=0 if num_envs < 8 else 4)  # fmt: skip
+            distribution_mode=distribution_mode, num_threads=0 if num_envs < 8 else 4)
         self.env, self._seed = self._make(seed), seed
         self.single_observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(15)
@@ -521,7 +521,7 @@ class Craftax(PufferEnv):
         infos = []
         for i in np.flatnonzero(self.terminals):
             infos.append({name: float(values[i]) for name, values in info.items() if values.ndim == 1}
-                         | {"episode_return": self._returns[i], "episode_length": self._lengths[i]})  # fmt: skip
+                         | {"episode_return": self._returns[i], "episode_length": self._lengths[i]})
             observation, state = self._reset_one(self._keys(1)[0])
             self.observations[i], self._state = observation, self._put(self._state, state, i)
             self._returns[i] = self._lengths[i] = 0
@@ -622,7 +622,7 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
     sample = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
     if isinstance(sample, dict):
         raise ValueError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write an adapter like "
-                         "environments.brax that takes one of them.")  # fmt: skip
+                         "environments.brax that takes one of them.")
     seen = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
     acts = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
 
@@ -656,7 +656,7 @@ class MicroRTS(gymnasium.Env):
         vec_env.np = SimpleNamespace(**vars(np), int=int)  # the package is older than numpy 1.24, which removed np.int
         self.env = vec_env.MicroRTSGridModeVecEnv(
             num_selfplay_envs=0, num_bot_envs=1, max_steps=max_steps, ai2s=[getattr(microrts_ai, ai)],
-            map_path=f"maps/{name}.xml", reward_weight=np.array([10.0, 1.0, 1.0, 0.2, 1.0, 4.0]))  # fmt: skip
+            map_path=f"maps/{name}.xml", reward_weight=np.array([10.0, 1.0, 1.0, 0.2, 1.0, 4.0]))
         self.cells = self.env.height * self.env.width
         self.observation_space = gymnasium.spaces.Box(0, 1, self.env.observation_space.shape, np.uint8)
         self.action_space = gymnasium.spaces.MultiDiscrete(self.CELL * self.cells)
@@ -707,7 +707,7 @@ class PokemonRed(gymnasium.Env):
             raise ValueError(f"pyboy/{name}: there is pyboy/pokemon_red, a template for other games.")
         if not os.path.isfile(rom):
             raise ValueError(f"pyboy/pokemon_red needs a ROM of your own, which is not shipped: --env.rom "
-                             f"path/to/pokemon_red.gb (it is {rom!r}, no file).")  # fmt: skip
+                             f"path/to/pokemon_red.gb (it is {rom!r}, no file).")
         from pyboy import PyBoy
 
         self.game = PyBoy(rom, window="null", sound_emulated=False)
@@ -769,7 +769,7 @@ def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
     except RuntimeError as error:
         if "multiple emulator" in str(error):
             raise ValueError("stable-retro has one emulator a process: set vec.backend multiprocessing and "
-                             "vec.num_workers to vec.num_envs.") from None  # fmt: skip
+                             "vec.num_workers to vec.num_envs.") from None
         raise
     env = gymnasium.wrappers.MaxAndSkipObservation(env, frame_skip)
     env = gymnasium.wrappers.ResizeObservation(
@@ -821,7 +821,7 @@ def magent2(name, map_size=45, max_cycles=1000):
 
 FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "microrts": MicroRTS, "pyboy": PokemonRed,
             "retro": retro, "open_spiel": open_spiel, "griddly": griddly, "magent2": magent2,
-            "dm_control": dm_control, "gymnax": gymnax, "brax": brax}  # fmt: skip
+            "dm_control": dm_control, "gymnax": gymnax, "brax": brax}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -869,11 +869,11 @@ class OceanPufferEnv(PufferEnv):
         views = super().views(rows, first)
         final = self._envs.single_observation_space
         views["final_observations"] = np.zeros((self.num_agents, *final.shape), final.dtype) \
-            if views["final_observations"] is None else views["final_observations"]  # fmt: skip
+            if views["final_observations"] is None else views["final_observations"]
         octets = [views[name].view(np.uint8) for name in ("terminals", "truncations", "masks")]
         views["_rows"] = ocean.rows(
             views["observations"], views["actions"], views["rewards"], *octets[:2], views["final_observations"],
-            octets[2] if self._envs.has_valid else None, views["action_masks"])  # fmt: skip
+            octets[2] if self._envs.has_valid else None, views["action_masks"])
         return views
 
     def reset(self, seed=None):
@@ -979,7 +979,7 @@ def creators_of(env, num_envs, env_args, env_kwargs):
     several = isinstance(env, (list, tuple)) and env_args and all(isinstance(one, (list, tuple)) for one in env_args)
     args = _one_each(env_args, num_envs, "env_args") if several else [env_args or ()] * num_envs
     return [(creator, tuple(own), dict(one or {})) for creator, own, one in zip(creators, args, kwargs, strict=True)], \
-        name_of(creators[0])  # fmt: skip
+        name_of(creators[0])
 
 
 def ocean_creators(header, num_envs, env_kwargs):

@@ -127,7 +127,7 @@ def write_onnx(policy, env, path, name=""):
     heads, dims = models.action_layout(env.single_action_space)
     squash = models.squash_of(policy)
     outputs = [*(["logits"] if heads else ["mean", "log_std"]), *([] if squash is None else ["action"]), "value",
-               *(f"new_{key}" for key in state)]  # fmt: skip
+               *(f"new_{key}" for key in state)]
     example = _random_observations(space, 2)
     agents = torch.export.Dim("agents", min=1)
     logger = logging.getLogger("torch.onnx")
@@ -149,7 +149,7 @@ def write_onnx(policy, env, path, name=""):
     actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(dims)}
     if squash is not None:  # an action is middle + half · tanh(mean + exp(log_std) · noise)
         actions |= {f"action_{key}": " ".join(f"{x:.9g}" for x in row.tolist())
-                    for key, row in zip(("middle", "half"), squash, strict=False)}  # fmt: skip
+                    for key, row in zip(("middle", "half"), squash, strict=False)}
     program.model.metadata_props.update({"environment": name, **actions})
     program.save(path, external_data=False)
     return check_onnx(step, space, state, path)
@@ -228,7 +228,7 @@ def write_c(library, settings, flat, folder):
 
 
 EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score", "demo_return",
-            "demo_by_player", "demo_give_back", "demo_restart")  # fmt: skip
+            "demo_by_player", "demo_give_back", "demo_restart")
 
 
 def write_web(library, settings, flat, folder, trained=True):
@@ -246,7 +246,7 @@ def write_web(library, settings, flat, folder, trained=True):
                    str(ocean.FOLDER / "main.c"), "--js-library", str(ocean.FOLDER / "web" / "canvas.js"),
                    "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
                    "-sEXPORTED_FUNCTIONS=" + ",".join(f"_{function}" for function in EXPORTED),
-                   "-o", str(folder / f"{name}.js")]  # fmt: skip
+                   "-o", str(folder / f"{name}.js")]
         # Debian's emscripten finds its acorn by itself only with Debian's own node.
         node_path = os.pathsep.join(filter(None, [os.environ.get("NODE_PATH"), "/usr/share/nodejs"]))
         result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NODE_PATH": node_path})
@@ -255,7 +255,7 @@ def write_web(library, settings, flat, folder, trained=True):
     page = (ocean.FOLDER / "web" / "index.html").read_text()
     values = {"NAME": name, "WHO": "the policy plays" if trained else "an untrained policy plays",
               "KEYS": keys_help(library, settings),
-              "ARGUMENTS": str(["policy.bin", *settings_arguments(library, settings)])}  # fmt: skip
+              "ARGUMENTS": str(["policy.bin", *settings_arguments(library, settings)])}
     for key, value in values.items():
         page = page.replace(f"@{key}@", value)
     (folder / "index.html").write_text(page)
@@ -286,7 +286,7 @@ def export(env_name, args):
         chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
     args = {**args, "env": {**args["env"], "num_envs": 1},
             "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
-                    "batch_size": None}}  # fmt: skip
+                    "batch_size": None}}
     library = None if configuration.load_creator(args["env_name"]) else configuration.load_library(args["env_name"])
     for kind in ("c", "web"):
         if chosen[kind] and library is None:

@@ -67,7 +67,7 @@ class Gpu:
             self._refused = True
             print(f"train.device = cuda: the system locks no memory for copies ({str(error).splitlines()[0]}), so they "
                   "wait for each other, which is slower. ulimit -l unlimited, or docker run --ulimit memlock=-1, may "
-                  "allow it.", file=sys.stderr)  # fmt: skip
+                  "allow it.", file=sys.stderr)
 
     @contextlib.contextmanager
     def main(self):
@@ -84,7 +84,7 @@ class Gpu:
     def worker(self, number):
         """Within it, this thread's work goes to that worker's stream."""
         with (torch.cuda.device(self.torch_device), torch.cuda.stream(self.streams[number]),
-              torch.cuda.nvtx.range(f"worker {number}")):  # fmt: skip
+              torch.cuda.nvtx.range(f"worker {number}")):
             yield
 
     @staticmethod
@@ -188,7 +188,7 @@ def find_gpu(workers):
 def _return_range(begin, end, rewards, valid, resets, running, low, high):
     for n in range(begin, end):
         low[n], high[n] = kernels.return_range(rewards[:, n : n + 1], valid[:, n : n + 1], resets[:, n : n + 1],
-                                               running[n : n + 1], low[n], high[n])  # fmt: skip
+                                               running[n : n + 1], low[n], high[n])
 
 
 class Graphs(engines.Autograd):
@@ -237,14 +237,14 @@ class Graphs(engines.Autograd):
 
     def _storage(self):
         storage = {name: None if tensor is None else self.arena[f"storage/{name}"]
-                   for name, tensor in self.host.items()}  # fmt: skip
+                   for name, tensor in self.host.items()}
         storage["valid"].copy_(self.host["valid"])  # all alive, if agents never die: then it stays
         return storage
 
     def _row(self, agents, t):
         row = super()._row(agents, t)
         row["copied"] = [(row[name], self.host[name][t, agents]) for name in engines.ROLLOUT
-                         if row[name] is not None and (name != "valid" or self.vecenv.has_valid)]  # fmt: skip
+                         if row[name] is not None and (name != "valid" or self.vecenv.has_valid)]
         row["copied_back"] = [(self.host["actions"][t, agents], row["actions"])] if t < self.horizon else []
         if self.together:
             row["copied"] = row["copied_back"] = []
@@ -446,7 +446,7 @@ class TorchProducts:
         self.arena, self.name = arena, name
         half = precision != torch.float32
         self.rounded = [key for key, _ in policy.named_parameters()
-                        if half and key not in ("decoder.bias", "decoder.log_std")]  # fmt: skip
+                        if half and key not in ("decoder.bias", "decoder.log_std")]
         for key in self.rounded:
             shape = policy.get_parameter(key).shape
             arena.register(f"{name}/weights/{key}", shape, precision)
@@ -584,7 +584,7 @@ class Layers:
         for i, out in enumerate([*chunk.x[1:], chunk.last]):
             linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
             kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start,
-                                initial=None if initial is None else initial[i])  # fmt: skip
+                                initial=None if initial is None else initial[i])
         linear("decoder", chunk.flat_last, chunk.flat_outputs)
 
     def backward(self, chunk, resets, valid, index, start):
@@ -597,7 +597,7 @@ class Layers:
         products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
         for i in reversed(range(self.policy.num_layers)):
             kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
-                                     index=index, start=start)  # fmt: skip
+                                     index=index, start=start)
             products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i])
             products.add_rows(f"rnn.layers.{i}.bias", chunk.sums)
             products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
@@ -708,7 +708,7 @@ class Fused(engines.Restated, Graphs):
         rows = self.at_once // self.horizon
         self.chunks = [(start, min(rows, self.segments - start)) for start in range(0, self.segments, rows)]
         self.actors = [Layers(self.policy, arena, f"actor {w}", steps=0, rows=self.largest, precision=self.precision)
-                       for w in range(self.vecenv.num_workers)]  # fmt: skip
+                       for w in range(self.vecenv.num_workers)]
         self.layers = Layers(self.policy, arena, "learner", steps=self.horizon, rows=min(rows, self.segments),
                              precision=self.precision)
 
@@ -746,7 +746,7 @@ class Fused(engines.Restated, Graphs):
             flags = s["resets"], s["valid"], self.index, start
             layers.forward(chunk, *flags, self.initial_state["mingru"])
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
-                       None if log_std is None else log_std.data, chunk.grad_log_std)  # fmt: skip
+                       None if log_std is None else log_std.data, chunk.grad_log_std)
             layers.backward(chunk, *flags)
 
     def _learning_calls(self):

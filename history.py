@@ -133,7 +133,7 @@ def changes(saved):
     if ours is None:
         return None
     return {key: value for key, value in settings_of(saved).items()
-            if key in ours and ours[key] != value and not (key in chosen and ours[key] == "auto")}  # fmt: skip
+            if key in ours and ours[key] != value and not (key in chosen and ours[key] == "auto")}
 
 
 def listed(settings):
@@ -172,7 +172,7 @@ def show(run):
     print(f"environment  {run.saved['env_name']}")
     print(f"state        {run.state}, last entry {duration(run.age)} ago")
     print(f"steps        {run.last.get('step', 0):,} of {run.saved['train']['total_timesteps']:,} in "
-          f"{duration(run.last.get('performance/uptime', 0))}")  # fmt: skip
+          f"{duration(run.last.get('performance/uptime', 0))}")
     if not math.isnan(run.score):
         best = max((score for score in scores if math.isfinite(score)), default=run.score)
         print(f"score        {figure(run.score)}, best entry {figure(best)}   {sparkline(scores, 40)}")
@@ -252,7 +252,7 @@ def curves(found, metric=None, x="steps"):
     over, result = {"steps": "step", "seconds": "performance/uptime"}[x], []
     for run, entries in zip(found, logs, strict=True):
         points = [(entry[over], entry[name]) for entry in entries
-                  if over in entry and math.isfinite(entry.get(name, math.nan))]  # fmt: skip
+                  if over in entry and math.isfinite(entry.get(name, math.nan))]
         if not points:
             raise ConfigError(f"{run.folder}: no entry has {name}.")
         own = settings_of(run.saved)
@@ -309,7 +309,7 @@ def print_curves(name, drawn, x):
     for number, curve in enumerate(drawn):
         letter = LETTERS[number % len(LETTERS)] if len(drawn) > 1 else "━"
         console.print(Text(f"  {letter} {curve.label}   (last {figure(curve.y[-1])}, most {figure(curve.y.max())})",
-                           COLORS[number % len(COLORS)]))  # fmt: skip
+                           COLORS[number % len(COLORS)]))
 
 
 def write_curves(name, drawn, x, path):
@@ -358,7 +358,7 @@ def plot(found, metric=None, x="steps", output=None):
 def parse(verb, argv, program):
     """The options of `runs` or `plot`."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     several = "*" if verb == "runs" else "+"
     parser.add_argument("runs", nargs=several, metavar="RUN", help="for runs: nothing, ENV, show RUN or rm RUN ...")
     parser.add_argument("--data-dir", default=Base.data_dir)
@@ -380,7 +380,7 @@ def main(argv=None, program="history.py"):
     try:
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs], options.metric, options.x,
-                        options.output)  # fmt: skip
+                        options.output)
         what, *rest = options.runs or [None]
         if what in ("show", "rm"):
             if not rest or (what == "show" and len(rest) > 1):

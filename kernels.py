@@ -38,7 +38,7 @@ from arena import (  # noqa: F401  (for those who import kernels)
     FLOATS, HALF, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
     check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, flat_run, host, i32,
     numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64,
-)  # fmt: skip
+)
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
 
@@ -864,7 +864,7 @@ def _sums_of_blocks(like, count):
     """(parts, ticket) of the sums in kernels.cu: each stream has its own, whose kernels follow one another."""
     stream = torch.cuda.current_stream().cuda_stream
     parts = constant(("sums", stream, 1 << (count - 1).bit_length()), like,
-                     lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))  # fmt: skip
+                     lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))
     return parts, constant(("ticket", stream), like, lambda: torch.zeros(1, dtype=torch.int32))
 
 
@@ -1166,7 +1166,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     written = (checked(name, "new_values", new_values, (T, B)), checked(name, "ratios", ratios, (T, B)))
     sum_array = checked(name, "sums", sums, (SUMS,), np.float64)
     launch = functools.partial(_launch_sum, "ppo_loss_discrete" if heads is not None else "ppo_loss_continuous", T * M,
-                               SUMS, like, (T, M, N, B, width, start), (sum_array,))  # fmt: skip
+                               SUMS, like, (T, M, N, B, width, start), (sum_array,))
     if heads is not None:
         heads = check_heads(name, heads, check_sizes(name, "actions", actions, 3)[2], width - 1, like)
         masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1), np.uint8)
@@ -1478,7 +1478,7 @@ class Muon:
         arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram, polynomial)]
         coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
-                           lambda: torch.zeros(2, dtype=torch.int32))  # fmt: skip
+                           lambda: torch.zeros(2, dtype=torch.int32))
         CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients, *arrays,
                     arrived)
 

@@ -426,7 +426,7 @@ class Encoded(nn.Module):
                 starts = torch.as_tensor(leaf.start).reshape(-1).tolist()  # on a GPU a tensor would be copied each time
                 columns = value.reshape(value.shape[0], -1).long().unbind(1)
                 features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1), int(n)).float()
-                             for column, start, n in zip(columns, starts, sizes, strict=True)]  # fmt: skip
+                             for column, start, n in zip(columns, starts, sizes, strict=True)]
             elif kind == "numbers":
                 features.append(value.reshape(value.shape[0], -1).float() if normalised is None else next(normalised))
             else:
@@ -448,7 +448,7 @@ class Impala(Encoded):
 
     def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False):
         super().__init__(env, hidden_size, normalize=normalize,
-                         image_encoder=lambda space: _residual_encoder(space, channels))  # fmt: skip
+                         image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
             raise TypeError("models.Impala reads images (uint8, three dimensions, 5 × 5 or more), and none is in "
                             f"{env.single_observation_space}: take policy.name auto.")
@@ -528,7 +528,7 @@ def leaf_kind(space, boards=True):
     if boards and _is_board(space):
         return "board"
     image = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
-        _side(space) >= 5)  # fmt: skip
+        _side(space) >= 5)
     return "image" if image else "numbers"
 
 
@@ -562,17 +562,17 @@ def describe(policy):
     if isinstance(policy, MinGRUPolicy):
         first = "normalised, " if policy.normalizer is not None else ""
         return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, {policy.num_layers} MinGRU, "
-                f"linear; {parameters}")  # fmt: skip
+                f"linear; {parameters}")
     inner = getattr(policy, "policy", policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
     words = {"image": "convolutions of an image", "board": "convolutions of a board", "choices": "one-hot",
-             "numbers": "numbers"}  # fmt: skip
+             "numbers": "numbers"}
     seen = type(inner).__name__
     if isinstance(inner, Impala):
         words["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
         seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{tuple(leaf.shape)} {words[kind]}"
-                         for names, leaf, kind in inner.leaves)  # fmt: skip
+                         for names, leaf, kind in inner.leaves)
     return f"{seen}, {memory or 'no recurrent layer'}; {parameters}"
 
 
@@ -580,7 +580,7 @@ def wants_encoding(env, boards=False):
     """Whether an environment's observations are of the kind that `Encoded` is for."""
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
-        not isinstance(space, gymnasium.spaces.Box) or leaf_kind(space, boards) in ("image", "board"))  # fmt: skip
+        not isinstance(space, gymnasium.spaces.Box) or leaf_kind(space, boards) in ("image", "board"))
 
 
 class _Picture(nn.Module):
@@ -606,7 +606,7 @@ def _image_encoder(space):
         narrow, wide = 32 // half, 64 // half
         sizes = ((channels, narrow, 8 // half, 4 // half), (narrow, wide, 4, 2), (wide, wide, 3, 1))
         layers = [layer for size in sizes for layer in (
-            orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU(inplace=True))]  # fmt: skip
+            orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU(inplace=True))]
         return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
     return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
@@ -630,7 +630,7 @@ def _residual_encoder(space, channels):
     layers = [_Picture(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
     for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
         layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)), nn.MaxPool2d(3, 2, padding=1),
-                   _Residual(outputs), _Residual(outputs)]  # fmt: skip
+                   _Residual(outputs), _Residual(outputs)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
 
 
@@ -827,7 +827,7 @@ def is_plain(policy):
     """Whether a network is forward(observations) -> logits, value over a batch (B, *observation), without a state."""
     parameters = list(inspect.signature(policy.forward).parameters.values())
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1 and (
-        not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))  # fmt: skip
+        not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))
 
 
 def find_form(policy, space):
@@ -906,7 +906,7 @@ def no_pair(policy, method, outputs):
     """The NetworkFault of what is not (logits, value)."""
     parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     got = [f"{type(one).__name__} {tuple(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
-           for one in parts]  # fmt: skip
+           for one in parts]
     got = f"a {got[0]}" if parts is not outputs else f"{len(parts)}: {', '.join(got)}"
     return NetworkFault(f"{type(policy).__name__}.{method} must return (logits, value), got {got}; value is one number "
                         "for each observation. (models.py says what a network must have)")
@@ -915,7 +915,7 @@ def no_pair(policy, method, outputs):
 def _with_time(logits, T, N):
     if isinstance(logits, torch.distributions.Normal):
         return torch.distributions.Normal(*(x.unflatten(0, (T, N)) for x in (logits.loc, logits.scale)),
-                                          validate_args=False)  # fmt: skip
+                                          validate_args=False)
     if isinstance(logits, (list, tuple)):
         return [head.unflatten(0, (T, N)) for head in logits]
     return logits.unflatten(0, (T, N))

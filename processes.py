@@ -180,7 +180,7 @@ def outlive_readers():
             buffer = heard if before.write_through else io.BufferedWriter(heard)  # unbuffered with python -u
             setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, before.errors,
                                                 line_buffering=before.line_buffering,
-                                                write_through=before.write_through))  # fmt: skip
+                                                write_through=before.write_through))
 
 
 def lost_output():

@@ -61,7 +61,7 @@ SCALES = {
                           "min = {min}, max = {max}: logit_normal needs values between 0 and 1, without both"),
     "choice": Scale(takes="values"),
     "none": Scale(takes="nothing"),
-}  # fmt: skip
+}
 FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
 DEFAULT_SCALE = 0.25  # of the range, where a mean is given without a scale
 

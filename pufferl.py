@@ -84,7 +84,7 @@ from configuration import (  # load_* for scripts
     own_optimizer,
     plural,
     sizes_of,
-)  # fmt: skip
+)
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
@@ -651,7 +651,7 @@ def what_is_what(config, vecenv, policy):
     for name, given, right, what in (
             ("vecenv", vecenv, hasattr(vecenv, "num_agents") and not isinstance(vecenv, torch.nn.Module),
              "what make or load_env gives"),
-            ("policy", policy, isinstance(policy, torch.nn.Module), "a torch.nn.Module")):  # fmt: skip
+            ("policy", policy, isinstance(policy, torch.nn.Module), "a torch.nn.Module")):
         if not right:
             raise ConfigError(f"PuffeRL(config, vecenv, policy): {name} is a {type(given).__name__}, expected {what}"
                               + ("; the two are swapped." if isinstance(vecenv, torch.nn.Module) else "."))
@@ -807,7 +807,7 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle)
                             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
+                            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN}
         return self
 
     def _handle(self, number, frame):
@@ -841,11 +841,11 @@ def measure(env_name, args, vecenv, facts):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
     vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
-           "num_buffers": None, "device": "host", "backend": "native" if facts.native else "serial"}  # fmt: skip
+           "num_buffers": None, "device": "host", "backend": "native" if facts.native else "serial"}
     small = {**args, "vec": vec, "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
              "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto", "max_minibatch_size": None,
-                       "log_interval": math.inf}}  # fmt: skip
+                       "log_interval": math.inf}}
     with ranks.alone(), contextlib.ExitStack() as stack:  # environments may draw from the generators of all
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
@@ -945,7 +945,7 @@ def make_trainer(env_name, args):
         if args["resume"]:
             folder = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name, "trainer_state.pt"))
         trainer = PuffeRL({**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
-                           "settings": {**args, "launch": group.launchers()}}, vecenv, policy)  # fmt: skip
+                           "settings": {**args, "launch": group.launchers()}}, vecenv, policy)
     except BaseException:
         vecenv.close()
         raise
@@ -1031,7 +1031,7 @@ def learn(trainer, args):
             trainer.train()
             if heard and processes.lost_output():
                 heard = trainer.run.note(f"nobody reads the output any more ({processes.lost_output()}); the run "
-                                         "goes on without it", trainer.global_step)  # fmt: skip
+                                         "goes on without it", trainer.global_step)
             interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard else math.inf
             if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
                 trainer.print_dashboard()
@@ -1097,7 +1097,7 @@ def main(argv=None):
     if argv[0] == "diagnose":
         return diagnose(argv[1:])
     elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export",
-                 "list": "catalogue", "runs": "history", "plot": "history", "doctor": "doctor"}  # fmt: skip
+                 "list": "catalogue", "runs": "history", "plot": "history", "doctor": "doctor"}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")

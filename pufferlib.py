@@ -37,7 +37,7 @@ def load(name):
     own = ROOT / name if (ROOT / name).is_dir() else ROOT / f"{name}.py"
     if own.exists() and ROOT not in Path(module.__file__).resolve().parents:
         raise ImportError(f"{module.__file__} has the name of {own}, which PufferLib's names lead to: rename yours, or "
-                          "import pufferlib and what you need of it first.")  # fmt: skip
+                          "import pufferlib and what you need of it first.")
     return module
 
 
@@ -53,7 +53,7 @@ ROOMS = {  # other modules of PufferLib: the modules in which their names are lo
     "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [], "utils": [],
     "ocean": ["ocean"], "ocean.environment": [], "ocean.sanity": [], "ocean.torch": ["models"], "environments": [],
     "ocean.squared.cy_squared": [],
-}  # fmt: skip
+}
 NAMES = {  # a name of PufferLib: what it is here
     "PuffeRL": "pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
     "WandbLogger": "runs.WandbLogger", "NeptuneLogger": "runs.NeptuneLogger", "NoLogger": "runs.NoLogger",
@@ -70,7 +70,7 @@ NAMES = {  # a name of PufferLib: what it is here
     "ocean.env_creator": "pufferlib.ocean_creator", "ocean.environment.env_creator": "pufferlib.ocean_creator",
     "ocean.squared.cy_squared.CySquared": "pufferlib.CySquared",
     "ocean.torch.Policy": "models.Default", "ocean.torch.Recurrent": "models.LSTMWrapper",
-}  # fmt: skip
+}
 GONE = {  # what took the place of a name that has no equivalent
     "__version__": "this project has no numbered versions; a run's folder keeps those of its libraries",
     "set_buffers": "PufferEnv.__init__(buf) makes the arrays",
@@ -91,7 +91,7 @@ GONE = {  # what took the place of a name that has no equivalent
     "pufferl.Profile": "python pufferl.py profile ENV", "pufferl.Utilization": "trainer.print_dashboard()",
     "ocean.MAKE_FUNCTIONS": "ocean.names()",
     "environments.try_import": "a missing package is named, with its install line, when an environment is made",
-}  # fmt: skip
+}
 
 # A family of pufferlib.environments: the name that it makes without one, what a name is called here, special names.
 FAMILIES = {
@@ -117,10 +117,10 @@ FAMILIES = {
 }
 ROOMS |= {f"environments.{family}": [] for family in FAMILIES}
 OTHER_FAMILIES = ("bsuite", "dm_control", "dm_lab", "gpudrive", "gvgai", "kinetix", "links_awaken", "metta", "minerl",
-                  "nmmo", "slimevolley", "smac", "trade_sim")  # fmt: skip
+                  "nmmo", "slimevolley", "smac", "trade_sim")
 GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
                       "PufferLib's adapter of this package is not here; a Gymnasium or PettingZoo environment needs "
-                      "none: vector.make(a function that makes it)")  # fmt: skip
+                      "none: vector.make(a function that makes it)")
 
 
 def find(room, name):
@@ -148,7 +148,7 @@ def find(room, name):
     if full in GONE:
         raise AttributeError(f"pufferlib.{full} has no equivalent here: {GONE[full]}.")
     known = [*(key for module in modules for key in vars(module)),
-             *(key.rpartition(".")[2] for key in {**NAMES, **ROOMS} if key.rpartition(".")[0] == room)]  # fmt: skip
+             *(key.rpartition(".")[2] for key in {**NAMES, **ROOMS} if key.rpartition(".")[0] == room)]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise AttributeError(f"pufferlib.{full}: there is no such name.{hint} (docs/from_pufferlib.md)")
@@ -311,7 +311,7 @@ class PufferEnv(our_emulation.PufferEnv):
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks)."""
         return (self.observations, self.rewards, self.terminals, self.truncations, self.infos, self.agent_ids,
-                self.masks)  # fmt: skip
+                self.masks)
 
 
 class CySquared:
@@ -371,7 +371,7 @@ def ResizeObservation(env, downscale=2):
     """Every `downscale`-th row and column of pictures (height, width)."""
     space = env.observation_space
     small = gymnasium.spaces.Box(space.low[::downscale, ::downscale], space.high[::downscale, ::downscale],
-                                 dtype=space.dtype.type)  # fmt: skip
+                                 dtype=space.dtype.type)
     return gymnasium.wrappers.TransformObservation(env, lambda seen: seen[::downscale, ::downscale], small)
 
 
@@ -418,7 +418,7 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
 
 
 def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda, vtrace_rho_clip,
-                           vtrace_c_clip):  # fmt: skip
+                           vtrace_c_clip):
     """kernels.advantage in PufferLib's layout: arrays (segments, T), rewards[:, t + 1] and terminals[:, t + 1] follow
     the action at t, and the last step has no advantage. Writes into `advantages` and returns it."""
     import torch
@@ -431,6 +431,6 @@ def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma,
     load("kernels").advantage(
         values.T.float().contiguous(), steps(rewards, first=1), done, flags, torch.zeros_like(result), steps(ratio),
         torch.ones(values.T.shape, dtype=torch.uint8), result, gamma=gamma, gae_lambda=gae_lambda,
-        rho_clip=vtrace_rho_clip, c_clip=vtrace_c_clip)  # fmt: skip
+        rho_clip=vtrace_rho_clip, c_clip=vtrace_c_clip)
     advantages[:, :-1], advantages[:, -1] = result.T, 0
     return advantages

@@ -202,7 +202,7 @@ class Ranks:
                 with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
                     then = json.loads(path.with_name("config.json").read_text()).get("launch", [])
                     if any(name == other and abs(began - before) < 5
-                           for name, began in launchers for other, before in then):  # fmt: skip
+                           for name, began in launchers for other, before in then):
                         return str(path.parent)
 
         return self.first(find) if launchers else None
@@ -364,7 +364,7 @@ def launch(count, command):
         return 1
     except (OSError, RuntimeError) as error:
         print(f"train.gpus = {count}: not all ranks could be started ({error}). `ulimit -u` shows how many processes "
-              "and threads you may have.", file=sys.stderr)  # fmt: skip
+              "and threads you may have.", file=sys.stderr)
         return 1
     finally:
         processes.end_children()

@@ -184,7 +184,7 @@ class WandbLogger(NoLogger):
     """
 
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None, tag=None, run_id=None,
-                 folder=None):  # fmt: skip
+                 folder=None):
         try:
             import wandb
         except ImportError:
@@ -193,7 +193,7 @@ class WandbLogger(NoLogger):
             asked = asked_for(project, "WandbLogger")
             project, config = asked["project"], project if config is None else config
             entity, name, group, tag = (entity or asked["entity"], name or asked["env_name"], group or asked["group"],
-                                        tag or asked["tag"])  # fmt: skip
+                                        tag or asked["tag"])
         self.wandb = wandb
         try:
             self.run = wandb.init(project=project, entity=entity, name=name, config=config, group=group, id=run_id,
@@ -241,7 +241,7 @@ class NeptuneLogger(NoLogger):
         try:
             self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags, source_files=[],
                                         capture_stdout=False, capture_stderr=False, capture_traceback=False,
-                                        custom_run_id=None if offline else run_id)  # fmt: skip
+                                        custom_run_id=None if offline else run_id)
         except neptune.exceptions.NeptuneException as error:
             raise ValueError(f"Neptune: {error} (NEPTUNE_MODE=offline needs no account)") from None
         self.model = None
@@ -406,7 +406,7 @@ class Run:
 def on_the_cpu(tensors):
     """Copies there of all tensors of a dict; what else a module's get_extra_state has put there, as it is."""
     return {name: tensor.to("cpu", copy=True) if isinstance(tensor, torch.Tensor) else tensor
-            for name, tensor in tensors.items()}  # fmt: skip
+            for name, tensor in tensors.items()}
 
 
 SCORES = ("best_score", "_recent")  # of a trainer's statistics; the other NUMBERS are its own
@@ -634,7 +634,7 @@ class Dashboard:
             print(COMPILING, flush=True)
             return
         self.live = Progress(SpinnerColumn(), TextColumn(COMPILING), TimeElapsedColumn(), console=self.console,
-                             transient=True)  # fmt: skip
+                             transient=True)
         self.live.add_task("")
         self.live.start()
 
@@ -644,14 +644,14 @@ class Dashboard:
             self.close()
             if compiling.seconds > 1:
                 print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as no time of training",
-                      flush=True)  # fmt: skip
+                      flush=True)
         self.scores.append(score_of(trainer.environment, self.goal[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             sps = getattr(trainer, "last_sps", trainer.sps)
             self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  score "
                                f"{self.scores[-1]:.3f}  {time_left(trainer, *self.first)}", highlight=False,
-                               soft_wrap=True)  # fmt: skip
+                               soft_wrap=True)
             return
         if self.live is None:
             from rich.live import Live
@@ -714,7 +714,7 @@ def aligned(rows, right=()):
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
         cells = [cell.rjust(width) if title in right else cell.ljust(width)
-                 for cell, width, title in zip(row, widths, rows[0], strict=True)]  # fmt: skip
+                 for cell, width, title in zip(row, widths, rows[0], strict=True)]
         line = "  ".join(cells).rstrip()
         yield line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
 
@@ -779,7 +779,7 @@ def panel(trainer, scores, goal, time):
 
     def table(title, rows, style="bold"):
         grid = Table(title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left",
-                     padding=(0, 1))  # fmt: skip
+                     padding=(0, 1))
         grid.add_column()
         grid.add_column(justify="right", min_width=9)
         for name, value in [*rows][:MOST_ROWS]:

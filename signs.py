@@ -34,13 +34,13 @@ def vital(observations, rewards, valid, terminals, truncations):
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
     agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
     metrics = {"vital/terminated": float(terminals.sum(where=live)),
-               "vital/truncated": float(truncations.sum(where=live))}  # fmt: skip
+               "vital/truncated": float(truncations.sum(where=live))}
     flat = observations[: len(rewards)].reshape(*live.shape, -1)[rows, agents, some]
     seen = flat[live[rows, agents]]
     if len(seen) > 1 and seen.dtype.kind in "fiub":
         low, high = seen.min(0).astype(np.float64), seen.max(0).astype(np.float64)
         metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
-                    "vital/observation_constant": float((low == high).mean())}  # fmt: skip
+                    "vital/observation_constant": float((low == high).mean())}
     low, high = rewards.min(where=live, initial=np.inf), rewards.max(where=live, initial=-np.inf)
     return metrics | ({"vital/reward_min": float(low), "vital/reward_max": float(high)} if low <= high else {})
 
@@ -97,7 +97,7 @@ class Signs:
         """Updates an epoch, or None."""
         c = self.settings
         if self.agents is None or not all(isinstance(c.get(key), int | float) for key in (
-                "horizon", "minibatch_size", "replay_ratio")):  # fmt: skip
+                "horizon", "minibatch_size", "replay_ratio")):
             return None
         return c["replay_ratio"] * self.agents * c["horizon"] / c["minibatch_size"]
 
@@ -113,7 +113,7 @@ class Signs:
         """clipfrac and KL stay at zero though there are several updates and much is undecided."""
         entropies = self.values("losses/entropy")
         still = self.lasting("losses/approx_kl", lambda kl: kl < 1e-6) and self.lasting(
-            "losses/clipfrac", lambda share: share == 0)  # fmt: skip
+            "losses/clipfrac", lambda share: share == 0)
         undecided = not entropies or entropies[-1] > 0.5 * entropies[0]
         if still and undecided and self.progress < 0.8 and (self.minibatches or 2) >= 2:
             return ("The policy has not moved: clipfrac and approx_kl are 0 though there are several updates an epoch. "
@@ -130,7 +130,7 @@ class Signs:
         """The policy has settled and the score is where it was."""
         entropies = self.values("losses/entropy")
         if len(entropies) > PATIENCE and entropies[0] > 0 and self.progress > BEGUN and not self.score_moved() and (
-                self.lasting("losses/entropy", lambda entropy: entropy < 0.05 * entropies[0])):  # fmt: skip
+                self.lasting("losses/entropy", lambda entropy: entropy < 0.05 * entropies[0])):
             return (f"The policy has stopped trying: its entropy fell from {entropies[0]:.2g} to {entropies[-1]:.2g} "
                     "while the score stayed. Try a larger --train.ent-coef (0.01 to 0.05) or a smaller "
                     "--train.learning-rate.")
@@ -139,7 +139,7 @@ class Signs:
         """The clipped gradient is nearly all the value's."""
         weight, clip = self.settings.get("vf_coef", 1.0), self.settings.get("max_grad_norm", math.inf)
         if self.lasting("losses/value_loss", lambda loss: weight * loss > VAST_VALUE_LOSS) and self.lasting(
-                "losses/grad_norm", lambda norm: norm > 10 * clip):  # fmt: skip
+                "losses/grad_norm", lambda norm: norm > 10 * clip):
             loss = self.values("losses/value_loss")[-1]
             return (f"The value's loss ({loss:.3g} × vf_coef) dwarfs the policy's, and the gradient is clipped to a "
                     "tenth and less. Try --train.norm-reward True, or a smaller --train.vf-coef.")
@@ -148,7 +148,7 @@ class Signs:
         """Explained variance below zero for long, with returns that differ."""
         if self.progress > 2 * BEGUN and self.lasting(
                 "losses/explained_variance", lambda share: share < -0.1, 4 * PATIENCE) and self.lasting(
-                "losses/value_loss", lambda loss: loss > 0.02, 4 * PATIENCE):  # fmt: skip
+                "losses/value_loss", lambda loss: loss > 0.02, 4 * PATIENCE):
             share = self.values("losses/explained_variance")[-1]
             return (f"The value predicts worse than a constant would: explained_variance is {share:.2g} and stays "
                     "below 0. Try --train.norm-reward True, --train.vf-clip-coef inf, or --train.norm-obs True.")
@@ -158,7 +158,7 @@ class Signs:
     def sign_rewards_zero(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
         if len(low) > PATIENCE and self.progress > BEGUN and max(high) == min(low) == 0 and not any(
-                self.values("environment/episode_return")):  # fmt: skip
+                self.values("environment/episode_return")):
             return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever reached by chance? "
                     "Make it easier at first, or reward steps towards it (docs/recipes.md).")
 
@@ -185,7 +185,7 @@ class Signs:
         """Finite so far, and doubling."""
         largest = self.values("vital/observation_max")
         if len(largest) >= PATIENCE and largest[-1] > 100 * VAST and all(
-                later > 2 * earlier for earlier, later in itertools.pairwise(largest[-PATIENCE:])):  # fmt: skip
+                later > 2 * earlier for earlier, later in itertools.pairwise(largest[-PATIENCE:])):
             return (f"Observations grow without bound: {largest[-1]:.3g} now, twice as much with each entry of the "
                     "log. Does something in the environment add up for ever?")
 
@@ -193,7 +193,7 @@ class Signs:
         ended = self.values("vital/terminated"), self.values("vital/truncated")
         steps = (self.step - (self.first or 0)) / (self.agents or math.inf)
         if len(ended[0]) >= PATIENCE and steps > LONG and not (
-                sum(map(sum, ended)) or any(self.values("environment/n"))):  # fmt: skip
+                sum(map(sum, ended)) or any(self.values("environment/n"))):
             return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the environment say terminated or "
                     "truncated? A time limit helps too (gymnasium.wrappers.TimeLimit).")
 
@@ -231,7 +231,7 @@ def read(folder):
 
 CURVES = ("environment/score", "environment/episode_return", "environment/episode_length", "losses/entropy",
           "losses/approx_kl", "losses/clipfrac", "losses/value_loss", "losses/explained_variance", "losses/grad_norm",
-          "losses/learning_rate", "vital/reward_max", "vital/observation_max")  # fmt: skip
+          "losses/learning_rate", "vital/reward_max", "vital/observation_max")
 
 
 def diagnose(folder):
@@ -266,11 +266,11 @@ def draw(name, entries, said):
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), row=i // 3 + 1, col=i % 3 + 1)
         for step, sentence in said:
             figure.add_vline(x=step, line={"dash": "dot", "color": "crimson"}, row=i // 3 + 1, col=i % 3 + 1,
-                             name=sentence)  # fmt: skip
+                             name=sentence)
     figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False, template="plotly_white")
     items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>" for step, sentence in said)
     title = html.escape(name)
     head = f"<!doctype html><meta charset='utf-8'><title>{title}</title><body style='font-family:sans-serif'>"
     return (f"{head}<h1>{title}</h1>"
             f"<ul>{items or '<li>No sign of trouble.</li>'}</ul>"
-            + figure.to_html(full_html=False, include_plotlyjs=True))  # fmt: skip
+            + figure.to_html(full_html=False, include_plotlyjs=True))

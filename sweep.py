@@ -217,7 +217,7 @@ class Ledger:
 
 
 RECORD = {"trial": int, "status": str, "settings": dict, "curve": list, "score": float | int | None,
-          "cost": float | int | None, "steps": float | int, "error": str | None}  # fmt: skip
+          "cost": float | int | None, "steps": float | int, "error": str | None}
 TOLD = {"asked": dict, "options": list, "space": dict}
 
 
@@ -1136,7 +1136,7 @@ def curves_of_trials(asked, good, text):
 def stars(asked, good, text, tuner):
     names = tuner.space.names
     values = {s.name: [str(r["settings"][s.name]) if s.categorical else r["settings"][s.name] for r in good]
-              for s in tuner.space.settings}  # fmt: skip
+              for s in tuner.space.settings}
     logarithmic = {s.name for s in tuner.space.settings if s.row.axis == "log"}
     score = [r["score"] for r in good]
     buttons = [{"label": name, "method": "update", "args": [

@@ -83,7 +83,7 @@ def autoreset_mode(env):
         raise ValueError(f'{env} {says}: set its metadata["autoreset_mode"] to "same_step" (a step that ends an '
                          'episode returns the next one\'s first observation), "next_step" (the step after it does) or '
                          '"disabled" (reset(options={"reset_mask": ended}) does). For Isaac Lab and ManiSkill there '
-                         "are tensors.IsaacLab and tensors.ManiSkill.")  # fmt: skip
+                         "are tensors.IsaacLab and tensors.ManiSkill.")
     return MODES[name]
 
 
@@ -136,9 +136,9 @@ class TensorEnv:
             self._starts = torch.from_numpy(action.starts.astype(np.int32)).to(self.device)
         if not action.heads and not (np.isinf(action.low).all() and np.isinf(action.high).all()):
             self._bounds = [torch.from_numpy(bound.astype(np.float32)).to(self.device)
-                            for bound in (action.low, action.high)]  # fmt: skip
+                            for bound in (action.low, action.high)]
         self._firsts = [(int(first), int(first) + size)
-                        for first, size in zip(action.firsts, action.heads, strict=False)]  # fmt: skip
+                        for first, size in zip(action.firsts, action.heads, strict=False)]
 
     # -- rows of a rollout -----------------------------------------------------------------------------------------
 
@@ -323,12 +323,12 @@ class TensorEnv:
                              "and info.")
         self._check_observations(result[0], "step")
         for name, array, kinds in zip(("rewards", "terminated", "truncated"), result[1:4], ("iuf", "biu", "biu"),
-                                      strict=True):  # fmt: skip
+                                      strict=True):
             array = self._on_host(array, f"{name} of the first step()")
             if array.shape != (self.num_agents,) or array.dtype.kind not in kinds:
                 raise ValueError(f"{self.env}: {name} of the first step() have shape {array.shape} and dtype "
                                  f"{array.dtype}, expected shape ({self.num_agents},) and "
-                                 f"{'numbers' if 'f' in kinds else 'bools'}.")  # fmt: skip
+                                 f"{'numbers' if 'f' in kinds else 'bools'}.")
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"{self.env}: {name} of the first step() hold {array[~np.isfinite(array)][0]} for "
                                  f"environment {np.flatnonzero(~np.isfinite(array))[0]}; expected numbers.")

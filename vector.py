@@ -175,7 +175,7 @@ class Vector:
             raise WorkerError(self.hung) from None
         except Exception as error:
             error.add_note(f"(environment {self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))} of "
-                           f"{self.name})")  # fmt: skip
+                           f"{self.name})")
             raise
         finally:
             self.inside = None
@@ -285,7 +285,7 @@ class Vector:
             # A negative number is a large one without its sign, so that one comparison finds both ends.
             actions, heads = actions.astype(np.int64, copy=False).view(np.uint64), self.action_heads
             if actions.max() >= heads[0] if len(heads) == 1 else (
-                    actions.reshape(agents, -1) >= np.array(heads, np.uint64)).any():  # fmt: skip
+                    actions.reshape(agents, -1) >= np.array(heads, np.uint64)).any():
                 raise ValueError(f"an action lies outside {self.single_action_space}.")
 
     def async_reset(self, seed=None):
@@ -438,7 +438,7 @@ class Native(Vector):
         masks = arrays["action_masks"]
         return (arrays["observations"][after], *(arrays[name][t] for name in ("actions", "rewards", "terminals",
                 "truncations")), arrays["final_observations"], arrays["valid"][after] if self.has_valid else None,
-                None if masks is None else masks[after])  # fmt: skip
+                None if masks is None else masks[after])
 
     def wait(self, worker=0):
         """(buffer, t) of the next buffer of this worker to act on, or None when all of them have reached t = T.
@@ -547,7 +547,7 @@ class OnGpu(Native):
         self.storage = self.new_storage(horizon, aligned_zeros)
         self.storage.valid[:] = 1
         self._host = {name: None if array is None else torch.from_numpy(array)
-                      for name, array in vars(self.storage).items()}  # fmt: skip
+                      for name, array in vars(self.storage).items()}
         one = self.new_storage(1, lambda shape, dtype: torch.from_numpy(np.zeros(shape, dtype)).to(self.device))
         one.valid[:] = 1
         self._arrays = None
@@ -654,7 +654,7 @@ class Emulated(Vector):
     threads_per_worker = 1
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name=None,
-                 timeout=60.0):  # fmt: skip
+                 timeout=60.0):
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
         self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
         self.timeout, self._next_look, self._starting = timeout, 0.0, set()
@@ -1019,7 +1019,7 @@ class Multiprocessing(Emulated):
         self._workers, self._numbers = [], {}
         for worker in range(self.num_processes):
             process = workers.Process(memory, {"path": sys.path, "envs": self.envs_of(worker), "arrays": layouts,
-                                               "first_agent": self.agents_of(worker).start})  # fmt: skip
+                                               "first_agent": self.agents_of(worker).start})
             self._workers.append(process)
             self._numbers[process.fileno()] = worker
             self._poller.register(process, select.POLLIN)
@@ -1134,7 +1134,7 @@ class Tensors(Vector):
     def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors"):
         if len(creators) != 1:
             raise ValueError(f"backend tensors steps one object that holds many environments, not {len(creators)}: "
-                             "leave vec.num_envs at 1 and set its own number, env.num_envs.")  # fmt: skip
+                             "leave vec.num_envs at 1 and set its own number, env.num_envs.")
         env = emulation.build(*creators[0], seed)
         self._env = tensors.look(env, seed)
         if self._env is None:
@@ -1164,7 +1164,7 @@ class Tensors(Vector):
         self.storage = self.new_storage(horizon, aligned_zeros)
         self.storage.valid[:] = 1
         self._host = {name: None if array is None else torch.from_numpy(array)
-                      for name, array in vars(self.storage).items()}  # fmt: skip
+                      for name, array in vars(self.storage).items()}
         self._arrays = self._host
         self.write_to(self._host)
         self.restart(self.seed)
@@ -1182,7 +1182,7 @@ class Tensors(Vector):
             before = {"before": arrays["observations"][t], "final_observations": arrays["final_observations"]}
             now = {name: arrays[name][t] for name in ("actions", "rewards", "terminals", "truncations")}
             after = {name: None if arrays[name] is None else arrays[name][t + 1]
-                     for name in ("observations", "resets", "valid", "action_masks")}  # fmt: skip
+                     for name in ("observations", "resets", "valid", "action_masks")}
             return self._env.view({**before, **now, **after})
 
         self._rows = [row(t) for t in range(len(arrays["actions"]))]
@@ -1252,7 +1252,7 @@ class Tensors(Vector):
 
 
 BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray, "package": Package,
-            "tensors": Tensors}  # fmt: skip
+            "tensors": Tensors}
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
@@ -1302,7 +1302,7 @@ ENVIRONMENT = 4000  # bytes of a small environment in Python
 
 
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None, num_threads=None,
-         device=None, seed=0, env_args=(), env_kwargs=None, timeout=60.0, **settings):  # fmt: skip
+         device=None, seed=0, env_args=(), env_kwargs=None, timeout=60.0, **settings):
     """A vector of `num_envs` environments.
 
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",

@@ -71,7 +71,7 @@ class Play:
         configuration.check_names(args, "eval")
         self.seed, self.deterministic, self.step = seed, args["eval"]["deterministic"], 0
         vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None, "batch_size": None,
-               "device": "host"}  # fmt: skip
+               "device": "host"}
         args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
         self.policy = pufferl.load_policy(args, self.vecenv, env_name).eval()  # for batch norms and dropouts
@@ -177,7 +177,7 @@ class Episodes:
         """{field: Statistic}. The error takes the episodes of one environment with several agents for related."""
         if self.by_agent:
             samples = [(env, weight, log) for env, reports in enumerate(self.reports)
-                       for weight, log in reports if weight]  # fmt: skip
+                       for weight, log in reports if weight]
         else:
             samples = [(env, 1, log) for env, reports in enumerate(self.reports)
                        for _, log in reports[: self.quotas[env]]]
@@ -322,7 +322,7 @@ class View(Play):
             names = self.labels[number] if number < len(self.labels) else {}
             labels = [names.get(i) for i in range(len(columns))]
             heads.append({"probabilities": head.softmax(0).tolist(), "taken": taken[number], "barred": barred,
-                          "labels": labels if any(labels) else []})  # fmt: skip
+                          "labels": labels if any(labels) else []})
         return {"value": value, "heads": heads}
 
     def picture(self):
@@ -396,7 +396,7 @@ def write_video(pictures, path, fps):
         pad = ((0, height % 2), (0, width % 2), (0, 0))  # yuv420p halves both
         writer = imageio_ffmpeg.write_frames(
             path, (width + width % 2, height + height % 2), fps=fps, codec="libx264", pix_fmt_out="yuv420p", quality=8,
-            macro_block_size=2, output_params=["-movflags", "+faststart"])  # fmt: skip
+            macro_block_size=2, output_params=["-movflags", "+faststart"])
         with contextlib.closing(writer):  # ffmpeg ends with its input, also where this process is killed
             writer.send(None)
             for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
@@ -479,7 +479,7 @@ class Texture:
         raylib.InitWindow(width * self.scale, height * self.scale, title.encode())
         self.pixels = np.full((height, width, 4), 255, np.uint8)
         image = raylib.ffi.new("Image *", (raylib.ffi.cast("void *", self.pixels.ctypes.data), width, height, 1,
-                                           raylib.PIXELFORMAT_UNCOMPRESSED_R8G8B8A8))  # fmt: skip
+                                           raylib.PIXELFORMAT_UNCOMPRESSED_R8G8B8A8))
         self.texture = raylib.LoadTextureFromImage(image[0])
 
     def draw(self, picture):
@@ -534,7 +534,7 @@ def show_in_terminal(view, console=None, steps=None):
         while steps is None or view.step < steps:
             view.decide()
             caption = (f"{view.vecenv.name}   step {view.lengths[0]}   return {view.returns[0]:.6g}   "
-                       f"value {view.thoughts()['value']:.3f}   {summary(view)}   ctrl-C ends")  # fmt: skip
+                       f"value {view.thoughts()['value']:.3f}   {summary(view)}   ctrl-C ends")
             live.update(HalfBlocks(view.picture(), caption), refresh=True)
             view.advance()
             due = max(due + 1 / view.fps, time.perf_counter())
@@ -718,7 +718,7 @@ class Page:
             "mean": float(np.mean(scores)) if count else None,
             "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
             "problem": self.problem, "picture": png(view.picture(), self.LARGEST), **view.thoughts(self.agent),
-        }  # fmt: skip
+        }
         with self.changed:
             self.number += 1
             self.state, self.scores = {"number": self.number, **state}, scores
@@ -730,7 +730,7 @@ class Page:
         self.asked = time.perf_counter()
         with self.changed:
             if not self.changed.wait_for(lambda: self.state and (self.number > after or self.state["run"] != run),
-                                         self.PATIENCE):  # fmt: skip
+                                         self.PATIENCE):
                 return None
             state, scores = self.state, self.scores
         self.asked = time.perf_counter()
@@ -904,7 +904,7 @@ def show_on_page(env_name, args):
     address, here = f"http://127.0.0.1:{page.port}", not os.environ.get("SSH_CONNECTION")
     print(f"{env_name}, {describe_policy(args)}: {address}   (ctrl-C ends)\n"
           f"from {'another' if here else 'your own'} machine: {tunnel(page.port)}, then the same address there",
-          flush=True)  # fmt: skip
+          flush=True)
     if args["eval"]["open"] and here and ocean.has_display():
         webbrowser.open(address)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -931,14 +931,14 @@ def ship(env_name, args):
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
     saved = configuration.load_checkpoint(model)
     weights = {name: tensor.to(torch.half if tensor.is_floating_point() else tensor.dtype, copy=True,
-                               memory_format=torch.contiguous_format) for name, tensor in saved.items()}  # fmt: skip
+                               memory_format=torch.contiguous_format) for name, tensor in saved.items()}
     with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
         torch.save(weights, Path(folder) / "rounded.pt")
         results = evaluate(env_name, {**args, "load_model_path": str(Path(folder) / "rounded.pt")})
     about = {"score": results["score"].mean, "score_error": results["score"].error,
              "episodes": args["eval"]["episodes"], "steps": steps_of(model), "seed": args["train"]["seed"],
              "env": {name: value for name, value in args["env"].items() if name != "num_envs"},
-             "policy": args["policy"], "rnn": args["rnn"]}  # fmt: skip
+             "policy": args["policy"], "rnn": args["rnn"]}
     data = save(weights, {name: json.dumps(value) for name, value in about.items()})
     if len(data) > LARGEST_BASELINE:
         raise pufferl.ConfigError(f"ship: {len(data):,} bytes are more than the {LARGEST_BASELINE:,} that a shipped "

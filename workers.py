@@ -53,7 +53,7 @@ class Envs:
             if got != expected:
                 says = "has the observation space {}, the action space {} and {} agents"
                 raise ValueError(f"environment {i} {says.format(*got)}, but environment 0 {says.format(*expected)}; "
-                                 "all environments of a vector need the same.")  # fmt: skip
+                                 "all environments of a vector need the same.")
         self.copies = emulation.copies(self.envs[0])
         self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [emulation.slots(env) for env in self.envs]
@@ -67,7 +67,7 @@ class Envs:
             now = {name: arrays[name][t, part] for name in ("actions", "rewards", "terminals", "truncations")}
             masks = arrays.get("action_masks")
             self._rows.append(SimpleNamespace(**after, **now, final_observations=arrays["final_observations"][part],
-                                              action_masks=None if masks is None else masks[t + 1, part]))  # fmt: skip
+                                              action_masks=None if masks is None else masks[t + 1, part]))
         firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
         self._views = [
             [env.views(row, first) for env, first in zip(self.envs, firsts, strict=True)] for row in self._rows
@@ -157,14 +157,14 @@ class Envs:
 # The files that call environments. In the first two only these functions do; a policy calls others of them.
 OURS = [str(Path(__file__).with_name(f"{name}.py")) for name in ("emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks", "look", "build",
-         "create", "render", "close")  # fmt: skip
+         "create", "render", "close")
 
 
 def own_frames(stack):
     """Of a traceback.StackSummary, the frames of an environment's own code: those below the last of ours that calls
     environments, without the packages in between. None if the error is in ours."""
     last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[2:] or
-                (frame.filename in OURS and frame.name in CALLS)), default=len(stack))  # fmt: skip
+                (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
     below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
     if not below:
         return None
@@ -295,7 +295,7 @@ class Process:
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         self._process = subprocess.Popen(
             [sys.executable, "-c", self.CODE, str(Path(__file__).parent), *map(str, (*fds, CLOSING, os.getpid()))],
-            pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)  # fmt: skip
+            pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
         theirs.close()
         self.pid, setup = self._process.pid, pickle.dumps(setup)
         self._say(struct.pack("<Q", len(setup)) + setup)
@@ -406,7 +406,7 @@ class RemoteEnvs:
         self.envs = Envs(*cloudpickle.loads(envs))
         rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
         self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
-                       for name, (shape, dtype) in layout.items()}  # fmt: skip
+                       for name, (shape, dtype) in layout.items()}
         self.envs.bind(self.arrays, 0)
 
     def do(self, kind, number, actions):
@@ -427,7 +427,7 @@ class RemoteEnvs:
     def layout(storage):
         """{name: (shape of one agent's part, dtype)} of a rollout's arrays."""
         return {name: (array.shape[2 if name != "final_observations" else 1 :], array.dtype)
-                for name, array in vars(storage).items() if array is not None}  # fmt: skip
+                for name, array in vars(storage).items() if array is not None}
 
     @staticmethod
     def store(results, storage, agents, kind, t):

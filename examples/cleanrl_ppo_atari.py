@@ -79,14 +79,14 @@ class Agent(nn.Module):
             convolutions = nn.Sequential(
                 layer_init(nn.Conv2d(shape[0], 32, 8, stride=4)), nn.ReLU(),
                 layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(),
-                layer_init(nn.Conv2d(64, 64, 3, stride=1)), nn.ReLU(), nn.Flatten())  # fmt: skip
+                layer_init(nn.Conv2d(64, 64, 3, stride=1)), nn.ReLU(), nn.Flatten())
             inputs, width = convolutions(torch.zeros(1, *shape)).shape[1], 512
             self.network = nn.Sequential(convolutions, layer_init(nn.Linear(inputs, width)), nn.ReLU())
         else:
             torch.set_num_threads(1)  # in products this small threads wait for each other longer than they work
             inputs, width = int(np.prod(shape)), 64
             self.network = nn.Sequential(nn.Flatten(), layer_init(nn.Linear(inputs, width)), nn.Tanh(),
-                                         layer_init(nn.Linear(width, width)), nn.Tanh())  # fmt: skip
+                                         layer_init(nn.Linear(width, width)), nn.Tanh())
         self.actor = layer_init(nn.Linear(width, envs.single_action_space.n), std=0.01)
         self.critic = layer_init(nn.Linear(width, 1), std=1)
 

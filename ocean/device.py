@@ -21,12 +21,12 @@ from ocean import FOLDER
 OPTIONS = ("-std=c++20", "-default-device", "--fmad=false", "-w")
 THREADS = 64  # a block
 STANDARD = {f"{name}.h" for name in ("float", "limits", "math", "stdarg", "stdbool", "stddef", "stdint", "stdio",
-                                     "stdlib", "string")}  # fmt: skip
+                                     "stdlib", "string")}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>|(ENV_HEADER)).*$', re.MULTILINE)
 # (Type){ where a value may stand: after an operator, a bracket, a comma or return.
 LITERAL = re.compile(r"(?<=[-=(,{?:&|+*/;<>!~^%])(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{|"
-                     r"\breturn(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{")  # fmt: skip
+                     r"\breturn(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{")
 
 
 class NotCompiled(RuntimeError):
@@ -57,7 +57,7 @@ def truncates(library):
 def source(library):
     """The text of an environment's kernels: device_step, device_reset and device_log of binding.c."""
     described = {"OCEAN_DEVICE": 1, "STRUCT_SIZE": library.struct_size, "PLAIN_START": library.plain_start,
-                 "LOG_OFFSET": library.log_offset}  # fmt: skip
+                 "LOG_OFFSET": library.log_offset}
     lines = [f"#define {name} {value}\n" for name, value in described.items()]
     text = _flat(FOLDER / "binding.c", library.header, set())
     return "".join(lines) + LITERAL.sub(lambda m: f"{m[1]}{m[2]}{{" if m[2] else f"return {m[4]}{{", text)

@@ -53,7 +53,7 @@ import sweep  # noqa: E402
 INTERVAL = 2  # epochs between checkpoints
 OFTEN = ["--train.checkpoint-interval", str(INTERVAL), "--train.log-interval", "0", "--logger", "none"]
 SQUARED = ["train", "squared", "--env.num-envs", "64", "--train.minibatch-size", "1024", "--vec.num-threads", "1",
-           "--vec.num-buffers", "1", *OFTEN]  # fmt: skip
+           "--vec.num-buffers", "1", *OFTEN]
 COMMANDS = {
     "squared": [*SQUARED, "--train.total-timesteps", str(50 * 4096)],
     "workers": ["train", "gym/CartPole-v1", "--vec.backend", "multiprocessing", "--vec.num-envs", "8",
@@ -64,7 +64,7 @@ COMMANDS = {
               "--sweep.num-trials", "4", "--sweep.logger", "none", "--sweep.early-stop", "0",
               "--sweep.train.total-timesteps.min", "5e4", "--sweep.train.total-timesteps.max", "2e5",
               "--sweep.train.total-timesteps.mean", "1e5"],
-}  # fmt: skip
+}
 EPOCH = {"squared": 4096, "workers": 512, "ranks": 8192}
 SHARE = {"squared": 0.6, "workers": 0.2, "ranks": 0.1, "sweep": 0.1}  # of the kills: starts of the last two take long
 LIMIT = 600  # seconds that a run may take
@@ -136,7 +136,7 @@ def entries(run):
 def curve(run):
     """What an undisturbed run logs as well: all but times."""
     return [{name: value for name, value in entry.items() if not name.startswith("performance/")}
-            for entry in entries(run)]  # fmt: skip
+            for entry in entries(run)]
 
 
 def check_whole(folder):
@@ -276,7 +276,7 @@ def kill_all(a, here, until):
         left()
         found[kind] = kills.count, kills.whole, wrong
         print(f"{kind:10} {kills.count:4} kills, {kills.whole} runs brought to their end; {kills.seconds[0]:.1f} s "
-              f"undisturbed; {wrong or 'nothing wrong'}", flush=True)  # fmt: skip
+              f"undisturbed; {wrong or 'nothing wrong'}", flush=True)
     return found
 
 
@@ -320,7 +320,7 @@ def on_disk(here, size, logger):
                 (code == 0 and epochs != [40], f"it ended with 0 and the checkpoints {epochs}"),
                 (code == 1 and not ("cannot write the run's folder" in last or "was not written" in last),
                  f"it does not say why: {last}"),
-                (whole == 0 and "was not written" in last, "the first checkpoint is gone")):  # fmt: skip
+                (whole == 0 and "was not written" in last, "the first checkpoint is gone")):
             if wrong:
                 return code, what
     return code, None
@@ -359,13 +359,13 @@ def main():
         if a.disks:
             full = fill_disks(a, Path(folder, "disks"), began + a.seconds)
             print(f"disks      {sum(full[0].values()):4} sizes from 4 kB to 1.5 x {full[2]:,} bytes, "
-                  f"exit codes {full[0]}; {len(full[1])} wrong", flush=True)  # fmt: skip
+                  f"exit codes {full[0]}; {len(full[1])} wrong", flush=True)
         if a.kills:
             found = kill_all(a, Path(folder), began + a.seconds)
     wrong = [*full[1], *(one for _, _, several in found.values() for one in several)]
     print(json.dumps({"benchmark": "crash", "seed": a.seed, "kills": {kind: row[0] for kind, row in found.items()},
                       "ended": {kind: row[1] for kind, row in found.items()}, "disks": full[0], "wrong": wrong,
-                      "seconds": round(time.monotonic() - began)}))  # fmt: skip
+                      "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(wrong))
 
 

@@ -100,13 +100,13 @@ def ours(name, steps, seed, options):
     extra = ["--env." + keyword] if keyword else []
     bare = Path(tempfile.gettempdir()) / f"bare_{os.getuid()}_{zlib.crc32(str(ROOT).encode()):08x}"  # compiled once
     shutil.copytree(ROOT, bare, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "config", "docs", "tests", "experiments", "*.safetensors"))  # fmt: skip
+        ".*", "__pycache__", "config", "docs", "tests", "experiments", "*.safetensors"))
     (bare / "config").mkdir(exist_ok=True)
     shutil.copy(ROOT / "config/default.ini", bare / "config")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(bare / "pufferl.py"), "train", called, *extra, "--train.total-timesteps",
                    str(steps), "--train.seed", str(seed), "--train.log-interval", "0.05", "--logger", "none",
-                   "--data-dir", f"{folder}/runs", *options]  # fmt: skip
+                   "--data-dir", f"{folder}/runs", *options]
         begun = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         seconds = time.perf_counter() - begun
@@ -118,7 +118,7 @@ def ours(name, steps, seed, options):
         said = [line for line in done.stderr.splitlines() if line.startswith("sign: ")]
     before = seconds - entries[-1]["performance/uptime"]
     episodes = [(entry["step"], before + entry["performance/uptime"], entry["environment/episode_return"],
-                 entry["environment/n"]) for entry in entries if "environment/n" in entry]  # fmt: skip
+                 entry["environment/n"]) for entry in entries if "environment/n" in entry]
     return {"curve": curve(episodes, entries[-1]["step"]), "seconds": round(seconds, 1), "auto": chosen,
             "signs": said}
 
@@ -435,7 +435,7 @@ def summary(results):
     table = {}
     for name, (_, _, best, _) in ENVIRONMENTS.items():
         runs = {side: [run for run in results.get(side, {}).get(name, {}).values() if score(run) is not None]
-                for side in SIDES}  # fmt: skip
+                for side in SIDES}
         if not runs["random"]:
             continue
         low = statistics.mean(map(score, runs["random"]))
@@ -444,7 +444,7 @@ def summary(results):
             if runs[side]:
                 mean = statistics.mean(map(score, runs[side]))
                 table[name][side] = {"score": mean, "normalised": (mean - low) / (best - low), "seeds": len(runs[side]),
-                                     "seconds": statistics.median(run["seconds"] for run in runs[side])}  # fmt: skip
+                                     "seconds": statistics.median(run["seconds"] for run in runs[side])}
         for peer in ("sb3", "cleanrl"):
             if "ours" in table[name] and peer in table[name]:
                 goal = table[name][peer]["score"]
@@ -457,7 +457,7 @@ def summary(results):
 
 def show(table):
     heads = ("environment", "random", "ours", "SB3", "CleanRL", "ours", "SB3", "CleanRL", "s ours", "s SB3",
-             "s CleanRL", "time to SB3's")  # fmt: skip
+             "s CleanRL", "time to SB3's")
     row = "{:26} {:>9} {:>9} {:>9} {:>9}  {:>6} {:>6} {:>7}  {:>6} {:>6} {:>9}  {:>13}"
     print(row.format(*heads))
     for title, names in (("chosen on", CHOSEN), ("untouched", UNTOUCHED)):
@@ -469,7 +469,7 @@ def show(table):
             times = [f"{cell['seconds']:.0f}" if cell else "" for cell in cells]
             share = cells[1].get("share")
             print(row.format(name, f"{entry['random']:.4g}", *scores, *normal, *times,
-                             "" if share is None else f"{share:.2f}"))  # fmt: skip
+                             "" if share is None else f"{share:.2f}"))
         whole = [entry for entry in found.values() if all(side in entry for side in ("ours", "sb3"))]
         if whole:
             means = {side: statistics.mean(e[side]["normalised"] for e in whole) for side in ("ours", "sb3")}

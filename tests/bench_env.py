@@ -52,7 +52,7 @@ class Vector:
             ocean.rows(self.observations[k], actions[t], rewards[k], terminals[k], truncations[k],
                        self.final_observations, valid[k], masks[k])
             for t, k in ((t, t % horizon) for t in range(HORIZON))
-        ])  # fmt: skip
+        ])
         self.addresses = [row.ctypes.data for row in self.rows]
         envs.reset(self.addresses[0])
 
@@ -94,7 +94,7 @@ def measure(name, num_agents, settings):
         return lambda: bench(here.envs.address, num_envs, HORIZON, here.rows.ctypes.data, HORIZON, bind)
 
     ways = {"bare": (here, c_loop(0)), "c": (here, c_loop(1)), "python": (here, here.step),
-            "rolling": (rolling, rolling.step)}  # fmt: skip
+            "rolling": (rolling, rolling.step)}
     best, begun = dict.fromkeys(ways, np.inf), time.thread_time()
     for repeat in range(REPEATS):
         if repeat >= 5 and time.thread_time() - begun > SECONDS:

@@ -50,7 +50,7 @@ def some_passed(figures):
 
 def near_a_copy(figures):
     slow = [f"{name} {row['share_of_copy_of_its_size']:.0%}" for name, row in figures["kernels"].items()
-            if row["share_of_copy_of_its_size"] < GOAL]  # fmt: skip
+            if row["share_of_copy_of_its_size"] < GOAL]
     return f"below {GOAL:.0%} of a copy of their size: {', '.join(slow)}" if slow else None
 
 
@@ -104,7 +104,7 @@ def train_speed():
             for precision in ("float32", "bfloat16"):
                 yield Step(f"train-{shape}-{place}-{precision}", 180, [
                     "tests/bench_train.py", "--device", "cuda", "--env-device", place, "--precision", precision,
-                    *options], setting=place == "cuda")  # fmt: skip
+                    *options], setting=place == "cuda")
 
 
 def learning():
@@ -113,7 +113,7 @@ def learning():
         yield Step(f"learn-{place}", 180, command, solved, setting=place == "cuda")
     for place in ("host", "cuda"):
         yield Step(f"resume-{place}", 240, of_this_file("resume", *stepped_on(place)), same_bits,
-                   setting=place == "cuda")  # fmt: skip
+                   setting=place == "cuda")
 
 
 # A capture that fails must not leave anything to the tests after it, hence a process of their own.
@@ -130,7 +130,7 @@ STEPS = [
     *train_speed(),
     *learning(),
     Step("tests-slow", 300, tests("-m", "gpu and slow", "tests/test_devices.py"), some_passed),
-]  # fmt: skip
+]
 
 
 def versions():
@@ -158,7 +158,7 @@ def versions():
         properties = torch.cuda.get_device_properties(0)
         found |= {"gpu": properties.name, "gigabytes": round(properties.total_memory / 2**30, 1),
                   "multiprocessors": properties.multi_processor_count,
-                  "capability": f"{properties.major}.{properties.minor}"}  # fmt: skip
+                  "capability": f"{properties.major}.{properties.minor}"}
     with contextlib.suppress(OSError):
         asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
         found["driver"] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
@@ -212,7 +212,7 @@ def one_graph(device, bench_train, torch, repeats=20):
     gaps = [1 - bench_train.busy_us(part) / span for part, span in zip(each, spans, strict=True)]
     longest = sorted(((event.time_range.elapsed_us(), event.name) for event in each[-1]), reverse=True)[:8]
     return {"launches": count, "microseconds": statistics.median(spans), "gaps": statistics.median(gaps),
-            "longest": [(name[:100], round(microseconds, 1)) for microseconds, name in longest]}  # fmt: skip
+            "longest": [(name[:100], round(microseconds, 1)) for microseconds, name in longest]}
 
 
 def resume(*options):
@@ -223,7 +223,7 @@ def resume(*options):
     from same_bits import digest
 
     command = [sys.executable, "pufferl.py", "train", "breakout", "--train.total-timesteps", str(40 * 4096 * 64),
-               "--train.checkpoint-interval", "10", "--logger", "none", *options]  # fmt: skip
+               "--train.checkpoint-interval", "10", "--logger", "none", *options]
     with tempfile.TemporaryDirectory() as folder:
 
         def weights(name, *more):
@@ -274,7 +274,7 @@ def watched():
     ours, its = os.openpty()  # a file or a pipe would get its lines by the thousand
     process = subprocess.Popen([smi, "-i", first, "--query-gpu=utilization.gpu,power.draw",
                                 "--format=csv,noheader,nounits", "-lms", "250"],
-                               stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.DEVNULL)  # fmt: skip
+                               stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.DEVNULL)
     os.close(its)
 
     def read():
@@ -321,7 +321,7 @@ def run(step, limit):
     with watched() as load, tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, *step.arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
                                    stderr=subprocess.STDOUT, start_new_session=True,
-                                   env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"})  # fmt: skip
+                                   env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"})
         try:
             status = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -333,7 +333,7 @@ def run(step, limit):
         output.seek(0)
         text = readable(output.read())
     found = {"result": "passed", "seconds": round(time.monotonic() - began, 1), "figures": figures_of(step, text),
-             "tail": text[-TAIL:], **load}  # fmt: skip
+             "tail": text[-TAIL:], **load}
     if status is None:
         found["result"] = f"took longer than {limit:.0f} s"
     elif status != 0:
@@ -418,7 +418,7 @@ def summary(results):
     rows = []
     if found := passed(results, "versions"):
         rows.append(("machine", f"{found['gpu']}, {found['cores']} cores, torch {found['torch']}, driver "
-                                f"{found['driver'].partition(',')[0]}"))  # fmt: skip
+                                f"{found['driver'].partition(',')[0]}"))
     for name in (step.name for step in STEPS if step.name.startswith("train-")):
         if found := passed(results, name):
             _, shape, place, precision = name.split("-")
@@ -437,11 +437,11 @@ def summary(results):
         shares = [row["share_of_copy_of_its_size"] for row in found["kernels"].values()]
         rows.append(("kernels beside a plain copy of as many bytes",
                      f"{sum(share >= GOAL for share in shares)} of {len(shares)} at {GOAL:.0%} or more, the slowest at "
-                     f"{min(shares):.0%}; a copy {found['copy_gb_per_second']:,.0f} GB/s"))  # fmt: skip
+                     f"{min(shares):.0%}; a copy {found['copy_gb_per_second']:,.0f} GB/s"))
     if found := passed(results, "launches"):
         for size, graph in found["minibatch"].items():
             rows.append((f"a minibatch of {int(size):,}", f"{graph['launches']} launches in one graph, "
-                         f"{graph['microseconds']:,.0f} µs, nothing runs in {graph['gaps']:.0%} of it"))  # fmt: skip
+                         f"{graph['microseconds']:,.0f} µs, nothing runs in {graph['gaps']:.0%} of it"))
     for name, place in (("resume-host", "on the host"), ("resume-cuda", "on the GPU")):
         if found := passed(results, name):
             rows.append((f"killed and resumed, beside the same run undisturbed, environments {place}",
@@ -461,16 +461,16 @@ def page(results):
     date = max((result.get("date", "") for result in results.values()), default="")
     lines = ["# On a GPU", "", f"Written by `make gpu` (tests/bench_gpu.py), last on {date}.", "", summary(results),
              "| step | seconds | GPU load, mean and most | watts, mean and most | commit | result |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+             "| --- | --- | --- | --- | --- | --- |"]
     for name, result in results.items():
         load, watts = (f"{result[key]['mean']:.0f}, {result[key]['most']:.0f}" if key in result else ""
-                       for key in ("load", "watts"))  # fmt: skip
+                       for key in ("load", "watts"))
         said = result["result"].replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {name} | {result['seconds']:.0f} | {load} | {watts} | {result.get('commit', '')} | {said} |")
     if found := passed(results, "kernels"):
         lines += ["", "## Kernels", "", "| kernel | µs | GB/s | of a copy of its size |", "| --- | --- | --- | --- |"]
         lines += [f"| {name} | {row['microseconds']} | {row['gb_per_second']:,.0f} | "
-                  f"{row['share_of_copy_of_its_size']:.0%} |" for name, row in found["kernels"].items()]  # fmt: skip
+                  f"{row['share_of_copy_of_its_size']:.0%} |" for name, row in found["kernels"].items()]
     for name, result in results.items():
         if result.get("tail"):  # indented, since a fence could be within it
             lines += ["", f"## The end of what {name} said", ""]

@@ -59,7 +59,7 @@ def measure(env, agents, buffers, threads, repeats):
     """{"interpreter": seconds of a rollout, "compiled": the same}."""
     vecenv = pufferl.make(env, num_envs=agents, seed=1, num_buffers=buffers, num_threads=max(threads, buffers))
     settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9, "data_dir": None,
-                "total_timesteps": 10**12}  # fmt: skip
+                "total_timesteps": 10**12}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, hidden_size=16))
     pufferl.check_norms = lambda trainer, norms: None  # they are left over
     trainer.evaluate()
@@ -91,7 +91,7 @@ def main():
         found = results[buffers] = measure(args.env, args.agents, buffers, args.threads, args.repeats)
         print(f"{buffers:3} buffers: " + ", ".join(
             f"{name} {1e3 * seconds:7.2f} ms ({1e6 * seconds / 65 / buffers:5.1f} µs a step)"
-            for name, seconds in found.items()), flush=True)  # fmt: skip
+            for name, seconds in found.items()), flush=True)
     print(json.dumps({"benchmark": "host", **vars(args), "seconds": results}))
 
 

@@ -117,13 +117,13 @@ def advantage_cases():
     done = flags(0.02, T, N)
     data = {"values": normal(T + 1, N), "rewards": normal(T, N), "terminals": done,
             "truncations": flags(0.01, T, N) * (1 - done), "bootstraps": torch.zeros(T, N),
-            "ratios": (0.2 * normal(T, N)).exp(), "valid": flags(0.99, T + 1, N)}  # fmt: skip
+            "ratios": (0.2 * normal(T, N)).exp(), "valid": flags(0.99, T + 1, N)}
     index = integers(N, B).sort().values
     unique = index.unique()
     advantages, part, masses = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
     expected = reference.advantage(**doubles, gamma=GAE["gamma"], lam=GAE["gae_lambda"], rho_clip=GAE["rho_clip"],
-                                   c_clip=GAE["c_clip"])  # fmt: skip
+                                   c_clip=GAE["c_clip"])
     source = expected.float()
     cumulative, drawn, weights = torch.empty_like(masses), torch.zeros(B, dtype=torch.int64), poisoned(B)
     p = reference.priorities(source.double(), data["valid"], 0.1)
@@ -140,21 +140,21 @@ def advantage_cases():
     chosen = source[:, index].double()[data["valid"][:-1, index] != 0]
     yield "advantage, all", Case(
         lambda: kernels.advantage(**data, advantages=advantages, **GAE),
-        lambda: close("advantages", advantages, expected, 1e-5), T * N, moved)  # fmt: skip
+        lambda: close("advantages", advantages, expected, 1e-5), T * N, moved)
     yield "advantage, drawn", Case(
         lambda: kernels.advantage(**data, advantages=part, **GAE, index=index),
         lambda: close("advantages", part[:, unique], expected[:, unique], 1e-5),
-        T * len(unique), moved * len(unique) // N)  # fmt: skip
+        T * len(unique), moved * len(unique) // N)
     yield "priorities", Case(
         lambda: kernels.priorities(source, data["valid"], masses, alpha=0.1),
-        lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N, size(source, data["valid"]))  # fmt: skip
+        lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N, size(source, data["valid"]))
     yield "draw", Case(
         lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, clock=clock, beta=beta),
-        check_draw, B, size(p, cumulative, drawn, weights))  # fmt: skip
+        check_draw, B, size(p, cumulative, drawn, weights))
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),
         lambda: close("moments", moments[-1], [len(chosen), chosen.sum(), chosen.square().sum()], 1e-6),
-        T * B, T * B * 5, moments.clear)  # fmt: skip
+        T * B, T * B * 5, moments.clear)
 
 
 def gather_cases():
@@ -162,7 +162,7 @@ def gather_cases():
     source, out = normal(T + 1, N, D), poisoned(T, M, D)
     yield "gather, chunk", Case(
         lambda: kernels.gather(source, index, out, start=START),
-        lambda: close("out", out, source[:T, index[START : START + M]], 0), out.numel(), 2 * size(out))  # fmt: skip
+        lambda: close("out", out, source[:T, index[START : START + M]], 0), out.numel(), 2 * size(out))
     new_values, new_ratios = normal(T, N)[:, index], normal(T, N)[:, index]
     values, ratios = poisoned(T + 1, N), poisoned(T, N)
 
@@ -171,7 +171,7 @@ def gather_cases():
         close("ratios", ratios[:, index], new_ratios, 0)
 
     yield "write_back", Case(lambda: kernels.write_back(index, new_values, new_ratios, values, ratios), check, T * B,
-                             2 * size(new_values, new_ratios))  # fmt: skip
+                             2 * size(new_values, new_ratios))
 
 
 def step_case():
@@ -185,7 +185,7 @@ def step_case():
         close("state", state, s[0], 2e-6)
 
     return Case(lambda: kernels.mingru_step(hgp, x, state, resets, valid, out), check_step, N * H,
-                size(hgp, x, state, state, out), lambda: state.copy_(state0))  # fmt: skip
+                size(hgp, x, state, state, out), lambda: state.copy_(state0))
 
 
 def scan_cases():
@@ -214,10 +214,10 @@ def scan_cases():
 
     yield "mingru_scan, chunk", Case(
         lambda: kernels.mingru_scan(hgp, x, states, resets, valid, out, **where), check_scan, T * M * H,
-        size(hgp, x, states, out))  # fmt: skip
+        size(hgp, x, states, out))
     yield "mingru_scan_grad, chunk", Case(
         lambda: kernels.mingru_scan_grad(dhgp, x, full, resets, valid, dx, sums, **where), check_grad, T * M * H,
-        size(dhgp, dhgp, x, full, dx, dx), restore)  # fmt: skip
+        size(dhgp, dhgp, x, full, dx, dx), restore)
 
 
 def loss_case(kind):
@@ -241,7 +241,7 @@ def loss_case(kind):
 
     def run():
         kernels.ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values,
-                         ratios, sums, index=index, **options)  # fmt: skip
+                         ratios, sums, index=index, **options)
 
     def check():
         y, spread = outputs.double().requires_grad_(), log_std.double().requires_grad_()
@@ -249,7 +249,7 @@ def loss_case(kind):
         loss = reference.ppo_loss(
             y[..., :-1], y[..., -1], acts, *(x[:T, index].double() for x in (logprobs, values, advantages)),
             weights.double(), valid[:T, index], **CLIPS, heads=None if continuous else [A],
-            log_std=spread if continuous else None)  # fmt: skip
+            log_std=spread if continuous else None)
         loss["loss"].backward()
         ratio = loss["ratio"].detach()
         edge = ((ratio - 1).abs() - CLIPS["clip_coef"]).abs() < 1e-5  # clipped or not, as rounding has it
@@ -289,7 +289,7 @@ def muon_cases():
 
     def check():
         expected, _ = reference.muon_step(before, grads, [torch.zeros_like(g) for g in grads], 0.015, 0.73, 0.0,
-                                          torch.tensor(1.81).double())  # fmt: skip
+                                          torch.tensor(1.81).double())
         for p, e in zip(module.parameters(), expected, strict=True):
             close("weights", p.detach(), e, 1e-6)
 
@@ -301,7 +301,7 @@ def muon_cases():
 
     count = sum(p.numel() for p in module.parameters())
     yield "gradient_norm", Case(
-        lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)  # fmt: skip
+        lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)
     rate = 0.015 if flat.device.type == "cpu" else here(torch.tensor(0.015))  # a graph copies no number of Python
     yield "Muon.step", Case(lambda: optimizer.step(rate), check, count, 7 * 4 * count, restore)
 
@@ -329,7 +329,7 @@ def baselines():
     left, right, product = normal(T * M, H), normal(3 * H, H), torch.empty(T * M, 3 * H)
     copy = Case(lambda: target.copy_(source), lambda: None, source.numel(), 2 * size(source))
     matmul = Case(lambda: torch.matmul(left, right.t(), out=product), lambda: None, 2 * T * M * H * 3 * H,
-                  size(left, right, product))  # fmt: skip
+                  size(left, right, product))
     return {"copy": copy, "matrix product": matmul}
 
 
@@ -426,18 +426,18 @@ def main():
         speed = case.moved / seconds / 1e9
         rows[name] = {"elements": case.elements, "microseconds": round(seconds * 1e6, 2),
                       "ns_per_element": round(seconds / case.elements * 1e9, 4), "gb_per_second": round(speed, 3),
-                      "share_of_copy": round(speed / bandwidth, 4)}  # fmt: skip
+                      "share_of_copy": round(speed / bandwidth, 4)}
         beside = median.get(f"copy beside {name}")
         if beside is not None:
             rows[name]["share_of_copy_of_its_size"] = round(beside / seconds, 4)
         print(f"{name:28} {case.elements:9,} {seconds * 1e6:10.1f} {seconds / case.elements * 1e9:11.3f} {speed:7.2f} "
-              f"{speed / bandwidth:8.1%}" + (f" {beside / seconds:12.1%}" if beside else ""))  # fmt: skip
+              f"{speed / bandwidth:8.1%}" + (f" {beside / seconds:12.1%}" if beside else ""))
     for name, reason in wrong.items():
         print(f"{name:28} WRONG, not timed: {reason}")
     print(json.dumps({"benchmark": "kernels", "device": where, "threads": args.threads, "repeats": args.repeats,
                       "copy_gb_per_second": round(bandwidth, 2), "matmul_gflops": round(gflops, 1),
                       "numpy": np.__version__, "torch": torch.__version__, "numba": numba.__version__,
-                      "kernels": rows, "wrong": wrong}))  # fmt: skip
+                      "kernels": rows, "wrong": wrong}))
     return 1 if wrong else 0
 
 

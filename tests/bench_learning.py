@@ -70,7 +70,7 @@ def draw(a, curves):
                 axes.plot(at, a.threshold, "o", color=colour)
     axes.axhline(a.threshold, color="grey", lw=0.5)
     axes.set(xlabel="environment steps", ylabel="score of finished episodes",
-             title=f"{a.env}: {a.seeds} seeds of each precision; dots: solved")  # fmt: skip
+             title=f"{a.env}: {a.seeds} seeds of each precision; dots: solved")
     axes.legend()
     figure.savefig(a.plot, dpi=120)
 
@@ -83,7 +83,7 @@ def main():
             runs.append(learn(a, precision, seed))
             at, last = solved(runs[-1], a.threshold), runs[-1][-1][1]
             print(f"{precision:9} seed {seed}: solved at {f'{at:,}' if at else 'no'} steps, {last:.0f} at the end",
-                  flush=True)  # fmt: skip
+                  flush=True)
             draw(a, curves)
     for precision, runs in curves.items():
         steps = [solved(curve, a.threshold) for curve in runs]
@@ -91,7 +91,7 @@ def main():
         known = [at for at in steps if at]
         if known:
             print(f"{precision:9} solved {len(known)} of {a.seeds}, median {statistics.median(known):,.0f} steps, "
-                  f"{min(known):,} to {max(known):,}")  # fmt: skip
+                  f"{min(known):,} to {max(known):,}")
     print(json.dumps(result))
 
 

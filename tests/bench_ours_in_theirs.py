@@ -78,7 +78,7 @@ def sb3(a, at_once):
             each = [{} for _ in range(self.num_envs)]
             for i in np.flatnonzero(terminals | truncations):
                 each[i] = {"terminal_observation": infos["final_obs"][i],
-                           "TimeLimit.truncated": bool(truncations[i] and not terminals[i])}  # fmt: skip
+                           "TimeLimit.truncated": bool(truncations[i] and not terminals[i])}
             return observations, rewards, terminals | truncations, each
 
         def close(self):
@@ -98,7 +98,7 @@ def sb3(a, at_once):
 
     envs = OneCall(many(a.num_envs)) if at_once else DummyVecEnv([one] * a.num_envs)
     model = PPO("MlpPolicy", envs, n_steps=a.horizon, batch_size=a.minibatch_size, n_epochs=4, learning_rate=1e-3,
-                ent_coef=0.01, device="cpu", seed=0)  # fmt: skip
+                ent_coef=0.01, device="cpu", seed=0)
     model.learn(a.steps)
 
 
@@ -137,7 +137,7 @@ def skrl(a, at_once):
     envs = wrap_env(envs, wrapper="gymnasium")
     spaces = {"observation_space": envs.observation_space, "action_space": envs.action_space, "device": envs.device}
     settings = PPO_CFG(rollouts=a.horizon, learning_epochs=4, learning_rate=1e-3, entropy_loss_scale=0.01,
-                       mini_batches=a.num_envs * a.horizon // a.minibatch_size)  # fmt: skip
+                       mini_batches=a.num_envs * a.horizon // a.minibatch_size)
     settings.experiment.write_interval = settings.experiment.checkpoint_interval = 0
     memory = RandomMemory(memory_size=a.horizon, num_envs=a.num_envs, device=envs.device)
     models = {"policy": Policy(**spaces), "value": Value(**spaces)}
@@ -153,7 +153,7 @@ def cleanrl(a, at_once):
         gymnasium.wrappers.RecordEpisodeStatistics = Scores  # its own wrapper, whose results are not asked for here
     sys.argv = [a.script, "--env-id", NAME, "--num-envs", str(a.num_envs), "--num-steps", str(a.horizon),
                 "--num-minibatches", str(a.num_envs * a.horizon // a.minibatch_size), "--learning-rate", "0.001",
-                "--total-timesteps", str(a.steps), "--no-cuda"]  # fmt: skip
+                "--total-timesteps", str(a.steps), "--no-cuda"]
     runpy.run_path(a.script, run_name="__main__")
 
 
@@ -182,7 +182,7 @@ def main():
     for at_once, speed, score in results:
         how = "all by one call" if at_once else "one after the other"
         print(f"{a.library}: {NAME}, {a.num_envs} environments, {how}: {speed:,.0f} steps a second with learning; "
-              f"score {score:.1f} at the end")  # fmt: skip
+              f"score {score:.1f} at the end")
 
 
 if __name__ == "__main__":

@@ -50,16 +50,16 @@ def ours(a, backend):
     import pufferl
 
     name, copies = (f"gymnax/{a['env']}", "--env.num-envs") if backend == "tensors" else (
-        f"gym/{a['env']}", "--vec.num-envs")  # fmt: skip
+        f"gym/{a['env']}", "--vec.num-envs")
     batch = a["num_envs"] * a["horizon"]
     options = {"--vec.backend": backend, copies: a["num_envs"], "--policy.name": "feed-forward",
                "--policy.hidden-size": a["hidden_size"], "--rnn.name": "none", "--train.horizon": a["horizon"],
                "--train.minibatch-size": a["minibatch_size"], "--train.replay-ratio": a["passes"],
-               "--train.total-timesteps": batch * 10**6, "--train.log-interval": 10**9}  # fmt: skip
+               "--train.total-timesteps": batch * 10**6, "--train.log-interval": 10**9}
     args = pufferl.load_config(name, [str(part) for pair in options.items() for part in pair])
     vecenv = pufferl.load_env(name, args)
     trainer = pufferl.PuffeRL({**args["train"], "env": name, "data_dir": None}, vecenv,
-                              pufferl.load_policy(args, vecenv, name))  # fmt: skip
+                              pufferl.load_policy(args, vecenv, name))
     for rollout in range(WARM_UP + a["rollouts"]):
         if rollout == WARM_UP:
             begun = time.perf_counter()
@@ -99,7 +99,7 @@ def stable_baselines3(a):
 
     network = {"features_extractor_class": Trunk, "net_arch": []}
     model = PPO("MlpPolicy", make_vec_env(a["env"], a["num_envs"]), n_steps=a["horizon"], device="cpu",
-                batch_size=a["minibatch_size"], n_epochs=a["passes"], policy_kwargs=network)  # fmt: skip
+                batch_size=a["minibatch_size"], n_epochs=a["passes"], policy_kwargs=network)
     clock, batch = Clock(), a["num_envs"] * a["horizon"]
     model.learn(batch * (WARM_UP + a["rollouts"] + 1), callback=clock)
     return batch * a["rollouts"] / (clock.starts[WARM_UP + a["rollouts"]] - clock.starts[WARM_UP])
@@ -107,7 +107,7 @@ def stable_baselines3(a):
 
 SIDES = {"serial": lambda a: ours(a, "serial"), "multiprocessing": lambda a: ours(a, "multiprocessing"),
          "package": lambda a: ours(a, "package"), "tensors": lambda a: ours(a, "tensors"),
-         "Stable-Baselines3": stable_baselines3}  # fmt: skip
+         "Stable-Baselines3": stable_baselines3}
 
 
 def in_gymnax(name):
@@ -131,13 +131,13 @@ def main():
         for side, measured in speeds.items():
             python = a.peer_python if side == "Stable-Baselines3" else sys.executable
             child = subprocess.run([python, __file__, "--child", side, json.dumps(vars(a))], capture_output=True,
-                                   text=True, cwd=ROOT)  # fmt: skip
+                                   text=True, cwd=ROOT)
             if child.returncode:
                 sys.exit(f"{side} failed:\n{child.stderr}")
             measured.append(float(child.stdout.splitlines()[-1]))
     peer = statistics.median(speeds["Stable-Baselines3"])
     print(f"{a.env}: {a.num_envs} environments × horizon {a.horizon}, minibatch {a.minibatch_size:,}, "
-          f"{a.passes} passes, 2 × {a.hidden_size}; median of {a.repeats}")  # fmt: skip
+          f"{a.passes} passes, 2 × {a.hidden_size}; median of {a.repeats}")
     for side, measured in speeds.items():
         middle = statistics.median(measured)
         print(f"  {side:20} {middle:10,.0f} trained steps a second   {middle / peer:6.2f} x")

@@ -22,7 +22,7 @@ import compiled
 import engines
 
 LAYERS = {"encoder": (118, 64), "64 × 192": (64, 192), "128 × 384": (128, 384), "256 × 768": (256, 768),
-          "512 × 1536": (512, 1536), "decoder": (64, 4)}  # fmt: skip
+          "512 × 1536": (512, 1536), "decoder": (64, 4)}
 
 
 @dataclass
@@ -58,9 +58,9 @@ def measure(name, inputs, outputs, half, a):
     round it, torch's begin with bfloat16."""
     numbers = np.random.default_rng(0).standard_normal
     x, grad, weight, bias = (numbers(shape, np.float32) for shape in (
-        (a.rows, inputs), (a.rows, outputs), (outputs, inputs), (outputs,)))  # fmt: skip
+        (a.rows, inputs), (a.rows, outputs), (outputs, inputs), (outputs,)))
     forward, back = (np.empty(compiled.packed_size(*size, half), np.uint32 if half else np.float32)
-                     for size in ((inputs, outputs), (outputs, inputs)))  # fmt: skip
+                     for size in ((inputs, outputs), (outputs, inputs)))
     compiled.pack(weight.T, forward)
     compiled.pack(weight, back)
     out, out_grad, gradient = np.empty_like(grad), np.empty_like(x), np.zeros_like(weight)
@@ -74,7 +74,7 @@ def measure(name, inputs, outputs, half, a):
                            lambda: torch.mm(grad1, weight1, out=out_grad1)),
         "weight gradient": (lambda: compiled.accumulate_rows(half, grad, x, gradient),
                             lambda: torch.mm(grad1.t(), x1, out=gradient1)),
-    }  # fmt: skip
+    }
     for ours, _ in pairs.values():
         ours()
     tolerance = 0.1 if half else 1e-3

@@ -74,7 +74,7 @@ def measure(arguments):
                           "gradient_bytes": trainer.arena.flat("gradients").nbytes,
                           "parameters": sum(p.numel() for p in policy.parameters()),
                           "share_in_ranks": group.seconds / timed,
-                          "cpu_seconds": cpu / arguments.epochs}))  # fmt: skip
+                          "cpu_seconds": cpu / arguments.epochs}))
     trainer.release()
 
 
@@ -99,11 +99,11 @@ def forced_group(ranks):
 def run(kind, arguments):
     """The JSON line of one run."""
     own = [str(Path(__file__)), "--measure", "--env", arguments.env, "--epochs", str(arguments.epochs),
-           "--num-threads", str(arguments.num_threads)]  # fmt: skip
+           "--num-threads", str(arguments.num_threads)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = {"plain": [sys.executable, *own], "forced": [sys.executable, *own],
                "torchrun": [*torchrun, "--nproc-per-node=1", *own],
-               "two": [*torchrun, "--nproc-per-node=2", *own]}[kind]  # fmt: skip
+               "two": [*torchrun, "--nproc-per-node=2", *own]}[kind]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if kind == "forced":
         with socket.socket() as s:
@@ -158,7 +158,7 @@ def main():
     base = statistics.median(one["sps"] for one in found[kinds[0]])
     result = {"env": arguments.env}
     print(f"{'kind':10} {'steps/s':>12} {'ratio':>7} {'CPU ratio':>10} {'in ranks':>9} {'bytes/epoch':>12} "
-          f"{'bytes/step':>11}")  # fmt: skip
+          f"{'bytes/step':>11}")
     for kind in kinds:
         sps = statistics.median(one["sps"] for one in found[kind])
         # Ratios of runs that followed each other, so that what else the machine does counts for both.
@@ -168,7 +168,7 @@ def main():
         share = statistics.median(one["share_in_ranks"] for one in found[kind])
         last = found[kind][-1]
         print(f"{kind:10} {sps:12,.0f} {ratio:7.3f} {cpu:10.3f} {share:9.1%} {last['bytes_epoch']:12,.0f} "
-              f"{last['bytes_epoch'] / last['steps_epoch']:11.3f}")  # fmt: skip
+              f"{last['bytes_epoch'] / last['steps_epoch']:11.3f}")
         result[kind] = {**last, "sps": sps, "ratio": ratio, "cpu_ratio": cpu, "share_in_ranks": share}
     print(f"{found[kinds[0]][0]['parameters']:,} parameters; {base:,.0f} steps/s is 1")
     print(json.dumps(result))

@@ -51,7 +51,7 @@ PROGRAMS = {  # and the words after which each has begun
                                   "run folder"),
     "evaluate again and again": ([sys.executable, "-u", "-c", AGAIN, str(ROOT)], "evaluates"),
     "page": ([*PUFFERL, "eval", "squared", "--baseline", "--eval.web", "--eval.port", "0"], "http://127.0.0.1:"),
-}  # fmt: skip
+}
 COUNTED = {"memory, MiB": (1.05, 4.0), "descriptors": (1, 2), "threads": (1, 1), "processes": (1, 0)}
 # The most that the last third may have: so many times the first third's median, and so much more.
 
@@ -81,7 +81,7 @@ class Stranger:
     """Who looks at the page: asks for its state, pictures included, and gives orders."""
 
     ORDERS = ({"pause": True}, {"step": 3}, {"pause": False}, {"speed": 4}, {"seed": 5}, {"deterministic": True},
-              {"policy": "untrained"}, {"policy": "baseline"}, {"agent": 0})  # fmt: skip
+              {"policy": "untrained"}, {"policy": "baseline"}, {"agent": 0})
 
     def __init__(self, port):
         self.port, self.asked = port, 0
@@ -107,7 +107,7 @@ def begin(name, folder, nice):
     path = folder / f"{len(list(folder.iterdir()))}.txt"
     with open(path, "w") as output:
         process = psutil.Popen(["nice", "-n", str(nice), *command], cwd=folder, stdout=output,
-                               stderr=subprocess.STDOUT)  # fmt: skip
+                               stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 600
     while word not in path.read_text():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -150,7 +150,7 @@ def soak(a, folder):
             if code or left:
                 wrong.append(f"{name} ended with {code} after SIGTERM, {left} processes left")
     written = {path.parent.name: len(path.read_text().splitlines())
-               for path in folder.glob("experiments/*/metrics.jsonl")}  # fmt: skip
+               for path in folder.glob("experiments/*/metrics.jsonl")}
     print("log entries:", ", ".join(f"{name} {number:,}" for name, number in written.items()))
     return counts, wrong
 
@@ -174,7 +174,7 @@ def main():
         print(f"{name:27}" + "".join(f"{cell:>26}" for cell in cells))
     print("\n" + ("\n".join(wrong) if wrong else "nothing has grown, and nothing is left"))
     print(json.dumps({"benchmark": "soak", "minutes": a.minutes, "counts": len(next(iter(counts.values()))),
-                      "wrong": wrong, **figures}))  # fmt: skip
+                      "wrong": wrong, **figures}))
     sys.exit(bool(wrong))
 
 

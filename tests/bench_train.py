@@ -81,7 +81,7 @@ def products(trainer):
     passes = minibatches * engine.segments * T / rows
     for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L), (rows, H, A, full, 1),
                                    (A, rows, H, full, 1), (rows, A, H, full, 1), (3 * H, rows, H, half, L),
-                                   (rows, 3 * H, H, half, L), (H, rows, D, half, 1)):  # fmt: skip
+                                   (rows, 3 * H, H, half, L), (H, rows, D, half, 1)):
         shapes.append((m, k, n, dtype, passes * layers))
     merged = {}
     for *shape, count in shapes:
@@ -211,7 +211,7 @@ def make_trainer(a):
     }
     vecenv = pufferl.load_env(a.env, args)
     return pufferl.PuffeRL({**args["train"], "env": a.env, "data_dir": None}, vecenv,
-                           pufferl.load_policy(args, vecenv))  # fmt: skip
+                           pufferl.load_policy(args, vecenv))
 
 
 def warm_up(trainer):
@@ -303,11 +303,11 @@ def show(r, repeats):
         print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / r['seconds_epoch']:.0f}%")
     if "gpu" in r:
         print("  {gpu}: busy {busy:.0%} of an epoch; copies {copies:.4f} s, kernels {kernels:.4f} s".format(
-            **r, **r["shares"]))  # fmt: skip
+            **r, **r["shares"]))
 
 
 HEAD = (f"{'hidden':>8} {'agents':>7} {'horizon':>7} {'precision':9} {'SPS':>10} {'floor':>10} {'ratio':>6} "
-        f"{'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} {'GFLOP/s':>8} {'GB/s':>5}")  # fmt: skip
+        f"{'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} {'GFLOP/s':>8} {'GB/s':>5}")
 
 
 def line(r):
@@ -315,7 +315,7 @@ def line(r):
     print(f"{r['hidden_size']:>5}×{r['num_layers']:<2} {r['agents']:>7,} {r['horizon']:>7} {r['precision']:9} "
           f"{r['sps']:>10,.0f} {r['floor_sps']:>10,.0f} {r['ratio']:>6.2f} {share['environment']:>4.0f}% "
           f"{share['policy']:>4.0f}% {share['learn']:>5.0f}% {1e9 / r['sps']:>8,.0f} {r['gflops_per_worker']:>8.0f} "
-          f"{r['copy_gb_per_second'] or math.nan:>5.0f}", flush=True)  # fmt: skip
+          f"{r['copy_gb_per_second'] or math.nan:>5.0f}", flush=True)
 
 
 def table(a):

@@ -152,7 +152,7 @@ def compare(title, contestants, repeats, seconds):
             pairs, best = ours / theirs, ours.max(0) / theirs.max(0)
             figures[name] |= {"peer": peer, "ratio_calls": round(float(np.median(pairs[:, 0])), 3),
                               "ratio_steps": round(float(np.median(pairs[:, 1])), 3),
-                              "ratio_best": round(float(best[1]), 3)}  # fmt: skip
+                              "ratio_best": round(float(best[1]), 3)}
             ratios = "".join(f"{figures[name][f'ratio_{kind}']:13.2f}×" for kind in ("steps", "best", "calls"))
             if name == "Serial":
                 figures[name]["ratio_cpu"] = round(float(np.median(pairs[:, 2])), 3)
@@ -180,12 +180,12 @@ def main():
             f"Multiprocessing, {workers} workers": (
                 lambda: Ours(creator, n, compared=compared, backend="multiprocessing", num_workers=workers),
                 "gymnasium AsyncVectorEnv"),
-        }  # fmt: skip
+        }
         if workers > 1:
             contestants[f"Multiprocessing, {workers} workers, batch {n // workers}"] = (
                 lambda: Ours(creator, n, compared=compared, backend="multiprocessing", num_workers=workers,
                              batch_size=n // workers),
-                "gymnasium AsyncVectorEnv")  # fmt: skip
+                "gymnasium AsyncVectorEnv")
         return contestants
 
     for n in (8, 64):
@@ -199,11 +199,11 @@ def main():
             lambda: Ours(Uneven, 8, compared=False, backend="multiprocessing", num_workers=8, batch_size=4),
             "Multiprocessing, synchronous"),
         "gymnasium AsyncVectorEnv": (lambda: Gymnasium(Uneven, 8, asynchronous), None),
-    }, args.repeats, max(args.seconds, 1.0))  # fmt: skip
+    }, args.repeats, max(args.seconds, 1.0))
     if args.atari:
         own = environments.load_creator("gym/ALE/Pong-v5")
         contestants = games(pong, 8) | {"ALE's own vector environment (package)": (
-            lambda: Ours(own, 8, compared=False, backend="package"), "gymnasium AsyncVectorEnv")}  # fmt: skip
+            lambda: Ours(own, 8, compared=False, backend="package"), "gymnasium AsyncVectorEnv")}
         figures["pong 8"] = compare("ALE/Pong-v5, 8 environments", contestants, args.repeats, args.seconds)
     if args.nethack:  # its heroes differ under one seed, so there is nothing to compare with
         figures["nethack 8"] = compare(

@@ -37,7 +37,7 @@ def build(code, flags=()):
     source, library = Path(folder.name) / "kernels.cpp", Path(folder.name) / "kernels.so"
     source.write_text("\n".join([f'#include "{SHIM}"', code, *(f"KERNEL({name})" for name in names)]))
     command = ["g++", "-std=c++20", "-Wno-attributes", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-mfma",
-               "-U_FORTIFY_SOURCE", "-shared", "-fPIC", *FLAGS, *flags, source, "-o", library]  # fmt: skip
+               "-U_FORTIFY_SOURCE", "-shared", "-fPIC", *FLAGS, *flags, source, "-o", library]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     loaded = ctypes.CDLL(library)
@@ -117,7 +117,7 @@ def install(monkeypatch):
     monkeypatch.setattr(kernels, "CUDA", module)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: types.SimpleNamespace(cuda_stream=STREAM))
     monkeypatch.setattr(torch.cuda, "get_device_properties",
-                        lambda device: types.SimpleNamespace(multi_processor_count=3))  # fmt: skip
+                        lambda device: types.SimpleNamespace(multi_processor_count=3))
     monkeypatch.setattr(stand_in, "backwards", False)
     monkeypatch.setattr(stand_in, "execute", stand_in.execute)
     stand_in.launches.clear()

@@ -16,7 +16,7 @@ from ocean import device
 # With products and sums apart, as OPTIONS say for the GPU. The C library of every day may join them.
 FLAGS = ("-ffp-contract=off",)
 NAMES = ("observations", "actions", "rewards", "terminals", "truncations", "final_observations", "valid",
-         "action_masks")  # fmt: skip
+         "action_masks")
 POISON = 0xA5
 
 
@@ -34,7 +34,7 @@ def arrays_for(envs):
         np.zeros(seen, dtype), np.zeros((n, envs.action_dims), envs.action_dtype), np.zeros(n, np.float32),
         np.zeros(n, np.uint8), np.zeros(n, np.uint8), np.zeros(seen, dtype),
         np.zeros(n, np.uint8) if envs.has_valid else None,
-        np.zeros((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None), strict=True))  # fmt: skip
+        np.zeros((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None), strict=True))
 
 
 def compare(name, steps, num_envs=3, seed=0, settings=None):

@@ -47,10 +47,10 @@ import ocean  # noqa: E402
 import watch  # noqa: E402
 
 COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "vec.num_envs", "vec.total_agents",
-          "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune", "base.wandb")  # fmt: skip
+          "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune", "base.wandb")
 # Settings that may make a right case long.
 LONGER = ("total_timesteps", "replay_ratio", "horizon", "hidden_size", "num_layers", "max_steps", "input_size",
-          "seconds", "minibatch_size", "compile", "timeout")  # fmt: skip
+          "seconds", "minibatch_size", "compile", "timeout")
 MEMORY = 6 << 30  # bytes more than the process begins with
 SECONDS = 20.0  # of the processor; a machine with others on it may take longer
 PATIENCE = 90.0  # seconds until a case hangs
@@ -58,17 +58,17 @@ LINES = 8
 
 SMALL = ["--env.num-envs", "16", "--train.total-timesteps", "1024", "--train.minibatch-size", "256",
          "--train.horizon", "16", "--policy.hidden-size", "8", "--vec.num-threads", "1",
-         "--logger", "none"]  # fmt: skip
+         "--logger", "none"]
 PLAY = ["--env.num-envs", "4", "--eval.episodes", "4", "--eval.max-steps", "2000", "--policy.hidden-size", "8"]
 
 WHOLE = ["-1", "0", "1", "2", "3", "7", "64", "2147483647", "2147483648", "9223372036854775807",
          "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "nan", "inf", "-inf", "none",
          "auto", "", "x", "[1]",
-         "9" * 5000]  # fmt: skip
+         "9" * 5000]
 FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "nan", "inf", "-inf",
-             "none", "auto", "", "x", "1,5", "True"]  # fmt: skip
+             "none", "auto", "", "x", "1,5", "True"]
 TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff", "a b", "--help", "=",
-         "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..", "%(x)s", "{}"]  # fmt: skip
+         "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..", "%(x)s", "{}"]
 FLAGS = ["True", "False", "1", "0", "2", "none", "auto", "", "yes"]
 
 
@@ -90,7 +90,7 @@ def settings_of(env_name):
     """{"train.gamma": type, ...} of an environment."""
     schema = configuration.resolve(env_name)[0]
     found = {f"{section}.{field.name}": field.type for section, cls in schema.items()
-             for field in dataclasses.fields(cls)}  # fmt: skip
+             for field in dataclasses.fields(cls)}
     return {name: kind for name, kind in found.items() if name not in COUNTS}
 
 
@@ -136,7 +136,7 @@ def ini_file(draw, here):
         pieces = ["[", "]", "[]", "[train", "[train]", "[sweep.train.gamma]", "min = x", "= 5", "gamma", "gamma = ",
                   "x = 1", "[base]", "env_name = squared nothing", "env_name =", "\t gamma = 1", "; x", "\ufeff",
                   "[DEFAULT]",
-                  "gamma = 0.9"]  # fmt: skip
+                  "gamma = 0.9"]
         text = "\n".join(draw.choices(pieces, k=draw.randrange(1, 8))).encode()
     else:
         text = path.read_bytes()[: draw.randrange(400)]
@@ -162,7 +162,7 @@ def checkpoint(draw, here):
     elif how == "swap" and path.suffix != ".pt":
         junk = ["5", "[]", "null", '"x"', "[" * 3000, '{"step": "x"}', '{"step": NaN, "train": 5}', '{"train": {}}',
                 '{"step": 1e999, "environment/score": "x"}', "{", '{"step": 1' + "0" * 400 + "}", "\x00",
-                '{"train": {"gamma": []}, "env_name": 5}', '{"env_name": "squared", "env": [1]}']  # fmt: skip
+                '{"train": {"gamma": []}, "env_name": 5}', '{"env_name": "squared", "env": [1]}']
         lines = data.decode().splitlines()
         lines.insert(draw.randrange(len(lines) + 1), draw.choice(junk))
         data = bytearray("\n".join(lines if draw.random() < 0.5 else [draw.choice(junk)]).encode())
@@ -178,7 +178,7 @@ def checkpoint(draw, here):
         data = buffer.getvalue()
     else:
         data = draw.choice([b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), os.urandom(2000), (run / draw.choice(
-            names)).read_bytes()])  # fmt: skip
+            names)).read_bytes()])
     path.write_bytes(bytes(data))
     more = ["--env.num-envs", "16", "--logger", "none"]
     argv = draw.choice([
@@ -187,7 +187,7 @@ def checkpoint(draw, here):
         ["export", "squared", "--load-model-path", str(run), "--export.flat", str(here / "x.bin")],
         ["diagnose", str(run)],
         ["eval", "squared", "--load-model-path", "latest", "--data-dir", str(here), "--eval.episodes", "4"],
-    ])  # fmt: skip
+    ])
     return f"{path.name} {how}, {argv[0]}", argv, set(run.glob("*.pt")) if argv[0] != "train" else {path}
 
 
@@ -205,11 +205,11 @@ def swap(state, draw):
         return "nothing"
     old, like = place[key], [None, "x", -1, 0, 10**30, math.nan, math.inf, [], {}, (), True, b"x", [[[]]],
                              torch.zeros(3), torch.zeros(0), torch.tensor(math.nan), torch.zeros(2, 2).to_sparse(),
-                             torch.zeros(3, device="meta"), torch.zeros(1).expand(2**40)]  # fmt: skip
+                             torch.zeros(3, device="meta"), torch.zeros(1).expand(2**40)]
     if isinstance(old, torch.Tensor):
         like += [old * math.nan if old.is_floating_point() else old, old.double(), old.half(), old.bool(), old[:1],
                  old.flatten(), old.to(torch.complex64), torch.zeros_like(old),
-                 torch.full(old.shape, 1e30)]  # fmt: skip
+                 torch.full(old.shape, 1e30)]
     new = draw.choice([..., *like])
     if new is ...:
         del place[key]
@@ -251,9 +251,9 @@ class Odd(gymnasium.Env):
 OBSERVED = ["self.observation_space.sample()", "np.full(3, nan, np.float32)", "np.full(3, inf, np.float32)",
             "np.full(3, 1e38, np.float32)", "np.zeros(4, np.float32)", "np.zeros((3, 1))", "np.zeros(3, np.int64)",
             "[0, 0, 0]", "None", "'text'", "0.5", "np.array(['a', 'b', 'c'])", "{'a': 1}",
-            "np.zeros(3, complex)"]  # fmt: skip
+            "np.zeros(3, complex)"]
 REWARDS = ["1.0", "nan", "inf", "-inf", "1e300", "-1e300", "None", "'x'", "np.ones(1)", "np.ones(2)", "True", "[1]",
-           "10**400", "np.float64(2)", "1j"]  # fmt: skip
+           "10**400", "np.float64(2)", "1j"]
 
 
 def environment(draw, here):
@@ -262,15 +262,15 @@ def environment(draw, here):
     change = draw.choice(["odd", "odd", "reward", "reward", "end", "info", "late"])
     odd[change] = draw.choice({"odd": OBSERVED, "reward": REWARDS, "end": ["None", "'x'", "nan", "np.zeros(2)", "2"],
                                "info": ["None", "5", "{'score': nan}", "{'score': 'x'}", "{1: 2}"],
-                               "late": ["time.sleep(0.02)"]}[change])  # fmt: skip
+                               "late": ["time.sleep(0.02)"]}[change])
     odd |= {"space": draw.choice(["Box(-1, 1, (3,), np.float32)", "Box(-1, 1, (3,), np.float32)", "Discrete(3)"]),
             "actions": draw.choice(["Discrete(2)", "Box(-1, 1, (2,), np.float32)"]),
-            "when": draw.choice([0, 1, 5, 40])}  # fmt: skip
+            "when": draw.choice([0, 1, 5, 40])}
     path = here / "odd.py"
     path.write_text(ENVIRONMENT.format(**odd))
     argv = ["train", f"{path}:Odd", "--vec.num-envs", "4", "--vec.backend", "serial", "--train.total-timesteps", "512",
             "--train.horizon", "16", "--train.minibatch-size", "64", "--logger", "none",
-            "--policy.hidden-size", "8"]  # fmt: skip
+            "--policy.hidden-size", "8"]
     return f"{change} = {odd[change]}, {odd['space']}, from step {odd['when']}", argv, {path}
 
 
@@ -314,7 +314,7 @@ def messages(draw, here):
             try:
                 for data, read in asked:
                     with contextlib.suppress(OSError), socket.create_connection(
-                            ("127.0.0.1", page.port), timeout=5) as connection:  # fmt: skip
+                            ("127.0.0.1", page.port), timeout=5) as connection:
                         connection.sendall(data)
                         if read:
                             connection.shutdown(socket.SHUT_WR)
@@ -338,12 +338,12 @@ def message(draw):
     """(bytes, whether their answer is waited for)."""
     keys = [*watch.PlayRequests.ORDERS, "run", "close", ""]
     values = ["null", "true", "0", "-1", "1e999", "-Infinity", "NaN", "1" + "0" * 500, '"x"', '"\\ud800"', "[]", "{}",
-              "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"', '"latest"', '"squared"', '"untrained"']  # fmt: skip
+              "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"', '"latest"', '"squared"', '"untrained"']
     body = "{" + ", ".join(f'"{draw.choice(keys)}": {draw.choice(values)}' for _ in range(draw.randrange(4))) + "}"
     if draw.random() < 0.2:
         body = draw.choice(["", "[", "null", "\0", body[:-1], body * 2, "x" * 4096, "x" * 5000])
     verbs = ["POST /order", "POST /order", "POST /x", "GET /", "GET /state?after=-1", "GET /state?after=x&scores=y",
-             "GET //[", "GET /%00?scores=" + "9" * 5000, "PUT /", "", "\xff\x00", "GET " + "/a" * 40000]  # fmt: skip
+             "GET //[", "GET /%00?scores=" + "9" * 5000, "PUT /", "", "\xff\x00", "GET " + "/a" * 40000]
     verb = draw.choice(verbs)
     host = draw.choice(["localhost", "127.0.0.1", "[::1]", "evil.test", "[", "", "localhost\r\nHost: evil.test"])
     length = draw.choice([len(body.encode())] * 5 + [-1, 10**30, "x", 3])
@@ -354,7 +354,7 @@ def message(draw):
 
 
 KINDS = {"command line": (command_line, 4), "ini": (ini_file, 2), "checkpoint": (checkpoint, 4),
-         "environment": (environment, 2), "in C": (in_c, 4), "messages": (messages, 0.2)}  # fmt: skip
+         "environment": (environment, 2), "in C": (in_c, 4), "messages": (messages, 0.2)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def enter(here, run):
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-                              for number in (1, 2))  # fmt: skip
+                              for number in (1, 2))
     if isinstance(run, list):
         sys.argv, argv = ["pufferl.py", *run], run
         pufferl.main(argv)
@@ -386,7 +386,7 @@ def start(here, run, typed):
         with open(here / "stdout", "wb") as output, open(here / "stderr", "wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, str(ROOT / "pufferl.py"), *(word.encode(errors="surrogateescape") for word in run)],
-                cwd=here, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+                cwd=here, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True)
         return process.pid
     sys.stdout.flush()
     number = os.fork()
@@ -548,11 +548,11 @@ def main():
     given = parser.parse_args()
     seconds = given.seconds or (60 if given.cases == 10**9 else math.inf)
     counts, faults = fuzz(given.cases, seconds, given.seed, given.only, given.environments, kinds=given.kind,
-                          typed=given.typed)  # fmt: skip
+                          typed=given.typed)
     for kind, exits in sorted(counts.items()):
         print(f"{kind:14} {sum(exits.values()):5} cases, exits {dict(exits)}")
     print(json.dumps({"seed": given.seed, "cases": sum(sum(exits.values()) for exits in counts.values()),
-                      "faults": len(faults)}))  # fmt: skip
+                      "faults": len(faults)}))
     sys.exit(bool(faults))
 
 

@@ -57,7 +57,7 @@ def build(code):
     if not library.exists():
         library.with_suffix(".cpp").write_text(f"{SHIM}\n{code}")
         done = subprocess.run(["g++", *flags, "-shared", "-fPIC", library.with_suffix(".cpp"), "-o", library],
-                              capture_output=True, text=True)  # fmt: skip
+                              capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr)
     return library

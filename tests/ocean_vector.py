@@ -96,7 +96,7 @@ class Vector:
         self.valid = self._buffer((agents,), np.uint8)
         self.masks = self._buffer((agents, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
         self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations,
-                               self.final_observations, self.valid, self.masks)  # fmt: skip
+                               self.final_observations, self.valid, self.masks)
         self.envs.reset(self.rows)
 
     def _buffer(self, shape, dtype):
@@ -145,7 +145,7 @@ def count(name, options, large):
 
 def run_python(code, *arguments, **environment):
     result = subprocess.run([sys.executable, "-c", code, *arguments], env={**os.environ, **environment}, cwd=ROOT,
-                            capture_output=True, text=True, timeout=600)  # fmt: skip
+                            capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -154,6 +154,6 @@ def run_sanitized(code):
     """What Python prints that was started with the address and undefined-behaviour sanitizers."""
     compiler = os.environ.get("CC") or "gcc"
     libraries = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-                 for name in ("libasan.so", "libubsan.so")]  # fmt: skip
+                 for name in ("libasan.so", "libubsan.so")]
     return run_python(code, LD_PRELOAD=" ".join(libraries), ASAN_OPTIONS="detect_leaks=0",
-                      UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1")  # fmt: skip
+                      UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1")

@@ -135,7 +135,7 @@ def moved(kind, target, source):
         source = f"bits_f64({operand(source)})" if registers_kind(source) == "f64" else operand(source)
         halves = [half.strip() for half in target[1:-1].split(",")]
         return " ".join(f"{operand(half)} = (uint32_t)({source} >> {shift});"
-                        for half, shift in zip(halves, (0, 32), strict=True) if half != "%temp") + ";"  # fmt: skip
+                        for half, shift in zip(halves, (0, 32), strict=True) if half != "%temp") + ";"
     value = operand(source)
     if source.startswith("%") and "." not in source:
         ours, theirs = registers_kind(target), registers_kind(source)
@@ -166,7 +166,7 @@ def instruction(text):
             return f"{value} = {memory};" if op == "ld" else f"{memory} = {value};"
         size = f"(uint64_t)({base} + ({offset})), sizeof({C_TYPES[kind]}), &memory"
         return (f"{{ {C_TYPES[kind]} memory; load({size}); {value} = memory; }}" if op == "ld"
-                else f"{{ {C_TYPES[kind]} memory = {value}; store({size}); }}")  # fmt: skip
+                else f"{{ {C_TYPES[kind]} memory = {value}; store({size}); }}")
     if op == "mov":
         return moved(kind, *args)
     if op == "cvta":
@@ -242,7 +242,7 @@ def function(header, body):
     for kind, prefix, number in re.findall(r"\.reg \.(\w+)\s+%(\w+)<(\d+)>;", body):
         lines.append(f"{C_TYPES[kind]} {', '.join(f'{prefix}{i}' for i in range(int(number)))};")
     body = re.sub(r"call\.uni\s*\((\w+)\)\s*,\s*(\w+)\s*,\s*\(([^)]*)\)\s*;",
-                  lambda m: f"CALL {m[1]} = {m[2]}({' '.join(m[3].split())});", body)  # fmt: skip
+                  lambda m: f"CALL {m[1]} = {m[2]}({' '.join(m[3].split())});", body)
     for line in re.split(r";|(?<=:)\s*\n|(?<=[{}])\s*\n", body):
         text = " ".join(line.split())
         if not text or text.startswith((".reg", ".pragma")):
@@ -284,7 +284,7 @@ def parameters(arguments):
 
 class Range(ctypes.Structure):
     _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64),
-                ("writer", ctypes.c_void_p), ("reader", ctypes.c_void_p)]  # fmt: skip
+                ("writer", ctypes.c_void_p), ("reader", ctypes.c_void_p)]
 
 
 class Launcher:
@@ -303,7 +303,7 @@ class Launcher:
         dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=self.capability)
         try:
             return cuda.compile(arena.cuda_kernel(driver), (numba.int64, numba.typeof(arguments)),
-                                cc=self.capability, output="ptx", device=False, abi="numba")[0]  # fmt: skip
+                                cc=self.capability, output="ptx", device=False, abi="numba")[0]
         finally:
             dispatcher.get_current_device = before
 
@@ -312,7 +312,7 @@ class Launcher:
         source.write_text(translate(self.compile(driver, arguments)))
         library = source.with_suffix(".so")
         subprocess.run(["cc", "-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC",
-                        source, "-o", library, "-lm"], check=True)  # fmt: skip
+                        source, "-o", library, "-lm"], check=True)
         return ctypes.CDLL(library).run
 
     def __call__(self, driver, lanes, arguments):
@@ -326,10 +326,10 @@ class Launcher:
         bounds = {byte_bounds(argument) for argument in arguments if isinstance(argument, np.ndarray)}
         marks = [np.zeros((2, end - begin), np.int32) for begin, end in bounds]
         ranges = (Range * len(bounds))(*(Range(*bound, *(each.ctypes.data for each in mark))
-                                         for bound, mark in zip(bounds, marks, strict=True)))  # fmt: skip
+                                         for bound, mark in zip(bounds, marks, strict=True)))
         values = parameters([lanes, *arguments])
         self._compiled[key](
             ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks), ctypes.c_int64(arena.THREADS), ranges,
-            ctypes.c_int(len(bounds)), ctypes.c_void_p(result.ctypes.data))  # fmt: skip
+            ctypes.c_int(len(bounds)), ctypes.c_void_p(result.ctypes.data))
         assert result[0] == 0, f"{driver.__name__} with {lanes} lanes: {PROBLEMS[int(result[0])]}"
         self.counts[driver.__name__] = int(result[1]) / lanes

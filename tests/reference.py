@@ -244,7 +244,7 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
     transforms = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(squash[0], squash[1])]
     normal = torch.distributions.Normal(mean, log_std.exp().expand_as(mean))
     logprob = torch.distributions.TransformedDistribution(normal, transforms).log_prob(
-        squash[0] + squash[1] * samples.tanh())  # fmt: skip
+        squash[0] + squash[1] * samples.tanh())
     u = mean + normal.scale * ((samples - mean) / normal.scale).detach()
     slope = transforms[0].log_abs_det_jacobian(u, u.tanh()) + squash[1].log()
     return logprob.sum(-1), (normal.entropy() + slope).sum(-1)

@@ -35,7 +35,7 @@ def make_trainer(case, num_envs, folder, **settings):
         for parameter in policy.parameters():
             parameter.data.add_(1.0)
     config = {"horizon": HORIZON, "minibatch_size": 2 * DRAWN * HORIZON, "total_timesteps": 10**5, "seed": 7,
-              "log_interval": 1e9, "env": env, "data_dir": str(folder), **train, **settings}  # fmt: skip
+              "log_interval": 1e9, "env": env, "data_dir": str(folder), **train, **settings}
     return pufferl.PuffeRL(config, vecenv, policy)
 
 
@@ -103,7 +103,7 @@ def main(folder):
             trainer.storage["valid"][2:, : 10 * group.rank + 1] = 0
         arrays, state = keep(trainer)
         seen[case] = {"weights": weights, "arrays": arrays, "state": state,
-                      **learn_from_given_segments(trainer, [group.rank])}  # fmt: skip
+                      **learn_from_given_segments(trainer, [group.rank])}
         trainer.release()
 
     whole = make_trainer("fused", AGENTS, folder, replay_ratio=1.3)

@@ -26,13 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = ("horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma", "ent_coef", "prio_alpha",
          "norm_obs",
-         "norm_reward")  # fmt: skip
+         "norm_reward")
 
 
 def env_of(space, action=None):
     """What a policy is built from."""
     return SimpleNamespace(single_observation_space=space, env_single_observation_space=space,
-                           single_action_space=action or spaces.Discrete(3))  # fmt: skip
+                           single_action_space=action or spaces.Discrete(3))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_the_shipped_configs_resolve_to_what_they_did():
 
 @settings(deadline=None, max_examples=200)
 @given(agents=st.integers(1, 20_000), steps=st.integers(1, 10**9), discrete=st.booleans(), native=st.booleans(),
-       costs=st.none() | st.tuples(st.floats(1e-7, 1.0), st.floats(1e-7, 1.0)))  # fmt: skip
+       costs=st.none() | st.tuples(st.floats(1e-7, 1.0), st.floats(1e-7, 1.0)))
 def test_the_rules_give_settings_that_work(agents, steps, discrete, native, costs):
     costs = dict(zip(("step_seconds", "learn_seconds"), costs or (None, None), strict=True))
     train = dataclasses.asdict(configuration.Train(total_timesteps=steps))
@@ -90,7 +90,7 @@ def test_what_is_set_stays_and_the_rest_fits_it():
     (spaces.Box(0, 255, (84, 84, 3), np.uint8), False),
     (spaces.Box(0, 4, (6, 6), np.int64), False),
     (spaces.Discrete(16), False),
-])  # fmt: skip
+])
 def test_what_is_normalised(space, expected):
     chosen, reason = configuration.wants_normalising(Facts(64, 1000, True, [space]))
     assert chosen is expected and reason
@@ -100,7 +100,7 @@ def test_what_is_normalised(space, expected):
     ("auto", int | configuration.Auto, "auto"), ("1e3", int | configuration.Auto, 1000),
     ("auto", bool | configuration.Auto, "auto"), ("true", bool | configuration.Auto, True),
     ("none", float | configuration.Auto | None, None), ("0.5", float | configuration.Auto | None, 0.5),
-])  # fmt: skip
+])
 def test_auto_is_a_value(text, kind, value):
     assert configuration.coerce(text, kind, "here") == value
 
@@ -113,7 +113,7 @@ def test_auto_is_for_settings_that_have_it():
 
 def test_the_printed_flags_repeat_the_run_and_a_resume_keeps_them(tmp_path, capsys):
     name, options = f"{ROOT}/tests/brought.py:PointMass", ["--vec.num-envs", "16", "--vec.backend", "serial",
-                                                           "--logger", "none"]  # fmt: skip
+                                                           "--logger", "none"]
 
     def train(*more, steps="6000", folder="a"):
         argv = [*options, "--train.total-timesteps", steps, "--data-dir", str(tmp_path / folder), *more]
@@ -156,7 +156,7 @@ def test_environments_in_python_are_few_so_that_rollouts_are_long(name, steps, e
 
 @settings(deadline=None, max_examples=25)
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5), offset=st.floats(-1e4, 1e4), seed=st.integers(0, 99),
-       dtype=st.sampled_from([np.float32, np.float64, np.int16]))  # fmt: skip
+       dtype=st.sampled_from([np.float32, np.float64, np.int16]))
 def test_moments_are_those_of_all_valid_rows(sizes, offset, seed, dtype):
     rng, normalizer, seen = np.random.default_rng(seed), models.Normalizer(3), []
     for size in sizes:
@@ -210,7 +210,7 @@ def test_ranks_merge_to_what_one_would_have():
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_fused_network_normalises_as_its_forward_does(precision):
     args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512", "--train.norm-obs",
-                                            "--train.norm-reward", "--train.precision", precision])  # fmt: skip
+                                            "--train.norm-reward", "--train.precision", precision])
     vecenv = pufferl.load_env("cartpole", args)
     policy = pufferl.load_policy(args, vecenv)
     trainer = pufferl.PuffeRL({**args["train"], "env": "cartpole", "data_dir": None}, vecenv, policy)
@@ -237,7 +237,7 @@ def test_the_fused_network_normalises_as_its_forward_does(precision):
 def test_normalisation_goes_on_exactly_after_a_checkpoint(tmp_path):
     def make(folder):
         args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512",
-                                                "--train.norm-obs", "--train.norm-reward"])  # fmt: skip
+                                                "--train.norm-obs", "--train.norm-reward"])
         vecenv = pufferl.load_env("cartpole", args)
         policy = pufferl.load_policy(args, vecenv)
         return pufferl.PuffeRL({**args["train"], "env": "cartpole", "data_dir": str(tmp_path / folder)}, vecenv, policy)
@@ -297,7 +297,7 @@ int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
     (spaces.Box(0, 1000, (6, 6), np.int64), "numbers"),
     (spaces.Box(0.0, 1.0, (7, 7), np.float32), "numbers"),
     (spaces.Discrete(5), "choices"),
-])  # fmt: skip
+])
 def test_the_encoder_follows_what_is_seen(space, kind):
     assert models.leaf_kind(space) == kind
 
@@ -322,7 +322,7 @@ def test_planes_are_one_hot(space):
 
 class Boarded(gymnasium.Env):
     observation_space = spaces.Dict(board=spaces.Box(0, 2, (5, 5), np.int8), mode=spaces.Discrete(3),
-                                    speed=spaces.Box(-9.0, 9.0, (2,), np.float32))  # fmt: skip
+                                    speed=spaces.Box(-9.0, 9.0, (2,), np.float32))
     action_space = spaces.Discrete(2)
 
     def reset(self, seed=None, options=None):
@@ -420,7 +420,7 @@ def test_an_error_about_shapes_says_which_form_was_given():
                 trainer.evaluate()
                 trainer.train()
             assert form in " ".join(caught.value.__notes__) and "forward(observations)" in " ".join(
-                caught.value.__notes__)  # fmt: skip
+                caught.value.__notes__)
 
 
 @pytest.mark.parametrize(("config", "message"), [
@@ -440,7 +440,7 @@ def test_normalisation_of_a_dict_for_a_network_of_ones_own_says_what_to_do():
 def test_target_kl_moves_the_learning_rate_towards_it():
     with cartpoles() as vecenv:
         trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 10**6, "learning_rate": 1e-5,
-                                   "target_kl": 0.01}, vecenv, Plain(vecenv.driver_env))  # fmt: skip
+                                   "target_kl": 0.01}, vecenv, Plain(vecenv.driver_env))
         for _ in range(20):
             trainer.evaluate()
             trainer.train()
@@ -477,7 +477,7 @@ CART = f"{ROOT}/tests/brought.py:cartpole"
 
 def run(tmp_path, *options, env=CART):
     argv = ["--vec.num-envs", "8", "--vec.backend", "serial", "--logger", "none", "--data-dir", str(tmp_path),
-            "--train.total-timesteps", "2000", *options]  # fmt: skip
+            "--train.total-timesteps", "2000", *options]
     return pufferl.train(env, pufferl.load_config(env, argv))
 
 
@@ -522,7 +522,7 @@ def test_a_rate_that_is_set_at_a_resume_is_the_one_that_is_used(tmp_path):
     first = run(tmp_path, "--train.total-timesteps", "20000")
     assert first._rate_factor != 1
     second = run(tmp_path, "--resume", str(first.run_folder), "--train.total-timesteps", "24000", "--train.target-kl",
-                 "none", "--train.learning-rate", "0.001", "--train.anneal-lr", "False")  # fmt: skip
+                 "none", "--train.learning-rate", "0.001", "--train.anneal-lr", "False")
     assert second.learning_rate == 0.001
 
 
@@ -541,25 +541,25 @@ def test_an_environment_that_one_process_cannot_hold_twice_is_not_measured(tmp_p
 
 @pytest.mark.parametrize(("name", "option", "gamma"), [("PointMass", "--env.length=25", 0.96),
                                                      ("PointMass", "--env.length=500", 0.99),
-                                                     ("Catch", "--env.size=7", 0.99)])  # fmt: skip
+                                                     ("Catch", "--env.size=7", 0.99)])
 def test_episodes_that_are_all_cut_off_soon_shorten_the_view(tmp_path, name, option, gamma):
     name = f"{ROOT}/tests/brought.py:{name}"
     trainer = pufferl.train(name, pufferl.load_config(name, ["--train.total-timesteps", "3000", "--logger", "none",
-                                                             "--data-dir", str(tmp_path), option]))  # fmt: skip
+                                                             "--data-dir", str(tmp_path), option]))
     assert trainer.config["gamma"] == gamma
 
 
 @pytest.mark.parametrize(("exchange", "options", "backend"), [
     (10.0, [], "serial"), (0.0, [], "auto"), (10.0, ["--vec.num-workers", "2"], "auto"),
     (10.0, ["--vec.backend", "multiprocessing"], "multiprocessing"),
-])  # fmt: skip
+])
 def test_environments_that_are_quicker_than_messages_stay_in_this_process(
-        tmp_path, monkeypatch, exchange, options, backend):  # fmt: skip
+        tmp_path, monkeypatch, exchange, options, backend):
     monkeypatch.setattr(vector, "physical_cores", lambda: 2)
     monkeypatch.setattr(pufferl, "EXCHANGE", exchange)
     name = f"{ROOT}/tests/brought.py:Catch"
     args = pufferl.load_config(name, ["--train.total-timesteps", "256", "--logger", "none", "--data-dir", str(tmp_path),
-                                      "--vec.num-envs", "8", *options])  # fmt: skip
+                                      "--vec.num-envs", "8", *options])
     trainer = pufferl.train(name, args)
     assert type(trainer.vecenv) is (vector.Serial if backend == "serial" else vector.Multiprocessing)
     assert trainer.args["vec"]["backend"] == backend
@@ -584,7 +584,7 @@ def test_how_episodes_end(lengths, ended, agents):
 @pytest.mark.parametrize("space", [
     spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (5, 5), np.int64),
     spaces.Box(0, np.iinfo(np.uint64).max, (5, 5), np.uint64),
-])  # fmt: skip
+])
 def test_boards_without_bounds_are_numbers(space):
     assert models.leaf_kind(space) == "numbers"
 
@@ -595,7 +595,7 @@ def test_an_image_of_few_colours_is_an_image():
 
 
 @pytest.mark.parametrize("options", [["--train.horizon", "0"], ["--train.minibatch-size", "-64"],
-                                     ["--train.total-timesteps", "0"], ["--train.replay-ratio", "0"]])  # fmt: skip
+                                     ["--train.total-timesteps", "0"], ["--train.replay-ratio", "0"]])
 def test_sizes_that_cannot_be_are_named(tmp_path, options):
     with pytest.raises(ConfigError, match="must be above 0"):
         run(tmp_path, *options)

@@ -17,10 +17,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = {"copy_gb_per_second": 4000.0, "kernels": {
     "gather": {"microseconds": 9.0, "gb_per_second": 3500.0, "share_of_copy_of_its_size": 0.9},
-    "draw": {"microseconds": 20.0, "gb_per_second": 10.0, "share_of_copy_of_its_size": 0.2}}}  # fmt: skip
+    "draw": {"microseconds": 20.0, "gb_per_second": 10.0, "share_of_copy_of_its_size": 0.2}}}
 TRAIN = {"sps": 12345678.0, "num_layers": 4, "hidden_size": 32, "shares": {"busy": 0.625}}
 SOLVED = {"environments": {"breakout": {
-    "0": {"threshold": 800.0, "seconds": 7.25, "score": 858.0, "end_seconds": 9.0}}}}  # fmt: skip
+    "0": {"threshold": 800.0, "seconds": 7.25, "score": 858.0, "end_seconds": 9.0}}}}
 LAUNCHES = {"minibatch": {"8192": {"launches": 61, "microseconds": 250.0, "gaps": 0.25, "longest": []}}}
 GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
 VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W", "sees_it": True}
@@ -47,7 +47,7 @@ def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
     if bench_gpu.gpus():
         pytest.skip("there is a GPU")
     done = subprocess.run(["make", "--no-print-directory", "gpu", f"OUT={tmp_path}/out", f"PYTHON={sys.executable}"],
-                          cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+                          cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0 and not (tmp_path / "out").exists()
     said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
     assert len(said) == 1 and "finds no GPU" in said[0] and "tests/bench_gpu.py" in done.stdout
@@ -72,7 +72,7 @@ def test_a_step_that_fails_does_not_end_the_others(tmp_path, capsys):
         script(says({"another": 0.5}), wrong=goal, name="six"),
         script("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", name="seven"),
         script(says({"speed": 2}), wrong=goal, name="eight"),
-    ], tmp_path)  # fmt: skip
+    ], tmp_path)
     steps, page = report(tmp_path)
     results = {name: step["result"] for name, step in steps.items()}
     assert results["one"] == results["eight"] == "passed"
@@ -103,7 +103,7 @@ def test_the_time_for_all_of_them_is_kept(tmp_path):
 
 def test_tests_that_only_skip_have_not_passed(tmp_path):
     for name, body, result in (("test_skips", "pytest.skip('it')", "no test ran"), ("test_passes", "pass", "passed"),
-                               ("test_fails", "assert 1 == 2", "failed, exit status 1: 1 failed")):  # fmt: skip
+                               ("test_fails", "assert 1 == 2", "failed, exit status 1: 1 failed")):
         path = tmp_path / f"{name}.py"
         path.write_text(f"import pytest\ndef {name}():\n    {body}\n")
         command = bench_gpu.tests("--rootdir", str(tmp_path), str(path))
@@ -138,7 +138,7 @@ def test_the_table_has_what_was_measured_and_no_more(tmp_path, monkeypatch):
     table = bench_gpu.section(tmp_path)
     assert "| machine | Some GPU, 16 cores, torch 2.11.0, driver 580.1 |" in table
     assert ("| trained steps a second: 4,096 × 32, network 4 layers × 32, bfloat16, environments on the host | "
-            "12,345,678, GPU busy 62% |") in table  # fmt: skip
+            "12,345,678, GPU busy 62% |") in table
     assert "on the GPU" not in table and "| Breakout to 800 of 864, environments on the host | 7.2 s; 858 " in table
     assert "| killed and resumed, beside the same run undisturbed, environments on the host | resumed, it has " in table
     results = {name: step["result"] for name, step in report(tmp_path)[0].items()}
@@ -203,7 +203,7 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
 
     def command(*arguments, **more):
         return subprocess.run(["make", "-n", "gpu", *arguments], cwd=tmp_path, capture_output=True, text=True,
-                              env={**environment, **more}).stdout.strip()  # fmt: skip
+                              env={**environment, **more}).stdout.strip()
 
     assert command() == 'python3 tests/bench_gpu.py --out "docs/gpu"'
     assert command("MINUTES=9").endswith(" --minutes 9")
@@ -220,7 +220,7 @@ def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
     environment = {key: value for key, value in os.environ.items() if key != "CUDA_DEVICE_MAX_CONNECTIONS"}
     for given, kept in (({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "5"}, "5")):
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**environment, **given}, capture_output=True,
-                              text=True)  # fmt: skip
+                              text=True)
         assert done.stdout.split() == [kept, "False"], done.stderr
 
 

@@ -47,7 +47,7 @@ def test_the_table_has_a_line_each(monkeypatch, capsys):
     ("squared", ["The agent stands in the middle", "solved at    a mean score of 0.95", "ships        a policy",
                  "ocean/squared/squared.h", "config/squared.ini", "train squared", "eval squared --baseline"]),
     ("gym/CartPole-v1", ["sees         4 float32", "does         2", "a mean score of 475", "train gym/CartPole-v1"]),
-])  # fmt: skip
+])
 def test_one_is_shown_with_what_to_type_next(name, said, capsys):
     pufferl.main(["list", name])
     shown = capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_one_is_shown_with_what_to_type_next(name, said, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [(["brakeout"], "did you mean breakout"), (["--all"], "got --all"),
-                                                (["squared", "target"], "expected nothing")])  # fmt: skip
+                                                (["squared", "target"], "expected nothing")])
 def test_what_cannot_be_listed_is_said(words, message):
     with pytest.raises(SystemExit, match=message):
         pufferl.main(["list", *words])

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 def run(tmp_path_factory):
     """The folder of a run of two epochs, with a model of each."""
     trainer = make_trainer(tmp_path_factory.mktemp("runs"), "squared", checkpoint_interval=1, hidden_size=8, num_envs=4,
-                           num_threads=1, num_buffers=1, minibatch_size=32)  # fmt: skip
+                           num_threads=1, num_buffers=1, minibatch_size=32)
     run_epochs(trainer, 2)
     trainer.close()
     return trainer.run_folder
@@ -46,7 +46,7 @@ def folder(run, tmp_path):
 
 def evaluate(path, *more):
     options = ["--load-model-path", str(path), "--policy.hidden-size", "8", "--rnn.num-layers", "2",
-               "--env.num-envs", "4", "--eval.episodes", "4", *more]  # fmt: skip
+               "--env.num-envs", "4", "--eval.episodes", "4", *more]
     return watch.evaluate("squared", pufferl.load_config("squared", options))
 
 
@@ -145,7 +145,7 @@ def compressed(path):
 
 
 DAMAGES = [cut(0.1), cut(0.5), cut(0.9), empty, a_folder, a_pipe, flipped, text, foreign, a_pickle, a_module,
-           compressed]  # fmt: skip
+           compressed]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: getattr(d, "__name__", "cut"))
@@ -322,7 +322,7 @@ def test_weights_that_are_not_finite_play_nothing(folder, value):
 
 @pytest.mark.parametrize("content", [[1, 2], {}, {"a": "b"}, {1: torch.zeros(2)}, torch.zeros(3), None, "text",
                                      {"a": torch.zeros(3, device="meta")}, {"a": torch.zeros(3).to_sparse()}],
-                         ids=str)  # fmt: skip
+                         ids=str)
 def test_something_else_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "a.pt")
     for check in (checkpoints.weights, WHOLE_RUN):
@@ -335,7 +335,7 @@ def test_a_damaged_config_of_a_run_is_one_line(folder):
     whole = json.loads(path.read_text())
     for broken in ("", "{", "[]", "5", "\x00", "[" * 100_000, json.dumps({**whole, "policy": 5}),
                    json.dumps({**whole, "policy": {"hidden_size": "wide"}}),
-                   json.dumps({**whole, "train": {"horizon": [1]}})):  # fmt: skip
+                   json.dumps({**whole, "train": {"horizon": [1]}})):
         path.write_text(broken)
         for option in ("--load-model-path", "--resume"):
             with pytest.raises(ConfigError, match=f"{re.escape(str(path))}") as error:
@@ -363,7 +363,7 @@ def test_state_dicts_of_others_load(folder, tmp_path):
     metadata = collections.OrderedDict(weights)
     metadata._metadata = {"": {"version": 1}}
     others = {"ordered": metadata, "parameters": {n: torch.nn.Parameter(t) for n, t in weights.items()},
-              "double": {n: t.double() for n, t in weights.items()}}  # fmt: skip
+              "double": {n: t.double() for n, t in weights.items()}}
     for name, content in others.items():
         torch.save(content, tmp_path / f"{name}.pt")
         assert evaluate(tmp_path / f"{name}.pt")["score"].mean == expected, name

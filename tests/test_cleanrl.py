@@ -37,7 +37,7 @@ def test_feed_forward(action_space):
 def test_a_policy_that_squashes_its_actions_is_refused():
     env = environment(ACTIONS[2])
     for agent, policy in ((models.CleanRLAgent, models.Default(env, 8)),
-                          (models.RecurrentCleanRLAgent, models.MinGRUPolicy(env, 8))):  # fmt: skip
+                          (models.RecurrentCleanRLAgent, models.MinGRUPolicy(env, 8))):
         with pytest.raises(models.NetworkFault, match="squashes its actions by a tanh"):
             agent(models.squash(policy, env.single_action_space))
 
@@ -48,7 +48,7 @@ def test_recurrent_in_one_pass_or_step_by_step(action_space, wrapper):
     torch.manual_seed(0)
     env, T, N = environment(action_space), 6, 4
     policy = models.MinGRUPolicy(env, hidden_size=8) if wrapper == "mingru" else models.LSTMWrapper(
-        env, models.FeedForward(env, hidden_size=8), hidden_size=8)  # fmt: skip
+        env, models.FeedForward(env, hidden_size=8), hidden_size=8)
     agent = models.RecurrentCleanRLAgent(policy)
     x, done, state = torch.randn(T, N, 5), torch.rand(T, N) < 0.3, agent.initial_state(N)
     steps = []

@@ -178,7 +178,7 @@ def python_calls(segments, minibatch):
     """How many Python functions are called for each minibatch."""
     vecenv = vector.make("squared", num_envs=segments, seed=1, num_threads=1)
     settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9, "replay_ratio": 4,
-                "learning_rate": 0.01, "total_timesteps": 10**7}  # fmt: skip
+                "learning_rate": 0.01, "total_timesteps": 10**7}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 16))
     trainer.engine.in_parallel = lambda function, workers: [function(worker) for worker in workers]  # to be counted
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
 def test_an_edited_cell_is_what_runs(tmp_path):
     root = Path(compiled.__file__).parent
     copy = shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "tests", "docs", "experiments"))  # fmt: skip
+        ".*", "__pycache__", "tests", "docs", "experiments"))
     script = """import pufferl, vector, models, torch
 torch.manual_seed(0)
 vecenv = vector.make("squared", num_envs=8, num_threads=1)
@@ -243,7 +243,7 @@ print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"
 
     def run():
         return subprocess.run([sys.executable, "-c", script], cwd=copy, env=environment, check=True, text=True,
-                              stdout=subprocess.PIPE).stdout  # fmt: skip
+                              stdout=subprocess.PIPE).stdout
 
     first = run()
     assert first.startswith("compiled") and run() == first

@@ -22,7 +22,7 @@ import arena
 import kernels
 
 WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
-         ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])  # fmt: skip
+         ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
 
 KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan", "mingru_scan_grad",
            "advantage_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm",
@@ -86,7 +86,7 @@ for name in (
     "ppo_loss_clamps_the_log_ratio", "ppo_loss_in_chunks_equals_the_whole", "ppo_loss_writes_only_its_chunk",
     "nan_ppo_loss", "advantage_moments_and_normalisation", "gradient_norm", "good_calls_are_good",
     "wrong_size_is_refused_by_name", "wrong_dtype_is_refused_by_name",
-):  # fmt: skip
+):
     globals()[f"test_{name}"] = borrowed(name)
 
 # Too large for the simulator; on a GPU these are for tests/bench_kernels.py and the tests of the trainer.
@@ -99,7 +99,7 @@ for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", 
 # PTX, for machines without a GPU
 
 SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu", "_gather_cuda",
-          "_mingru_step_cuda", "_write_back", "_nesterov_cuda", "_apply_cuda"}  # fmt: skip
+          "_mingru_step_cuda", "_write_back", "_nesterov_cuda", "_apply_cuda"}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def launches():
         cuda_on_a_cpu.install(patch)
         patch.setattr(arena, "SIMULATOR", True)
         patch.setattr(arena, "_launch", lambda driver, lanes, arguments: seen.setdefault(
-            driver.__name__, (driver, arguments)))  # fmt: skip
+            driver.__name__, (driver, arguments)))
         for function, tensors, options in test_kernel_promises.good_calls().values():
             function(**tensors, **options)
         memory = kernels.Arena()

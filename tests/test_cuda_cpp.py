@@ -24,7 +24,7 @@ import cuda_cpp
 import kernels
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
-              pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]  # fmt: skip
+              pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]
 GENERATIONS = ("sm_80", "sm_90", "sm_120")
 f32 = np.float32
 
@@ -41,7 +41,7 @@ CELLS = {  # what each takes and returns: float, int32, uint32, uint16, bool
     "mingru_cell": ("fffffb", "ff"), "mingru_cell_grad": ("fffffbff", "fffff"), "ppo_cell": ("ffff", "ffff"),
     "value_cell": ("ffff", "ff"), "entropy_cell": ("ff", "f"), "entropy_grad_cell": ("fff", "f"),
     "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"),
-}  # fmt: skip
+}
 
 
 def probe(name):
@@ -53,9 +53,9 @@ def probe(name):
     body = f"out0[k] = {call};"
     if len(gives) > 1:
         body = (f"auto [{', '.join(f'r{i}' for i in range(len(gives)))}] = {call}; " +
-                " ".join(f"out{i}[k] = r{i};" for i in range(len(gives))))  # fmt: skip
+                " ".join(f"out{i}[k] = r{i};" for i in range(len(gives))))
     return (f'extern "C" __global__ void probe_{name}(i64 n, {", ".join(inputs + outputs)}) {{\n'
-            f"    for (i64 k = 0; k < n; k++) {{ {body} }}\n}}\n")  # fmt: skip
+            f"    for (i64 k = 0; k < n; k++) {{ {body} }}\n}}\n")
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def probes():
 def numbers(rng, kind, n):
     if kind in "uhi":
         return rng.integers(0, 2**16 if kind == "h" else 2**31, n, dtype=np.uint32).astype(
-            {"u": np.uint32, "h": np.uint16, "i": np.int32}[kind])  # fmt: skip
+            {"u": np.uint32, "h": np.uint16, "i": np.int32}[kind])
     if kind == "b":
         return rng.integers(0, 2, n).astype(np.bool_)
     x = (rng.standard_normal(n) * np.exp2(rng.integers(-12, 7, n))).astype(f32)
@@ -184,7 +184,7 @@ def test_all_stays_in_registers(generation):
 def test_a_wrong_argument_is_refused_before_the_launch(monkeypatch):
     cupy = cuda_on_a_cpu.install(monkeypatch)
     good = [1, 1, 1, 2, *(np.zeros(6, f32) for _ in range(3)), *(np.ones(1, np.uint8) for _ in range(2)),
-            np.zeros(1, np.int64), 0, np.zeros(2, f32), False, np.zeros(2, f32)]  # fmt: skip
+            np.zeros(1, np.int64), 0, np.zeros(2, f32), False, np.zeros(2, f32)]
     kernels.CUDA.launch("mingru_scan", 1, 64, *good)
     with pytest.raises(TypeError, match="takes 14 arguments, not 13"):
         kernels.CUDA.launch("mingru_scan", 1, 64, *good[:-1])
@@ -261,7 +261,7 @@ def results(monkeypatch, backwards):
     memory.allocate()
     memory.flat("gradients").normal_()
     left |= {("muon", "norm"): optimizer.step(0.1), ("muon", "weights"): memory.flat("weights"),
-             ("rows", "gradient"): gradient}  # fmt: skip
+             ("rows", "gradient"): gradient}
     left |= {("scan", key): tensor for key, tensor in {**data, "out": out, "sums": sums}.items()}
     return {key: tensor.clone() for key, tensor in left.items()}, set(cupy.launches)
 
@@ -270,7 +270,7 @@ def test_results_do_not_depend_on_the_order_of_threads(monkeypatch):
     """Bit for bit: twice, and from the last thread of the last block to the first."""
     first, launched = results(monkeypatch, False)
     assert launched == {name for name in kernels.CUDA.signatures if not name.startswith("mingru_scan_") or
-                        name == "mingru_scan_grad"}  # fmt: skip
+                        name == "mingru_scan_grad"}
     for backwards in (False, True):
         for key, tensor in results(monkeypatch, backwards)[0].items():
             torch.testing.assert_close(tensor, first[key], rtol=0, atol=0, equal_nan=True, msg=str(key))
@@ -292,10 +292,10 @@ def test_no_access_is_out_of_bounds():
         pytest.skip("g++ has no address sanitizer")
     environment = os.environ | {
         "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "CUDA_SHIM_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"}  # fmt: skip
+        "CUDA_SHIM_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"}
     options = {"env": environment, "cwd": Path(__file__).parent.parent, "capture_output": True, "text": True}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda_cpp.py", "-k",
-               "order or wrong_argument or one_launch"]  # fmt: skip
+               "order or wrong_argument or one_launch"]
     result = subprocess.run(command, **options)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parent.parent}"

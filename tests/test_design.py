@@ -80,7 +80,7 @@ def test_a_file_imports_from_below(path):
         if layer(room) is None or room == own or layer(room) < layer(own) or room in WITHIN.get(own, ()):
             continue
         assert function in UPWARD.get((own, room), ()) or function == "main", (
-            f"{path.name} imports {room} from above it, in {function or 'the file itself'}")  # fmt: skip
+            f"{path.name} imports {room} from above it, in {function or 'the file itself'}")
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.name)

@@ -216,7 +216,7 @@ CASES = {
     "feed-forward, continuous": {"network": models.FeedForward, "env": "cartpole", "env_kwargs": {"continuous": True}},
     "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 11}, "squash": True},
     "squashed, lstm": {"network": "lstm", "env": "pendulum", "squash": True},
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:TF32")
@@ -252,7 +252,7 @@ def test_small_minibatches_are_few_launches(device):
     calls = trainer.engine.device.graphs["minibatch"].calls
     torch_calls = [call for call in calls if hasattr(call[0], "_schema")]
     free = [call for call in torch_calls if "empty" in str(call[0]) or (  # as views are
-        call[3] is None and not call[0]._schema.is_mutable)]  # fmt: skip
+        call[3] is None and not call[0]._schema.is_mutable)]
     assert 30 < len(calls) - len(free) <= 34, [str(call[0]) for call in calls]
     trainer.release()
 
@@ -283,7 +283,7 @@ def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher,
     """Through graphs, every kernel of numba.cuda by its PTX, and the others by what the compiler reads."""
     here, losses, _ = run(4, **CASES[case], cudagraphs=2)
     monkeypatch.setattr(arena, "_launch", recorded(  # environments step on the CPU there, too
-        lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))  # fmt: skip
+        lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))
     launcher.counts.clear()
     there, other, _ = run(4, **CASES[case], cudagraphs=2)
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
@@ -419,7 +419,7 @@ def test_it_learns(device):
     """CartPole to 475 of 500, through graphs, as six seeds of six do."""
     trainer = make_trainer("cartpole", env_kwargs={"reward_scale": 0.1}, num_envs=256, horizon=32, minibatch_size=2048,
                            learning_rate=0.008, gamma=0.98, vf_clip_coef=math.inf, vf_coef=0.5, prio_alpha=0.0,
-                           ent_coef=0.001, replay_ratio=1.0, total_timesteps=3_000_000, cudagraphs=2)  # fmt: skip
+                           ent_coef=0.001, replay_ratio=1.0, total_timesteps=3_000_000, cudagraphs=2)
     best = 0.0
     while trainer.epoch < trainer.total_epochs and best < 475:
         score = trainer.evaluate().get("episode_length", 0.0)
@@ -434,7 +434,7 @@ def test_it_learns(device):
 @pytest.mark.parametrize("network", ["feed-forward", "mingru", "lstm"])
 @pytest.mark.parametrize("where", [
     {"device": "cpu"}, *(pytest.param({"device": "cuda", "cudagraphs": graphs}, marks=pytest.mark.gpu)
-                         for graphs in (-1, 2))], ids=["cpu", "eager", "graphs"])  # fmt: skip
+                         for graphs in (-1, 2))], ids=["cpu", "eager", "graphs"])
 def test_torch_compile_changes_no_result(network, where):
     if where["device"] == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
@@ -480,12 +480,12 @@ def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
 
     def rollout():
         return fused.rollout_in_graphs(slice(2, 4), (step, 500, 0, 2, rows), gpu.handles(1, calls), storage, cut,
-                                          cut_step)  # fmt: skip
+                                          cut_step)
 
     assert 0 <= rollout() <= 1
     noted = (ctypes.c_int64 * 16).in_dll(driver, "called")
     assert noted[:ctypes.c_int64.in_dll(driver, "count").value] == [
-        7000, -7, 500, 7003, 7001, -7, 500, 7003, 7002, -7]  # fmt: skip
+        7000, -7, 500, 7003, 7001, -7, 500, 7003, 7002, -7]
     assert cut_step == 1 and cut.tolist() == [0, 0, 0, 1, 0] and storage[2][1:, 3].all() and storage[2].sum() == 2
     for call in (3, 4, 5):
         ctypes.c_int64.in_dll(driver, "count").value = 0
@@ -514,7 +514,7 @@ def test_a_capture_that_fails_leaves_the_allocator_as_it_was(monkeypatch):
     gpu = object.__new__(fused.Gpu)
     gpu.torch_device, gpu.main_stream, gpu._graphs = stream.device, stream, {}
     for name, function in {"synchronize": lambda device: None, "stream": lambda stream: contextlib.nullcontext(),
-                           "graph_pool_handle": lambda: next(pools), "CUDAGraph": Graph}.items():  # fmt: skip
+                           "graph_pool_handle": lambda: next(pools), "CUDAGraph": Graph}.items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr("numba.cuda.defer_cleanup", contextlib.nullcontext)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *call: called.append(call), raising=False)
@@ -573,7 +573,7 @@ def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_action
     assert torch.cuda.memory_stats()["num_device_alloc"] == before and torch.cuda.memory_reserved() == reserved
     # Those for the actions are the driver's, not the runtime's: no interpreter makes them.
     waits = sum(event.count for event in profile.key_averages() if event.key.startswith("cuda") and
-                "Synchronize" in event.key)  # fmt: skip
+                "Synchronize" in event.key)
     seen = {event.key: event.count for event in profile.key_averages()}
     assert waits <= trainer.vecenv.num_buffers + 16, json.dumps(seen, indent=1)
     trainer.release()

@@ -313,7 +313,7 @@ def test_action_masks_come_from_the_info():
         (spaces.Discrete(3), [0, 0, 0], [1, 1, 1]),
         (spaces.Discrete(3), None, [1, 1, 1]),
     ],
-)  # fmt: skip
+)
 def test_action_masks_go_where_their_heads_are(space, mask, expected):
     target = np.zeros(len(expected), np.uint8)
     FlatAction(space).write_mask(target, mask)
@@ -586,7 +586,7 @@ PARTS = {"observations": np.zeros(1, np.float32), "rewards": 1.0, "terminated": 
     ("terminated", {"a": np.zeros(2)}, "in terminated of .* the entry of a must be a bool"),
     ("truncated", None, "the truncated of .* must be a dict"),
     ("observations", {"a": "x"}, "in observations of .* the entry of a breaks its space"),
-])  # fmt: skip
+])
 def test_what_a_parallel_environment_returns_wrong_is_told(part, given, text, late):
     """At the first step, and later, when nothing is looked at beforehand."""
     class Wrong(Leavers):
@@ -607,7 +607,7 @@ def test_what_a_parallel_environment_returns_wrong_is_told(part, given, text, la
     ({"reset": lambda self, seed=None: ({}, {}), "agents": []}, "no agent is alive after reset.*its `agents` are "),
     ({"reset": lambda self, seed=None: ({}, {})}, "after reset.. its `agents` must be the list of those who are alive"),
     ({"step": lambda self, actions: ({},) * 4}, "the first step.* returned 4 values; .* 5 dicts .*: observations"),
-])  # fmt: skip
+])
 def test_a_parallel_environment_that_is_none_is_told(change, text):
     kind = type("Odd", (Leavers,), change)
     with pytest.raises(emulation.Fault, match=text), vector.make(kind, 1, vector.Serial) as vecenv:
@@ -636,7 +636,7 @@ def test_a_wrapped_environment_is_a_valid_pettingzoo_environment(module):
 
 def test_stepping_past_pettingzoos_checks_changes_nothing():
     kaz = pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11",
-                              reason="needs pettingzoo and pygame (requirements-extras.txt)")  # fmt: skip
+                              reason="needs pettingzoo and pygame (requirements-extras.txt)")
     options = {"max_cycles": 300, "spawn_delay": 4, "line_death": True, "render_mode": "rgb_array"}
     slow, quick = kaz.parallel_env(**options), PettingZooPufferEnv(kaz.parallel_env(**options))
     assert type(quick._quick.aec_env) is kaz.raw_env and type(quick.env.aec_env) is not kaz.raw_env
@@ -744,7 +744,7 @@ class Keeps(PufferEnv):
 def test_a_puffer_env_that_keeps_its_first_arrays_works_and_is_told(late):
     emulation.warn_once.cache_clear()
     with pytest.warns(UserWarning, match="Keeps writes into the arrays that it was made with") as caught, \
-            vector.make(Keeps, 3, backend="serial", env_kwargs={"late": late}) as vecenv:  # fmt: skip
+            vector.make(Keeps, 3, backend="serial", env_kwargs={"late": late}) as vecenv:
         assert vecenv.reset()[0].tolist() == [[0 if late else 7] * 3] * 6
         for t in range(1, 8):
             actions = np.arange(6) % 5
@@ -828,13 +828,13 @@ def test_a_puffer_env_says_what_it_lacks(name):
         spaces.Dict({"a": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2, 2), np.float64)]),
                      "image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "empty": spaces.Dict({})}),
     ],
-)  # fmt: skip
+)
 def test_the_encoded_policy_reads_structured_observations(space):
     import models
 
     layout = FlatObservation(space)
     env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
-                          single_action_space=spaces.Discrete(3))  # fmt: skip
+                          single_action_space=spaces.Discrete(3))
     assert models.wants_encoding(env)
     policy = models.MinGRUWrapper(env, models.Encoded(env, hidden_size=8), hidden_size=8)
     observations = torch.from_numpy(
@@ -852,7 +852,7 @@ def test_one_hot_and_plain_parts_hold_the_values():
     space = spaces.Dict({"n": spaces.Discrete(3, start=1), "x": spaces.Box(-1, 1, (2,), np.float32)})
     layout = FlatObservation(space)
     env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
-                          single_action_space=spaces.Discrete(3))  # fmt: skip
+                          single_action_space=spaces.Discrete(3))
     flat = layout.flatten({"n": 2, "x": np.array([0.5, -0.25], np.float32)})
     features = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
     assert features.tolist() == [[0, 1, 0, 0.5, -0.25]]
@@ -886,7 +886,7 @@ SEEN = np.zeros(2, np.uint8)
     (lambda done: {"reset": (SEEN, None)}, r"reset returned as its info, which comes last, None"),
     (lambda done: {"reset": (SEEN, 3, {})}, r"expected an array \(2,\), got .*; correct the space"),
     (lambda done: {"step": (SEEN.astype(np.float32), 0.0, done, False, {})}, r"uint8, got float32; correct the space"),
-])  # fmt: skip
+])
 def test_what_an_environment_returns_in_the_wrong_place_is_told(given, text, done):
     with pytest.raises(emulation.Fault, match=text), vector.make(lambda: Returns(**given(done))) as vecenv:
         vecenv.reset()

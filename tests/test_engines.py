@@ -26,7 +26,7 @@ def make_trainer(change=lambda policy: None, kind=models.MinGRUPolicy, env="cart
     policy = kind(vecenv, 16, 2, normalize)
     change(policy)
     settings = {"horizon": 8, "minibatch_size": 64, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01,
-                "total_timesteps": 10**5, **settings}  # fmt: skip
+                "total_timesteps": 10**5, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
 
 
@@ -94,7 +94,7 @@ class Tripled(models.MinGRUPolicy):
 def tripled(policy):
     forward = policy.forward
     policy.forward = lambda observations, state: (lambda logits, value: (logits * 3, value))(
-        *forward(observations, state))  # fmt: skip
+        *forward(observations, state))
 
 
 def clamped(policy):
@@ -329,7 +329,7 @@ def test_a_checkpoint_is_compared_anew(tmp_path, capsys, monkeypatch):
     ({"engine": "fused"}, "there are compiled and autograd"),
     ({"engine": "compiled", "kind": Tripled}, "Tripled is not models.MinGRUPolicy"),
     ({"compile": True}, "train.compile"),
-])  # fmt: skip
+])
 def test_an_engine_that_cannot_run_this_is_refused(settings, text):
     with pytest.raises(configuration.ConfigError, match=text):
         make_trainer(**settings)
@@ -343,7 +343,7 @@ def test_a_minibatch_goes_through_in_parts_of_equal_size(monkeypatch):
     assert trainer.engine.at_once == 3 * 8, "8 segments: 3, 3 and 2"
     torch.testing.assert_close(learn(trainer), whole, atol=2e-4, rtol=1e-3)
     for change, settings in ((lambda policy: setattr(policy, "norm", nn.BatchNorm1d(4)), {}),
-                             (lambda policy: None, {"max_minibatch_size": 64})):  # fmt: skip
+                             (lambda policy: None, {"max_minibatch_size": 64})):
         trainer = make_trainer(change, engine="autograd", **settings)
         assert trainer.engine.at_once == 64
         trainer.release()
@@ -440,7 +440,7 @@ number = 3
     ("optimizer", "number", r"must be a class of torch.optim.Optimizer's kind, it is a int"),
     ("optimizer", "NoRate", r"takes no lr"), ("loss", "number", r"must be a function"),
     ("optimizer", "Mke", r"has no Mke; it has make, NoRate"),
-])  # fmt: skip
+])
 def test_what_is_no_optimizer_or_loss_is_named(tmp_path, setting, name, text):
     (tmp_path / "wrong.py").write_text(WRONG)
     with pytest.raises(configuration.ConfigError, match=rf"train.{setting} = .*{text}"):
@@ -480,7 +480,7 @@ class LBFGS(torch.optim.LBFGS): ...
 def test_an_optimizer_may_write_weights_and_gradients_as_it_likes(tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     weights = {kind: learn(make_trainer(optimizer=f"{tmp_path}/odd.py:{kind}", learning_rate=0.1))
-               for kind in ("Base", "Zeroes", "Centres", "Replaces")}  # fmt: skip
+               for kind in ("Base", "Zeroes", "Centres", "Replaces")}
     assert not torch.equal(weights["Base"], learn(make_trainer(), 0))
     for kind, trained in weights.items():
         torch.testing.assert_close(trained, weights["Base"], msg=kind)
@@ -523,6 +523,6 @@ def test_the_fast_engines_can_be_deleted(tmp_path):
     """A fork that does not want them drops them, and trains."""
     copy = tmp_path / "fork"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "tests", "docs", "experiments", "compiled.py", "fused.py", "tile.c"))  # fmt: skip
+        ".*", "__pycache__", "tests", "docs", "experiments", "compiled.py", "fused.py", "tile.c"))
     assert_trains_without(subprocess.run([sys.executable, "pufferl.py", *TRAIN, "--data-dir", str(tmp_path)], cwd=copy,
-                                         capture_output=True, text=True))  # fmt: skip
+                                         capture_output=True, text=True))

@@ -83,7 +83,7 @@ def test_an_environment_is_what_it_is_without_us(package, name, make, steps):
         pytest.skip(f"needs {package}: docs/environments.md has its install line")
     how = "summed" if make is summed else "gymnasium.make"
     script = (f"import sys; sys.path.insert(0, 'tests'); from test_environments import *; import {package}; "
-              f"same_as_bare(lambda: {how}({name!r}), {steps})")  # fmt: skip
+              f"same_as_bare(lambda: {how}({name!r}), {steps})")
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -346,7 +346,7 @@ def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_pa
     ("gym/CartPole-v7", "Gymnasium knows no environment|v7"),
     ("gym/CartPole-v1 --set limit=3", "no setting limit; it has"),
     ("nothing.py:Env", "there is no such file"), ("gym/CartPole-v1 --png out.png", "is an environment in Python"),
-])  # fmt: skip
+])
 def test_check_says_what_it_cannot_look_at(name, message, monkeypatch):
     name, *options = name.split()
     monkeypatch.setattr("sys.argv", ["ocean", name, *options, *([] if "--png" in options else ["--check"])])

@@ -113,7 +113,7 @@ def driver(tmp_path_factory):
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(DRIVER)
     subprocess.run([CC, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-I", str(ocean.FOLDER),
-                    str(folder / "driver.c"), "-o", str(folder / "driver.so"), "-lm"], check=True)  # fmt: skip
+                    str(folder / "driver.c"), "-o", str(folder / "driver.so"), "-lm"], check=True)
     library = ctypes.CDLL(str(folder / "driver.so"))
     library.run.restype = library.load.restype = ctypes.c_char_p
     return library
@@ -155,7 +155,7 @@ def random_run(space, steps=1000):
     ("float32", "discrete", 64, 2), ("uint8", "multi-discrete", 128, 1), ("float64", "continuous", 33, 3),
     ("int8", "discrete", 1, 1), ("int16", "continuous", 7, 2), ("uint16", "discrete", 8, 1),
     ("int32", "multi-discrete", 20, 1), ("uint32", "discrete", 12, 1), ("int64", "discrete", 24, 5),
-    ("float32", "squashed", 8, 2)])  # fmt: skip
+    ("float32", "squashed", 8, 2)])
 def test_c_network_equals_the_plain_one(driver, observation, action, hidden, layers):
     policy, env = make_policy(observation, action, hidden=hidden, layers=layers)
     observations, resets = random_run(env.single_observation_space)
@@ -216,7 +216,7 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     for place, value, text in [(1, 5, "format"), (1, 2.5, "format"), (1, 2, "cut off"),
                                (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
                                (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"), (8, 0.5, "damaged"),
-                               (4, 2**20, "cut off")]:  # fmt: skip
+                               (4, 2**20, "cut off")]:
         broken = good.copy()
         broken[place] = value
         assert text in problem(broken.tobytes()), place
@@ -262,7 +262,7 @@ class Game:
         self.valid = np.ones(n, np.uint8) if envs.has_valid else None
         self.masks = np.ones((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
         self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations, None,
-                               self.valid, self.masks)  # fmt: skip
+                               self.valid, self.masks)
         envs.reset(self.rows)
         self.resets, self.state = np.ones(n, np.uint8), policy.initial_state(n)
 
@@ -289,7 +289,7 @@ class Game:
 def compile_main(name, folder, *flags):
     subprocess.run([CC, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-I",
                     str(ocean.FOLDER), f'-DENV_HEADER="{name}/{name}.h"', *flags, str(ocean.FOLDER / "main.c"), "-o",
-                    str(folder / name), "-lm"], check=True)  # fmt: skip
+                    str(folder / name), "-lm"], check=True)
     return folder / name
 
 
@@ -311,7 +311,7 @@ def test_a_c_program_plays_the_same_episodes(tmp_path, name, settings, determini
     program = compile_main(name, tmp_path)
     result, log = run_main(program, tmp_path / "policy.bin", "--seed", seed, "--episodes", 12,
                            *(["--deterministic"] if deterministic else []),
-                           *export.settings_arguments(library, settings))  # fmt: skip
+                           *export.settings_arguments(library, settings))
     assert result.returncode == 0, result.stderr
     game = Game(name, settings, policy, seed, deterministic)
     while game.total["n"] < 12:
@@ -332,7 +332,7 @@ def test_a_c_program_says_what_is_wrong(tmp_path):
     for arguments, text in [(["distance=3", tmp_path / "squared.bin"], "other observations"),
                             (["/no/such.bin"], "cannot be opened"), (["distanc=3"], "no such setting: distanc=3"),
                             (["distance=x"], "wants a number"), (["distance=0"], "must lie within 1..256"),
-                            (["--speed"], "options: "), (["--steps", "1"], "no episode ended")]:  # fmt: skip
+                            (["--speed"], "options: "), (["--steps", "1"], "no episode ended")]:
         result, _ = run_main(program, *arguments)
         assert result.returncode == 1 and text in result.stderr, (arguments, result.stderr)
 
@@ -358,7 +358,7 @@ def test_compilers_agree_on_the_games(tmp_path, name):
     for compiler in ("gcc", clang):
         subprocess.run([compiler, "-std=gnu11", "-O2", "-ffp-contract=off", "-w", "-I", str(ocean.FOLDER),
                         f'-DENV_HEADER="{name}/{name}.h"', str(ocean.FOLDER / "main.c"), "-o", str(tmp_path / name),
-                        "-lm"], check=True)  # fmt: skip
+                        "-lm"], check=True)
         printed.append(run_main(tmp_path / name, "--episodes", 20, "--steps", 5000)[0].stdout)
     assert printed[0] == printed[1]
 
@@ -372,7 +372,7 @@ def run_python(*arguments, **options):
 def test_command_line_writes_a_program(tmp_path):
     """As a user: a folder that make builds and runs anywhere, with the settings that the policy was exported with."""
     result = run_python(ROOT / "pufferl.py", "export", "squared", "--env.distance", 3, "--export.c", tmp_path / "game",
-                     "--export.flat", tmp_path / "p.bin", cwd=tmp_path)  # fmt: skip
+                     "--export.flat", tmp_path / "p.bin", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "untrained" in result.stdout
     assert (tmp_path / "p.bin").read_bytes() == (tmp_path / "game" / "policy.bin").read_bytes()
@@ -423,7 +423,7 @@ def check_onnx_run(kind, observation, action, path, steps=100):
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     bounds = {"action_middle": "0 2.5", "action_half": "1 2.5"} if action == "squashed" else {}
     assert metadata == {"environment": "test", **({"action_heads": " ".join(map(str, heads))} if heads
-                                                   else {"action_dims": "2"}), **bounds}  # fmt: skip
+                                                   else {"action_dims": "2"}), **bounds}
     observations, _ = random_run(env.single_observation_space, steps * agents)
     for chunk in observations.reshape(steps, agents, *observations.shape[1:]):
         resets = (rng.random(agents) < 0.1).astype(np.uint8)
@@ -456,7 +456,7 @@ def test_onnx_equals_torch(tmp_path):
             policy.decoder.bias += wrong
         with pytest.raises(pufferl.ConfigError, match="differs from the network"):
             export.check_onnx(export.Step(policy, list(state)).eval(), env.single_observation_space, state,
-                              str(tmp_path / "policy.onnx"))  # fmt: skip
+                              str(tmp_path / "policy.onnx"))
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_onnx_by_kind_of_observation(tmp_path, space):
     need_onnx()
     layout = emulation.FlatObservation(space)
     env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
-                          obs_dtype=layout.dtype, single_action_space=spaces.Discrete(3))  # fmt: skip
+                          obs_dtype=layout.dtype, single_action_space=spaces.Discrete(3))
     path = str(tmp_path / "policy.onnx")
     if isinstance(space, spaces.Dict):
         with pytest.raises(pufferl.ConfigError, match=r"Encoded: observations are a Dict or Tuple.*plain"):
@@ -630,6 +630,6 @@ def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name
     assert ours.shape == theirs.shape
     height, width = (size // 4 * 4 for size in ours.shape[:2])  # means of 4 × 4 pixels hardly see smoothed edges
     ours, theirs = (image[:height, :width].reshape(height // 4, 4, width // 4, 4, 3).mean(axis=(1, 3))
-                    for image in (ours, theirs))  # fmt: skip
+                    for image in (ours, theirs))
     far = (np.abs(ours - theirs).max(axis=-1) > 40).mean()
     assert far < 0.035, f"{far:.1%} of the picture differs"

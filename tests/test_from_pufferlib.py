@@ -106,7 +106,7 @@ def run_python(*command):
 
 def test_importing_it_loads_no_torch_and_the_trainer_does_not_load_it():
     code = ("import sys, pufferlib.ocean, pufferlib.spaces; from pufferlib.environments import atari; "
-            "from pufferlib.ocean import Breakout; print('torch' in sys.modules)")  # fmt: skip
+            "from pufferlib.ocean import Breakout; print('torch' in sys.modules)")
     assert run_python("-c", code).strip() == "False"
     assert run_python("-c", "import sys, pufferl; print('pufferlib' in sys.modules)").strip() == "False"
 
@@ -127,7 +127,7 @@ def test_a_file_of_ones_own_may_have_the_name_of_ours(tmp_path):
 def test_modules_run_as_commands():
     assert "usage: python pufferl.py" in run_python("-m", "pufferlib.pufferl", "--help")
     options = ("--train.total-timesteps", "4096", "--env.num-envs", "32", "--train.batch-size", "2048",
-               "--train.minibatch-size", "1024")  # fmt: skip
+               "--train.minibatch-size", "1024")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2")
     text = run_python(*torchrun, "-m", "pufferlib.pufferl", "train", "puffer_squared", "--slowly", *options)
     assert "64 agents × horizon 32" in text and "engine autograd" in text and "4,096 steps" in text
@@ -148,7 +148,7 @@ def play(vecenv, steps=3):
 def test_backends_of_the_tutorial():
     creator = classic_control.env_creator("cartpole")
     for backend, options in ((pufferlib.vector.Serial, {}), (pufferlib.vector.Multiprocessing, {"num_workers": 2}),
-                             ("Serial", {}), ("Multiprocessing", {"num_workers": 2, "batch_size": 2})):  # fmt: skip
+                             ("Serial", {}), ("Multiprocessing", {"num_workers": 2, "batch_size": 2})):
         vecenv = vector.make(creator, num_envs=4, backend=backend, **options)
         if "batch_size" in options:
             vecenv.async_reset()
@@ -165,7 +165,7 @@ def test_classes_of_environments_in_c():
     play(vecenv)
     assert type(vector.make(Squared, backend=pufferlib.PufferEnv, env_kwargs={"num_envs": 2})) is vector.Native
     vecenv = vector.make(pufferlib.ocean.env_creator("puffer_squared"), num_envs=2, batch_size=1,
-                         backend=pufferlib.vector.Multiprocessing, num_workers=2)  # fmt: skip
+                         backend=pufferlib.vector.Multiprocessing, num_workers=2)
     vecenv.async_reset()
     vecenv.recv()
     vecenv.send(vecenv.action_space.sample())
@@ -309,7 +309,7 @@ class Shaped(pufferlib.PufferEnv):
 def test_rewards_are_shaped_over_an_environment_in_c():
     plain = vector.make("squared", num_envs=8, seed=5)
     shaped = [pufferlib.make(Shaped, env_args=["puffer_squared"], env_kwargs={"num_envs": 8}, seed=5),
-              pufferlib.make(lambda: Shaped(Squared(num_envs=8)), seed=5)]  # fmt: skip
+              pufferlib.make(lambda: Shaped(Squared(num_envs=8)), seed=5)]
     with plain, shaped[0], shaped[1]:
         first = plain.reset(seed=5)[0]
         for vecenv in shaped:
@@ -335,7 +335,7 @@ def test_rewards_are_shaped_over_an_environment_in_c():
 
 class NoSeed(gymnasium.Env):
     observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (2,)),
-                                               "b": gymnasium.spaces.Box(2, 3, (3,))})  # fmt: skip
+                                               "b": gymnasium.spaces.Box(2, 3, (3,))})
     action_space = gymnasium.spaces.MultiDiscrete([2, 5])
 
     def reset(self):
@@ -409,7 +409,7 @@ def test_small_wrappers():
 def test_arguments_of_each_environment():
     creators = [Counter, Counter]
     vecenv = vector.make(creators, num_envs=2, backend=vector.Serial, env_args=[[1], [1]],
-                         env_kwargs=[{"bonus": 1.0}, {"bonus": 2.0}])  # fmt: skip
+                         env_kwargs=[{"bonus": 1.0}, {"bonus": 2.0}])
     with vecenv:
         assert [env.bonus for env in vecenv.envs] == [1.0, 2.0] and vecenv.num_agents == 2
 
@@ -512,7 +512,7 @@ def test_the_advantage_in_their_layout():
     ratio = ratio.exp()
     done = torch.tensor(rng.random((3, 6)) < 0.3)
     ours = pufferlib.pufferl.compute_puff_advantage(values, rewards, done.float(), ratio, torch.zeros(3, 6), 0.9, 0.8,
-                                                    1.0, 0.7)  # fmt: skip
+                                                    1.0, 0.7)
     expected, last = torch.zeros(3, 6), torch.zeros(3)
     for t in reversed(range(5)):
         alive = 1 - done[:, t + 1].float()
@@ -539,7 +539,7 @@ def test_a_trainer_from_an_environment_and_a_policy(tmp_path):
     env = pufferlib.make("squared", num_envs=16)
     trainer = PuffeRL(env=env, policy=a_policy(env), device="cpu", learning_rate=3e-4, batch_size=256, n_epochs=4,
                       gamma=0.99, gae_lambda=0.95, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5,
-                      logger=logger, log_interval=1e9)  # fmt: skip
+                      logger=logger, log_interval=1e9)
     assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["use_rnn"]) == (16, 4.0, True)
     logger.steps = ()
     run_epochs(trainer, 3)
@@ -580,7 +580,7 @@ def test_the_trainer_page(tmp_path):
 def test_a_trainer_managed_by_yourself():
     vecenv = pufferlib.vector.make(pufferlib.ocean.env_creator("puffer_squared"), num_envs=2, num_workers=2,
                                    batch_size=1, backend=pufferlib.vector.Multiprocessing,
-                                   env_kwargs={"num_envs": 8})  # fmt: skip
+                                   env_kwargs={"num_envs": 8})
     args = pufferlib.pufferl.load_config("default")
     args["train"] |= {"env": "puffer_squared", "data_dir": None, "horizon": 8}
     trainer = PuffeRL(args["train"], vecenv, BatchPolicy(vecenv.driver_env))
@@ -589,7 +589,7 @@ def test_a_trainer_managed_by_yourself():
 
 
 @pytest.mark.parametrize(("settings", "horizon"), [({"batch_size": 64}, 4), ({"batch_size": 64, "num_steps": 4}, 4),
-                                                   ({"batch_size": "auto", "bptt_horizon": 8}, 8)])  # fmt: skip
+                                                   ({"batch_size": "auto", "bptt_horizon": 8}, 8)])
 def test_sizes_in_a_configuration(settings, horizon):
     assert configuration.sizes_of(settings, 16).get("horizon", settings.get("bptt_horizon")) == horizon
     assert configuration.sizes_of({**settings, "num_iterations": 5}, 16)["total_timesteps"] == 5 * 16 * horizon
@@ -610,7 +610,7 @@ def test_sizes_on_the_command_line():
     assert args["train"]["total_timesteps"] == 10 * 128 * 64
     for options, message in ((["--train.batch-size", "1000"], "there are 1024 agents"),
                              (["--train.batch-size", "32768", "--train.horizon", "64"], "but horizon is 64"),
-                             (["--train.batch-size", "many"], "must be a whole number")):  # fmt: skip
+                             (["--train.batch-size", "many"], "must be a whole number")):
         with pytest.raises(configuration.ConfigError, match=message):
             config_of(*options)
     with pytest.raises(configuration.ConfigError, match="give horizon or batch_size as well"):
@@ -619,11 +619,11 @@ def test_sizes_on_the_command_line():
 
 def test_old_options_mean_the_same():
     args = config_of("--track", "--tag", "first", "--eval-model-path", "your_model.pt", "--vec", "Serial", "--slowly",
-                     "--wandb-project", "mine", "--fps", "15", "--train.adam-beta1", "0.9")  # fmt: skip
+                     "--wandb-project", "mine", "--fps", "15", "--train.adam-beta1", "0.9")
     assert (args["wandb"], args["tag"], args["load_model_path"], args["project"]) == (
-        True, "first", "your_model.pt", "mine")  # fmt: skip
+        True, "first", "your_model.pt", "mine")
     assert (args["vec"]["backend"], args["train"]["engine"], args["eval"]["fps"], args["train"]["momentum"]) == (
-        "serial", "autograd", 15.0, 0.9)  # fmt: skip
+        "serial", "autograd", 15.0, 0.9)
 
 
 def test_every_old_option_is_understood_or_refused_with_a_reason():
@@ -662,10 +662,10 @@ def test_modes_of_the_command_line(monkeypatch, capsys):
 
 def test_a_search_space_of_bare_names():
     space = {"learning_rate": [1e-4, 3e-4, 1e-3], "batch_size": [16384, 32768, 65536], "ent_coef": [0.001, 0.01, 0.1],
-             "clip_coef": [0.1, 0.2, 0.3], "hidden_size": [32, 64]}  # fmt: skip
+             "clip_coef": [0.1, 0.2, 0.3], "hidden_size": [32, 64]}
     tuner = Protein(env_name="squared", search_space=space, num_trials=100, metric="mean_reward")
     assert set(tuner.space.names) == {"train.learning_rate", "train.horizon", "train.ent_coef", "train.clip_coef",
-                                      "policy.hidden_size"}  # fmt: skip
+                                      "policy.hidden_size"}
     assert tuner.suggest()["train.horizon"] in (16, 32, 64)
     assert sweep.settings_of(tuner)[0].metric == "environment/episode_return"
     with pytest.raises(ValueError, match="Did you mean learning_rate"):
@@ -678,7 +678,7 @@ def test_a_search_space_of_bare_names():
 def test_protein_optimizes(tmp_path):
     fixed = {"train": {"total_timesteps": 30_000}, "env": {"num_envs": 64}}
     tuner = Protein(env_name="squared", search_space={"learning_rate": [1e-3, 3e-2], "batch_size": [2048, 4096]},
-                    num_trials=2, metric="mean_reward", fixed=fixed, logger="none")  # fmt: skip
+                    num_trials=2, metric="mean_reward", fixed=fixed, logger="none")
     best = tuner.optimize()
     assert best["train.learning_rate"] in (1e-3, 3e-2) and best["train.horizon"] in (32, 64)
 
@@ -727,4 +727,4 @@ def test_environments_of_families_have_names_here():
         for name in (default, *special):
             creator = getattr(pufferlib.environments, family).env_creator(name)
             assert isinstance(creator, environments.GymnasiumCreator | environments.PettingZooCreator
-                              | environments.FamilyCreator)  # fmt: skip
+                              | environments.FamilyCreator)

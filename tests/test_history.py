@@ -77,7 +77,7 @@ def test_a_run_is_shown_by_any_of_its_names(left, name, capsys):
     (["runs", "show", "squared_1-aa", "squared_2-bb"], "which run"), (["runs", "a", "b"], "expected nothing"),
     (["plot", "aa", "--metric", "loss"], "There are: environment/score, losses/entropy"),
     (["plot", "aa", "--output", "a.jpg"], r"must end in \.html"), (["plot", "aa", "squared_3-cc"], "squared_3-cc: no"),
-])  # fmt: skip
+])
 def test_what_cannot_be_is_said(left, words, message):
     with pytest.raises(SystemExit, match=message):
         call(*words, "--data-dir", left)

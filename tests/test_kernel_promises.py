@@ -35,7 +35,7 @@ from test_kernels import (
     run_loss,
     segments,
     sigmoid_probe,
-)  # fmt: skip
+)
 
 import arena
 import kernels
@@ -318,7 +318,7 @@ def test_nan_moments_norm_and_muon():
 
 
 @pytest.mark.parametrize(
-    "call", [c for c in good_calls() if c not in ("draw", "gather", "write_back", "normalisation")])  # fmt: skip
+    "call", [c for c in good_calls() if c not in ("draw", "gather", "write_back", "normalisation")])
 def test_thread_count_changes_no_bit(call, monkeypatch):
     """At sizes that every driver shares out among two threads or more."""
     T, N, H = 17, 1100, 33

@@ -195,7 +195,7 @@ class OldStyle(models.FeedForward):
 
 def test_to_find_out_the_form_of_a_network_leaves_no_trace():
     env = SimpleNamespace(single_observation_space=gymnasium.spaces.Box(-1, 1, (3,)),
-                          single_action_space=gymnasium.spaces.Discrete(2))  # fmt: skip
+                          single_action_space=gymnasium.spaces.Discrete(2))
     policy = OldStyle(env)
     policy.drop.eval()
     before, random = {name: tensor.clone() for name, tensor in policy.state_dict().items()}, torch.get_rng_state()
@@ -417,11 +417,11 @@ def nothing(env):
     ("nothing", (), "must make a torch.nn.Module, it made a int"),
     ("NoVale", (), "has no NoVale; it has NoValue, Three, "),
     ("", (), r"policy.name = .*wrong.py: say what in that file, .*wrong.py:NAME; it has NoValue, Three, "),
-])  # fmt: skip
+])
 def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, options, text):
     (tmp_path / "wrong.py").write_text(WRONG)
     args = pufferl.load_config("cartpole", ["--env.num-envs", "64", "--data-dir", str(tmp_path), "--policy.name",
-                                            f"{tmp_path}/wrong.py" + f":{name}" * bool(name), *options])  # fmt: skip
+                                            f"{tmp_path}/wrong.py" + f":{name}" * bool(name), *options])
     with pytest.raises((configuration.ConfigError, models.NetworkFault), match=text) as error:
         pufferl.train("cartpole", args)
     assert configuration.in_words(error.value) == str(error.value)

@@ -124,7 +124,7 @@ def test_forgotten_environments_are_freed(monkeypatch):
     gc.collect()  # those of other tests
     closed, free = [], ocean.load("snake").functions.ocean_close
     monkeypatch.setattr(ocean.load("snake").functions, "ocean_close",
-                        lambda *arguments: closed.append(arguments[1:]) or free(*arguments))  # fmt: skip
+                        lambda *arguments: closed.append(arguments[1:]) or free(*arguments))
     Native("snake", 2, num_buffers=1)
     with pytest.raises(ValueError, match="num_buffers can be 1, 3"):
         Native("snake", 3, num_buffers=2)
@@ -164,7 +164,7 @@ def test_squared_rules(distance, seed, moves):
         if over:
             log = vector.envs.log()
             assert log == {"perf": won, "score": 1 if won else -1, "episode_return": 1 if won else -1,
-                           "episode_length": tick, "n": 1}  # fmt: skip
+                           "episode_length": tick, "n": 1}
             at = None
 
 
@@ -270,7 +270,7 @@ def test_target_rules():
         heading = vector.observations[:, -3:-1]
         np.testing.assert_allclose(np.hypot(*heading.T), 1, atol=1e-5)
         was, now, final = (seen[:, : 2 * goals].reshape(-1, goals, 2) * 1080
-                           for seen in (before, vector.observations, vector.final_observations))  # fmt: skip
+                           for seen in (before, vector.observations, vector.final_observations))
         assert (np.diff(np.hypot(*np.moveaxis(now, -1, 0))) >= -1e-3).all(), "the nearest goal comes first"
         # Where no goal of the plane moved, an agent's motion shows in the middle of the goals: speed along the heading.
         unmoved = ~hit.reshape(-1, agents).any(axis=1).repeat(agents)
@@ -481,7 +481,7 @@ def test_a_long_step_of_breakout_misses_no_brick():
 )
 def test_breakout_ball_stays_in_the_field_and_out_of_bricks(frameskip, speed, paddle_speed, seed):
     game = Breakout(8, frameskip=frameskip, ball_speed=speed, max_ball_speed=512.0, paddle_speed=paddle_speed,
-                    paddle_width=576.0)  # fmt: skip
+                    paddle_width=576.0)
     rng = np.random.default_rng(seed)
     for _ in range(150):
         game.random_actions(rng)

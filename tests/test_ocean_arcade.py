@@ -66,11 +66,11 @@ def test_pong_ball_and_points():
         flies = ~point & ~turned
         np.testing.assert_allclose((new_x - x)[flies & (new_x < 626) & (new_x > 0) & (x > 0) & (x < 626)],
                                    (before[:, 4] * 14)[flies & (new_x < 626) & (new_x > 0) & (x > 0) & (x < 626)],
-                                   atol=1e-3)  # fmt: skip
+                                   atol=1e-3)
         np.testing.assert_allclose(np.hypot(after[:, 4], after[:, 5])[flies] * 14, speed[flies], atol=1e-4)
         struck = ~point & turned
         np.testing.assert_allclose(np.hypot(after[:, 4], after[:, 5])[struck] * 14,
-                                   np.minimum(speed[struck] + 0.5, 14), atol=1e-4)  # fmt: skip
+                                   np.minimum(speed[struck] + 0.5, 14), atol=1e-4)
         assert (np.abs(after[struck, 5]) <= np.abs(after[struck, 4]) * np.tan(np.pi / 3) * 1.001).all()
         assert (new_y >= 0).all() and (new_y <= 466).all()
         points, strikes = points + point.sum(), strikes + struck.sum()
@@ -363,7 +363,7 @@ def test_asteroids_saucers_ships_and_hyperspace():
 SHAPES = {
     "I": ["1111"], "O": ["11", "11"], "T": ["010", "111"], "S": ["011", "110"],
     "Z": ["110", "011"], "J": ["100", "111"], "L": ["001", "111"],
-}  # fmt: skip
+}
 
 
 class Tetris(Vector):
@@ -472,7 +472,7 @@ def test_tetris_placements():
     it leads to was seen before."""
     game, seen, pieces, lines = Tetris(placements=True, seed=16, height=40), set(), 0, 0
     turned = {name: [np.rot90(np.array([list(map(int, row)) for row in rows]), -k) for k in range(4)]
-              for name, rows in SHAPES.items()}  # fmt: skip
+              for name, rows in SHAPES.items()}
     rng = np.random.default_rng(2)
     for _ in range(3000):
         lies, outcomes, which, can_hold = *(part.copy() for part in game.parts[:3]), game.parts[3][0]

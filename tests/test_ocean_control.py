@@ -145,7 +145,7 @@ def test_double_pendulum_rewards_and_ends():
 def regulator(m=4.2, cart=10.47, length=0.6, g=9.81, tau=0.05):
     mass = np.array([[cart + 2 * m, 1.5 * m * length, 0.5 * m * length],
                      [1.5 * m * length, 4 / 3 * m * length**2, 0.5 * m * length**2],
-                     [0.5 * m * length, 0.5 * m * length**2, m * length**2 / 3]])  # fmt: skip
+                     [0.5 * m * length, 0.5 * m * length**2, m * length**2 / 3]])
     falls = np.diag([0, 1.5 * m * g * length, 0.5 * m * g * length])
     A, B = np.zeros((6, 6)), np.zeros((6, 1))
     A[:3, 3:], A[3:, :3] = np.eye(3), np.linalg.solve(mass, falls)

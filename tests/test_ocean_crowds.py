@@ -64,7 +64,7 @@ def test_boids_see_each_other_and_the_nearest_first():
 
 def test_boids_are_paid_for_what_they_see():
     options = {"width": 400.0, "height": 300.0, "alignment_weight": 0.3, "cohesion_weight": 0.9,
-               "separation_weight": 2.0, "reward_scale": 1.0, "max_steps": 10**6}  # fmt: skip
+               "separation_weight": 2.0, "reward_scale": 1.0, "max_steps": 10**6}
     vector, rng, crowded = Vector("boids", 2, options), np.random.default_rng(2), 0
     for _ in range(100):
         vector.random_actions(rng)
@@ -87,7 +87,7 @@ def test_boids_are_paid_for_what_they_see():
 def test_boids_fly_as_they_are_told():
     """Two of them: what one sees of the other moves as both of them steer, across the joined edges too."""
     options = {"num_agents": 2, "neighbours": 1, "width": 300.0, "height": 300.0, "continuous": True,
-               "max_steps": 10**6}  # fmt: skip
+               "max_steps": 10**6}
     vector, rng, seen = Vector("boids", 64, options), np.random.default_rng(3), 0
     for _ in range(150):
         before = vector.observations.astype(np.float64)

@@ -167,15 +167,15 @@ def test_many_steps_are_those_of_the_c_library(name, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("squared", "breakout", "cartpole"), ("go", "tetris", "g2048"), ("moba", "boids")],
-                         ids=" ".join)  # fmt: skip
+                         ids=" ".join)
 def test_steps_stay_within_their_memory(names):
     """Under the address and the undefined-behaviour sanitizer."""
     found = [subprocess.run(["g++", f"-print-file-name=lib{kind}.so"], capture_output=True, text=True).stdout.strip()
-             for kind in ("asan", "ubsan")]  # fmt: skip
+             for kind in ("asan", "ubsan")]
     environment = {**os.environ, "PYTHONPATH": str(on_device.FOLDER.parent), "LD_PRELOAD": " ".join(found),
-                   "ASAN_OPTIONS": "detect_leaks=0"}  # fmt: skip
+                   "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([sys.executable, device_steps.__file__, "500", *names], env=environment,
-                          capture_output=True, text=True)  # fmt: skip
+                          capture_output=True, text=True)
     assert done.returncode == 0 and "runtime error" not in done.stderr, done.stderr[-4000:]
     assert len(done.stdout.split()) == 2 * len(names)
 
@@ -370,7 +370,7 @@ def test_a_gpu_steps_as_the_host(name):
     """A few steps: the last bits of a sine may differ, and what follows from them."""
     library = device_steps.library(name)
     vectors = [vector.make(library, 256, seed=3, num_threads=1, **place)
-               for place in ({"num_buffers": 1}, {"device": "cuda"})]  # fmt: skip
+               for place in ({"num_buffers": 1}, {"device": "cuda"})]
     random, (first, second) = np.random.default_rng(0), (vecenv.reset()[0] for vecenv in vectors)
     np.testing.assert_allclose(second, first, rtol=1e-4, atol=1e-4)
     for _ in range(8):
@@ -387,10 +387,10 @@ def test_a_gpu_plays_the_rollout_as_one_graph(name):
     results = []
     for graphs in (2, -1):
         vecenv = vector.make(device_steps.library(name), 256, seed=1, num_threads=1,
-                             device=torch.device("cuda", torch.cuda.current_device()))  # fmt: skip
+                             device=torch.device("cuda", torch.cuda.current_device()))
         torch.manual_seed(1)
         settings = {"horizon": 16, "minibatch_size": 1024, "total_timesteps": 10**6, "device": "cuda",
-                    "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}  # fmt: skip
+                    "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}
         trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
         results.append(train(trainer, 6))
         assert (("rollout", 0) in trainer.engine.device._graphs) == (graphs == 2)
@@ -413,7 +413,7 @@ def test_where_environments_step(monkeypatch, capsys):
     assert choose("gym/CartPole-v1", "auto") is None and choose("squared", "auto", backend="serial") is None
     assert not capsys.readouterr().err
     for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"), ("squared", {"num_buffers": 4}, "4"),
-                           ("squared", {}, "no GPU")):  # fmt: skip
+                           ("squared", {}, "no GPU")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert choose(name, "auto", **vec) is None
         said = capsys.readouterr().err

@@ -151,7 +151,7 @@ def own_steps(name, num_envs, steps, settings):
     ("name", "settings"),
     [("breakout", {"max_steps": 150}), ("cartpole", {"max_steps": 30}), ("squared", {}), ("pong", {"max_score": 2}),
      ("masked", {}), ("double_pendulum", {})],
-)  # fmt: skip
+)
 def test_a_vector_plays_what_we_play(name, settings):
     """SAME_STEP: the new episode's first observation at once, the old one's last in final_obs."""
     first, taken = own_steps(name, 8, 3000, settings)

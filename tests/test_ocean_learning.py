@@ -47,7 +47,7 @@ def test_the_page_says_what_the_settings_say():
     rows = re.findall(r"^\| !\[(\w+)\](?:[^|]*\|){7}([^|]*)", (configuration.ROOT / "docs/ocean.md").read_text(), re.M)
     cell = re.compile(r"(race |)(?:perf |)(-?[\d.,]+): ([\d.]+) M, ([\d.]+) s")
     page = {f"{name}_race" if race else name: (float(least.replace(",", "")), round(float(steps) * 1e6), float(seconds))
-            for name, text in rows for race, least, steps, seconds in cell.findall(text)}  # fmt: skip
+            for name, text in rows for race, least, steps, seconds in cell.findall(text)}
     assert page == {name: (one.metric[1], one.steps, one.seconds) for name, one in SOLVED.items()}
 
 

@@ -86,13 +86,13 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
     "save": ("(void)env; return NULL;",
              "static float kept[2048][4]; static int n; env->at = kept[n++ % 2048]; return NULL;",
              "after save and load"),
-}  # fmt: skip
+}
 SANITIZED = {  # what no comparison can see: the sanitizers stop the program
     "heap": ("(void)env; return NULL;", "env->at = malloc(3 * sizeof(float)); return NULL;", "heap-buffer-overflow"),
     "index": ("clampf(env->at[env->actions[0]]", "clampf(env->at[env->actions[0] + 1]", "index 4 out of bounds"),
     "overflow": ("env->tick++;", "env->tick++; env->log.score += (float)(INT32_MAX - 10 + env->tick);",
                  "signed integer overflow"),
-}  # fmt: skip
+}
 
 
 def plant(tmp_path, source):
@@ -132,7 +132,7 @@ def test_check_is_clean(name):
 
 def command(*arguments):
     return subprocess.run([sys.executable, "-m", "ocean", *arguments], cwd=ROOT, capture_output=True, text=True,
-                          timeout=300)  # fmt: skip
+                          timeout=300)
 
 
 @pytest.mark.parametrize("bug", [None, *SANITIZED])

@@ -23,11 +23,11 @@ PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 
          "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0, "crystals": 0.0, "home": 5,
          "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "pvp_tier": 2,
          "max_steps": 100000, "spread": 0.0, "xp_level": 5, "foe_health": 30, "foe_pause": 2,
-         "xp_foe": 4}  # fmt: skip
+         "xp_foe": 4}
 CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4, "tier_distance": 3,
          "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5, "regrow": 9,
          "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12,
-         "offer_steps": 40, "xp_harvest": 3, "pvp_tier": 2}  # fmt: skip
+         "offer_steps": 40, "xp_harvest": 3, "pvp_tier": 2}
 
 PROBE = r"""
 #include "nmmo3/nmmo3.h"
@@ -197,7 +197,7 @@ class World(Vector):
 
         def call(*arguments):
             numbers = [KINDS.index(a) if a in KINDS else SKILLS.index(a) if isinstance(a, str) else a
-                       for a in arguments]  # fmt: skip
+                       for a in arguments]
             return function(ctypes.c_void_p(self.envs.address), *numbers)
 
         return call
@@ -349,7 +349,7 @@ def test_a_crowd_keeps_the_world_whole(seed):
     log = world.envs.log()
     assert log["n"] == ends.sum() and (ends > 20).all()
     for field in ("starved", "slain_by_foes", "slain_by_agents", "aged", "harvests", "crafted", "kills", "agent_kills",
-                  "sold", "bought"):  # fmt: skip
+                  "sold", "bought"):
         assert log[field] > 0, field
     assert log["starved"] + log["slain_by_foes"] + log["slain_by_agents"] + log["aged"] == pytest.approx(1, rel=1e-5)
     assert log["perf"] == pytest.approx(log["score"] / 72, rel=1e-4) and 1 < log["gear"] < 15
@@ -424,13 +424,13 @@ def test_what_an_agent_sees():
         assert own[15:18].tolist() == [world.get_weapon_kind(i) == 6 + k for k in range(3)]
         assert own[18:21].tolist() == [world.get_weapon(i), world.get_armour(i), world.get_tool(i)]
         assert own[21:24].tolist() == [min(9, world.get_gold(i).bit_length()), min(5, 12 - world.get_bag_count(i)),
-                                       world.get_offer_count(i)]  # fmt: skip
+                                       world.get_offer_count(i)]
         levels = [world.get_level(i, skill) for skill in SKILLS]
         assert own[24:32].tolist() == [level - 1 for level in levels]
         need = [2 * level * (level - 1) // 2 for level in range(12)]
         done = [world.get_xp(i, skill) - need[level] for skill, level in zip(SKILLS, levels, strict=True)]
         assert own[32:40].tolist() == [0 if level == 10 else 5 * d // (need[level + 1] - need[level])
-                                       for d, level in zip(done, levels, strict=True)]  # fmt: skip
+                                       for d, level in zip(done, levels, strict=True)]
         bag = np.array([[world.get_bag(i, kind, t) for t in range(1, 6)] for kind in KINDS])
         assert own[40:51].tolist() == np.minimum(bag.sum(axis=1), 5).tolist()
         assert own[51:62].tolist() == [max(np.flatnonzero(row) + 1, default=0) for row in bag]

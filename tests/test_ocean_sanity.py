@@ -101,7 +101,7 @@ def test_spaces_heads_answer_their_parts():
         np.testing.assert_allclose(vector.rewards, right.mean(axis=1), rtol=1e-6)
     vector.step(wanted := np.column_stack([vector.observations[:, :25].sum(1) > 0,
                                            vector.observations[:, 25:30].sum(1) > 2,
-                                           np.rint(3 * vector.observations[:, 30])]))  # fmt: skip
+                                           np.rint(3 * vector.observations[:, 30])]))
     assert vector.rewards.all() and len(np.unique(wanted[:, 2])) == 4
 
 

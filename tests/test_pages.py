@@ -70,7 +70,7 @@ def parse(tmp_path, monkeypatch):
         speed: ("profile",), history: ("table", "show", "plot", "remove", "find"),
         catalogue: ("table",),
         ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
-    }.items():  # fmt: skip
+    }.items():
         for name in names:
             monkeypatch.setattr(owner, name, done)
     monkeypatch.setattr(ocean.__main__, "Agents", mock.MagicMock())
@@ -136,7 +136,7 @@ def test_what_is_misspelt_is_found(parse):
                  "python -m ocean squared --chek", "python -m ocean squared --set distanc=3", "make trian",
                  "make -C breakout_c ran", "python watch.py ship brekout", "python pufferl.py runs sho latest",
                  "python pufferl.py list brekout", "python pufferl.py doctor --seconds ten",
-                 "python pufferl.py diagnose", "python pufferl.py autotune breakout --vec.num-work 2"):  # fmt: skip
+                 "python pufferl.py diagnose", "python pufferl.py autotune breakout --vec.num-work 2"):
         with pytest.raises((AssertionError, ValueError)):
             parse(shlex.split(line))
 
@@ -163,4 +163,4 @@ python pufferl.py trian mine
     assert commands(page) == [
         ["make", "train"], ["python", "pufferl.py", "plot", "RUN", "RUN", "--x", "seconds"],
         ["python", "-m", "ocean", "mine", "--png", "a b.png"],
-        ["python", "pufferl.py", "train", "mine", "--train.seed", "3"]]  # fmt: skip
+        ["python", "pufferl.py", "train", "mine", "--train.seed", "3"]]

@@ -20,7 +20,7 @@ SETTINGS = {
     "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 0.7, "vf_clip_coef": 0.2,
     "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False,
     "norm_obs": False, "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
-}  # fmt: skip
+}
 
 
 class Chances:
@@ -152,7 +152,7 @@ def test_a_choice_that_the_network_rules_out_costs_no_entropy(low):
     (entropy + logprob).sum().backward()
     ours, y.grad = y.grad, None
     chosen = sum(torch.distributions.Categorical(logits=head).log_prob(torch.tensor([a]))
-                 for head, a in zip(heads, (1, 0), strict=True))  # fmt: skip
+                 for head, a in zip(heads, (1, 0), strict=True))
     (sum(torch.distributions.Categorical(logits=head).entropy() for head in heads) + chosen).sum().backward()
     torch.testing.assert_close(ours, y.grad)
 

@@ -32,7 +32,7 @@ PARENTS = {  # each kind of process that starts others
               "--sweep.train.total-timesteps.mean", "5e8"],
     "video": [sys.executable, PUFFERL, "eval", "breakout", "--baseline", "--eval.episodes", "1", "--eval.video",
               "out.mp4"],
-}  # fmt: skip
+}
 CHILDREN = {"ranks": 2, "workers": 2}  # of others one
 
 
@@ -80,7 +80,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
     kinds, moments = list(PARENTS), random.Random(7)
     with ThreadPoolExecutor(len(kinds)) as pool:
         left = pool.map(lambda kind, moment: left_after_kill(kind, tmp_path / kind, moment, CHILDREN.get(kind, 1)),
-                        kinds, [moments.uniform(0.0, 1.0) for _ in kinds])  # fmt: skip
+                        kinds, [moments.uniform(0.0, 1.0) for _ in kinds])
         assert dict(zip(kinds, left, strict=True)) == {kind: [] for kind in kinds}
 
 
@@ -123,7 +123,7 @@ sys.exit(ranks.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared", "--tr
 def test_a_launch_that_fails_half_way_leaves_no_rank(tmp_path):
     mark = secrets.token_hex(8)
     done = subprocess.run([sys.executable, "-c", HALF, str(ROOT)], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, "TEST_MARK": mark}, timeout=200)  # fmt: skip
+                          env={**os.environ, "TEST_MARK": mark}, timeout=200)
     assert done.stdout.count(",") == 1, "two ranks had been started"
     assert alive(mark) == []
     assert done.returncode == 1 and "train.gpus = 4: not all ranks could be started" in done.stderr
@@ -143,7 +143,7 @@ def test_ctrl_c_shows_no_traceback(file):
         process = start([sys.executable, "-S", "-c", "import signal, sys, os\n"
                          "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
                          "os.execv(sys.argv[1], sys.argv[1:])", sys.executable, str(ROOT / file), *options],
-                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         maps = Path(f"/proc/{process.pid}/maps")
         wait_for(lambda: "numpy" in maps.read_text())  # noqa: B023 - Python itself has begun, and packages are imported
         time.sleep(moments.uniform(0.0, 2.0))
@@ -157,7 +157,7 @@ def test_ctrl_c_shows_no_traceback(file):
 def test_one_that_ignores_ctrl_c_goes_on_ignoring_it():
     code = ("import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, sys.argv[1]); "
             "import processes; processes.stop_at_once(); processes.run_command("
-            "lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN))")  # fmt: skip
+            "lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN))")
     done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 
@@ -168,9 +168,9 @@ def test_outputs_are_what_they_were_until_nobody_reads_them(options):
             "print('αβ', end='', flush=sys.argv[2] == 'buffered'); sys.stdin.readline()\n"
             "assert processes.lost_output() is None and not sys.stdout.isatty()\n"
             "print('more', flush=True); print('still more', flush=True)\n"
-            "print(type(processes.lost_output()).__name__, file=sys.stderr)")  # fmt: skip
+            "print(type(processes.lost_output()).__name__, file=sys.stderr)")
     process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT), "" if options else "buffered"],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.read(4).decode() == "αβ"
     process.stdout.close()
     errors = process.communicate(b"\n", timeout=60)[1]

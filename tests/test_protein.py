@@ -30,7 +30,7 @@ UNIT = {"distribution": "uniform", "min": 0, "max": 1}
     {"distribution": "logit_normal", "min": 0.8, "max": 0.9999},
     {"distribution": "log_normal", "min": 1, "max": 9e9, "integer": True},
     [8, 16, 40], ["adam", "muon"], [True, False], {"values": "1, 2.5, 7"},
-])  # fmt: skip
+])
 def test_values_and_coordinates_round_trip(what):
     space = Space({"train.key": what})
     setting = space.settings[0]
@@ -87,7 +87,7 @@ def test_a_distribution_is_a_row_of_the_table(monkeypatch):
     ("muon,adam", "must be a list of values"),
     ([3], "two or more"),
     ([3, 3], "all different"),
-])  # fmt: skip
+])
 def test_nonsense_is_refused_by_name(what, message):
     with pytest.raises(SpaceError, match=r"sweep\.train\.lr") as error:
         Space({"train.lr": what})
@@ -111,7 +111,7 @@ def test_settings_that_do_not_exist_are_refused():
     ("train.optimizer", ["muon", "adamm"], "values = 'adamm': must be one of muon, adam"),
     ("train.optimizer", UNIT, "is no number: take distribution = choice"),
     ("train.anneal_lr", UNIT, "is no number: take distribution = choice"),
-])  # fmt: skip
+])
 def test_what_a_setting_cannot_be_is_refused(name, what, message):
     with pytest.raises(ValueError, match=rf"sweep\.{name}.* {message}"):
         sweep.searched_settings("squared", {name: what})
@@ -140,7 +140,7 @@ def test_present_values_are_the_means_and_whole_numbers_stay_whole():
     space = sweep.searched_settings("squared", {
         "train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e8},
         "env.distance": {"distribution": "int_uniform", "min": 2, "max": 9}, "train.gamma": {**UNIT, "mean": 0.3},
-        "train.vf_coef": {"distribution": "uniform", "min": 5, "max": 9}})  # fmt: skip
+        "train.vf_coef": {"distribution": "uniform", "min": 5, "max": 9}})
     present = configuration.load_config("squared")["train"]["total_timesteps"]
     assert space["train.total_timesteps"]["mean"] == present and space["train.total_timesteps"]["integer"]
     assert space["env.distance"]["mean"] == 5 and space["train.gamma"]["mean"] == 0.3
@@ -355,7 +355,7 @@ def test_respects_the_mean():
 
 def test_parallel_suggestions_differ_and_observing_frees_them():
     tuner = Protein(search_space={"env.x": UNIT, "env.n": {"distribution": "log_normal", "min": 10, "max": 1e6,
-                                                           "integer": True}}, num_trials=100, seed=0)  # fmt: skip
+                                                           "integer": True}}, num_trials=100, seed=0)
     play(tuner, lambda config, rng: (-((config["env.x"] - 0.5) ** 2), config["env.n"]), 20)
     configs = [tuner.suggest() for _ in range(8)]
     units = np.array([tuner.space.encode(config) for config in configs])
@@ -406,7 +406,7 @@ def test_small_spaces_are_exhausted_without_repeats():
 
 def test_grid_covers_the_range():
     tuner = Grid(search_space={"env.x": {"distribution": "log_normal", "min": 1, "max": 100}, "env.k": ["a", "b"]},
-                 num_trials=6)  # fmt: skip
+                 num_trials=6)
     values = []
     while (config := tuner.suggest()) is not None:
         values.append((round(config["env.x"], 6), config["env.k"]))
@@ -442,7 +442,7 @@ def test_curves_teach_without_counting_a_lucky_trial_five_times():
     points share."""
     tuner = Protein(search_space={"train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e7},
                                   "train.learning_rate": {"distribution": "log_normal", "min": 1e-3, "max": 1}},
-                    num_trials=100, seed=0)  # fmt: skip
+                    num_trials=100, seed=0)
     rng = np.random.default_rng(0)
     for _ in range(20):
         config = tuner.suggest()

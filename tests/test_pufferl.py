@@ -289,13 +289,13 @@ RESUMED = {
              "env_kwargs": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2,
                             "max_steps": 20}},
     "bfloat16": {"precision": "bfloat16"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", [
     pytest.param(settings, id=name)
     for name, settings in RESUMED.items()
-])  # fmt: skip
+])
 def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, case):
     first, second = (make_trainer(tmp_path, **case) for _ in range(2))
     run_epochs(first, 2)
@@ -568,7 +568,7 @@ def test_custom_policies_train_and_accumulate_gradients(tmp_path, policy):
 
 def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
     options = ["--policy.name", "board", "--policy.hidden-size", "8", "--env.num-envs", "64", "--train.horizon", "16",
-               "--train.minibatch-size", "512", "--logger", "none", "--data-dir", str(tmp_path)]  # fmt: skip
+               "--train.minibatch-size", "512", "--logger", "none", "--data-dir", str(tmp_path)]
     for name in ("minesweeper", "go", "connect4"):
         args = pufferl.load_config(name, [*options, "--rnn.num-layers", "1", "--train.total-timesteps", "3072"])
         trainer = pufferl.train(name, args)
@@ -583,7 +583,7 @@ def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
 
 def test_the_board_policy_says_what_it_cannot_do():
     for name, options, message in (("cartpole", [], "Board reads planes"),
-                                   ("go", ["--rnn.name", "mingru"], "set rnn.name none")):  # fmt: skip
+                                   ("go", ["--rnn.name", "mingru"], "set rnn.name none")):
         args = pufferl.load_config(name, ["--policy.name", "board", "--env.num-envs", "2", *options])
         vecenv = pufferl.load_env(name, args)
         with pytest.raises(configuration.ConfigError, match=message):
@@ -595,7 +595,7 @@ def test_the_board_policy_says_what_it_cannot_do():
 def test_the_impala_policy_trains_and_is_evaluated(tmp_path, memory):
     options = ["--policy.name", "impala", "--policy.hidden-size", "16", "--rnn.name", memory, "--env.num-envs", "1",
                "--env.num-agents", "16", "--train.horizon", "8", "--train.minibatch-size", "64", "--logger", "none",
-               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]  # fmt: skip
+               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
     trainer = pufferl.train("snake", pufferl.load_config("snake", options))
     inner = trainer.policy if memory == "auto" else trainer.policy.policy
     assert trainer.global_step == 256 and type(inner) is models.Impala
@@ -625,7 +625,7 @@ class Unbounded(gymnasium.Env):
 
 def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
     options = ["--env.num-envs", "16", "--train.horizon", "8", "--train.minibatch-size", "64", "--logger", "none",
-               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]  # fmt: skip
+               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
     folders = {}
     for squash in ("none", "tanh"):
         trainer = pufferl.train("pendulum", pufferl.load_config("pendulum", [*options, "--policy.squash", squash]))
@@ -691,7 +691,7 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("policy", [None, lambda env: models.LSTMWrapper(env, models.FeedForward(env, 16), 16)],
-                         ids=["default", "lstm"])  # fmt: skip
+                         ids=["default", "lstm"])
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
     """The rollout's logits differ in the third digit, so most actions and what is learnt from them are the same."""
@@ -726,7 +726,7 @@ def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
     ("cartpole", {"max_steps": 5}, "float32"), ("pendulum", {"max_steps": 7}, "float32"), ("masked", {}, "float32"),
     ("target", {"num_agents": 4, "patience": 6}, "float32"), ("spaces", {}, "float32"), ("squared", {}, "float32"),
     ("cartpole", {"max_steps": 5}, "bfloat16"),
-])  # fmt: skip
+])
 def test_a_rollout_in_one_call_is_the_one_step_by_step(tmp_path, monkeypatch, env, settings, precision):
     """Bit for bit: truncations, masks, several heads, several agents, continuous actions, bytes."""
     rollouts, calls = [], []
@@ -801,7 +801,7 @@ def test_command_line_goes_over_the_ini():
 
 def test_options_are_read_as_an_ini_is():
     args = pufferl.load_config("squared", ["--train.total-timesteps", "1e6", "--train.reward-clip=none", "--wandb",
-                                           "--train.num-steps", "16", "--rnn.name", "none"])  # fmt: skip
+                                           "--train.num-steps", "16", "--rnn.name", "none"])
     train = args["train"]
     assert (train["total_timesteps"], train["reward_clip"], train["horizon"]) == (1_000_000, None, 16)
     assert args["wandb"] is True and args["rnn"]["name"] == "none"
@@ -849,7 +849,7 @@ def test_assigned_learning_rate_overrides_the_schedule(tmp_path):
 @pytest.mark.parametrize("anneal", [True, False])
 def test_schedules_follow_the_steps(tmp_path, anneal):
     trainer = make_trainer(tmp_path, learning_rate=0.1, min_lr_ratio=0.2, ent_coef=0.01, prio_beta0=0.4,
-                           anneal_lr=anneal, anneal_ent_coef=anneal, total_timesteps=192 * 4)  # fmt: skip
+                           anneal_lr=anneal, anneal_ent_coef=anneal, total_timesteps=192 * 4)
     for done in (0.0, 0.25, 0.5, 0.75):
         rate = trainer.learning_rate
         run_epochs(trainer, 1)
@@ -923,7 +923,7 @@ class RulesOut(torch.nn.Module):
     def forward(self, observations):
         x = self.linear(observations.flatten(1).float())
         heads = [torch.cat([head[:, :1] * 0 + self.low, head[:, 1:] + (self.low if self.everything else 0)], 1)
-                 for head in x[:, :-1].split(self.sizes, 1)]  # fmt: skip
+                 for head in x[:, :-1].split(self.sizes, 1)]
         return heads if len(heads) > 1 else heads[0], x[:, -1:]
 
 
@@ -936,7 +936,7 @@ def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(tmp_pat
     results = []
     for number in (low, -1e4):
         trainer = make_trainer(tmp_path, policy=lambda env, number=number: RulesOut(env, number), **case,
-                               minibatch_size=24 * 8, replay_ratio=1.0)  # one minibatch  # fmt: skip
+                               minibatch_size=24 * 8, replay_ratio=1.0)  # one minibatch
         trainer.evaluate()
         T, network = trainer.horizon, trainer.policy
         with torch.no_grad():
@@ -995,7 +995,7 @@ def test_a_batch_that_does_not_fit_is_refused(settings):
     [("policy", "hiden_size", "hidden_size"), ("rnn", "num_layer", "num_layers"), ("vec", "num_env", "num_envs"),
      ("eval", "episode", "episodes"), ("profile", "epoch", "epochs"), (None, "trian", "train"),
      (None, "wandb_project", "it is project now"), (None, "gamma", "train.gamma")],
-)  # fmt: skip
+)
 def test_a_misspelt_key_in_a_scripts_configuration_is_refused(tmp_path, section, key, near):
     args = pufferl.load_config("squared", ["--data-dir", str(tmp_path), "--env.num-envs", "4"])
     (args if section is None else args[section])[key] = 3
@@ -1026,7 +1026,7 @@ def test_a_runs_own_settings_train_again(tmp_path):
      ("--policy.gamma", r"--train\.gamma\?"), ("--train.wandb", r"mean --wandb\?"),
      ("--frameskip", r"--env\.frameskip\?"), ("--trian.gamma", "mean train"),
      ("--train.learning-rat", "mean learning_rate")],
-)  # fmt: skip
+)
 def test_an_option_without_its_section_is_found(option, hint):
     with pytest.raises(pufferl.ConfigError, match=hint):
         pufferl.load_config("breakout", [option, "1"])
@@ -1133,7 +1133,7 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
 
 @pytest.mark.parametrize(("verb", "rest"), [
     ("eval", ["squared", "--trian.gamma", "1"]), ("export", ["squared", "--x"]), ("profile", ["braekout"]),
-    ("eval", ["-x"]), ("sweep", ["braekout"])])  # fmt: skip
+    ("eval", ["-x"]), ("sweep", ["braekout"])])
 def test_errors_begin_with_what_was_typed(verb, rest, capsys):
     with pytest.raises(SystemExit) as error:
         pufferl.main([verb, *rest])
@@ -1318,7 +1318,7 @@ def said_of(tmp_path, backend, where):
 
 @pytest.mark.parametrize("where, words", [("step divides", "FloatingPointError: divide by zero"),
                                           ("step is full", "MemoryError"),
-                                          ("reset is full", "MemoryError")])  # fmt: skip
+                                          ("reset is full", "MemoryError")])
 def test_what_may_be_ours_is_shown_by_an_environments_own_lines(tmp_path, where, words):
     said = said_of(tmp_path, "serial", where)
     assert "this is in the environment's own code" in said.lower() and words in said and "wrong.py" in said

@@ -159,7 +159,7 @@ def test_asymmetric_critic(recipe):
     policy, observations = names["policy"], names["trainer"].storage["observations"][0]
     assert observations.shape == (8, 4) and observations.dtype == torch.float32
     told = [[not torch.equal(a, b) for a, b in zip(policy(observations), policy(observations + step), strict=True)]
-            for step in torch.eye(4)]  # fmt: skip
+            for step in torch.eye(4)]
     assert sorted(told) == [[False, True]] * 2 + [[True, True]] * 2, "the actor sees two of four, the critic all"
 
 
@@ -222,7 +222,7 @@ def test_fronts_of_several_sweeps(recipe, tmp_path):
     for name, factor in (("a", 1.0), ("b", 2.0)):
         ledger = Ledger(tmp_path / name)
         write_json(ledger.folder / "sweep.json", {"asked": {"env": "squared", "metric": "environment/score",
-                   "goal": "maximize", "cost": "performance/uptime"}, "options": [], "space": FAKE_SPACE})  # fmt: skip
+                   "goal": "maximize", "cost": "performance/uptime"}, "options": [], "space": FAKE_SPACE})
         tuner = Random(search_space=FAKE_SPACE)
         for number, (score, cost) in enumerate([(0.2, 1.0), (0.1, 2.0), (0.6, 4.0)]):
             claim = ledger.claim(settings=tuner.suggest())

@@ -43,7 +43,7 @@ SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "
 
 def start(*arguments, cwd, **options):
     return conftest.start([sys.executable, "-u", str(ROOT / "pufferl.py"), *arguments], cwd=cwd, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
 
 # -- crashes and signals ----------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
     process = start(*command, "--data-dir", "undisturbed", cwd=tmp_path)
     assert "checkpoint" in process.communicate()[0]
     final = [torch.load(max(folder.glob("*/model_*.pt")), weights_only=True)
-             for folder in (tmp_path / "experiments", tmp_path / "undisturbed")]  # fmt: skip
+             for folder in (tmp_path / "experiments", tmp_path / "undisturbed")]
     assert all(torch.equal(final[0][name], final[1][name]) for name in final[1])
 
 
@@ -168,7 +168,7 @@ def interrupted(tmp_path, *command, wait=1.0):
 
 def test_a_second_signal_leaves_at_once(tmp_path):
     long = ["--vec.total-agents", "8192", "--train.horizon", "2048", "--train.minibatch-size", "65536", "--logger",
-            "none"]  # fmt: skip
+            "none"]
     process, output, _ = interrupted(tmp_path, "train", "squared", *long)
     assert process.returncode == -signal.SIGINT, output
     run = next((tmp_path / "experiments").iterdir())
@@ -179,7 +179,7 @@ def test_a_second_signal_leaves_at_once(tmp_path):
 @pytest.mark.slow
 def test_a_second_signal_leaves_no_worker_behind(tmp_path):
     long = ["--vec.backend", "multiprocessing", "--vec.num-envs", "8", "--vec.num-workers", "2", "--train.horizon",
-            "8192", "--train.minibatch-size", "8192", "--logger", "none"]  # fmt: skip
+            "8192", "--train.minibatch-size", "8192", "--logger", "none"]
     process, output, children = interrupted(tmp_path, "train", "gym/CartPole-v1", *long, wait=3.0)
     assert process.returncode == -signal.SIGINT and len(children) == 2, output
     assert not psutil.wait_procs(children, timeout=20)[1]
@@ -205,7 +205,7 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint(tmp_path):
 def test_nohup_goes_on(tmp_path):
     few = [*SMALL, "--train.total-timesteps", str(64 * 64 * 20)]
     process = start("train", "squared", *few, cwd=tmp_path,
-                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))  # fmt: skip
+                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     output = read_until(process, "run folder")
     process.send_signal(signal.SIGHUP)
     output += process.communicate(timeout=120)[0]
@@ -280,7 +280,7 @@ def test_too_small_a_disk_is_an_error_before_anything_starts(tmp_path):
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error_that_says_what_to_do(tmp_path):
     """The limit falls while it trains: later files are cut off as on a full disk."""
     process = start("train", "squared", *SMALL, "--train.total-timesteps", "100000000",
-                    "--train.checkpoint-interval", "100000", cwd=tmp_path)  # fmt: skip
+                    "--train.checkpoint-interval", "100000", cwd=tmp_path)
     output = read_until(process, "run folder")
     run = next((tmp_path / "experiments").iterdir())
     wait_for((run / "metrics.jsonl").exists)
@@ -383,7 +383,7 @@ def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
     options = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
     done = subprocess.run([sys.executable, str(project / "pufferl.py"), "train", "squared", *options], cwd=rest,
                           env={**os.environ, "HOME": "/proc/nowhere", "TMPDIR": str(rest)}, text=True,
-                          capture_output=True)  # fmt: skip
+                          capture_output=True)
     assert done.returncode == 0 and "checkpoint   " in done.stdout, done.stderr
     assert f"compiled kernels are kept in {rest}" in done.stderr
     assert f"compiled environments are kept in {rest}" in done.stderr
@@ -395,7 +395,7 @@ def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
 def test_the_last_models_are_kept_and_the_best(tmp_path):
     trainer = make_trainer(tmp_path, "squared", checkpoint_interval=1, keep=2, num_envs=64, hidden_size=8)
     logs = iter([{"score": 0.1, "n": 150}, {"score": 0.9, "n": 60}, {"score": 0.9, "n": 60}, {"score": 0.4, "n": 500},
-                 {"score": 5.0, "n": 20}])  # fmt: skip
+                 {"score": 5.0, "n": 20}])
     trainer.vecenv.log = lambda: next(logs)
     weights = []
     for _ in range(5):
@@ -411,7 +411,7 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     for name, other in (("squared_mine_1", "squared_mine"), ("squared_2", "squared")):  # the newer one has no best
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"env_name": other, "turn": 2,
-                                                                  "policy": {"hidden_size": 77}}))  # fmt: skip
+                                                                  "policy": {"hidden_size": 77}}))
         (tmp_path / name / "model_x.pt").touch()
     os.utime(tmp_path / "squared_mine_1" / "model_x.pt", (9e9, 9e9))
     assert configuration.find_model("latest", tmp_path, "ocean/squared/squared.h").parent.name == "squared_2"
@@ -573,7 +573,7 @@ def test_a_trainer_in_a_script_logs_and_can_be_resumed_from_the_command_line(tmp
     last = json.loads((trainer.run_folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 8192 and math.isfinite(last["losses/entropy"])
     options = ["--data-dir", str(tmp_path), "--resume", "latest", "--env.num-envs", "64", "--logger", "none",
-               "--policy.hidden-size", "16", "--train.total-timesteps", "12288"]  # fmt: skip
+               "--policy.hidden-size", "16", "--train.total-timesteps", "12288"]
     args = pufferl.load_config("squared", options)
     assert args["train"]["minibatch_size"] == 1024
     assert pufferl.train("squared", args).run_folder == trainer.run_folder
@@ -688,7 +688,7 @@ class Poisoned(gymnasium.Env):
     ("my_file.py:Poisoned", "python -m ocean {folder}/my_file.py:Poisoned --check --set limit=3"),
     ("mine.h", "python -m ocean {folder}/mine.h --check"),
     (None, "its reset.. or step.. returned it"),
-])  # fmt: skip
+])
 def test_a_nan_says_how_to_find_it_in_any_kind_of_environment(tmp_path, name, advice):
     env, settings = name, {}
     if name == "mine.h":
@@ -700,7 +700,7 @@ def test_a_nan_says_how_to_find_it_in_any_kind_of_environment(tmp_path, name, ad
                                              ".unwrapped.__class__):\n    def __init__(self, limit=2):\n"
                                              "        super().__init__()\n")
     vecenv = vector.make(env or Poisoned, 2, *([] if env in ("squared", str(tmp_path / "mine.h")) else ["serial"]),
-                         env_kwargs=settings)  # fmt: skip
+                         env_kwargs=settings)
     config = {"data_dir": None, "horizon": 4, "settings": {"env": {"num_envs": 2, **settings}}}
     config |= {"env": env} if env else {}
     trainer = PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv, hidden_size=8))
@@ -728,7 +728,7 @@ def test_the_short_form_takes_keywords():
     vecenv = make("breakout", num_envs=256)
     policy = models.MinGRUPolicy(vecenv, hidden_size=16)
     trainer = PuffeRL(env=vecenv, policy=policy, learning_rate=0.02, batch_size=256 * 32, minibatch_size=2048,
-                      data_dir=None)  # fmt: skip
+                      data_dir=None)
     assert (trainer.horizon, trainer.batch_size, trainer.config["learning_rate"]) == (32, 8192, 0.02)
     trainer.release()
     with pytest.raises(ConfigError, match="there are 256 agents"):

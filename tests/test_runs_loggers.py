@@ -20,7 +20,7 @@ from runs import JsonLines
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "0123456789abcdef" * 2 + "feedf00d"
 OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "WANDB_API_KEY": TOKEN, "NEPTUNE_API_TOKEN": TOKEN,
-           "WANDB_SILENT": "true"}  # fmt: skip
+           "WANDB_SILENT": "true"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def run(tmp_path_factory):
     command = ["train", "squared", "--env.num-envs", "64", "--train.total-timesteps", "20000",
                "--train.log-interval", "0", "--wandb", "--neptune", "--entity", "me", "--group", "pair", "--tag", "x"]
     done = subprocess.run([sys.executable, str(ROOT / "pufferl.py"), *command], cwd=folder, capture_output=True,
-                          text=True, env={**os.environ, **OFFLINE}, timeout=300)  # fmt: skip
+                          text=True, env={**os.environ, **OFFLINE}, timeout=300)
     assert done.returncode == 0, done.stderr
     return next((folder / "experiments").glob("squared_*"))
 
@@ -93,9 +93,9 @@ def test_wandb_offline_holds_what_metrics_jsonl_holds(run):
     of = {kind: getattr(record, kind) for record in records if (kind := record.WhichOneof("record_type"))}
     settings = {item.key: json.loads(item.value_json) for record in records
                 if record.WhichOneof("record_type") in ("run", "config")
-                for item in (record.run.config if record.HasField("run") else record.config).update}  # fmt: skip
+                for item in (record.run.config if record.HasField("run") else record.config).update}
     assert (of["run"].project, of["run"].entity, of["run"].run_group, list(of["run"].tags)) == (
-        "pufferl", "me", "pair", ["x"])  # fmt: skip
+        "pufferl", "me", "pair", ["x"])
     assert of["run"].run_id == run.name and settings["train"]["horizon"] == 64
     assert "artifact" in of, "the model goes along"
 
@@ -167,7 +167,7 @@ def test_a_logger_made_from_all_settings(tmp_path, monkeypatch):
 
     for package, start in (("wandb", "init"), ("neptune", "init_run")):
         module = SimpleNamespace(**{start: init}, errors=SimpleNamespace(Error=OSError),
-                                 exceptions=SimpleNamespace(NeptuneException=OSError))  # fmt: skip
+                                 exceptions=SimpleNamespace(NeptuneException=OSError))
         monkeypatch.setitem(sys.modules, package, module)
     args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair", "--tag", "x"])
     with pytest.raises(Told):

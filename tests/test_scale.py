@@ -28,7 +28,7 @@ import vector
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CLEAN = {name: value for name, value in os.environ.items()
-         if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}  # fmt: skip
+         if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
 
 
 def free_port():
@@ -43,7 +43,7 @@ def two(tmp_path_factory):
     folder, port, processes = tmp_path_factory.mktemp("ranks"), str(free_port()), []
     for rank in range(2):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         processes.append(conftest.start([sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)],
                                         env=CLEAN | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     outputs = [process.communicate(timeout=570)[0] for process in processes]
@@ -117,7 +117,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_all_ranks_with_an_error(t
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
     group = ranks.Ranks()
     for name, text in {"a": "[]", "b": "{", "c": '{"launch": 5}', "d": '{"launch": [["here:1", "x"]]}', "e": "[" * 9999,
-                       "mine": '{"launch": [["here:1", 7.0]]}', "f": '{"launch": [[1]]}'}.items():  # fmt: skip
+                       "mine": '{"launch": [["here:1", 7.0]]}', "f": '{"launch": [[1]]}'}.items():
         folder = tmp_path / f"squared_{name}"
         folder.mkdir()
         (folder / "config.json").write_text(text)
@@ -135,7 +135,7 @@ def test_what_ranks_tell_each_other(two):
         assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be", rank == 1)
         assert seen["shared"] == (0, [0, 1], "ab"[rank])
         assert seen["logs"] == [{"score": 4.0, "n": 1}, {"score": 1.0, "n": 3},
-                                {"score": 5.0, "extra": 2.0, "n": 3}, {}]  # fmt: skip
+                                {"score": 5.0, "extra": 2.0, "n": 3}, {}]
 
 
 def test_rank_0_says_once_what_the_numbers_mean(two):
@@ -297,7 +297,7 @@ class Faulty(gymnasium.Env):
 def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs",
-               "4", "--vec.backend", "serial", "--train.total-timesteps", "1000000", "--logger", "none"]  # fmt: skip
+               "4", "--vec.backend", "serial", "--train.total-timesteps", "1000000", "--logger", "none"]
     code, text = finish(start(command, tmp_path), tmp_path)
     assert code == 1 and text.count("ValueError: the sky has fallen") >= 2, text  # its own, and in torchrun's summary
     assert re.search("Root Cause.*rank      : 1", text, re.DOTALL), text
@@ -346,7 +346,7 @@ def test_a_node_that_joins_and_one_that_leaves(tmp_path):
                       "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test",
                       "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train", "squared", *FOREVER,
                       "--data-dir", str(tmp_path / "experiments")],
-                     tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # fmt: skip
+                     tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
     def resumed(times):
         text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
@@ -387,7 +387,7 @@ def two_nodes(command, folder, *options):
         (folder / f"node{node}").mkdir()
         options_here = [option.format(node=node, address=address) for option in options]
         nodes.append(start([*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options_here,
-                            *command], folder / f"node{node}"))  # fmt: skip
+                            *command], folder / f"node{node}"))
     results = [finish(process, folder / f"node{node}") for node, process in enumerate(nodes)]
     assert [code for code, _ in results] == [0, 0], "\n".join(text for _, text in results)
     return [text for _, text in results]
@@ -399,7 +399,7 @@ def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
     port = free_port()
     options = {"rendezvous": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"],
-               "static": ["--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]}[how]  # fmt: skip
+               "static": ["--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]}[how]
     texts = two_nodes([str(tmp_path / "train.py")], tmp_path, *options)
     results = [re.search("rank done: .*", text)[0] for text in texts]
     assert results[0] == results[1] and results[0].startswith("rank done: 20480 ")
@@ -422,7 +422,7 @@ BACKENDS = {
     "ray": ["gym/CartPole-v1", "--vec.backend", "ray", "--vec.num-workers", "1"],
     "C under multiprocessing": ["cartpole", "--vec.backend", "multiprocessing", "--vec.num-workers", "1",
                                 "--env.num-envs", "2"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -431,7 +431,7 @@ def test_every_vectorizer_and_wrapper(tmp_path, case):
     if case == "ray":
         pytest.importorskip("ray")
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case], "--vec.num-envs",
-               "8", "--train.minibatch-size", "256", "--train.total-timesteps", "4000", "--logger", "none"]  # fmt: skip
+               "8", "--train.minibatch-size", "256", "--train.total-timesteps", "4000", "--logger", "none"]
     text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
     assert "2 ranks on 1 machine" in text and steps(tmp_path)[-1] >= 4000
 
@@ -440,12 +440,12 @@ def test_every_vectorizer_and_wrapper(tmp_path, case):
 def test_uneven_shares_and_rounded_threads(tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=3", PUFFERL, "train", "cartpole", "--env.num-envs", "16"]
     text = run([*command, "--train.minibatch-size", "512", "--train.total-timesteps", "20000", "--logger", "none"],
-               tmp_path)  # fmt: skip
+               tmp_path)
     assert "a rank draws 128 from its own" in text and steps(tmp_path)[-1] >= 20000
 
 
 LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096", "--logger", "none",
-            "--train.learning-rate", "0.015", "--train.log-interval", "0"]  # fmt: skip
+            "--train.learning-rate", "0.015", "--train.log-interval", "0"]
 
 
 def curve(folder):
@@ -463,7 +463,7 @@ def test_two_ranks_learn_as_one_process_with_twice_the_agents(tmp_path):
             folder = tmp_path / f"{count} {seed}"
             folder.mkdir()
             run([sys.executable, PUFFERL, "train", "cartpole", *LEARNING, "--train.seed", str(seed), "--train.gpus",
-                 str(count), "--env.num-envs", str(512 // count)], folder)  # fmt: skip
+                 str(count), "--env.num-envs", str(512 // count)], folder)
             lengths = curve(folder)
             assert len(lengths) == 20 and lengths[-1] > 3 * lengths[0], lengths
             areas[count].append(np.mean(lengths))

@@ -13,7 +13,7 @@ import signs
 import vector
 
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01, "target_kl": None,
-            "gamma": 0.9, "ent_coef": 0.01, "norm_obs": False, "norm_reward": False, "log_interval": 0.0}  # fmt: skip
+            "gamma": 0.9, "ent_coef": 0.01, "norm_obs": False, "norm_reward": False, "log_interval": 0.0}
 AGENTS, EPOCHS = 16, 30
 
 
@@ -111,7 +111,7 @@ def test_every_detector_has_a_failure():
     {"policy": lambda env: models.FeedForward(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
     {"norm_obs": True, "world": {"observation": 1e5}, 
      "policy": lambda env: models.MinGRUPolicy(env, 32, normalize=True)},
-], ids=lambda case: " ".join(case) or "nothing set")  # fmt: skip
+], ids=lambda case: " ".join(case) or "nothing set")
 def test_a_healthy_run_is_left_alone(case):
     assert said(**case) == set()
 

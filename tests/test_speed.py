@@ -17,7 +17,7 @@ def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     before = dict(vars(kernels))
     speed.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2", "--vec.num-threads", "2",
-                   "--train.minibatch-size", "1024", "--profile.epochs", "2"])  # fmt: skip
+                   "--train.minibatch-size", "1024", "--profile.epochs", "2"])
     path = tmp_path / "experiments" / "profile_squared.json"
     assert [p.name for p in path.parent.iterdir()] == [path.name], "no run's folder"
     spans = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
@@ -121,7 +121,7 @@ def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
 
     name = f"{__file__}:Slow"
     options = ["--train.horizon", "4", "--vec.num-envs", "4", "--policy.hidden-size", "16", "--train.total-timesteps",
-               "16", "--logger", "none"]  # fmt: skip
+               "16", "--logger", "none"]
     best = speed.main(["autotune", name, "--seconds", "0.2", *options])
     assert best["backend"] == "multiprocessing" and best["num_workers"] >= 2
     last = capsys.readouterr().out.splitlines()[-1]
@@ -144,7 +144,7 @@ def test_an_environment_that_raises_is_shown_by_its_own_lines(tmp_path):
     path.write_text("import gymnasium\n\nclass Boom(gymnasium.Env):\n"
                     "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n\n"
                     "    def reset(self, seed=None, options=None):\n        return 0, {}\n\n"
-                    "    def step(self, action):\n        raise RuntimeError('boom')\n")  # fmt: skip
+                    "    def step(self, action):\n        raise RuntimeError('boom')\n")
     with pytest.raises(SystemExit, match=r"(?s)own code:.*boom.py.*in step.*RuntimeError: boom"):
         speed.main(["profile", f"{path}:Boom", "--logger", "none", "--vec.backend", "serial"])
 

@@ -186,7 +186,7 @@ def test_given_back_trials_keep_their_settings_and_attempts(tmp_path):
 
 def write_metrics(path, entries):
     path.write_text("".join(json.dumps({"step": step, "score": score, "performance/uptime": clock}) + "\n"
-                            for step, score, clock in entries) + '{"step": 9')  # fmt: skip
+                            for step, score, clock in entries) + '{"step": 9')
 
 
 def test_curve_of_a_run_and_of_a_resumed_one(tmp_path):
@@ -235,7 +235,7 @@ def run_sweep(folder, count, space=FAKE_SPACE, **settings):
     options = ["--data-dir", str(folder)]
     settings = sweep.Sweep(num_trials=count, logger="none", **settings)
     tuner = Protein(search_space=sweep.searched_settings("squared", space, options), num_trials=count,
-                    metric=settings.metric)  # fmt: skip
+                    metric=settings.metric)
     tuner.env_name = "squared"
     return sweep.Runner(tuner, settings, options, quiet=True).run(), tuner
 
@@ -371,7 +371,7 @@ def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatc
 def start_sweep(folder, count, workers=2, seconds=1.0):
     """The sweep in a process of its own."""
     code = (f"import sys; sys.path.insert(0, {str(sweep.ROOT)!r}); import sweep; sweep.TRAINER = {str(FAKE)!r}; "
-            "sweep.main(sys.argv[1:])")  # fmt: skip
+            "sweep.main(sys.argv[1:])")
     space = [f"--sweep.{name}.{field}={value}" for name, what in FAKE_SPACE.items() for field, value in what.items()]
     others = [f"--sweep.{name}.distribution=none" for name in
               ("train.gamma", "train.gae_lambda", "train.ent_coef", "train.replay_ratio", "train.clip_coef",
@@ -464,7 +464,7 @@ def test_what_brings_no_torch():
 def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
     ledger = Ledger(tmp_path)
     good = {"trial": 0, "status": "done", "settings": {}, "curve": [], "score": 1.0, "cost": None, "steps": 1,
-            "error": None}  # fmt: skip
+            "error": None}
     others = [json.dumps({**good, **wrong}) for wrong in ({"curve": 5}, {"score": "x"})]
     for content in ("", "{", "5", "[" * 100_000, "{}", *others):
         (ledger.trials / "00000.json").write_text(content)
@@ -479,7 +479,7 @@ def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
 
 @pytest.mark.parametrize("line", ["", "5", "{", '{"step": "x"}', '{"step": NaN}', '{"step": 1e999}', "[" * 100_000,
                                   '{"step": 1' + "0" * 400 + "}", '{"step": [1]}', "\ufffd"],
-                         ids=range(10))  # fmt: skip
+                         ids=range(10))
 def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
     path, whole = tmp_path / "metrics.jsonl", '{"step": %d, "environment/score": 2.0, "performance/uptime": 3.0}'
     path.write_text("\n".join([whole % 1, line, whole % 2]))
@@ -564,7 +564,7 @@ def test_wandb_holds_settings_and_curves(tmp_path, monkeypatch):
         run = next(r.run for r in records if r.WhichOneof("record_type") == "run")
         settings = {item.key: json.loads(item.value_json) for item in run.config.update}
         rows = [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in r.history.item}
-                for r in records if r.HasField("history")]  # fmt: skip
+                for r in records if r.HasField("history")]
         code = next(r.exit.exit_code for r in records if r.HasField("exit"))
         seen[run.display_name] = run.run_group, list(run.tags), code
         entry = LOGGED[int(run.display_name)]
@@ -600,7 +600,7 @@ def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
             with contextlib.suppress(psutil.Error):
                 node = psutil.Process(second.all_processes["raylet"][0].process.pid)
                 return any(FAKE.name in " ".join(child.cmdline()) and time.time() - child.create_time() < 3
-                           for child in node.children(recursive=True))  # fmt: skip
+                           for child in node.children(recursive=True))
             return False
 
         def lose_a_node():
@@ -632,7 +632,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     itself it takes some five minutes."""
     shipped = tmp_path / "shipped"
     subprocess.run([sys.executable, str(sweep.ROOT / "pufferl.py"), "train", "squared", "--data-dir", str(shipped)],
-                   check=True, capture_output=True, timeout=3600)  # fmt: skip
+                   check=True, capture_output=True, timeout=3600)
     known = steps_to(next(shipped.glob("*")), 0.9)
     assert math.isfinite(known)
     space = {"train.learning_rate.mean": 0.003, "train.minibatch_size.mean": 32768,

@@ -21,7 +21,7 @@ def swept(tmp_path):
     ledger, rng = Ledger(tmp_path / "sweep_x"), np.random.default_rng(0)
     space = {**FAKE_SPACE, "train.optimizer": ["muon", "adam"]}
     write_json(ledger.folder / "sweep.json", {"asked": {"env": "squared", "metric": "environment/score",
-                       "goal": "maximize", "cost": "performance/uptime"}, "options": [], "space": space})  # fmt: skip
+                       "goal": "maximize", "cost": "performance/uptime"}, "options": [], "space": space})
     tuner = Random(search_space=space)
     for number in range(12):
         claim = ledger.claim(settings=tuner.suggest())
@@ -79,7 +79,7 @@ def test_settings_are_judged_by_enough_trials_alone(swept):
 
 def test_numbers_are_for_people():
     numbers = {4070.0: "4,070", 4096: "4,096", 1e7: "10,000,000", 0.0123456: "0.01235", 12: "12", True: "True",
-               -2500.4: "-2,500", float("inf"): "inf", "muon": "muon", None: "None"}  # fmt: skip
+               -2500.4: "-2,500", float("inf"): "inf", "muon": "muon", None: "None"}
     assert [sweep.short(number) for number in numbers] == [*numbers.values()]
 
 

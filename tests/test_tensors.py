@@ -27,7 +27,7 @@ import vector
 ROOT = Path(__file__).resolve().parent.parent
 CARTPOLE = f"{ROOT}/examples/torch_cartpole.py:make"
 KINDS = ["torch", pytest.param("jax", marks=pytest.mark.skipif(
-    importlib.util.find_spec("jax") is None, reason="needs jax: pip install -r requirements-extras.txt"))]  # fmt: skip
+    importlib.util.find_spec("jax") is None, reason="needs jax: pip install -r requirements-extras.txt"))]
 
 
 def convert(array, kind):
@@ -91,7 +91,7 @@ class Walks(gymnasium.vector.VectorEnv):
         self.ended, info = terminated | truncated, {}
         if self.mode == "SameStep" and self.ended.any():
             info = {"final_obs": self._see(), "_final_obs": convert(self.ended, self.kind),
-                    "final_info": {"height": convert(self.x[:, 1], self.kind)}}  # fmt: skip
+                    "final_info": {"height": convert(self.x[:, 1], self.kind)}}
             self._begin(self.ended)
         elif self.mode != "SameStep":
             info = {"height": convert(self.x[:, 1], self.kind)}
@@ -111,7 +111,7 @@ class Walk(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         seen, info = self.walks.reset(seed=seed, options={"reset_mask": np.ones(1, bool)} if self.walks.episode[0] and
-                                      seed is None else None)  # fmt: skip
+                                      seed is None else None)
         return self._one(seen), {"action_mask": info["action_mask"][0]}
 
     def step(self, action):
@@ -135,7 +135,7 @@ def rollouts(vecenv, count=3, horizon=16):
                     storage.actions[t] = rng.integers(0, vecenv.action_heads[0], storage.actions[t].shape)
                     vecenv.advance(buffer)
             history.append({name: array.copy() for name, array in vars(storage).items()
-                            if array is not None and name != "final_observations"})  # fmt: skip
+                            if array is not None and name != "final_observations"})
         return history, np.concatenate(final), vecenv.log()
 
 
@@ -245,7 +245,7 @@ def test_what_is_copied():
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(9, dtype=np.int32),
-                                   spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(9)])  # fmt: skip
+                                   spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(9)])
 def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(space):
     class Clamps(Unmoved):
         single_action_space = space
@@ -326,7 +326,7 @@ def make_trainer(vecenv, network=models.MinGRUPolicy, **settings):
     torch.manual_seed(1)
     policy = network(vecenv, hidden_size=16) if network is models.MinGRUPolicy else network(vecenv)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "data_dir": None,
-                "log_interval": 1e9, "learning_rate": 0.01, **settings}  # fmt: skip
+                "log_interval": 1e9, "learning_rate": 0.01, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
 
 
@@ -381,7 +381,7 @@ class IsaacLabStandIn(gymnasium.Env):
     def __init__(self, num_envs=4, length=5):
         self.num_envs, self.device, self.max_episode_length = num_envs, "cpu", length
         self.single_observation_space = spaces.Dict({"policy": spaces.Box(-np.inf, np.inf, (2,)),
-                                                     "critic": spaces.Box(-np.inf, np.inf, (3,))})  # fmt: skip
+                                                     "critic": spaces.Box(-np.inf, np.inf, (3,))})
         self.single_action_space = spaces.Box(-np.inf, np.inf, (1,))
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
@@ -394,7 +394,7 @@ class IsaacLabStandIn(gymnasium.Env):
 
     def _reset_idx(self, env_ids):
         self.extras["log"] = {"Episode_Reward/place": self.place[env_ids].mean(),
-                              "Episode_Termination/time_out": len(env_ids)}  # fmt: skip
+                              "Episode_Termination/time_out": len(env_ids)}
         self.place[env_ids], self.episode_length_buf[env_ids] = 0.0, 0
 
     def reset(self, seed=None, env_ids=None, options=None):
@@ -509,13 +509,13 @@ class ManiSkillStandIn(gymnasium.vector.VectorEnv):
         truncations, observations = self.elapsed_steps >= 4, self._observe()
         infos = {"elapsed_steps": self.elapsed_steps.clone(), "success": success, "episode": {
             "success_once": self.success_once.clone(), "return": self.returns.clone(),
-            "episode_len": self.elapsed_steps.clone()}}  # fmt: skip
+            "episode_len": self.elapsed_steps.clone()}}
         ended = success | truncations
         if ended.any():
             final_info = {key: dict(part) if key == "episode" else part.clone() for key, part in infos.items()}
             final, (observations, infos) = observations, self.reset(options={"env_idx": ended.nonzero()[:, 0]})
             infos |= {"final_observation": final, "final_info": final_info, "_final_info": ended,
-                      "_final_observation": ended, "_elapsed_steps": ended}  # fmt: skip
+                      "_final_observation": ended, "_elapsed_steps": ended}
         return observations, rewards, success, truncations, infos
 
 
@@ -595,7 +595,7 @@ def test_brax():
             vecenv.advance(0)
         np.testing.assert_array_equal(storage.truncations[:, 0], [0, 0, 0, 0, 1] * 2 + [0, 0])
         assert not storage.terminals.any() and vecenv.log() == {
-            "episode_return": 0, "episode_length": 5, "score": 0, "n": 8}  # fmt: skip
+            "episode_return": 0, "episode_length": 5, "score": 0, "n": 8}
 
 
 @pytest.mark.slow
@@ -643,7 +643,7 @@ def test_env_num_envs_multiplies_that_of_the_vector():
         with pytest.raises(ValueError, match="env_kwargs is a list of 2; give one dict"):
             vector.make(CARTPOLE, 2, backend, env_kwargs=[{"num_envs": 4}] * 2)
     for options in (["--vec.num-envs", "3"], ["--vec.total-agents", "12"], ["--vec.num-envs", "3", "--vec.backend",
-                    "tensors"], ["--vec.total-agents", "12", "--vec.backend", "tensors"]):  # fmt: skip
+                    "tensors"], ["--vec.total-agents", "12", "--vec.backend", "tensors"]):
         args = pufferl.load_config(CARTPOLE, ["--env.num-envs", "4", *options])
         with pufferl.load_env(CARTPOLE, args) as vecenv:
             assert vecenv.num_agents == configuration.count_agents(args) == 12
@@ -811,7 +811,7 @@ def test_train_and_eval_by_the_command_line(tmp_path):
     train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options, "--train.total-timesteps", "4000"]
     subprocess.run(train, cwd=ROOT, check=True, capture_output=True, timeout=300)
     evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options, "--load-model-path", "latest",
-                "--eval.episodes", "16"]  # fmt: skip
+                "--eval.episodes", "16"]
     result = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "16 episodes" in result.stdout and "episode_return" in result.stdout, result.stdout
@@ -824,6 +824,6 @@ def test_the_example_learns(tmp_path):
     train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options, "--train.total-timesteps", "400000"]
     subprocess.run(train, cwd=ROOT, check=True, timeout=900)
     evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options, "--load-model-path", "latest",
-                "--eval.episodes", "256"]  # fmt: skip
+                "--eval.episodes", "256"]
     said = subprocess.run(evaluate, cwd=ROOT, check=True, capture_output=True, text=True, timeout=900).stdout
     assert float(re.search(r"score +mean +([\d.]+)", said).group(1)) >= 400, said

@@ -144,9 +144,9 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     (folder / "kite.h").unlink()
     done = nbformat.read(tour.NOTEBOOK, as_version=4)
     nbclient.NotebookClient(done, timeout=1800, kernel_name="python3",
-                            resources={"metadata": {"path": str(folder)}}).execute()  # fmt: skip
+                            resources={"metadata": {"path": str(folder)}}).execute()
     printed = {cell.source: "".join(output.get("text", "") for output in cell.outputs)
-               for cell in done.cells if cell.cell_type == "code"}  # fmt: skip
+               for cell in done.cells if cell.cell_type == "code"}
     compared = 0
     for step in tour.steps():
         if step.kind == "sh" and step.who != "typed":

@@ -466,7 +466,7 @@ class Endless(CartPoleVectorEnv):
 
 @pytest.mark.parametrize("one, many, same", [
     (CartPoleEnv, CartPoleVectorEnv, True), (Generous, CartPoleVectorEnv, False), (CartPoleEnv, Endless, False),
-    (CartPoleEnv, None, False)])  # fmt: skip
+    (CartPoleEnv, None, False)])
 def test_a_vector_environment_that_is_another_is_found_out(one, many, same):
     gymnasium.register("Tried-v0", one, vector_entry_point=many, max_episode_steps=500)
     try:
@@ -523,7 +523,7 @@ def converged_values(vecenv, tmp_path, epochs=150):
     config = {"total_timesteps": epochs * vecenv.num_agents * 20, "horizon": 20, "gamma": 0.9, "gae_lambda": 0.95,
               "vf_clip_coef": float("inf"), "learning_rate": 0.01, "replay_ratio": 4.0,
               "minibatch_size": 320, "norm_reward": False,
-              "data_dir": str(tmp_path)}  # fmt: skip
+              "data_dir": str(tmp_path)}
     torch.manual_seed(0)
     trainer = pufferl.PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
     for _ in range(epochs):
@@ -665,7 +665,7 @@ def trained(vecenv, folder, epochs):
     vecenv = OnlyDuties(vecenv)
     config = {"env": vecenv.name, "total_timesteps": epochs * vecenv.num_agents * 16, "horizon": 16,
               "replay_ratio": 2.0, "minibatch_size": 4 * vecenv.num_agents, "learning_rate": 0.01,
-              "data_dir": str(folder), "log_interval": 0.0}  # fmt: skip
+              "data_dir": str(folder), "log_interval": 0.0}
     trainer = pufferl.PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
     for _ in range(epochs):
         log = trainer.evaluate()
@@ -710,7 +710,7 @@ def test_the_command_line_takes_python_environments(tmp_path):
     name = f"{tmp_path}/my_env.py:make_env"
     options = ["--train.total-timesteps", "512", "--train.horizon", "16", "--vec.num-envs", "4", "--vec.num-workers",
                "2", "--env.limit", "7", "--policy.hidden-size", "16", "--logger", "none",
-               "--data-dir", str(tmp_path)]  # fmt: skip
+               "--data-dir", str(tmp_path)]
     trainer = pufferl.train(name, pufferl.load_config(name, options))
     assert trainer.global_step == 512 and trainer.environment["episode_length"] == 7
     resumed = pufferl.train(

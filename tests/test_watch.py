@@ -269,7 +269,7 @@ def test_a_video_moves_and_is_upright(suffix, tmp_path):
     assert sum(not np.array_equal(one, other) for one, other in itertools.pairwise(frames)) >= 20
     for frame in frames:
         pole, cart = (np.argwhere(np.abs(frame.astype(int) - color).max(axis=2) < 40)
-                      for color in ((250, 190, 60), (0, 187, 204)))  # fmt: skip
+                      for color in ((250, 190, 60), (0, 187, 204)))
         assert len(pole) > 20 and len(cart) > 20
         assert pole[:, 0].mean() < cart[:, 0].mean() - 20
 
@@ -386,14 +386,14 @@ def test_a_window_shows_the_game(name, tmp_path):
         pytest.skip("needs Xvfb, a display in memory (Debian: apt-get install xvfb)")
     reader, writer = os.pipe()
     display = subprocess.Popen(["Xvfb", "-displayfd", str(writer), "-screen", "0", "1280x800x24", "-fbdir", tmp_path],
-                               pass_fds=[writer], stderr=subprocess.DEVNULL)  # fmt: skip
+                               pass_fds=[writer], stderr=subprocess.DEVNULL)
     os.close(writer)
     try:
         number = os.read(reader, 16).decode().strip()
         environment = {**os.environ, "DISPLAY": f":{number}", "PYTHONPATH": str(ROOT / "tests")}
         environment.pop("WAYLAND_DISPLAY", None)
         command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1", "--eval.window",
-                   "--eval.fps", "20", "--eval.max-steps", "1000"]  # fmt: skip
+                   "--eval.fps", "20", "--eval.max-steps", "1000"]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         pictures = {}
 
@@ -485,7 +485,7 @@ def send(port, data, read=True):
 
 BAD_ORDERS = ["[" * 4000, '{"seed": ' * 400, '{"step": Infinity}', '{"step": 1e999}', '{"agent": -Infinity}',
               '{"speed": 1' + "0" * 400 + "}", '{"seed": NaN}', '{"seed": 1e308}', '{"step": "\\ud800"}',
-              '{"policy": {}}', '{"environment": []}', '{"pause": null, "agent": null}', "", "\x00"]  # fmt: skip
+              '{"policy": {}}', '{"environment": []}', '{"pause": null, "agent": null}', "", "\x00"]
 
 
 def test_orders_that_cannot_be_leave_the_page_as_it_was(server):
@@ -493,7 +493,7 @@ def test_orders_that_cannot_be_leave_the_page_as_it_was(server):
     process, port = server
     for body in BAD_ORDERS:
         lines = ["POST /order HTTP/1.1", "Host: localhost", "Content-Type: application/json",
-                 f"Content-Length: {len(body)}", "", body]  # fmt: skip
+                 f"Content-Length: {len(body)}", "", body]
         status = int(send(port, "\r\n".join(lines).encode()).split()[1])
         assert status in (204, 400), body
         if status == 204:
@@ -622,7 +622,7 @@ def test_the_page_in_a_browser(server, tmp_path):
     ("", "ssh -L 8899:127.0.0.1:8899 this-machine"),
     ("10.0.0.2 50000 10.0.0.1 22", "ssh -L 8899:127.0.0.1:8899 me@10.0.0.1"),
     ("fe80::2 50000 fe80::1 2222", "ssh -p 2222 -L 8899:127.0.0.1:8899 me@fe80::1"),
-])  # fmt: skip
+])
 def test_the_line_that_forwards_the_port(session, line, monkeypatch):
     monkeypatch.setenv("SSH_CONNECTION", session)
     monkeypatch.setenv("USER", "me")
@@ -631,7 +631,7 @@ def test_the_line_that_forwards_the_port(session, line, monkeypatch):
 
 @pytest.mark.parametrize(("wanted", "session", "display", "opened"), [
     (True, "", ":0", True), (False, "", ":0", False), (True, "10.0.0.2 50000 10.0.0.1 22", ":0", False),
-    (True, "", "", False)])  # fmt: skip
+    (True, "", "", False)])
 def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opened, monkeypatch, capsys):
     class Page:
         port, view = 1234, SimpleNamespace(scores=[])

@@ -112,7 +112,7 @@ LATE = [("reward", "x", "reward of environment 1 in a later step.* must be a num
         ("info", 5, r"info, which comes last, 5 \(int\); it must be a dict"),
         ("observation", {"a": 1}, "observation .* breaks its space"),
         ("observation", [[1], [2, 3]], "observation .* breaks its space"),
-        ("observation", "text", "observation .* breaks its space")]  # fmt: skip
+        ("observation", "text", "observation .* breaks its space")]
 
 
 @pytest.mark.parametrize("what, value, words, workers", [*((*case, 1) for case in LATE), (*LATE[0], 2), (*LATE[3], 2)])
@@ -130,7 +130,7 @@ def test_what_a_later_step_returns_wrong_is_named(what, value, words, workers):
         def step(self, action):
             self.t += 1
             returned = {"observation": np.ones(3, np.float32), "reward": 1.0,
-                        "terminated": what == "info" and self.t == 5, "truncated": False, "info": {}}  # fmt: skip
+                        "terminated": what == "info" and self.t == 5, "truncated": False, "info": {}}
             if self.wrong and self.t == 5:
                 returned[what] = value
             return tuple(returned.values())
@@ -253,7 +253,7 @@ def played(creator, number, horizon, seed, again):
 
     def finish(worker, infos):
         history.append([(env, {name: value for name, value in info.items() if name != "episode/t"})  # the time it took
-                        for env, info in infos])  # fmt: skip
+                        for env, info in infos])
         Serial._finish(vecenv, worker, infos)
 
     with vector.make([lambda i=i: creator(i) for i in range(number)], number, Serial, seed=seed) as vecenv:
@@ -287,7 +287,7 @@ def assert_stepped_alike(creator, number, horizon, seed, again):
 
 
 plays = {"number": st.integers(1, 4), "horizon": st.integers(1, 9), "seed": st.integers(0, 2**20),
-         "again": st.integers(0, 2)}  # fmt: skip
+         "again": st.integers(0, 2)}
 
 
 @pytest.mark.filterwarnings("ignore:.*share an object", "ignore:.*Casting input", "ignore:.*box bound")
@@ -304,9 +304,9 @@ def test_every_kind_is_stepped_together_as_one_by_one(kind, number, horizon, see
 
 choices = st.one_of(st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)),
                     st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=3)),
-                    st.builds(spaces.MultiBinary, st.integers(1, 5)))  # fmt: skip
+                    st.builds(spaces.MultiBinary, st.integers(1, 5)))
 moves = st.one_of(choices, st.just(spaces.Box(-2, 1, (2,), np.float64)), st.just(spaces.Box(-1, 2, (), np.float32)),
-                  st.lists(choices, min_size=1, max_size=3).map(spaces.Tuple))  # fmt: skip
+                  st.lists(choices, min_size=1, max_size=3).map(spaces.Tuple))
 
 
 @settings(max_examples=80)

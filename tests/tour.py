@@ -75,7 +75,7 @@ def missing(seen, printed):
             what = match[0]
             general = (r"\s+" if what.isspace() else ".*" if what == "..." else
                        r"_\d{8}-\d{6}-[0-9a-f]{6}" if what[0] == "_" else
-                       r"(\d+h )?(\d+m )?\d+s" if what[-1] == "s" else r"-?[\d,.]*\d")  # fmt: skip
+                       r"(\d+h )?(\d+m )?\d+s" if what[-1] == "s" else r"-?[\d,.]*\d")
             parts += [re.escape(line[at : match.start()].removesuffix("-")), general]
             at = match.end()
         wanted = re.compile("".join(parts) + re.escape(line[at:]))
