@@ -299,7 +299,7 @@ REFUSED = {
     "train.num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
     "train.num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
     "train.use_rnn": "rnn.name says whether there is a recurrent layer, and which",
-    "train.torch_deterministic": "a run with the same settings repeats bit for bit without it (docs/design.md)",
+    "train.torch_deterministic": "a run with the same settings repeats bit for bit without it (docs/reliability.md)",
     "train.cpu_offload": "a rollout lies where the network is; fewer vec.total_agents or a shorter horizon take less",
     "train.compile_fullgraph": "train.compile and train.compile_mode are all that is handed to torch.compile",
     "train.min_ent_coef_ratio": "train.anneal_ent_coef takes ent_coef to zero",
@@ -1000,7 +1000,7 @@ class Facts:
     step_seconds: float | None = None  # of one agent's step, in the environment and the network
     learn_seconds: float | None = None  # of learning from one step once
     cut: int | None = None  # steps after which every episode is cut off, if none ends by itself
-    here: bool = False  # whether this process steps the environments sooner than it can ask others to
+    here: bool = False  # True if stepping here is quicker than sending messages to other processes
 
 
 EPOCHS = 90  # of a run, if its agents are few enough: the policy that acts is never far behind the one that learns

@@ -172,7 +172,7 @@ class _Cell:
         if isinstance(node, ast.Tuple):
             return f"{STRUCTS[len(node.elts) - 1]}{{{', '.join(map(self.value, node.elts))}}}"
         if isinstance(node, ast.BinOp):
-            if isinstance(node.op, ast.FloorDiv):  # of what is not negative
+            if isinstance(node.op, ast.FloorDiv):  # the same in C, as cells divide no negative number
                 return f"({self.value(node.left)} / {self.value(node.right)})"
             return f"({self.value(node.left)} {self.operator(node.op, node)} {self.value(node.right)})"
         if isinstance(node, ast.UnaryOp):

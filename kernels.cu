@@ -1,4 +1,4 @@
-// The load-bearing kernels of kernels.py for a GPU, in CUDA C++. cuda_cpp.py puts before this text, as C, the cells and
+// The kernels that take most of a GPU's time, in CUDA C++. cuda_cpp.py puts before this text, as C, the cells and
 // the numbers of kernels.py that it names: a formula is changed there. Each kernel belongs to the public function of its
 // name, which checks all shapes. Arrays are contiguous; their sizes are as in that function's docstring.
 
@@ -20,8 +20,9 @@ template <int V, class Type> CELL void write(Type *to, const float (&values)[V])
 }
 
 // --------------------------------------------------------------------------------------------------------------------
-// MinGRU. The initial states are those in states[0], or the drawn columns of `initial`. A thread has V channels of one segment and goes along its steps. There are few threads for what a GPU's memory
-// takes to answer, so each has asked for the numbers of DEPTH steps before it computes the first.
+// MinGRU. The initial states are those in states[0], or the drawn columns of `initial`. A thread has V channels of one
+// segment and goes along its steps. There are few threads for a memory that answers so late, so each asks for the numbers
+// of DEPTH steps before it computes the first.
 
 #define DEPTH 4
 

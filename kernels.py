@@ -5,15 +5,14 @@
     python tests/bench_kernels.py                 # nanoseconds an element, beside a plain copy
 
 Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets them
-(sample, advantage, priorities, gather, MinGRU, loss, Muon). Each kernel stands in three parts:
+(sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has these parts:
 
     *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
-    _*_cpu      the CPU driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous
-                axis innermost so that it vectorises
-    _*_cuda     the CUDA driver where that is not the same function: on a GPU every thread has a range of one lane, and
-                neighbouring lanes are neighbours in memory
-    kernels.cu  in the place of a CUDA driver, where Python has no words for what makes a GPU fast: C++, with the cells
-                that it names put before it as C (cuda_cpp.py)
+    _*_cpu      the driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous axis
+                innermost so that it vectorises. It is the GPU's as well, if neither of the next two is there
+    _*_cuda     the driver of a GPU, on which every thread has a range of one lane, and neighbouring lanes are
+                neighbours in memory
+    kernels.cu  in its place C++, with the cells that it names put before it as C (cuda_cpp.py)
     the public function: checks shapes and types and hands the arrays to the driver that the tensors' device asks for,
                 on a CPU over as many threads as `with kernels.threads(n)` allows the caller (1 by default: the
                 trainer's workers bring the parallelism), on a GPU on torch's current stream

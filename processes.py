@@ -207,7 +207,7 @@ def run_command(function):
         stop_at_once()
         os.kill(os.getpid(), signal.SIGINT)  # so that a shell sees how it ended
     finally:
-        stop_at_once()  # also while Python takes itself apart
+        stop_at_once()  # a Ctrl-C while Python shuts down must show no traceback either
 
 
 def main():

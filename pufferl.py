@@ -179,7 +179,7 @@ class PuffeRL:
         self.clock, self.norms = arena["clock"], arena["norms"]
         self.rate, self.found_inf = arena["rate"], arena["found_inf"]
         self.gradients = arena.flat("gradients")
-        self.rewards, self.reward_scale = self.storage["rewards"], None  # what is learnt from
+        self.rewards, self.reward_scale = self.storage["rewards"], None  # the rollout's, or a scaled copy
         if c["norm_reward"]:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
         self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
@@ -857,7 +857,7 @@ def measure(env_name, args, vecenv, facts):
         config = {**small["train"], "env": args["env_name"], "data_dir": None, "cudagraphs": -1, "gpus": 1}
         trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))
         stack.callback(trainer.release)
-        trainer.signs = None  # of this run they would say what is only so here
+        trainer.signs = None  # this run only measures; its settings are not those of the real one
         episodes = EpisodeEnds(trial.num_agents)
         trainer.evaluate()
         episodes.add(trial.storage)

@@ -414,7 +414,7 @@ SCORES = ("best_score", "_recent")  # of a trainer's statistics; the other NUMBE
 
 # What an exact resume rests on. A run that breaks one of these still trains, but no longer goes on bit for bit:
 #   1. Random words are counted, never drawn from a stream (kernels.sample: agent, step, head; kernels.draw: epoch,
-#      minibatch, place). The counters are `_rollouts` and `epoch`, which are saved among the NUMBERS.
+#      minibatch, place). The counters are `_rollouts` and `epoch`, which are saved among checkpoints.NUMBERS.
 #   2. Sums have an order: in a kernel blocks of fixed size one after the other, whichever thread made them; over ranks
 #      rank 0 first. So they need the same number of threads, buffers and ranks as before.
 #   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.

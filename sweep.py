@@ -550,9 +550,12 @@ class RayPool:
 # The sweep
 
 
+METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic, "grid": protein.Grid}
+
+
 @dataclass
 class Sweep:
-    method: Literal["protein", "random", "genetic", "grid"] = "protein"
+    method: Literal[*METHODS] = "protein"
     """How a trial is chosen: protein (a model of score and cost), random, genetic (children of the front) or grid."""
     num_trials: int = 100
     """Trials in all, those of earlier starts and other machines included."""
@@ -590,9 +593,6 @@ class Sweep:
     """Where trials go besides the ledger: TensorBoard's HParams, or one W&B run each in a group."""
     web: int | None = None
     """Serve the report on this port of this machine (127.0.0.1) while the sweep runs."""
-
-
-METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic, "grid": protein.Grid}
 
 
 def settings_of(tuner):

@@ -154,7 +154,7 @@ class Envs:
 # What went wrong in an environment, without our frames
 
 
-# The files that call environments. In the first two only these functions do; a policy calls others of them.
+# Our files that call environments. In the first two only these functions do so; a policy calls others there.
 OURS = [str(Path(__file__).with_name(f"{name}.py")) for name in ("emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks", "look", "build",
          "create", "render", "close")
