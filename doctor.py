@@ -188,8 +188,8 @@ def train(seconds):
 
 
 def speeds():
-    """[(processor, steps a second in float32)] of the README's table."""
-    page = ROOT / "README.md"
+    """[(processor, steps a second in float32)] of the table in docs/speed.md."""
+    page = ROOT / "docs" / "speed.md"
     table = page.read_text().partition("| processor, ")[2].partition("\n\n")[0] if page.exists() else ""
     return [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in table.splitlines()[2:]]
 
@@ -214,7 +214,7 @@ def examine(seconds):
         else:
             say(f"{'speed':12} {fast}" + (f"; {compiled:.0f} s of compiling" if compiled > 1 else ""))
             for number, (processor, speed) in enumerate(speeds()):
-                say(f"{'' if number else 'README.md':12} {speed}: {processor}")
+                say(f"{'' if number else 'docs/speed.md':13} {speed}: {processor}")
     return problems
 
 

