@@ -1217,7 +1217,6 @@ def check_own(c, need):
 POLICIES = ("auto", "default", "feed-forward", "board", "impala")  # the names of policy.name that need no file
 
 
-@out_of_memory("policy.hidden_size or rnn.num_layers")
 def _named_weights(args):
     """(path, weights) that the settings name, or (None, None)."""
     if args.get("load_model_path") and args.get("baseline"):
@@ -1232,6 +1231,7 @@ def _named_weights(args):
     return ranks.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
 
 
+@out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
     check_names(args, "policy", "rnn")

@@ -428,7 +428,8 @@ def numeric_scalars(info, prefix=""):
 
 def check_flag(flag, what):
     """Raise a Fault unless a flag is a bool, or a number that stands for one."""
-    if not isinstance(flag, bool | np.bool_ | int):
+    if not isinstance(flag, bool | np.bool_ | int | np.number) and not (
+            isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype.kind in "biuf"):
         raise Fault(f"{what} must be a bool, got {_describe(flag)}.")
 
 

@@ -108,7 +108,8 @@ def find(name, data_dir):
     if not found:
         raise ConfigError(f"{name}: no folder, no run in {folder.resolve()}, and no environment with one there; "
                           f"{command('runs')} lists those that there are.")
-    return found[0]
+    same = [run for run in found if run.saved["env_name"] == found[0].saved["env_name"]]
+    return max(same, key=lambda run: (configuration.turn_of(run.folder), -run.age))  # as --resume latest has it
 
 
 def settings_of(saved):
@@ -118,10 +119,13 @@ def settings_of(saved):
 
 @functools.cache
 def shipped(name):
-    """The settings of an environment as they ship today; None if it is not here any more."""
+    """The settings of an environment as they ship today; None if it is not here any more, or is a file of a user's:
+    what only lists runs must not run it."""
+    if ".py" in name or name.endswith(".h"):
+        return None
     try:
         values = configuration.resolve(name)[1]
-    except Exception:  # of a file that is gone, a package that is not installed, a header that does not compile
+    except (Exception, SystemExit):  # a package that is not installed, say, or a header that does not compile
         return None
     return settings_of(json.loads(json.dumps(values, default=str)))
 
@@ -194,6 +198,7 @@ def show(run):
 def remove(found, yes):
     """Remove runs' folders, each after a question unless `yes`. ConfigError, and nothing is removed, if one of them is
     running or no folder of its own."""
+    found = list({run.folder.resolve(): run for run in found}.values())
     for run in found:
         if run.folder.is_symlink():
             raise ConfigError(f"{run.folder}: a link to a run; name the run itself.")
@@ -247,6 +252,9 @@ def metric_name(entries, metric):
 
 def curves(found, metric=None, x="steps"):
     """(the metric's logged name, [Curve]) of some runs, labelled with the settings in which they differ."""
+    for run in found:
+        if not (run.folder / "metrics.jsonl").exists():
+            raise ConfigError(f"{run.folder}: nothing was logged yet.")
     logs = [signs.read(run.folder)[1] for run in found]
     name = metric_name([entry for entries in logs for entry in entries], metric)
     over, result = {"steps": "step", "seconds": "performance/uptime"}[x], []

@@ -24,6 +24,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
 from configuration import (
     OFF,
     ROOT,
+    SECTIONS,
     Base,
     ConfigError,
     Train,
@@ -136,7 +138,7 @@ class TensorBoardLogger(NoLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         threading.excepthook = _thread_failed
-        self.writer = SummaryWriter(str(folder), purge_step=first_step)  # what a crash left beyond the checkpoint goes
+        self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)  # what a crash left
 
     def _call(self, method, *arguments):
         """The writer's thread reports what went wrong there, a full disk say, at a later call."""
@@ -320,22 +322,28 @@ def hold(folder):
     """A file number that says, as long as this process lives or until it is closed, that a run writes to its folder;
     None where a disk knows no locks, or if another process holds it."""
     number = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(number)
-        return None
-    return number
+    for _ in range(5):  # is_running holds it for a moment
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return number
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:
+            break
+    os.close(number)
+    return None
 
 
 def is_running(folder):
-    """Whether a process holds a run's folder."""
+    """Whether a process holds a run's folder, or seems to if its disk knows no locks."""
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except OSError:  # this disk knows no locks: a run writes its metrics every few seconds
+        with contextlib.suppress(OSError):
+            return time.time() - (Path(folder) / "metrics.jsonl").stat().st_mtime < 600
         return False
     finally:
         os.close(number)
@@ -500,7 +508,8 @@ def restore(trainer, path):
     before, ours = saved["config"], _saved_tensors(trainer)
     _check(trainer, saved, tensors, ours, path)
     unsaid = {**dataclasses.asdict(Train()), **OFF}  # what a run had before there were settings for it
-    before = {"engine": trainer.args["engine"], **before, "train": {**unsaid, **before["train"]}}
+    others = {name: {**dataclasses.asdict(kind()), **before[name]} for name, kind in SECTIONS.items() if name in before}
+    before = {"engine": trainer.args["engine"], **before, **others, "train": {**unsaid, **before["train"]}}
     changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
     if changes:
         say(f"changed since {path} was written: {', '.join(changes)}")
@@ -672,7 +681,10 @@ def goal(args):
     environment's settings are not those that ship, of which it speaks."""
     if "config_name" not in args:  # a trainer in a script
         return None, None
-    shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
+    try:
+        shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
+    except Exception:  # somebody edits the header or an .ini while the run goes on, which needs neither any more
+        return None, None
     same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
     return known.metric if known is not None and same else (None, None)
 

@@ -261,10 +261,10 @@ enum { by_turns = 0 };
 
 /* The keys that KEYS may name, with raylib's numbers. REST stands for no key. */
 enum {
-    KEY_REST = 0, KEY_SPACE = 32, KEY_RIGHT = 262, KEY_LEFT, KEY_DOWN, KEY_UP, KEY_SHIFT = 340, KEY_CONTROL,
-    KEY_0 = '0', KEY_1, KEY_2, KEY_3, KEY_4, KEY_5, KEY_6, KEY_7, KEY_8, KEY_9,
-    KEY_A = 'A', KEY_B, KEY_C, KEY_D, KEY_E, KEY_F, KEY_G, KEY_H, KEY_I, KEY_J, KEY_K, KEY_L, KEY_M,
-    KEY_N, KEY_O, KEY_P, KEY_Q, KEY_R, KEY_S, KEY_T, KEY_U, KEY_V, KEY_W, KEY_X, KEY_Y, KEY_Z,
+    OCEAN_KEY_REST = 0, OCEAN_KEY_SPACE = 32, OCEAN_KEY_RIGHT = 262, OCEAN_KEY_LEFT, OCEAN_KEY_DOWN, OCEAN_KEY_UP, OCEAN_KEY_SHIFT = 340, OCEAN_KEY_CONTROL,
+    OCEAN_KEY_0 = '0', OCEAN_KEY_1, OCEAN_KEY_2, OCEAN_KEY_3, OCEAN_KEY_4, OCEAN_KEY_5, OCEAN_KEY_6, OCEAN_KEY_7, OCEAN_KEY_8, OCEAN_KEY_9,
+    OCEAN_KEY_A = 'A', OCEAN_KEY_B, OCEAN_KEY_C, OCEAN_KEY_D, OCEAN_KEY_E, OCEAN_KEY_F, OCEAN_KEY_G, OCEAN_KEY_H, OCEAN_KEY_I, OCEAN_KEY_J, OCEAN_KEY_K, OCEAN_KEY_L, OCEAN_KEY_M,
+    OCEAN_KEY_N, OCEAN_KEY_O, OCEAN_KEY_P, OCEAN_KEY_Q, OCEAN_KEY_R, OCEAN_KEY_S, OCEAN_KEY_T, OCEAN_KEY_U, OCEAN_KEY_V, OCEAN_KEY_W, OCEAN_KEY_X, OCEAN_KEY_Y, OCEAN_KEY_Z,
 };
 
 typedef struct {
@@ -281,12 +281,12 @@ enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
 static int keys_of(const Env* env, Key* keys) {
     const Spaces spaces = spaces_of(env);
     const int dims = spaces.action_dims;
-#define KEY_ENTRY(head, key, value) {head, KEY_##key, #key, (float)(value)},
+#define KEY_ENTRY(head, key, value) {head, OCEAN_KEY_##key, #key, (float)(value)},
     const Key discrete[] = {KEYS(KEY_ENTRY) {0}}, continuous[] = {CONTINUOUS_KEYS(KEY_ENTRY) {0}};
     int count = 0;
     for (int with_key = 0; with_key < 2; with_key++) {
         for (const Key* key = dims ? continuous : discrete; key->name; key++) {
-            if ((key->code != KEY_REST) != with_key || key->head < 0) continue;
+            if ((key->code != OCEAN_KEY_REST) != with_key || key->head < 0) continue;
             if (dims ? key->head < dims : key->head < MAX_HEADS && key->value < (float)spaces.action_heads[key->head])
                 keys[count++] = *key;
         }

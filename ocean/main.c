@@ -155,10 +155,10 @@ static bool demo_player(int32_t* action) {
     Key keys[MAX_KEYS];
     int count = keys_of(demo.env, keys), columns = click_columns(demo.env);
     for (const Key* key = keys; key < keys + count; key++) {
-        if (key->code != KEY_REST && !(by_turns ? IsKeyPressed(key->code) : IsKeyDown(key->code))) continue;
+        if (key->code != OCEAN_KEY_REST && !(by_turns ? IsKeyPressed(key->code) : IsKeyDown(key->code))) continue;
         if (demo.spaces.action_dims) memcpy(&action[key->head], &key->value, sizeof(float));
         else action[key->head] = (int32_t)key->value;
-        pressed |= key->code != KEY_REST;
+        pressed |= key->code != OCEAN_KEY_REST;
     }
     int side = columns ? GetScreenWidth() / columns : 0;
     if (side && IsMouseButtonPressed(0) && GetMouseX() / side < columns) {

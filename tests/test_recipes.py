@@ -208,7 +208,7 @@ def test_hub(recipe, tmp_path, monkeypatch):
     names = recipe("A policy on the Hugging Face Hub")
     with pytest.raises(hub.errors.OfflineModeIsEnabled):
         names["publish"](folder, "me/squared")
-    assert "watch squared --load-model-path model_squared_000002.pt" in (folder / "README.md").read_text()
+    assert "eval squared --load-model-path model_squared_000002.pt" in (folder / "README.md").read_text()
     sent = []
     monkeypatch.setattr(hub.HfApi, "create_repo", lambda *arguments, **options: None)
     monkeypatch.setattr(hub.HfApi, "upload_folder", lambda self, **options: sent.append(options))
