@@ -43,11 +43,16 @@ def report(folder):
     return json.loads((folder / "report.json").read_text())["steps"], (folder / "report.md").read_text()
 
 
+def without_make():
+    """The environment, without what a make that runs these tests would tell the one within."""
+    return {key: value for key, value in os.environ.items() if key not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+
+
 def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
     if bench_gpu.gpus():
         pytest.skip("there is a GPU")
     done = subprocess.run(["make", "--no-print-directory", "gpu", f"OUT={tmp_path}/out", f"PYTHON={sys.executable}"],
-                          cwd=ROOT, capture_output=True, text=True)
+                          cwd=ROOT, capture_output=True, text=True, env=without_make())
     assert done.returncode != 0 and not (tmp_path / "out").exists()
     said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
     assert len(said) == 1 and "finds no GPU" in said[0] and "tests/bench_gpu.py" in done.stdout
@@ -199,7 +204,7 @@ def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
 def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     (tmp_path / "requirements-play.txt").write_text("torch==1.0\n")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    environment = {key: value for key, value in without_make().items() if key != "PYTHON"}
 
     def command(*arguments, **more):
         return subprocess.run(["make", "-n", "gpu", *arguments], cwd=tmp_path, capture_output=True, text=True,
