@@ -1,4 +1,5 @@
-"""Memory and calls: the one allocation of a trainer, and how a kernel gets at its tensors and its threads.
+"""Memory and calls: the one allocation of a trainer, and how a kernel gets at its
+tensors and its threads.
 
     arena = Arena()                     # register every tensor, allocate once
     run(driver, lanes, size, *arrays)   # driver(first, last, *arrays) over threads, or as a kernel of a GPU
@@ -26,11 +27,13 @@ from numba.core.compiler import Compiler
 
 import processes
 
-# Never nnan or ninf: they would let the compiler drop the NaNs that the trainer's NaN guard looks for.
+# Never nnan or ninf: they would let the compiler drop the NaNs that the
+# trainer's NaN guard looks for.
 FASTMATH = {"contract", "nsz", "arcp"}
 REDUCTION = FASTMATH | {"reassoc"}
 FOLDER = Path(__file__).resolve().parent
-# numba compiles a kept function anew if its own file was edited. These files inline each other's functions.
+# numba compiles a kept function anew if its own file was edited. These files inline
+# each other's functions.
 FILES = [FOLDER / f"{name}.py" for name in ("arena", "kernels", "vector", "compiled", "fused")]
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES if path.exists())).hexdigest()
 cell = njit(inline="always", error_model="numpy")
@@ -47,7 +50,8 @@ def kept(**options):
                 raise
             config.CACHE_DIR = str(processes.spare_folder("compiled kernels are"))
             compiled = compile_kept(function)
-        index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)  # None: nothing is kept
+        # None: nothing is kept
+        index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
         if index is not None:
             index._source_stamp = index._source_stamp, SOURCES
         return compiled
@@ -56,8 +60,8 @@ def kept(**options):
 
 
 class _Distinct(Compiler):
-    """Compiles on the promise that arrays do not overlap: loops then need no check, which is a quarter of a MinGRU
-    scan's time."""
+    """Compiles on the promise that arrays do not overlap: loops then need no check, which is a
+    quarter of a MinGRU scan's time."""
 
     def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
         flags.noalias = True
@@ -102,17 +106,18 @@ f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
 ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The arena: one allocation for every long-lived tensor
 
 
 class Arena:
     """One flat allocation for all long-lived tensors.
 
-    Register every tensor first, then `allocate` once; `arena[name]` is a view, 256-byte aligned, zero at first.
-    Tensors registered under one `group` lie side by side in the order of registration, and `arena.flat(group)` is
-    that whole range (alignment gaps included; they stay zero), so that zeroing, norms, momentum, an all-reduce or a
-    checkpoint of, say, all gradients is one operation.
+    Register every tensor first, then `allocate` once; `arena[name]` is a view, 256-byte
+    aligned, zero at first. Tensors registered under one `group` lie side by side in the order
+    of registration, and `arena.flat(group)` is that whole range (alignment gaps included; they
+    stay zero), so that zeroing, norms, momentum, an all-reduce or a checkpoint of, say, all
+    gradients is one operation.
 
         arena = Arena()
         arena.register("advantages", (64, 4096))
@@ -138,10 +143,11 @@ class Arena:
         self._specs[name] = (tuple(int(n) for n in shape), dtype, group)
 
     def adopt(self, module, prefix="policy"):
-        """Move a module's parameters and their gradients in: groups "weights" and "gradients", the same order.
+        """Move a module's parameters and their gradients in: groups "weights" and
+        "gradients", the same order.
 
-        At `allocate` the values are copied, and each parameter's `.data` and `.grad` become views. A recurrent torch
-        module's weights stay one unpadded block, as its fused kernels want them.
+        At `allocate` the values are copied, and each parameter's `.data` and `.grad` become views.
+        A recurrent torch module's weights stay one unpadded block, as its fused kernels want them.
         """
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
@@ -184,7 +190,8 @@ class Arena:
         for name, (shape, dtype, _) in self._specs.items():
             size = math.prod(shape) * dtype.itemsize
             (offset, block), memory = places[name], self.memory
-            if block is not None:  # cuDNN looks for a recurrent module's weights where their storage begins
+            # cuDNN looks for a recurrent module's weights where their storage begins
+            if block is not None:
                 offset, memory = offset - block, torch.from_dlpack(memory[block:])
             self._views[name] = memory[offset : offset + size].view(dtype).view(shape)
         for group, (start, end) in ranges.items():
@@ -199,11 +206,13 @@ class Arena:
                 parameter.grad = self._views[f"gradients/{prefix}.{name}"]
 
     def flat(self, group):
-        """The whole range of a group as one 1-D tensor. Raises KeyError where its tensors differ in dtype."""
+        """The whole range of a group as one 1-D tensor. Raises KeyError where its
+        tensors differ in dtype."""
         return self._flats[group]
 
     def without(self, group, names):
-        """The parts of `flat(group)`, as slices, that are not of these tensors of it, which stand in its order."""
+        """The parts of `flat(group)`, as slices, that are not of these tensors of it,
+        which stand in its order."""
         flat, parts, first = self.flat(group), [], 0
         for name in names:
             tensor = self[f"{group}/{name}"]
@@ -216,7 +225,7 @@ class Arena:
         return self._views[name]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Threads: plain ones, each with a range of lanes. Not numba's prange: see docs/LOG.md.
 
 _local = threading.local()
@@ -240,8 +249,9 @@ def threads(count):
 
 
 def run(function, lanes, size, *arguments):
-    """function(first, last, *arguments) over all lanes, in ranges of `size` or more; `function` releases the GIL.
-    Where the last argument is an array of a GPU's, each of the GPU's threads takes one lane."""
+    """function(first, last, *arguments) over all lanes, in ranges of `size` or more;
+    `function` releases the GIL. Where the last argument is an array of a GPU's, each of the
+    GPU's threads takes one lane."""
     if SIMULATOR or hasattr(arguments[-1], "__cuda_array_interface__"):
         _launch(function, lanes, arguments)
         return
@@ -260,10 +270,12 @@ def run(function, lanes, size, *arguments):
         future.result()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# CUDA: numba compiles the drivers for the GPU at their first launch; nothing of CUDA is imported before
+# --------------------------------------------------------------------------------------------------
+# CUDA: numba compiles the drivers for the GPU at their first launch; nothing of
+# CUDA is imported before
 
-SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # CPU tensors, but the CUDA drivers in numba's simulator
+# CPU tensors, but the CUDA drivers in numba's simulator
+SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 THREADS = 128  # a block
 
 _kernels, _streams = {}, {}  # driver -> its kernel; torch's stream -> numba's
@@ -304,8 +316,9 @@ def _launch(function, lanes, arguments):
 
 
 def flat_run(function, lanes, sizes, *arguments):
-    """run(function, lanes, 1, *sizes, *arguments) with every array flat and every number unsigned: on a GPU indices of
-    several dimensions, signed ones above all, cost more than the mathematics does."""
+    """run(function, lanes, 1, *sizes, *arguments) with every array flat and every number
+    unsigned: on a GPU indices of several dimensions, signed ones above all, cost more
+    than the mathematics does."""
     arguments = [argument if isinstance(argument, int) else argument.reshape(-1) for argument in arguments]
     numbers = (u64(argument) if isinstance(argument, int) else argument for argument in (*sizes, *arguments))
     run(function, lanes, 1, *numbers)
@@ -324,7 +337,7 @@ def device(tensor):
     return _view(tensor, lambda tensor: cuda.as_cuda_array(_bits(tensor), sync=False))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Checks: what each public function says when it is handed the wrong thing
 
 FLOATS = (np.float32, np.uint16)  # what a float may be: float32, or bfloat16's bits
@@ -340,11 +353,14 @@ def _bits(tensor):
     return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-_views = {}  # id of a tensor -> [weak reference to it, its address, its view, (shape, dtype) it was found to have]
+# id of a tensor -> [weak reference to it, its address, its view, (shape,
+# dtype) it was found to have]
+_views = {}
 
 
 def host(tensor):
-    """The numpy view of a CPU tensor, made once while the tensor lives and stays in its place (0.3 µs, not 1.5)."""
+    """The numpy view of a CPU tensor, made once while the tensor lives and stays in its
+    place (0.3 µs, not 1.5)."""
     return _view(tensor, lambda tensor: _bits(tensor).numpy())
 
 
@@ -359,14 +375,16 @@ def _view(tensor, make):
 
 
 def check_sizes(kernel, name, tensor, dimensions):
-    """The shape of the tensor that gives a kernel its sizes, or a ValueError for another number of dimensions."""
+    """The shape of the tensor that gives a kernel its sizes, or a ValueError for
+    another number of dimensions."""
     if tensor.dim() != dimensions:
         raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected {dimensions} dimensions.")
     return tensor.shape
 
 
 def checked(kernel, name, tensor, shape, dtype=np.float32):
-    """`tensor` as numpy's or numba's array, or a ValueError/TypeError that says what was expected and what came."""
+    """`tensor` as numpy's or numba's array, or a ValueError/TypeError that says what was
+    expected and what came."""
     kept = _views.get(id(tensor))
     if kept and kept[3] == (shape, dtype) and kept[0]() is tensor and kept[1] == tensor.data_ptr():
         return kept[2]
@@ -384,7 +402,8 @@ def checked(kernel, name, tensor, shape, dtype=np.float32):
     return array
 
 
-_constants = {}  # what some kernel needs on each device: columns in order, the sizes of the heads, an absent mask
+# what some kernel needs on each device: columns in order, the sizes of the heads, an absent mask
+_constants = {}
 
 
 def constant(key, like, make):
@@ -396,7 +415,8 @@ def constant(key, like, make):
 
 
 def check_numbers(kernel, name, values, count, dtype, like):
-    """Numbers, or a tensor of them, as an array (count,) on the device of `like`: what a graph may not bake in."""
+    """Numbers, or a tensor of them, as an array (count,) on the device of `like`: what a
+    graph may not bake in."""
     if isinstance(values, torch.Tensor):
         return checked(kernel, name, values, (count,), dtype)
     array = np.array(values, dtype).reshape(count)
@@ -404,7 +424,8 @@ def check_numbers(kernel, name, values, count, dtype, like):
 
 
 def check_index(kernel, index, start, count, columns, like):
-    """The segments' columns as an array, all in order where `index` is None; the chunk must lie within it."""
+    """The segments' columns as an array, all in order where `index` is None; the
+    chunk must lie within it."""
     if index is None:
         index = constant(("columns", columns), like, lambda: torch.arange(columns))
     else:
@@ -429,7 +450,8 @@ def check_rows(kernel, name, tensor, least, shape, dtype=np.float32):
 
 
 def check_heads(kernel, heads, count, width, like):
-    """The sizes of the action heads, a CPU tensor, on the device of `like`; they must fill the logits."""
+    """The sizes of the action heads, a CPU tensor, on the device of `like`;
+    they must fill the logits."""
     sizes = tuple(checked(kernel, "heads", heads, (count,), np.int64).tolist())
     if sum(sizes) != width or min(sizes) < 1:
         raise ValueError(f"kernels.{kernel}: heads {list(sizes)} do not add up to {width} logits.")
@@ -443,7 +465,8 @@ def check_log_std(kernel, log_std, shape):
 
 
 def check_squash(kernel, squash, dims, like):
-    """models.squash's (3, dims) as an array; (3, 1) zeros, whose half width of 0 tells a driver so, without one."""
+    """models.squash's (3, dims) as an array; (3, 1) zeros, whose half width of 0 tells a
+    driver so, without one."""
     if squash is None:
         return constant(("squash",), like, lambda: torch.zeros(3, 1))
     return checked(kernel, "squash", squash, (3, dims))

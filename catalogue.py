@@ -3,8 +3,9 @@
     python pufferl.py list               # a line each
     python pufferl.py list breakout      # its rules, its settings, and what to type next
 
-What an environment is stands in the first comment of its header, or of its .ini if it is another package's; what it
-sees and does is what the compiled header says with the settings of its .ini; what counts as solved is [solved] there.
+What an environment is stands in the first comment of its header, or of its .ini if it is another
+package's; what it sees and does is what the compiled header says with the settings of its .ini;
+what counts as solved is [solved] there.
 """
 
 import configparser
@@ -25,7 +26,8 @@ from runs import aligned, figure
 
 
 class Entry(NamedTuple):
-    """An environment in words; of another package's, sees, does and agents are None until it is made."""
+    """An environment in words; of another package's, sees, does and agents are
+    None until it is made."""
 
     name: str
     rules: str  # the whole comment
@@ -74,7 +76,8 @@ def look(name):
     if env_name not in ocean.names():
         return Entry(name, rules_of(ini), None, None, None, solved, False)
     header = ocean.FOLDER / env_name / f"{env_name}.h"
-    library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))  # which compiles in a tenth of the time
+    # which compiles in a tenth of the time
+    library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))
     section = dict(parser["env"]) if parser.has_section("env") else {}
     settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
                 for key, text in section.items() if key in library.settings}

@@ -1,12 +1,14 @@
-"""Files of weights, and of a whole run: written whole or not at all, and read as if a stranger had made them.
+"""Files of weights, and of a whole run: written whole or not at all, and read as if a
+stranger had made them.
 
     checkpoints.save(state, path)                           # a crash at any moment leaves the file before, or this one
     weights = checkpoints.load(path)                        # {name: tensor}: ours, PufferLib's, any state_dict
     state = checkpoints.load(path, checkpoints.WHOLE_RUN)   # trainer_state.pt, or save_checkpoint(path)'s
 
-torch.save writes a zip file, in which each tensor and the list of names have a checksum (CRC-32), since torch 1.6.
-torch.load does not look at them; `load` does. Whatever is read is then held against what is expected: `weights` and
-`WHOLE_RUN` below. A checkpoint is data: nothing in it is run, and nothing in it names an attribute that is set.
+torch.save writes a zip file, in which each tensor and the list of names have a checksum (CRC-32),
+since torch 1.6. torch.load does not look at them; `load` does. Whatever is read is then held
+against what is expected: `weights` and `WHOLE_RUN` below. A checkpoint is data: nothing in it is
+run, and nothing in it names an attribute that is set.
 """
 
 import contextlib
@@ -25,12 +27,13 @@ class CheckpointError(ValueError):
     """A file that is damaged or no checkpoint; the message says which one is whole."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Writing
 
 
 def write_whole(path, write):
-    """Have `write(file)` write a file that is whole or not there at all: another name, fsync, rename."""
+    """Have `write(file)` write a file that is whole or not there at all:
+    another name, fsync, rename."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
@@ -46,12 +49,14 @@ def save(state, path):
     """torch.save that leaves a whole file or none; raises OSError."""
     try:
         write_whole(path, lambda file: torch.save(state, file))
-    except RuntimeError as error:  # torch's own word for a write that failed; the system's stands behind it
+    except RuntimeError as error:
+        # torch's own word for a write that failed; the system's stands behind it
         raise OSError(f"{path}: {error.__context__ or error}") from None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is expected: check(value, its name) returns the value in containers of ours, or raises ValueError
+# --------------------------------------------------------------------------------------------------
+# What is expected: check(value, its name) returns the value in containers of
+# ours, or raises ValueError
 
 
 def count(value, name):
@@ -115,7 +120,8 @@ def weights(value, name="the file"):
         return weights(items["model"], "model")
     if not items:
         raise ValueError(f"{name} holds no weights")
-    extra = {key: one for key, one in items.items() if key.endswith("_extra_state")}  # what a module of yours keeps
+    # what a module of yours keeps
+    extra = {key: one for key, one in items.items() if key.endswith("_extra_state")}
     return tensors({key: one for key, one in items.items() if key not in extra}, name) | extra
 
 
@@ -149,7 +155,8 @@ def optional(check):
     return lambda value, name: None if value is None else check(value, name)
 
 
-# Of a trainer and of its statistics. The only names that are ever set, and never by a name that a file holds.
+# Of a trainer and of its statistics. The only names that are ever set, and never by a
+# name that a file holds.
 NUMBERS = {"epoch": count, "_rollouts": count, "_minibatches_owed": finite, "_rate_factor": above_zero,
            "_override_lr": optional(finite), "best_score": number, "_recent": recent}
 
@@ -195,13 +202,13 @@ def short(value):
     return f"a {type(value).__name__}"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Reading
 
 
 def load(path, check=weights):
-    """What a file holds, on the CPU, as `check` (`weights` or `WHOLE_RUN`) gives it. Raises CheckpointError for a file
-    that cannot be read, is damaged or holds something else."""
+    """What a file holds, on the CPU, as `check` (`weights` or `WHOLE_RUN`) gives it. Raises
+    CheckpointError for a file that cannot be read, is damaged or holds something else."""
     path = Path(path)
     try:
         return _read(path, check)
@@ -233,7 +240,8 @@ def _read(path, check):
 
 
 def _check_sums(file, size):
-    """Hold a zip file against its checksums. Files of before torch 1.6 are none, and have no checksums."""
+    """Hold a zip file against its checksums. Files of before torch 1.6 are none,
+    and have no checksums."""
     begin = file.read(4)
     if begin != b"PK\x03\x04"[: len(begin)]:
         return
@@ -273,7 +281,8 @@ MOST_LOOKED_AT = 20  # files beside a damaged one
 
 
 def _another(path, check):
-    """The end of a message about `path`: the newest file beside it that is whole, if there is one."""
+    """The end of a message about `path`: the newest file beside it that is
+    whole, if there is one."""
     beside = {}
     with contextlib.suppress(OSError):
         for other in path.parent.glob(f"*{path.suffix}"):

@@ -1,17 +1,19 @@
-"""The default network (models.MinGRUPolicy) on a CPU: what its forward and autograd would do, in few calls.
+"""The default network (models.MinGRUPolicy) on a CPU: what its forward and autograd
+would do, in few calls.
 
     python pufferl.py train breakout --train.engine compiled     # which auto takes by itself
     python -m pytest tests/test_compiled.py       # the products against numpy's float64
     python tests/bench_products.py                # GFLOP/s beside torch's
 
-Nobody needs to read this file to know the algorithm (ppo.py), or to change it (engines.py, for any network). It can be
-deleted: everything then runs through `engines.Autograd`. From the bottom up it has the matrix products, the network's
-step and a buffer's whole rollout, a worker's whole minibatch, each in one call without the interpreter, and the engine
-(`Compiled`).
+Nobody needs to read this file to know the algorithm (ppo.py), or to change it (engines.py, for any
+network). It can be deleted: everything then runs through `engines.Autograd`. From the bottom up it
+has the matrix products, the network's step and a buffer's whole rollout, a worker's whole
+minibatch, each in one call without the interpreter, and the engine (`Compiled`).
 
-The products are those of tile.c, which the C compiler makes for the processor at hand: a call into torch costs more
-than such a small product itself. A few segments at a time go through the whole network, forward and backward, so that
-what lies between the products stays in the second-level cache.
+The products are those of tile.c, which the C compiler makes for the processor at hand: a
+call into torch costs more than such a small product itself. A few segments at a time go
+through the whole network, forward and backward, so that what lies between the products stays
+in the second-level cache.
 """
 
 import ctypes
@@ -32,15 +34,17 @@ from vector import cycles, step_environments
 
 WIDTH = 64  # columns of a panel of packed weights
 BLOCK = 64  # rows (of weights' gradients: steps) that a panel stays in the first-level cache for
-TOGETHER = 64  # steps, of one segment or of several short ones, that go through the network together
+# steps, of one segment or of several short ones, that go through the network together
+TOGETHER = 64
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The tile
 
 
 def _load_tile():
-    """Compile tile.c, once, and tell LLVM where its functions are. Raises RuntimeError if that fails."""
+    """Compile tile.c, once, and tell LLVM where its functions are. Raises
+    RuntimeError if that fails."""
     source = Path(__file__).resolve().parent / "tile.c"
     flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
     library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
@@ -65,7 +69,7 @@ def _halved(array):
     return (lambda array: True) if array.dtype == types.uint32 else (lambda array: False)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Packed weights: panels of up to WIDTH columns, one after the other, each step by step
 
 
@@ -76,8 +80,8 @@ def packed_size(inner, columns, half):
 
 @driver
 def pack(matrix, packed):
-    """Lay an (inner, columns) matrix out for `multiply_rows`: packed (packed_size(...),), float32, or uint32 to round
-    it to bfloat16."""
+    """Lay an (inner, columns) matrix out for `multiply_rows`: packed (packed_size(...),), float32,
+    or uint32 to round it to bfloat16."""
     inner, columns = matrix.shape
     half = halved(packed)
     steps = (inner + 1) // 2 if half else inner
@@ -109,8 +113,9 @@ def _round_rows(source, first, rows, halves):
 
 @driver
 def multiply_rows(rows, a, packed, init, init_columns, out):
-    """out[:rows] = init + a[:rows] · the packed matrix, all float32; if that holds pairs, a is rounded to bfloat16.
-    init is flat: a row of `init_columns` numbers for each of out's, or one for all (a bias) and 0."""
+    """out[:rows] = init + a[:rows] · the packed matrix, all float32; if that holds pairs, a is
+    rounded to bfloat16. init is flat: a row of `init_columns` numbers for each of out's, or one for
+    all (a bias) and 0."""
     inner, columns = a.shape[1], out.shape[1]
     half = halved(packed)
     steps = (inner + 1) // 2 if half else inner
@@ -132,14 +137,14 @@ def multiply_rows(rows, a, packed, init, init_columns, out):
                              init_columns, target, columns, width)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Gradients of weights: the inner dimension is that of the rows
 
 
 @distinct_driver
 def _take_pairs(source, first, rows, pairs):
-    """pairs[s] = source[first + 2s] beside source[first + 2s + 1] as bfloat16, 0 where there is no such row; with an
-    index that cannot be negative: three times as fast as rows of arrays."""
+    """pairs[s] = source[first + 2s] beside source[first + 2s + 1] as bfloat16, 0 where there is no
+    such row; with an index that cannot be negative: three times as fast as rows of arrays."""
     numbers, words = source.reshape(-1), pairs.reshape(-1)
     columns, stride = u64(source.shape[1]), u64(pairs.shape[1])
     for s in range(0, rows, 2):
@@ -152,10 +157,11 @@ def _take_pairs(source, first, rows, pairs):
 
 @driver
 def accumulate_rows(half, grad, x, gradient):
-    """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half` rounds grad and x to
-    bfloat16."""
+    """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half`
+    rounds grad and x to bfloat16."""
     rows, inputs, outputs = x.shape[0], x.shape[1], grad.shape[1]
-    # Rows that are powers of two apart would all want the same few lines of the cache: a line more keeps them apart.
+    # Rows that are powers of two apart would all want the same few lines of the cache: a line
+    # more keeps them apart.
     lefts = np.empty((BLOCK if half else 0, outputs + 16), u32)
     rights = np.empty((BLOCK if half else 0, inputs + 16), u32)
     size = 2 * BLOCK if half else BLOCK
@@ -185,8 +191,9 @@ def add_rows(rows, total):
             total[c] += numbers[first + c]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The whole network's step, block by block of agents, so that what lies between the layers stays in cache
+# --------------------------------------------------------------------------------------------------
+# The whole network's step, block by block of agents, so that what lies between
+# the layers stays in cache
 
 
 @distinct_driver
@@ -211,7 +218,8 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
     seen, x, y, hgp, outputs = scratch
     for block in range(begin, end, BLOCK):
         stop = min(end, block + BLOCK)
-        n, rows = stop - block, slice(begin, begin + stop - block)  # another thread's rows are another range
+        # another thread's rows are another range
+        n, rows = stop - block, slice(begin, begin + stop - block)
         _read_observations(block, stop, observations, encoder[2], encoder[3], seen[rows])
         multiply_rows(n, seen[rows], encoder[0], encoder[1], 0, x[rows])
         now, then = x[rows], y[rows]
@@ -223,14 +231,15 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The rollout of a range of environments in one call. A thread that waits for the interpreter sleeps, and waking it
-# takes as long as a step of 256 agents.
+# --------------------------------------------------------------------------------------------------
+# The rollout of a range of environments in one call. A thread that waits for the interpreter
+# sleeps, and waking it takes as long as a step of 256 agents.
 
 
 @driver
 def _final_values(begin, end, terminals, truncations, final_observations, network, state, kept, scratch, bootstraps):
-    """bootstraps = V of the final observations of the agents in [begin, end) that were truncated and not terminated."""
+    """bootstraps = V of the final observations of the agents in [begin, end) that were truncated
+    and not terminated."""
     chosen, count = np.empty(end - begin, np.int64), 0
     for i in range(end - begin):
         if truncations[begin + i] and not terminals[begin + i]:
@@ -256,15 +265,16 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
 @driver
 def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std, squash, masked,
                  masks, seed, first_agent, clock, samples, logprobs, values, bootstraps):
-    """All T steps of the agents in [begin, end), from row 0 of the storage on: what Autograd._rollout does step by
-    step. Returns the share of the time that the environments took.
+    """All T steps of the agents in [begin, end), from row 0 of the storage on: what
+    Autograd._rollout does step by step. Returns the share of the time that the environments took.
 
-    environments: addresses of ocean_step and of the environments, the first and the last of them, int64 addresses of
-    their rows (T,); network, state a layer (n, H), and scratch as in _policy_step_cpu, `kept` like state, to be
-    overwritten; storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...), terminals,
-    truncations (T, N), final_observations (N, D); clock (T,) int64, what `kernels.sample` takes for step; heads,
-    log_std, squash, masks (T + 1, N, A), seed and first_agent as there; written: samples (T, N, ...), the actions
-    themselves without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which are 0 before.
+    environments: addresses of ocean_step and of the environments, the first and the last of them,
+    int64 addresses of their rows (T,); network, state a layer (n, H), and scratch as in
+    _policy_step_cpu, `kept` like state, to be overwritten; storage: observations (T + 1, N, D),
+    resets, valid (T + 1, N), actions (T, N, ...), terminals, truncations (T, N), final_observations
+    (N, D); clock (T,) int64, what `kernels.sample` takes for step; heads, log_std, squash, masks (T
+    + 1, N, A), seed and first_agent as there; written: samples (T, N, ...), the actions themselves
+    without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which are 0 before.
     """
     observations, resets, valid, actions, terminals, truncations, final_observations = storage
     outputs = scratch[4]
@@ -295,7 +305,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     return inside / (cycles() - begun)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A worker's share of a minibatch in one call
 
 
@@ -321,8 +331,9 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
 
 @driver
 def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients):
-    """Add the gradients of those segments' weights, given that of the outputs; consumes the activations. back: the
-    packed weights of layers and decoder for the gradients of their inputs."""
+    """Add the gradients of those segments' weights, given that of the outputs;
+    consumes the activations. back: the packed weights of layers and decoder for the
+    gradients of their inputs."""
     layers = network[1]
     seen, xs, hgps, states, _, grad_outputs, grad_log_std, grad_x, sums = scratch
     encoder, inner, decoder, log_std = gradients
@@ -346,7 +357,8 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
 
 
 def _loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
-    """kernels.ppo_loss of the segments index[start : start + n], outputs (T, n, A + 1), by the kind of the actions."""
+    """kernels.ppo_loss of the segments index[start : start + n], outputs (T, n, A + 1), by
+    the kind of the actions."""
     raise NotImplementedError("for compiled code only")
 
 
@@ -369,8 +381,8 @@ def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, mask
 
 @driver
 def _ask_ahead(observations, index, first, last, T, part):
-    """Prefetch a third of the steps (part 0, 1 or 2) of the segments index[first:last]; the memory takes no more
-    requests at once."""
+    """Prefetch a third of the steps (part 0, 1 or 2) of the segments index[first:last]; the memory
+    takes no more requests at once."""
     rows, (step, agent, _) = T // 3 + 1, observations.strides
     for m in range(first, last):
         _tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step, min(rows, T - part * rows), step,
@@ -380,10 +392,10 @@ def _ask_ahead(observations, index, first, last, T, part):
 @driver
 def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch, gradients, log_std,
                squash, masked, masks, heads, rollout, written, parts):
-    """The gradients, statistics, new values and ratios of the segments index[first:last] of a minibatch, `together` at
-    a time. rollout: actions, logprobs, values, advantages, weights, valid and settings as `kernels.ppo_loss` takes
-    them, and squash; written: new_values, new_ratios; parts, float64, at least max(T, `together`) rows of SUMS, is
-    added to."""
+    """The gradients, statistics, new values and ratios of the segments index[first:last] of a
+    minibatch, `together` at a time. rollout: actions, logprobs, values, advantages, weights, valid
+    and settings as `kernels.ppo_loss` takes them, and squash; written: new_values, new_ratios;
+    parts, float64, at least max(T, `together`) rows of SUMS, is added to."""
     T, valid, width = len(rollout[0]), rollout[5], scratch[4].shape[1]
     outputs, grad_outputs, grad_log_std = scratch[4:7]
     for start in range(first, last, together):
@@ -398,7 +410,7 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
         _ask_ahead(observations, index, *following, T, 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What these calls read and write, in the arena
 
 
@@ -419,10 +431,11 @@ def _pack_all_cpu(encoder, layers, decoder, packed, packed_layers, packed_decode
 
 
 class Weights:
-    """The default network's weights as the products read them, in the arena; `refresh` is due after every change.
+    """The default network's weights as the products read them, in the arena; `refresh` is
+    due after every change.
 
-    precision: torch.bfloat16 rounds the operands of the products of encoder and layers, forward and backward; sums,
-    what flows between them, states and the decoder stay float32.
+    precision: torch.bfloat16 rounds the operands of the products of encoder and layers, forward and
+    backward; sums, what flows between them, states and the decoder stay float32.
     """
 
     def __init__(self, policy, arena, name, precision=torch.float32):
@@ -470,8 +483,9 @@ class Actor:
         self.scratch = tuple(host(self.weights.arena[f"{self.name}/{key}"]) for key in self.shapes)
 
     def step(self, observations, state, resets, valid):
-        """One step. observations (n, *obs) of any dtype but 16-bit floats, state (n, H) a layer, updated in place,
-        resets and valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
+        """One step. observations (n, *obs) of any dtype but 16-bit floats, state (n, H) a
+        layer, updated in place, resets and valid (n,) uint8 -> outputs (n, A + 1),
+        overwritten by the next call."""
         n = len(observations)
         run(_policy_step_cpu, n, BLOCK, host(observations.view(n, -1)), self.weights.arrays,
             tuple(map(host, state)), host(resets), host(valid), self.scratch)
@@ -510,8 +524,8 @@ class Learner:
         self.added = pair("encoder"), tuple(map(pair, self.weights.layers)), pair("decoder"), log_std
 
     def forward(self, observations, initial, resets, valid):
-        """All steps of the n <= `together` segments of observations (T, n, D): outputs (T, n, A + 1), overwritten by
-        the next call; initial (n, H) a layer."""
+        """All steps of the n <= `together` segments of observations (T, n, D): outputs (T, n, A +
+        1), overwritten by the next call; initial (n, H) a layer."""
         n, self.seen = observations.shape[1], (host(resets), host(valid), np.arange(observations.shape[1]), 0)
         _forward_cpu(n, self.T, host(observations), tuple(map(host, initial)), *self.seen, self.weights.arrays,
                      self.scratch)
@@ -543,13 +557,13 @@ class Sample:
         self.weights.refresh()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The engine
 
 
 class Compiled(engines.Restated, engines.Autograd):
-    """The default network on a CPU. Each worker takes its environments' rollout in one call, and in learning its share
-    of the minibatch's segments."""
+    """The default network on a CPU. Each worker takes its environments' rollout in one call, and in
+    learning its share of the minibatch's segments."""
 
     name, Sample = "compiled", Sample
 
@@ -590,7 +604,8 @@ class Compiled(engines.Restated, engines.Autograd):
         return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
 
     def _log_std(self, shape):
-        """log_std (A,), as the kernels take it for outputs of that shape; None for discrete actions."""
+        """log_std (A,), as the kernels take it for outputs of that shape;
+        None for discrete actions."""
         log_std = self.policy.decoder.log_std
         return None if log_std is None else kernels.check_log_std("sample", log_std.data, shape)
 
@@ -602,7 +617,8 @@ class Compiled(engines.Restated, engines.Autograd):
         return kernels.optional_masks(None if masks is None else host(masks), self.values, 3)
 
     def _rollout_in_one_call(self, worker, buffer):
-        """All steps of one buffer without the interpreter: a step of few agents costs half as much."""
+        """All steps of one buffer without the interpreter: a step of few
+        agents costs half as much."""
         begun, s, agents = clock(), self.storage, self.vecenv.ranges[buffer]
         final_observations = s["final_observations"].view(self.num_agents, -1)
         names = ("resets", "valid", "actions", "terminals", "truncations")

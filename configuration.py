@@ -46,7 +46,7 @@ import workers
 ROOT = Path(__file__).resolve().parent
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Configuration: a dataclass a section; config/default.ini, config/ENV.ini and the command line change the defaults
 
 
@@ -56,8 +56,8 @@ Auto = Literal["auto"]
 @dataclass
 class Base:
     load_model_path: str | None = None
-    """Start from these weights: a model file or a run's folder; "latest" is the newest run of this environment, "best"
-    its weights with the best score."""
+    """Start from these weights: a model file or a run's folder; "latest" is the newest run of this
+    environment, "best" its weights with the best score."""
     baseline: bool = False
     """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
     resume: str | None = None
@@ -88,9 +88,9 @@ class Vec:
     holds many. auto is native in C, tensors where a reset returns them, package for ALE's and where it gives the same
     episodes (CartPole), serial if one process would step all, else multiprocessing."""
     num_envs: int | Auto = "auto"
-    """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all. auto: 1 for those in C
-    and those that hold many themselves; of others so many that there are 32 agents, 8 if actions are continuous, and
-    more in a long run."""
+    """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all.
+    auto: 1 for those in C and those that hold many themselves; of others so many that there are 32
+    agents, 8 if actions are continuous, and more in a long run."""
     num_workers: int | None = None
     """Processes or Ray actors that step environments in Python (default: the physical cores, made to divide)."""
     batch_size: int | None = None
@@ -119,9 +119,9 @@ class Policy:
     hidden_size: int = 128
     """Width of the network."""
     squash: Literal["none", "tanh"] = "none"
-    """How continuous actions come to lie within their bounds. none: the Gaussian's sample is clipped to them by the
-    environment. tanh: it goes through a tanh that is scaled to them (models.squash); they must be finite. Weights that
-    were trained so are used so."""
+    """How continuous actions come to lie within their bounds. none: the Gaussian's sample is
+    clipped to them by the environment. tanh: it goes through a tanh that is scaled to them
+    (models.squash); they must be finite. Weights that were trained so are used so."""
 
 
 @dataclass
@@ -160,9 +160,9 @@ class Train:
     minibatch_size: int | Auto = "auto"
     """Steps of one update, a multiple of horizon; several ranks share them."""
     max_minibatch_size: int | None = None
-    """Steps that go through a custom network, or on a GPU through any, at once; larger minibatches accumulate gradients
-    (default: on a GPU all; on a CPU parts that its caches may hold, or all if train.loss is set or the network has a
-    batch norm)."""
+    """Steps that go through a custom network, or on a GPU through any, at once; larger minibatches
+    accumulate gradients (default: on a GPU all; on a CPU parts that its caches may hold, or all if
+    train.loss is set or the network has a batch norm)."""
     replay_ratio: float | Auto = "auto"
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2
@@ -201,8 +201,8 @@ class Train:
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
     norm_obs: bool | Auto = "auto"
-    """Normalise observations by their mean and deviation so far, an element each, clipped at 10 deviations
-    (models.Normalizer). The first rollout only measures them."""
+    """Normalise observations by their mean and deviation so far, an element each, clipped at 10
+    deviations (models.Normalizer). The first rollout only measures them."""
     norm_reward: bool | Auto = "auto"
     """Divide rewards by the deviation of the discounted return so far (models.RewardScale); logs keep the true ones."""
     reward_clip: float | None = None
@@ -214,17 +214,17 @@ class Train:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs and learns. auto is still cpu: cuda has been tested in stand-ins, not on a GPU."""
     engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
-    """How the network acts and learns (engines.py). autograd: any network, by its own forward. compiled (on a CPU) and
-    fused (on a GPU): the default network alone, in far fewer calls. auto takes these if they compute what the network
-    does, which is compared when a run begins."""
+    """How the network acts and learns (engines.py). autograd: any network, by its own forward.
+    compiled (on a CPU) and fused (on a GPU): the default network alone, in far fewer calls. auto
+    takes these if they compute what the network does, which is compared when a run begins."""
     rollout: Literal["auto", "plain"] = "auto"
     """plain steps environments one row after the other in Python's sight; auto does a buffer's whole rollout in one
     call if the engine can, and if the vectorized environment is vector.Native itself."""
     cudagraphs: int = 2
     """On a GPU: epochs after which the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1
-    """Processes that train together on this machine: one a GPU with train.device cuda, else sharing the cores; for
-    several machines there is torchrun (docs/scale.md)."""
+    """Processes that train together on this machine: one a GPU with train.device cuda, else sharing
+    the cores; for several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the matrix products; weights, sums, states, losses and statistics are float32, and on a GPU float32 products
     are TF32. bfloat16 pays on a processor that has it (AVX-512 BF16): Breakout then trains about 1.5 times as fast
@@ -378,8 +378,8 @@ EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks
 
 
 def in_words(error):
-    """What a command line says of an error: its text, or of one that an environment's own code raised what that code
-    did. None for a fault of ours, whose traceback is wanted."""
+    """What a command line says of an error: its text, or of one that an environment's own code
+    raised what that code did. None for a fault of ours, whose traceback is wanted."""
     text, own = workers.own_part(error)
     if own and (not isinstance(error, EXPECTED) or isinstance(error, FloatingPointError | MemoryError)):
         return f"this is in the environment's own code:\n{text}".rstrip()
@@ -392,8 +392,8 @@ def in_words(error):
 
 
 def command(*words):
-    """What to type here for `python pufferl.py WORDS`: with the path of the Python that runs now if `python` is
-    another, as it is without an activated virtual environment."""
+    """What to type here for `python pufferl.py WORDS`: with the path of the Python that runs now if
+    `python` is another, as it is without an activated virtual environment."""
     here, python = Path.cwd(), shutil.which("python")
     python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
     paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
@@ -418,8 +418,8 @@ def find_config(env_name):
 
 
 def parse_ini(path, strict=True):
-    """A configparser that has read an ini file; ConfigError with the file and the line where it is none. strict: a
-    section or a key must not come twice."""
+    """A configparser that has read an ini file; ConfigError with the file and the line where it is
+    none. strict: a section or a key must not come twice."""
     parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=strict)
     try:
         parser.read_string(path.read_text(), source=str(path))
@@ -512,8 +512,8 @@ def coerce(value, kind, where):
 
 
 def translate(section, key, known, where, schema=SECTIONS):
-    """The present name of a setting; ConfigError with the nearest names for one that does not exist, those of the other
-    sections of `schema` too."""
+    """The present name of a setting; ConfigError with the nearest names for one that does not
+    exist, those of the other sections of `schema` too."""
     if key in known:
         return key
     old = key if section == "base" else f"{section}.{key}"
@@ -534,8 +534,8 @@ def translate(section, key, known, where, schema=SECTIONS):
 
 
 def in_other_sections(key, schema, cutoff, option):
-    """Where a setting near `key` stands, by its present name or another trainer's, ["train.horizon"]; option: as the
-    command line has it, ["--train.horizon"]."""
+    """Where a setting near `key` stands, by its present name or another trainer's,
+    ["train.horizon"]; option: as the command line has it, ["--train.horizon"]."""
     names = [("" if section == "base" else f"{section}.") + f.name
              for section, cls in schema.items() for f in dataclasses.fields(cls)]
     names = [*RENAMED.items(), *((name, name) for name in (*names, *(f"train.{name}" for name in SIZES)))]
@@ -626,8 +626,8 @@ def resolve(env_name):
 
 
 def load_config(env_name, argv=()):
-    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"]; of "default" for
-    an environment that you make yourself.
+    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"];
+    of "default" for an environment that you make yourself.
 
     argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
     exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.
@@ -740,9 +740,9 @@ def take_sizes(argv):
 
 
 def sizes_of(settings, agents, where=""):
-    """Settings of the train section with the horizon in the place of batch_size, which is horizon × agents, and
-    total_timesteps in the place of num_iterations, each of which is such a batch. where: in front of their names in
-    errors. Raises ConfigError if they do not fit."""
+    """Settings of the train section with the horizon in the place of batch_size, which is horizon ×
+    agents, and total_timesteps in the place of num_iterations, each of which is such a batch.
+    where: in front of their names in errors. Raises ConfigError if they do not fit."""
     settings = dict(settings)
     batch, iterations = (settings.pop(name, None) for name in SIZES)
     horizons = [key for key in settings if RENAMED.get(f"train.{key}", f"train.{key}") == "train.horizon"
@@ -822,8 +822,8 @@ def same_environment(one, other):
 
 
 def read_settings(path, schema):
-    """The sections of a run's config.json; what stands outside of them, those of today too, is the base section's.
-    ConfigError for a file that is damaged."""
+    """The sections of a run's config.json; what stands outside of them, those of today too, is the
+    base section's. ConfigError for a file that is damaged."""
     try:
         saved = json.loads(path.read_text())
         if not isinstance(saved, dict):
@@ -867,7 +867,8 @@ def parse_arguments(env_name, schema, values, argv):
 
 @out_of_memory("vec.num_envs, env.num_envs or vec.total_agents")
 def load_env(env_name, args):
-    """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
+    """The vectorized environment that `args` describes. Raises ConfigError for
+    sizes that cannot work."""
     check_names(args, "vec")
     env_name, vec = find_config(env_name)[0], args["vec"]
     env = load_creator(env_name) or load_library(env_name)
@@ -886,8 +887,8 @@ def load_env(env_name, args):
 
 
 def split_copies(env, section):
-    """(environments side by side, the settings of each) of the env section: num_envs is how many a vector makes, unless
-    the creator `env` takes it as a setting of its own."""
+    """(environments side by side, the settings of each) of the env section: num_envs is how many a
+    vector makes, unless the creator `env` takes it as a setting of its own."""
     settings = dict(section)
     return 1 if "num_envs" in env.settings else settings.pop("num_envs", 1), settings
 
@@ -922,8 +923,8 @@ def choose_num_envs(library, section, steps):
 
 
 def choose_copies(creator, section, steps):
-    """(how many environments in Python where nobody says, agents in each). Few environments give long rollouts and many
-    epochs; a run of more than a thousand epochs gets more."""
+    """(how many environments in Python where nobody says, agents in each). Few environments give
+    long rollouts and many epochs; a run of more than a thousand epochs gets more."""
     with one_of(creator, split_copies(creator, section)[1]) as probe:
         if isinstance(probe, tensors.TensorEnv):
             return 1, probe.num_agents
@@ -961,8 +962,8 @@ def make_vector(env, num_envs, args, settings):
 
 
 def choose_device(env, vec, train):
-    """The torch.device that environments step on by vec.device, None for the host; ConfigError if it cannot be. If
-    auto leaves environments in C on the host of a GPU, it says why."""
+    """The torch.device that environments step on by vec.device, None for the host; ConfigError if
+    it cannot be. If auto leaves environments in C on the host of a GPU, it says why."""
     asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
     if asked == "host" or (asked == "auto" and (train["device"] != "cuda" or not in_c)):
         return None
@@ -984,7 +985,7 @@ def _say_host(env, why):
         print(f"vec.device: {env.name} steps on the host, because {why}", file=sys.stderr)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What `auto` means: rules over what is known of an environment, and what was measured of it (pufferl.measure)
 
 
@@ -1041,8 +1042,8 @@ def check_sizes(train):
 
 
 def decide(train, facts):
-    """{setting: (value, reason)} of those that are "auto" in the train section `train`, a dict; what is set there
-    stays, and the others are chosen to go with it."""
+    """{setting: (value, reason)} of those that are "auto" in the train section `train`, a dict;
+    what is set there stays, and the others are chosen to go with it."""
     chosen, c = {}, dict(train)
 
     def choose(name, rule):
@@ -1125,10 +1126,12 @@ def wants_normalising(facts):
 
 
 def check_train(config, vecenv, policy, agents, group):
-    """The train section that a trainer runs with: every setting, checked, and numbers in place of "auto".
+    """The train section that a trainer runs with: every setting, checked, and
+    numbers in place of "auto".
 
-    config: a dict of train's settings, other trainers' names for them, and env, data_dir, run_id, settings and use_rnn,
-    which pass. agents: of all ranks; group: ranks.connect(). Raises ConfigError that says what would work.
+    config: a dict of train's settings, other trainers' names for them, and env, data_dir, run_id,
+    settings and use_rnn, which pass. agents: of all ranks; group: ranks.connect(). Raises
+    ConfigError that says what would work.
     """
     types = {f.name: f.type for f in dataclasses.fields(Train)}
     recurrent = hasattr(policy, "initial_state")
@@ -1233,7 +1236,8 @@ def _named_weights(args):
 
 @out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
-    """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
+    """The network that the policy and rnn sections describe, with weights from
+    load_model_path if that is given."""
     check_names(args, "policy", "rnn")
     torch.manual_seed(args["train"]["seed"])
     name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
@@ -1281,7 +1285,8 @@ def load_policy(args, vecenv, env_name=""):
 
 
 def squash_actions(policy, space, wanted, weights):
-    """models.squash if it is wanted, or if these weights were trained so; ConfigError if it cannot be."""
+    """models.squash if it is wanted, or if these weights were trained so;
+    ConfigError if it cannot be."""
     kept = weights.get("action_squash")
     if not wanted and kept is None:
         return
@@ -1295,7 +1300,8 @@ def squash_actions(policy, space, wanted, weights):
 
 
 def put_weights(policy, weights, path):
-    """Weights of the file `path` into a network; raises ConfigError if they do not fit or are not finite."""
+    """Weights of the file `path` into a network; raises ConfigError if they do not
+    fit or are not finite."""
     check_kinds(weights, policy.state_dict(), path)
     masks = infinite(policy.state_dict())
     try:
@@ -1328,7 +1334,8 @@ def infinite(weights):
 
 
 def check_finite(weights, masks, path):
-    """ConfigError for weights that are NaN, or infinite under another name than those in `masks`."""
+    """ConfigError for weights that are NaN, or infinite under another name
+    than those in `masks`."""
     for name, tensor in weights.items():
         if isinstance(tensor, torch.Tensor) and (tensor.isnan().any() or (name not in masks and tensor.isinf().any())):
             bad = int((~tensor.isfinite()).sum())
@@ -1368,8 +1375,8 @@ def make_network(name, env, hidden, encoded, normalize):
 
 
 def load_attribute(setting, name, others=()):
-    """What path/to/file.py:name stands for, or the object itself that a script gave. setting: for the error; others:
-    what it may be instead of a file."""
+    """What path/to/file.py:name stands for, or the object itself that a script gave. setting: for
+    the error; others: what it may be instead of a file."""
     if callable(name):
         return name
     path, _, attribute = name.removesuffix(":").partition(".py:")
@@ -1398,8 +1405,9 @@ def load_attribute(setting, name, others=()):
 
 
 def turn_of(folder):
-    """The number of the start, or of the last resume, of a run among all in its data_dir. They are counted, because a
-    clock may jump and a copy has another time. 0 if its config.json has none, as those of before had not."""
+    """The number of the start, or of the last resume, of a run among all in its data_dir. They are
+    counted, because a clock may jump and a copy has another time. 0 if its config.json has none, as
+    those of before had not."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         turn = json.loads((folder / "config.json").read_text()).get("turn")
         return turn if type(turn) is int else 0
@@ -1407,9 +1415,9 @@ def turn_of(folder):
 
 
 def find_run(path, data_dir, name, holding="model_*.pt"):
-    """The folder of a run: `path` itself, or for "latest" and "best" the one that was started or resumed last (see
-    turn_of; if that is equal, by the file's time) of what the command line calls `name`, environment and ini file, that
-    holds a model (or another file)."""
+    """The folder of a run: `path` itself, or for "latest" and "best" the one that was started or
+    resumed last (see turn_of; if that is equal, by the file's time) of what the command line calls
+    `name`, environment and ini file, that holds a model (or another file)."""
     if path not in ("latest", "best"):
         return Path(path)
     if data_dir is None:
@@ -1451,8 +1459,8 @@ def find_baseline(env_name):
 
 
 def read_baseline(env_name):
-    """(weights, metadata) of it: the env, policy and rnn sections that it was trained with, its score and its steps.
-    `python watch.py ship` writes one."""
+    """(weights, metadata) of it: the env, policy and rnn sections that it was trained with, its
+    score and its steps. `python watch.py ship` writes one."""
     from safetensors import SafetensorError, safe_open
 
     path = find_baseline(env_name)

@@ -1,11 +1,12 @@
-"""What this machine has, how fast it trains, and what is missing; what a report of a bug should hold.
+"""What this machine has, how fast it trains, and what is missing; what a
+report of a bug should hold.
 
     python pufferl.py doctor                   # with ten seconds of training; the first time kernels are compiled
     python pufferl.py doctor --seconds 0       # without
     python doctor.py                           # the same, also where torch cannot be imported
 
-Each line is looked for by a function of its own: what one of them raises is its line, and stands again at the end. The
-exit status is 1 if there is anything there. Nothing is sent anywhere.
+Each line is looked for by a function of its own: what one of them raises is its line, and stands
+again at the end. The exit status is 1 if there is anything there. Nothing is sent anywhere.
 """
 
 import argparse
@@ -166,7 +167,8 @@ LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look
 
 
 def train(seconds):
-    """(what was trained and how fast, in words; the seconds of compiling): Breakout as tests/bench_train.py has it."""
+    """(what was trained and how fast, in words; the seconds of compiling): Breakout as
+    tests/bench_train.py has it."""
     import pufferl
     from arena import compiling
 

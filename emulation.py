@@ -40,7 +40,7 @@ def warn_once(text):
     warnings.warn(text, stacklevel=3)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Observations: a space as one structured dtype, and as one flat Box
 
 
@@ -104,8 +104,8 @@ def _encode_text(text, length):
 class FlatObservation:
     """The two forms of an observation space.
 
-    Attributes: space, the structured one; dtype, `obs_dtype`; flat_space, a Box; shape and flat_dtype, of the flat one.
-    Raises TypeError for a space that has none.
+    Attributes: space, the structured one; dtype, `obs_dtype`; flat_space, a Box; shape and
+    flat_dtype, of the flat one. Raises TypeError for a space that has none.
     """
 
     def __init__(self, space):
@@ -207,8 +207,9 @@ def nativize_dtype(env):
 
 
 def nativize_tensor(observations, native_dtype):
-    """Flat observations (..., flat) as views (..., *shape) in their own dtype: {field: tensor}, nested as the space is
-    (fields f0, f1, ... for a Tuple), or the tensor itself where the space is no Dict or Tuple."""
+    """Flat observations (..., flat) as views (..., *shape) in their own dtype: {field: tensor},
+    nested as the space is (fields f0, f1, ... for a Tuple), or the tensor itself where the
+    space is no Dict or Tuple."""
     import torch
 
     if not isinstance(native_dtype, dict):
@@ -227,15 +228,17 @@ def nativize_tensor(observations, native_dtype):
     return nest(native_dtype)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Actions: any nesting as one row of integers, or of floats
 
 
 class FlatAction:
-    """The two forms of an action space: `space`, the environment's, and `flat_space`, a Discrete, MultiDiscrete or Box.
+    """The two forms of an action space: `space`, the environment's, and `flat_space`, a Discrete,
+    MultiDiscrete or Box.
 
-    MultiBinary and boxes of integers become one head a number. Raises TypeError for a space that mixes integers with
-    floats or holds anything else, and ValueError for a box of integers without bounds.
+    MultiBinary and boxes of integers become one head a number. Raises TypeError for a space
+    that mixes integers with floats or holds anything else, and ValueError for a box of
+    integers without bounds.
     """
 
     def __init__(self, space):
@@ -288,7 +291,8 @@ class FlatAction:
         self.start = int(space.start) if isinstance(space, spaces.Discrete) else None
 
     def unflatten(self, row):
-        """An action of the environment from a row of integers, or of floats, which are clipped to their bounds."""
+        """An action of the environment from a row of integers, or of floats, which are
+        clipped to their bounds."""
         if self.start is not None:
             return np.int64(row[0] + self.start)
         row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
@@ -318,9 +322,10 @@ class FlatAction:
         return (row - self.starts).astype(np.int32) if self.heads else row.astype(np.float32)
 
     def write_mask(self, target, mask):
-        """Write an action mask into a row of heads' options: an array of all of them, or Dicts and Tuples nested as
-        the space is, with a tuple of one a head for a MultiDiscrete. None allows everything, and so does, for its
-        head, a mask that forbids a whole head: that choice does not count."""
+        """Write an action mask into a row of heads' options: an array of all of them, or Dicts
+        and Tuples nested as the space is, with a tuple of one a head for a MultiDiscrete. None
+        allows everything, and so does, for its head, a mask that forbids a whole head: that
+        choice does not count."""
         if mask is None:
             target[:] = 1
             return
@@ -341,13 +346,14 @@ class FlatAction:
 
 
 def find_mask(observation, info):
-    """An environment's action mask, by the conventions of Gymnasium (info) and PettingZoo (info or observation)."""
+    """An environment's action mask, by the conventions of Gymnasium (info) and PettingZoo
+    (info or observation)."""
     if "action_mask" in info:
         return info["action_mask"]
     return observation.get("action_mask") if isinstance(observation, dict) else None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What environments return: the check of the first step, and infos
 
 
@@ -356,8 +362,9 @@ HAIR = 1e-6  # of a bound, or of 1: what lies so little outside was rounded
 
 
 def check_value(space, value, what):
-    """Raise a Fault that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A float64 where a
-    float32 is declared passes, as it can be cast; floats a HAIR outside their bounds are warned of, once."""
+    """Raise a Fault that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A
+    float64 where a float32 is declared passes, as it can be cast; floats a HAIR outside their
+    bounds are warned of, once."""
     children = _children(space)
     if children is not None:
         keys = [key for _, key, _ in children]
@@ -442,7 +449,8 @@ def check_info(info, what):
 
 
 def _modern_step(result, what):
-    """What `step` returned as Gymnasium's five; old Gym's four have a "done" and tell truncation in the info."""
+    """What `step` returned as Gymnasium's five; old Gym's four have a "done" and tell
+    truncation in the info."""
     if len(result) == 5:
         return result
     if len(result) != 4:
@@ -493,7 +501,8 @@ class OldGym(gymnasium.Env):
 
 
 def modern_space(space):
-    """A space of old Gym, or of another package with its names, as Gymnasium's, by the name of its class."""
+    """A space of old Gym, or of another package with its names, as Gymnasium's, by
+    the name of its class."""
     kind = type(space).__name__
     if isinstance(space, spaces.Space):
         return space
@@ -512,7 +521,7 @@ def modern_space(space):
     raise TypeError(f"{space} ({type(space).__module__}.{kind}) is no space of Gymnasium or Gym.")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Your own environments, many in one object
 
 
@@ -537,15 +546,17 @@ class PufferEnv:
                 infos = [{"score": self.rewards.mean()}]
                 return self.observations, self.rewards, self.terminals, self.truncations, infos
 
-    `step` resets what has ended by itself. A vectorizer hands over other rows of its arrays before each call, so write
-    all of `self.observations` every step, and keep no view of it. Rewards, terminals and truncations are 0 and masks
-    are True before each step. Infos: a list of dicts whose numbers are averaged and logged; return [] when there are
-    none, and let a key "n" say for how many episodes a dict speaks.
+    `step` resets what has ended by itself. A vectorizer hands over other rows of its arrays before
+    each call, so write all of `self.observations` every step, and keep no view of it. Rewards,
+    terminals and truncations are 0 and masks are True before each step. Infos: a list of dicts
+    whose numbers are averaged and logged; return [] when there are none, and let a key "n" say for
+    how many episodes a dict speaks.
 
-    Arrays: observations (num_agents, *shape), actions (num_agents,) for Discrete, (num_agents, heads) or
-    (num_agents, *shape); rewards, terminals, truncations (num_agents,); masks (num_agents,), False for a dead agent;
-    final_observations like observations: of an agent that you truncate, written before it is reset; action_masks
-    (num_agents, options of all heads), or None unless the class sets `has_action_masks = True`.
+    Arrays: observations (num_agents, *shape), actions (num_agents,) for Discrete, (num_agents,
+    heads) or (num_agents, *shape); rewards, terminals, truncations (num_agents,); masks
+    (num_agents,), False for a dead agent; final_observations like observations: of an agent that
+    you truncate, written before it is reset; action_masks (num_agents, options of all heads), or
+    None unless the class sets `has_action_masks = True`.
     """
 
     has_action_masks = False
@@ -611,9 +622,10 @@ class PufferEnv:
         return self.step(self._env_actions(self.actions))[4]
 
     def _into(self, view, name, call):
-        """What `call` returns, with its results in `view`. An environment of PufferLib's may keep the arrays that it
-        was made with, as C code does that was given their addresses: the first reset or step that changes a number in
-        either place shows it, and from then on it works in those, and they are copied."""
+        """What `call` returns, with its results in `view`. An environment of PufferLib's may keep
+        the arrays that it was made with, as C code does that was given their addresses: the first
+        reset or step that changes a number in either place shows it, and from then on it works in
+        those, and they are copied."""
         home, watched = self._home, False
         if self._keeps:
             for key, start in (("rewards", 0), ("terminals", 0), ("truncations", 0), ("masks", 1)):
@@ -683,13 +695,13 @@ def new_rows(env, num_agents=None):
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Gymnasium
 
 
 def gymnasium_form(env):
-    """The environment if it is Gymnasium's and its reset takes a seed, else wrapped so that it is. Raises Fault for one
-    that declares no spaces."""
+    """The environment if it is Gymnasium's and its reset takes a seed, else wrapped so that it is.
+    Raises Fault for one that declares no spaces."""
     missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
     if missing:
         raise Fault(f"{_describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
@@ -706,14 +718,15 @@ def _create(env, env_creator, env_args, env_kwargs):
 
 
 class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """A Gymnasium environment with a flat observation and action space; a Gymnasium environment itself.
+    """A Gymnasium environment with a flat observation and action space; a
+    Gymnasium environment itself.
 
-    env: an instance; or env_creator with env_args and env_kwargs. Old Gym environments are converted. The info of an
-    episode's last step holds episode_return and episode_length too.
-    Attributes: obs_dtype, so that `observation.view(env.obs_dtype)` has the fields; env_single_observation_space and
-    env_single_action_space, the environment's own spaces.
-    Raises TypeError for spaces that cannot be made flat, and ValueError at the first reset or step whose observation,
-    reward or flags break what the environment declares.
+    env: an instance; or env_creator with env_args and env_kwargs. Old Gym environments are
+    converted. The info of an episode's last step holds episode_return and episode_length too.
+    Attributes: obs_dtype, so that `observation.view(env.obs_dtype)` has the fields;
+    env_single_observation_space and env_single_action_space, the environment's own spaces.
+    Raises TypeError for spaces that cannot be made flat, and ValueError at the first reset or step
+    whose observation, reward or flags break what the environment declares.
     """
 
     num_agents = 1
@@ -786,7 +799,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             self.check_returned(f"of the first {call}()", observation, reward, terminated, truncated, info={})
 
     def check_returned(self, when, observation, reward=0.0, terminated=False, truncated=False, *, info):
-        """Raise a Fault if what a step or reset returned is not what the spaces and Gymnasium say."""
+        """Raise a Fault if what a step or reset returned is not what the
+        spaces and Gymnasium say."""
         check_value(self.env_single_observation_space, observation, f"{self.env}: the observation {when}")
         if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
             several = np.ndim(reward) == 1 and np.asarray(reward).dtype.kind in "biuf"
@@ -869,8 +883,9 @@ def _checksum(*functions):
 
 
 def _quickest_step(env):
-    """(step, steps to the time limit) of a Gymnasium environment that has been stepped: the outermost wrappers that
-    gymnasium.make adds check what is checked here, and count what is counted here."""
+    """(step, steps to the time limit) of a Gymnasium environment that has been stepped:
+    the outermost wrappers that gymnasium.make adds check what is checked here, and
+    count what is counted here."""
     wrappers, left = gymnasium.wrappers, math.inf
     while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
         if type(env) is wrappers.TimeLimit:
@@ -880,13 +895,13 @@ def _quickest_step(env):
 
 
 class GymnasiumTogether:
-    """GymnasiumPufferEnvs of one vector, stepped together: it does to each what step_into does, without the calls and
-    attributes that are a third of the 5 us of a CartPole's step.
+    """GymnasiumPufferEnvs of one vector, stepped together: it does to each what step_into does,
+    without the calls and attributes that are a third of the 5 us of a CartPole's step.
 
-    It states a second time what the methods in RESTATED say. So it is taken only as long as their source has the
-    checksum CHECKED, and a test holds both to the same results. After an edit of one of them each environment is
-    stepped by its own step_into. To have both again, make the same edit here, run tests/test_workers.py, and write the
-    checksum that it names.
+    It states a second time what the methods in RESTATED say. So it is taken only as long as their
+    source has the checksum CHECKED, and a test holds both to the same results. After an edit of one
+    of them each environment is stepped by its own step_into. To have both again, make the same edit
+    here, run tests/test_workers.py, and write the checksum that it names.
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
@@ -894,9 +909,10 @@ class GymnasiumTogether:
 
     @classmethod
     def of(cls, envs, numbers, rows):
-        """Of environments that have been reset and stepped, or None if they must be stepped one by one: if one is no
-        plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or steps in an edited way. numbers: of
-        the environments, for infos and errors; rows: those that step takes, each with the views' arrays."""
+        """Of environments that have been reset and stepped, or None if they must be stepped one by
+        one: if one is no plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or
+        steps in an edited way. numbers: of the environments, for infos and errors; rows: those that
+        step takes, each with the views' arrays."""
         if not all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern and env._pair
                    and not vars(env).keys() & set(cls.RESTATED) for env in envs):
             return None
@@ -927,8 +943,9 @@ class GymnasiumTogether:
         self._limits = [env._episode_length + more for env, more in zip(envs, left, strict=True)]
 
     def step(self, row):
-        """Step all with the actions of a row, and write all else there: [(number, info)] of the episodes that ended.
-        Raises ValueError for an observation of another shape than the space's."""
+        """Step all with the actions of a row, and write all else there: [(number,
+        info)] of the episodes that ended. Raises ValueError for an observation of
+        another shape than the space's."""
         if self._start is not None:
             actions = row.actions[:, 0].astype(np.int64)
             if self._start:
@@ -985,8 +1002,9 @@ PARALLEL = ("observations", "rewards", "terminated", "truncated", "infos")
 
 
 def explain(error):
-    """The Fault that says what an environment of Gymnasium or PettingZoo returned if this file failed on it; None for
-    another error. Only what the first step and reset return is checked beforehand."""
+    """The Fault that says what an environment of Gymnasium or PettingZoo returned if this
+    file failed on it; None for another error. Only what the first step and reset return
+    is checked beforehand."""
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -1011,12 +1029,15 @@ def explain(error):
 
 
 class GymnasiumVectorPufferEnv:
-    """A gymnasium.vector.VectorEnv as one environment of num_envs agents, whatever its autoreset mode.
+    """A gymnasium.vector.VectorEnv as one environment of num_envs agents,
+    whatever its autoreset mode.
 
-    NEXT_STEP (after a step that ends an episode comes one whose action is ignored): the agent is dead for that step.
-    SAME_STEP: the final observation comes from the info. DISABLED: ended episodes are reset here. reward_scale
-    multiplies the rewards that are learnt from; episode_return stays the true one.
-    Attributes: copies, the environments in it; ended, which of them the infos of the last step speak of.
+    NEXT_STEP (after a step that ends an episode comes one whose action is ignored): the agent is
+    dead for that step. SAME_STEP: the final observation comes from the info. DISABLED: ended
+    episodes are reset here. reward_scale multiplies the rewards that are learnt from;
+    episode_return stays the true one.
+    Attributes: copies, the environments in it; ended, which of them the infos of
+    the last step speak of.
     """
 
     def __init__(self, env, buf=None, seed=0, reward_scale=1.0):
@@ -1138,7 +1159,7 @@ def _at(batch, i):
     return tuple(_at(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # PettingZoo
 
 
@@ -1156,9 +1177,9 @@ class Slots(dict):
 class PettingZooPufferEnv:
     """A PettingZoo environment with flat spaces; a PettingZoo parallel environment itself.
 
-    env: an instance, parallel or AEC (which is converted); or env_creator with env_args and env_kwargs. Under a
-    vectorizer each of `possible_agents` has a fixed slot; one that is not alive is masked out. obs_dtype as for
-    GymnasiumPufferEnv.
+    env: an instance, parallel or AEC (which is converted); or env_creator with env_args and
+    env_kwargs. Under a vectorizer each of `possible_agents` has a fixed slot; one that is not alive
+    is masked out. obs_dtype as for GymnasiumPufferEnv.
     Raises TypeError where agents have different spaces, and as GymnasiumPufferEnv does.
     """
 
@@ -1262,8 +1283,8 @@ class PettingZooPufferEnv:
         self.check_returned(f"the first {call}()", dict(zip(names, result, strict=True)))
 
     def check_returned(self, when, returned):
-        """Raise a Fault if what a step or reset returned, a dict by the names of PARALLEL, is not what the spaces and
-        PettingZoo say."""
+        """Raise a Fault if what a step or reset returned, a dict by the names of PARALLEL, is not
+        what the spaces and PettingZoo say."""
         for name, given in returned.items():
             if not isinstance(given, dict):
                 raise Fault(f"{self.env}: the {name} of {when} must be a dict with an entry for each agent, got "
@@ -1363,8 +1384,9 @@ def _parallel(env):
 
 
 def _quickest_parallel(env):
-    """The same parallel environment without the wrappers that check order and actions, which a vectorizer keeps; they
-    were a third of simple_spread's step. It is only stepped: `env` itself is reset, drawn and asked for its state."""
+    """The same parallel environment without the wrappers that check order and actions, which a
+    vectorizer keeps; they were a third of simple_spread's step. It is only stepped: `env` itself is
+    reset, drawn and asked for its state."""
     conversions = sys.modules.get("pettingzoo.utils.conversions")
     if conversions is None or type(env) is not conversions.aec_to_parallel_wrapper:
         return env
@@ -1376,13 +1398,14 @@ def _quickest_parallel(env):
     return conversions.aec_to_parallel_wrapper(inner)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Whatever it is
 
 
 def wrap(env):
-    """An environment as workers.py steps it: PufferEnvs and wrapped ones as they are, Gymnasium's (single, vector, and
-    old Gym's) and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else."""
+    """An environment as workers.py steps it: PufferEnvs and wrapped ones as they are,
+    Gymnasium's (single, vector, and old Gym's) and PettingZoo's (parallel, AEC) wrapped. Raises
+    TypeError for anything else."""
     if hasattr(env, "step_into"):
         return env
     if isinstance(env, gymnasium.vector.VectorEnv):
@@ -1414,7 +1437,8 @@ def copies(env):
 
 
 def signature(env):
-    """What all environments of a vector have in common: observation space, action space, number of agents."""
+    """What all environments of a vector have in common: observation space, action
+    space, number of agents."""
     own = getattr(env, "env_single_observation_space", env.single_observation_space)
     return own, getattr(env, "env_single_action_space", env.single_action_space), slots(env)
 
@@ -1425,7 +1449,8 @@ def create(creator, args, kwargs, seed):
 
 
 def build(creator, args, kwargs, seed):
-    """What a creator makes, or it itself if it is an instance; one that has a parameter `seed` gets it."""
+    """What a creator makes, or it itself if it is an instance; one that has a
+    parameter `seed` gets it."""
     if not callable(creator):
         return creator
     try:

@@ -1,4 +1,5 @@
-"""How a policy acts and learns. The trainer asks an engine for two things: a rollout, and a minibatch's gradients.
+"""How a policy acts and learns. The trainer asks an engine for two things: a rollout, and a
+minibatch's gradients.
 
     engine = choose(policy, vecenv, config)(policy, vecenv, config, segments, first_agent)
     engine.register(arena)              # before arena.allocate(engine.torch_device), engine.bind() after
@@ -6,11 +7,12 @@
     with engine.learning():
         engine.learn(index)             # a minibatch's gradients, from the segments in `index`
 
-`Autograd`, below, is the engine of any nn.Module: its own forward, torch's autograd, and one plain loop over
-`vecenv.wait` and `advance`. compiled.py has the engine of the default network on a CPU, fused.py those of a GPU: they
-compute the same in fewer calls, and can be deleted. They must not run in the place of a network that somebody has
-changed: `choose` compares them with the network's own forward and gradients on sample inputs before a run begins, and
-again after a checkpoint is loaded. That finds nearly every edit. In doubt: `--train.engine autograd`.
+`Autograd`, below, is the engine of any nn.Module: its own forward, torch's autograd, and one plain
+loop over `vecenv.wait` and `advance`. compiled.py has the engine of the default network on a CPU,
+fused.py those of a GPU: they compute the same in fewer calls, and can be deleted. They must not run
+in the place of a network that somebody has changed: `choose` compares them with the network's own
+forward and gradients on sample inputs before a run begins, and again after a checkpoint is loaded.
+That finds nearly every edit. In doubt: `--train.engine autograd`.
 """
 
 import contextlib
@@ -30,8 +32,11 @@ import models
 from arena import clock
 from configuration import ConfigError, load_attribute, named
 
-WORTH_THREADS = 1e8  # operations in one pass of a network from which on several threads share each product
-PASS = 2**22  # numbers of the widest tensor in one pass: of 16 MB each, a CPU's tensors are not mapped anew every time
+# operations in one pass of a network from which on several threads share each product
+WORTH_THREADS = 1e8
+# numbers of the widest tensor in one pass: of 16 MB each, a CPU's tensors are not
+# mapped anew every time
+PASS = 2**22
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 
 
@@ -52,14 +57,16 @@ def _flags(tensor):
 
 
 class Autograd:
-    """Any nn.Module (models.py says what it must have) through its own forward and torch's autograd, on a CPU.
+    """Any nn.Module (models.py says what it must have) through its own forward and torch's
+    autograd, on a CPU.
 
-    config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch has. first_agent: of
-    this process among all ranks, for the random numbers.
+    config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch
+    has. first_agent: of this process among all ranks, for the random numbers.
 
-    An engine of its own overrides `register`, `bind`, `_act` and `learn`, and what else is faster another way. In the
-    arena it finds what the trainer writes (index, weights, advantages, settings) and leaves what the trainer reads
-    (logprobs, values, bootstraps, new_values, new_ratios, sums), all in the shapes that docs/design.md has.
+    An engine of its own overrides `register`, `bind`, `_act` and `learn`, and what else is faster
+    another way. In the arena it finds what the trainer writes (index, weights, advantages,
+    settings) and leaves what the trainer reads (logprobs, values, bootstraps, new_values,
+    new_ratios, sums), all in the shapes that docs/design.md has.
     """
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
@@ -72,7 +79,8 @@ class Autograd:
         self.precision = getattr(torch, config["precision"])
         self.chooses = bool(vecenv.action_heads)
         self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
-        self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)  # with the value
+        # with the value
+        self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)
         self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
@@ -81,9 +89,9 @@ class Autograd:
         self.pool, self.num_learners = None, 1
 
     def _at_once(self):
-        """Steps that go through the network at once in learning: train.max_minibatch_size; on a CPU, unless it is set,
-        parts of equal size that a cache may hold. All of a minibatch if the parts could be told from it: by a loss or
-        a layer that takes moments of what it sees."""
+        """Steps that go through the network at once in learning: train.max_minibatch_size; on a
+        CPU, unless it is set, parts of equal size that a cache may hold. All of a minibatch if the
+        parts could be told from it: by a loss or a layer that takes moments of what it sees."""
         whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
         if most or not self.in_parts or self.extra_loss or any(
                 isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()):
@@ -93,7 +101,8 @@ class Autograd:
         parts = -(-whole // max(self.horizon, PASS // widest))
         return -(-self.segments // parts) * self.horizon
 
-    # -- memory ----------------------------------------------------------------------------------------------------
+    # -- memory
+    # ----------------------------------------------------------------------------------------------------
 
     def register(self, arena):
         """Ask the arena for everything that lives as long as the engine."""
@@ -106,8 +115,10 @@ class Autograd:
             arena.register(name, shape)
         if models.squash_of(self.policy) is not None:
             arena.register("samples", (T, N, self.vecenv.action_dims))
-        arena.register("steps", (T,), torch.int64)  # in memory, because a captured graph reads it there
-        arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)  # and of train.loss
+        # in memory, because a captured graph reads it there
+        arena.register("steps", (T,), torch.int64)
+        # and of train.loss
+        arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         self.state = dict.fromkeys(state)
         self.largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
@@ -139,7 +150,8 @@ class Autograd:
         return self.host
 
     def _row(self, agents, t):
-        """The views that a worker needs at step t of a buffer, made once: the hot loop slices nothing."""
+        """The views that a worker needs at step t of a buffer, made once: the
+        hot loop slices nothing."""
         s, host = self.storage, self.host
         row = {name: s[name][t, agents] if s[name] is not None else None for name in ROLLOUT}
         row["values"] = self.values[t, agents]
@@ -149,15 +161,17 @@ class Autograd:
                 "actions": s["actions"][t, agents], "samples": self.samples[t, agents],
                 **{name: _flags(host[name][t, agents]) for name in ("truncations", "terminals")}}
 
-    # -- the rollout -----------------------------------------------------------------------------------------------
+    # -- the rollout
+    # -----------------------------------------------------------------------------------------------
 
     def rollout(self, number):
-        """Fill the storage with `horizon` steps of all agents; number: of rollouts before this one. Returns the
-        seconds that were spent in environments or in waiting for them."""
+        """Fill the storage with `horizon` steps of all agents; number: of rollouts before this one.
+        Returns the seconds that were spent in environments or in waiting for them."""
         with torch_threads(1):  # others would spin for a while after each pass, beside the workers
             self._begin(number)
             seconds = self._run_workers()
-        # Workers run side by side; where environments are elsewhere only the first one has something to do.
+        # Workers run side by side; where environments are elsewhere only the first
+        # one has something to do.
         return sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.pool else 1)
 
     def _begin(self, number):
@@ -182,11 +196,14 @@ class Autograd:
         try:
             return [call.result() for call in calls]
         finally:
-            wait(calls)  # after an interrupt too: nobody must write any more when a checkpoint is loaded or saved
+            # after an interrupt too: nobody must write any more when a
+            # checkpoint is loaded or saved
+            wait(calls)
 
     @torch.no_grad()
     def _rollout(self, worker):
-        """One worker's share of the rollout; returns the seconds it spent in environments or waited for them."""
+        """One worker's share of the rollout; returns the seconds it spent in
+        environments or waited for them."""
         vecenv, seconds, begun = self.vecenv, 0.0, clock()
         while (ready := vecenv.wait(worker)) is not None:
             buffer, t = ready
@@ -200,8 +217,8 @@ class Autograd:
         return seconds
 
     def step(self, worker, buffer, t):
-        """Act on row t of a buffer: actions, log-probabilities and values; at t = horizon V alone, which bootstraps,
-        and nothing is committed."""
+        """Act on row t of a buffer: actions, log-probabilities and values; at t = horizon V alone,
+        which bootstraps, and nothing is committed."""
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
         state = {name: tensor[:, agents] for name, tensor in self.state.items()}
         if t == self.horizon:
@@ -215,9 +232,11 @@ class Autograd:
                        log_std=log_std, masks=row["action_masks"], squash=self.squash, samples=row["samples"])
 
     def _act(self, worker, observations, state, resets, valid):
-        """outputs (n, A + 1) and log_std for one step; the tensors in `state` are updated in place."""
+        """outputs (n, A + 1) and log_std for one step; the tensors in
+        `state` are updated in place."""
         view = {**state, "resets": resets, "valid": valid}
-        with self._autocast(cache_enabled=False):  # all threads share it: it hands on what another stream still casts
+        # all threads share it: it hands on what another stream still casts
+        with self._autocast(cache_enabled=False):
             outputs, log_std = models.join_outputs(*models.one_step(self.policy, observations, view))
         if outputs.shape[-1] != self.width or (log_std is None) != self.chooses:
             models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads, self.vecenv.action_dims)
@@ -226,7 +245,8 @@ class Autograd:
         return outputs.float().contiguous(), None if log_std is None else log_std.float().contiguous()
 
     def _bootstrap(self, worker, buffer, t):
-        """V of the final observation of the agents that step t truncated, from the state before the reset."""
+        """V of the final observation of the agents that step t truncated, from the
+        state before the reset."""
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
         cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
         cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
@@ -237,7 +257,8 @@ class Autograd:
         self.bootstraps[t, cut] = outputs[:, -1]
 
     def _copy_state(self, worker, state, index=None):
-        """A copy of the recurrent state of these agents, or of those in `index`, in the worker's scratch memory."""
+        """A copy of the recurrent state of these agents, or of those in `index`, in the
+        worker's scratch memory."""
         copies = {}
         for name, tensor in state.items():
             copies[name] = self.scratch[worker][name][:, : tensor.shape[1] if index is None else len(index)]
@@ -246,9 +267,9 @@ class Autograd:
         return copies
 
     def _threads(self, rows):
-        """torch's threads within an operation: all cores for a pass of that many rows if they have something to do,
-        else they wait longer than they work. If a weight works more than once a row, as in a convolution, the network
-        says its `operations` a row itself."""
+        """torch's threads within an operation: all cores for a pass of that many rows if they have
+        something to do, else they wait longer than they work. If a weight works more than once a
+        row, as in a convolution, the network says its `operations` a row itself."""
         weights = sum(parameter.numel() for parameter in self.policy.parameters())
         operations = rows * getattr(self.policy, "operations", 2 * weights)
         return self.vecenv.num_threads if operations > WORTH_THREADS else 1
@@ -258,7 +279,8 @@ class Autograd:
         enabled = self.precision != torch.float32
         return torch.autocast(self.torch_device.type, self.precision, enabled=enabled, **options)
 
-    # -- learning --------------------------------------------------------------------------------------------------
+    # -- learning
+    # --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def learning(self):
@@ -272,9 +294,9 @@ class Autograd:
         function(*arguments)
 
     def learn(self, index):
-        """Write the gradients of the minibatch's loss, this process's share of it, over those in the arena, the
-        losses' statistics into sums, and the values and ratios of the segments in `index` into new_values and
-        new_ratios."""
+        """Write the gradients of the minibatch's loss, this process's share of it, over those in
+        the arena, the losses' statistics into sums, and the values and ratios of the segments in
+        `index` into new_values and new_ratios."""
         s, T = self.storage, self.horizon
         self.arena.flat("gradients").zero_()
         step = self.at_once // T
@@ -300,10 +322,11 @@ class Autograd:
             torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
 
     def _extra(self, index, observations, logits, value):
-        """train.loss of these segments, in proportion to the minibatch that they are a part of. It gets a namespace:
-        observations (T, M, ...), logits as the network gave them, values, old_values, logprobs (of the rollout),
-        advantages, returns, resets, valid (T, M), actions, and action_masks if the environment has them. If a tanh
-        squashes the actions, these are the Gaussian's samples, and logprobs theirs."""
+        """train.loss of these segments, in proportion to the minibatch that they are a part of. It
+        gets a namespace: observations (T, M, ...), logits as the network gave them, values,
+        old_values, logprobs (of the rollout), advantages, returns, resets, valid (T, M), actions,
+        and action_masks if the environment has them. If a tanh squashes the actions, these are the
+        Gaussian's samples, and logprobs theirs."""
         T, s = self.horizon, self.storage
         taken = {name: tensor[:T].index_select(1, index) for name, tensor in (
             ("actions", self.samples), ("logprobs", self.logprobs), ("advantages", self.advantages),
@@ -331,10 +354,12 @@ class Autograd:
             self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std,
             grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"], index=self.index, start=start)
 
-    # -- the rest --------------------------------------------------------------------------------------------------
+    # -- the rest
+    # --------------------------------------------------------------------------------------------------
 
     def outdated(self, thoroughly=False):
-        """What makes this engine the wrong one from now on, in words; None here: it runs what the network is."""
+        """What makes this engine the wrong one from now on, in words; None here: it
+        runs what the network is."""
 
     def take_over(self, engine):
         """Go on with what another engine, which is released, has registered."""
@@ -360,7 +385,8 @@ class Autograd:
         """Threads for the rollout's workers and the learners."""
         self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker", kernels.set_threads,
                                        (self.vecenv.threads_per_worker,))
-        # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a rollout takes a tenth less.
+        # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a
+        # rollout takes a tenth less.
         self.interval = sys.getswitchinterval()
         sys.setswitchinterval(2e-4)
 
@@ -374,7 +400,7 @@ class Autograd:
         """What was captured is no longer so; see fused.py."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Is it still the same network?
 
 AT = 1.0, 30.0  # times its weights: a clamp or a squash that is far away shows at the second
@@ -383,9 +409,10 @@ STEPS, AGENTS = 16, 5  # that are compared
 
 
 def difference(policy, vecenv, sample, device="cpu"):
-    """What a fast engine computes otherwise than the policy's own forward, forward_eval and autograd, in words; None if
-    nothing was found. Some agents' steps with resets and dead rows, and a gradient, in float32; the weights are as they
-    were afterwards. sample(policy, arena, steps, rows): the engine's network (compiled.Sample, fused.Sample)."""
+    """What a fast engine computes otherwise than the policy's own forward, forward_eval and
+    autograd, in words; None if nothing was found. Some agents' steps with resets and dead rows, and
+    a gradient, in float32; the weights are as they were afterwards. sample(policy, arena, steps,
+    rows): the engine's network (compiled.Sample, fused.Sample)."""
     parameters = dict(policy.named_parameters())
     kept = {name: (parameter.detach().clone(), parameter.grad) for name, parameter in parameters.items()}
 
@@ -417,7 +444,8 @@ def difference(policy, vecenv, sample, device="cpu"):
 
 
 def _given(vecenv, device, scale):
-    """Observations, resets and valid (STEPS, AGENTS, ...): observations near 1, or far away at the larger scale."""
+    """Observations, resets and valid (STEPS, AGENTS, ...): observations near 1, or far
+    away at the larger scale."""
     random = np.random.default_rng(0)
     shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
     if dtype.kind == "f":
@@ -464,7 +492,8 @@ class _Pair:
         self.fast.bind()
 
     def compare(self, seen, resets, valid, nudged, *, gradients):
-        """`difference` at the weights as they are. nudged: the outputs at weights that are next to these."""
+        """`difference` at the weights as they are. nudged: the outputs at weights
+        that are next to these."""
         policy, first = self.policy, _first_state(self.policy, seen.device)["mingru"]
         self.fast.refresh()
         whole = self.fast.forward(seen.view(STEPS, AGENTS, -1), first, resets, valid)
@@ -507,8 +536,8 @@ def _error(ours, theirs, dims=None):
 
 
 class Restated:
-    """What the engines share that restate the default network, beside Autograd or Graphs. Sample: their network, for
-    `difference`; actors: what steps each worker's agents."""
+    """What the engines share that restate the default network, beside Autograd or Graphs. Sample:
+    their network, for `difference`; actors: what steps each worker's agents."""
 
     Sample = None
 
@@ -531,7 +560,7 @@ class Restated:
         return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Which engine runs
 
 DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.Decoder, models.Normalizer, nn.Linear, nn.ModuleList)
@@ -541,8 +570,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def edited(policy):
-    """What shows at once that a policy is not, or no longer, the default network as models.py has it, in words; else
-    None."""
+    """What shows at once that a policy is not, or no longer, the default network as models.py has
+    it, in words; else None."""
     if type(policy) is not models.MinGRUPolicy:
         return f"{type(policy).__name__} is not models.MinGRUPolicy"
     for name, parameter in policy.named_parameters():
@@ -580,9 +609,9 @@ def any_network(engine):
 
 
 def choose(policy, vecenv, config):
-    """(the class of the engine for a policy, why it is not the fast one): train.engine, or for auto the fast engine of
-    the device if it computes what the policy does. The reason is None if there is none to be told. Raises ConfigError
-    for an engine that cannot run this."""
+    """(the class of the engine for a policy, why it is not the fast one): train.engine, or for auto
+    the fast engine of the device if it computes what the policy does. The reason is None if there
+    is none to be told. Raises ConfigError for an engine that cannot run this."""
     gpu, wanted = config["device"] == "cuda", config["engine"]
     fast = "fused" if gpu else "compiled"
     if wanted not in ("auto", "autograd", fast):
@@ -606,7 +635,8 @@ def choose(policy, vecenv, config):
             if error.name not in ("compiled", "fused"):
                 raise
             why = f"there is no {fast}.py"
-        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:  # tile.c, or a compiler, is missing
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            # tile.c, or a compiler, is missing
             why = str(error).splitlines()[0]
         else:
             why = engine.difference(policy, vecenv)

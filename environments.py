@@ -8,8 +8,8 @@
     creator = load_creator("gym/CartPole-v1")
     env = creator(max_episode_steps=200)        # creator.settings says what can be set
 
-A creator can be pickled, so that other processes make the same environment. docs/environments.md has the families with
-the install line of each.
+A creator can be pickled, so that other processes make the same environment. docs/environments.md
+has the families with the install line of each.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
 
 
 def load_creator(name):
-    """The creator behind a name of one of these forms, or None for another name. It can be pickled, and has `name`,
-    `settings`, {keyword argument: default} of those that are plain numbers, flags or words, and `picture_settings`,
-    the keyword arguments with which it draws."""
+    """The creator behind a name of one of these forms, or None for another name. It can be pickled,
+    and has `name`, `settings`, {keyword argument: default} of those that are plain numbers, flags
+    or words, and `picture_settings`, the keyword arguments with which it draws."""
     if name.startswith("gym/"):
         return GymnasiumCreator(name)
     if name.startswith("pettingzoo/"):
@@ -55,7 +55,8 @@ def load_creator(name):
 
 
 def _plain_defaults(function):
-    """{parameter: default} of a function's parameters whose default is a number, a flag or a word."""
+    """{parameter: default} of a function's parameters whose default is a
+    number, a flag or a word."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -73,18 +74,21 @@ def _picture_settings(function):
 
 @functools.cache
 def same_episodes(name):
-    """Whether a Gymnasium id's own vector environment, made with one environment, gives step for step what the id
-    gives, from the same seed and actions: episodes that end by themselves, and, with a time limit of 7, truncated
-    ones."""
+    """Whether a Gymnasium id's own vector environment, made with one environment, gives step for
+    step what the id gives, from the same seed and actions: episodes that end by themselves, and,
+    with a time limit of 7, truncated ones."""
     try:
         ended, _ = _compare_episodes(name)
         return ended > 1 and _compare_episodes(name, max_episode_steps=7)[1] > 1
-    except Exception:  # nobody asked for the package's own vector environment: any error only means that it is not used
+    except Exception:
+        # nobody asked for the package's own vector environment: any error only
+        # means that it is not used
         return False
 
 
 def _compare_episodes(name, **settings):
-    """(episodes that ended, those that were truncated) of 200 steps; AssertionError for what differs."""
+    """(episodes that ended, those that were truncated) of 200 steps;
+    AssertionError for what differs."""
     vectorized = gymnasium.make_vec(name, 1, gymnasium.VectorizeMode.VECTOR_ENTRY_POINT, **settings)
     ended = truncated = 0
     with contextlib.closing(gymnasium.make(name, **settings)) as one, contextlib.closing(vectorized) as many:
@@ -106,9 +110,10 @@ def _compare_episodes(name, **settings):
 
 
 class GymnasiumCreator:
-    """gym/ID. Atari and MiniGrid get their fields' usual preprocessing: AtariPreprocessing, FrameStackObservation, and
-    ImgObsWrapper. reward_scale multiplies the rewards that are learnt from; logs keep the true return. Raises
-    ValueError where there is no such id, ImportError where its package is missing.
+    """gym/ID. Atari and MiniGrid get their fields' usual preprocessing: AtariPreprocessing,
+    FrameStackObservation, and ImgObsWrapper. reward_scale multiplies the rewards that are learnt
+    from; logs keep the true return. Raises ValueError where there is no such id, ImportError where
+    its package is missing.
     """
 
     ATARI: ClassVar = {
@@ -170,13 +175,14 @@ class GymnasiumCreator:
 
     @property
     def has_vector(self):
-        """Whether its package has a vector environment of its own, as ALE in C++ and CartPole in numpy."""
+        """Whether its package has a vector environment of its own, as ALE in C++
+        and CartPole in numpy."""
         return self._spec().vector_entry_point is not None
 
     @property
     def prefers_vector(self):
-        """Whether that one is taken if nothing else is asked for: ALE's, which does the preprocessing too, and those
-        that give the same episodes."""
+        """Whether that one is taken if nothing else is asked for: ALE's, which does the
+        preprocessing too, and those that give the same episodes."""
         return self.has_vector and (self.id.startswith("ALE/") or same_episodes(self.id))
 
     def vector(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
@@ -206,13 +212,15 @@ class GymnasiumCreator:
         self._spec()
         env = self._make(kwargs)
         if reward_scale != 1:
-            env = gymnasium.wrappers.RecordEpisodeStatistics(env, buffer_length=1)  # the return that is logged
+            # the return that is logged
+            env = gymnasium.wrappers.RecordEpisodeStatistics(env, buffer_length=1)
             env = gymnasium.wrappers.TransformReward(env, lambda reward: reward_scale * reward)
         return env
 
     def _make(self, kwargs):
         if not self.id.startswith("ALE/"):
-            env = gymnasium.make(self.id, disable_env_checker=True, **kwargs)  # the first step is checked here
+            # the first step is checked here
+            env = gymnasium.make(self.id, disable_env_checker=True, **kwargs)
             if self.id.startswith(("MiniGrid-", "BabyAI-")):
                 from minigrid.wrappers import ImgObsWrapper
 
@@ -220,14 +228,16 @@ class GymnasiumCreator:
             return env
         atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
         frames = atari.pop("frame_stack")
-        env = gymnasium.make(self.id, disable_env_checker=True, frameskip=1, **kwargs)  # the preprocessing skips them
+        # the preprocessing skips them
+        env = gymnasium.make(self.id, disable_env_checker=True, frameskip=1, **kwargs)
         env = gymnasium.wrappers.AtariPreprocessing(env, **atari)
         return gymnasium.wrappers.FrameStackObservation(env, frames)
 
 
 class PettingZooCreator:
-    """pettingzoo/FAMILY/NAME: the parallel_env, or where there is none the env, of pettingzoo.FAMILY.NAME (mpe2.NAME
-    for mpe). Raises ValueError and ImportError as GymnasiumCreator does."""
+    """pettingzoo/FAMILY/NAME: the parallel_env, or where there is none the env, of
+    pettingzoo.FAMILY.NAME (mpe2.NAME for mpe). Raises ValueError and ImportError as
+    GymnasiumCreator does."""
 
     def __init__(self, name):
         self.name, self.path = name, name.split("/")[1:]
@@ -245,7 +255,8 @@ class PettingZooCreator:
                 return importlib.import_module(f"{package}.{name}")
             except ImportError as error:
                 problem = problem or error
-            with contextlib.suppress(ImportError):  # of the family; one of its members may be there in another version
+            # of the family; one of its members may be there in another version
+            with contextlib.suppress(ImportError):
                 modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
                 found += [module.name for module in modules if re.search(r"_v\d+$", module.name)]
         near = difflib.get_close_matches(name, found, n=3, cutoff=0.8)
@@ -269,14 +280,16 @@ class PettingZooCreator:
 
 
 class FileCreator:
-    """path/to/file.py:callable, a class or function that makes an environment. ValueError where it is not there."""
+    """path/to/file.py:callable, a class or function that makes an environment. ValueError
+    where it is not there."""
 
     def __init__(self, name):
         self._given, _, self.attribute = name.rpartition(":")
         path = self._given
         self.path = os.path.abspath(path)
         self.name = f"{os.path.basename(path).removesuffix('.py')}_{self.attribute}"
-        self._module = f"{self.name}_{zlib.crc32(os.fsencode(self.path)):08x}"  # two files may have one name
+        # two files may have one name
+        self._module = f"{self.name}_{zlib.crc32(os.fsencode(self.path)):08x}"
         self._callable()
 
     def _callable(self):
@@ -306,7 +319,8 @@ class FileCreator:
 
     @property
     def takes_copies(self):
-        """Whether one is made for each environment: not of what holds as many as it is told itself."""
+        """Whether one is made for each environment: not of what holds as
+        many as it is told itself."""
         return "num_envs" not in self.settings
 
     @property
@@ -317,14 +331,15 @@ class FileCreator:
         return self._callable()(**kwargs)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Is an environment in Python as it should be?
 
 
 def check(creator, vecenv, settings, steps, seconds=30.0):
-    """Look for the usual bugs of an environment in Python: (problems, notes), sentences each. Gymnasium's and
-    PettingZoo's own checks come first; then `vecenv`, a vector of one of them with a `step` as vector.make gives it, is
-    stepped at random, as often or as long as is said. `python -m ocean NAME --check` does it."""
+    """Look for the usual bugs of an environment in Python: (problems, notes), sentences each.
+    Gymnasium's and PettingZoo's own checks come first; then `vecenv`, a vector of one of them with
+    a `step` as vector.make gives it, is stepped at random, as often or as long as is said.
+    `python -m ocean NAME --check` does it."""
     problems, notes = _check_interface(creator(**settings))
     space = getattr(vecenv.driver_env, "env_single_observation_space", vecenv.single_observation_space)
     flat, ends, rewarded, deadline = FlatObservation(space), 0, False, time.monotonic() + seconds
@@ -386,12 +401,14 @@ def _check_interface(env):
     return problems, notes
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Families without Gymnasium ids: FAMILY/NAME, and a function or class of that NAME whose other arguments are settings
+# --------------------------------------------------------------------------------------------------
+# Families without Gymnasium ids: FAMILY/NAME, and a function or class of that NAME whose other
+# arguments are settings
 
 
 class FamilyCreator:
-    """FAMILY/NAME of FAMILIES. Raises ImportError where the family's package is missing, and ValueError as it does."""
+    """FAMILY/NAME of FAMILIES. Raises ImportError where the family's package is missing, and
+    ValueError as it does."""
 
     def __init__(self, name):
         self.name = name
@@ -399,7 +416,8 @@ class FamilyCreator:
         self._make = FAMILIES[self.family]
         self.settings, self.picture_settings = _plain_defaults(self._make), _picture_settings(self._make)
         self.gives_tensors = getattr(self._make, "gives_tensors", False)
-        # Not of those that hold many themselves, and of those that are one a process only by command.
+        # Not of those that hold many themselves, and of those that are one a
+        # process only by command.
         self.takes_copies = "num_envs" not in self.settings and self.family != "retro"
 
     def __call__(self, **kwargs):
@@ -410,8 +428,8 @@ class FamilyCreator:
 
 
 class Crafter(gymnasium.Env):
-    """crafter/reward, crafter/noreward: open-world survival from pixels (Hafner 2021). Its logs hold the success rate
-    of each achievement; the paper's score is their geometric mean."""
+    """crafter/reward, crafter/noreward: open-world survival from pixels (Hafner 2021). Its logs
+    hold the success rate of each achievement; the paper's score is their geometric mean."""
 
     def __init__(self, name, size=64, length=10_000):
         import crafter
@@ -438,8 +456,9 @@ class Crafter(gymnasium.Env):
 
 
 class Procgen(PufferEnv):
-    """procgen/coinrun and the other fifteen games (Cobbe et al. 2020). num_levels 0 draws a new level each episode. Its
-    time limit is reported as an end, as the package does not tell them apart."""
+    """procgen/coinrun and the other fifteen games (Cobbe et al. 2020). num_levels 0
+    draws a new level each episode. Its time limit is reported as an end, as the package
+    does not tell them apart."""
 
     def __init__(self, name, num_envs=1, num_levels=0, start_level=0, distribution_mode="hard", buf=None, seed=0):
         from procgen import ProcgenGym3Env
@@ -478,8 +497,9 @@ class Procgen(PufferEnv):
 
 
 class Craftax(PufferEnv):
-    """craftax/Craftax-Symbolic-v1, craftax/Craftax-Classic-Symbolic-v1 (Matthews et al. 2024): num_envs at once in JAX,
-    which compiles for minutes first. Worlds are made only for the episodes that ended."""
+    """craftax/Craftax-Symbolic-v1, craftax/Craftax-Classic-Symbolic-v1 (Matthews et al.
+    2024): num_envs at once in JAX, which compiles for minutes first. Worlds are made only for
+    the episodes that ended."""
 
     def __init__(self, name, num_envs=64, buf=None, seed=0):
         import jax
@@ -529,11 +549,13 @@ class Craftax(PufferEnv):
 
 
 class JaxEnvs:
-    """num_envs environments of a functional JAX package at once, compiled together, as tensors.py wants them.
+    """num_envs environments of a functional JAX package at once, compiled together, as
+    tensors.py wants them.
 
-    reset(key) -> (observation, state) and step(key, state, action) -> (observation, state, reward, terminated,
-    truncated) of one environment, the observation being the last one of an episode that ends there. New episodes are
-    begun here, with random numbers of their own; that is computed for all if any has ended.
+    reset(key) -> (observation, state) and step(key, state, action) -> (observation, state, reward,
+    terminated, truncated) of one environment, the observation being the last one of an episode that
+    ends there. New episodes are begun here, with random numbers of their own; that is computed for
+    all if any has ended.
     """
 
     metadata: ClassVar = {"autoreset_mode": "same_step"}
@@ -582,8 +604,8 @@ class JaxEnvs:
 
 
 def gymnax(name, num_envs=1024, max_steps_in_episode=0):
-    """gymnax/CartPole-v1, gymnax/Breakout-MinAtar, ... (Lange 2022): classic control, MinAtar and bsuite in JAX.
-    max_steps_in_episode: 0 leaves the time limit as the package has it."""
+    """gymnax/CartPole-v1, gymnax/Breakout-MinAtar, ... (Lange 2022): classic control, MinAtar and
+    bsuite in JAX. max_steps_in_episode: 0 leaves the time limit as the package has it."""
     import jax
     from gymnax import make
     from gymnax.environments.spaces import gymnax_space_to_gym_space
@@ -605,7 +627,8 @@ def gymnax(name, num_envs=1024, max_steps_in_episode=0):
         return see(observation), state
 
     def step(key, state, action):
-        observation, state, reward, terminated, _ = env.step_env(key, state, action, params)  # step() resets by itself
+        # step() resets by itself
+        observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
         ends = jax.numpy.asarray(terminated, bool), jax.numpy.asarray(env.is_truncated(state, params), bool)
         return see(observation), state, jax.numpy.asarray(reward, np.float32).reshape(()), *ends
 
@@ -613,8 +636,9 @@ def gymnax(name, num_envs=1024, max_steps_in_episode=0):
 
 
 def brax(name, num_envs=1024, episode_length=1000, backend=""):
-    """brax/ant, brax/halfcheetah, ... (Freeman et al. 2021): robots in JAX, with a time limit of episode_length.
-    backend: of its physics, generalized, positional, spring or mjx; "" as the environment has it."""
+    """brax/ant, brax/halfcheetah, ... (Freeman et al. 2021): robots in JAX, with a time limit of
+    episode_length. backend: of its physics, generalized, positional, spring or mjx; "" as the
+    environment has it."""
     import jax
     from brax import envs
 
@@ -642,10 +666,12 @@ gymnax.gives_tensors = brax.gives_tensors = True
 
 
 class MicroRTS(gymnasium.Env):
-    """microrts/16x16/basesWorkers16x16: a real-time strategy map against a scripted player (Huang et al. 2021), each
-    cell of it with an action. ai: a name in gym_microrts.microrts_ai. Needs Java; a process keeps its JVM for good."""
+    """microrts/16x16/basesWorkers16x16: a real-time strategy map against a scripted player (Huang
+    et al. 2021), each cell of it with an action. ai: a name in gym_microrts.microrts_ai. Needs
+    Java; a process keeps its JVM for good."""
 
-    CELL = (6, 4, 4, 4, 4, 7, 49)  # kind of action, four directions, what to produce, where to attack
+    # kind of action, four directions, what to produce, where to attack
+    CELL = (6, 4, 4, 4, 4, 7, 49)
 
     def __init__(self, name, ai="coacAI", max_steps=2000):
         from types import SimpleNamespace
@@ -653,7 +679,8 @@ class MicroRTS(gymnasium.Env):
         from gym_microrts import microrts_ai
         from gym_microrts.envs import vec_env
 
-        vec_env.np = SimpleNamespace(**vars(np), int=int)  # the package is older than numpy 1.24, which removed np.int
+        # the package is older than numpy 1.24, which removed np.int
+        vec_env.np = SimpleNamespace(**vars(np), int=int)
         self.env = vec_env.MicroRTSGridModeVecEnv(
             num_selfplay_envs=0, num_bot_envs=1, max_steps=max_steps, ai2s=[getattr(microrts_ai, ai)],
             map_path=f"maps/{name}.xml", reward_weight=np.array([10.0, 1.0, 1.0, 0.2, 1.0, 4.0]))
@@ -666,7 +693,8 @@ class MicroRTS(gymnasium.Env):
         masks = np.array(self.env.vec_client.getMasks(0)).reshape(self.cells, 1 + sum(self.CELL))
         self._movable, masks = masks[:, 0] != 0, masks[:, 1:].astype(bool)
         masks[~self._movable] = False
-        # A head without options has one all the same: the first, so that it costs neither probability nor entropy.
+        # A head without options has one all the same: the first, so that it costs neither
+        # probability nor entropy.
         for first, size in zip(self._firsts, self.CELL, strict=True):
             masks[~masks[:, first : first + size].any(1), first] = True
         return {"action_mask": masks.ravel()}
@@ -686,16 +714,19 @@ class MicroRTS(gymnasium.Env):
         return observations[0].astype(np.uint8), float(rewards[0]), bool(done[0]), False, info
 
     def close(self):
-        """Only the game's side: env.close() would end the process's JVM, which cannot begin again."""
+        """Only the game's side: env.close() would end the process's JVM,
+        which cannot begin again."""
         self.env.vec_client.close()
 
 
 class PokemonRed(gymnasium.Env):
-    """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy, from a ROM of yours, which nobody may ship.
+    """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy, from a ROM of yours,
+    which nobody may ship.
 
-    rom: its file. state: a PyBoy save state to begin episodes from (default: the machine's start, with the title screen
-    to get through). An episode is max_steps button presses of frame_skip frames each. The reward is exploration
-    (0.02 a new tile), 0.5 a level of the party, and 5 a badge; addresses of the game's memory: github.com/pret/pokered.
+    rom: its file. state: a PyBoy save state to begin episodes from (default: the machine's start,
+    with the title screen to get through). An episode is max_steps button presses of frame_skip
+    frames each. The reward is exploration (0.02 a new tile), 0.5 a level of the party, and 5 a
+    badge; addresses of the game's memory: github.com/pret/pokered.
     """
 
     BUTTONS = ("down", "left", "right", "up", "a", "b", "start")
@@ -757,8 +788,9 @@ class PokemonRed(gymnasium.Env):
 
 
 def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
-    """retro/GAME: console games through stable-retro, preprocessed as Atari's. All but Airstriker-Genesis-v0 need a ROM
-    of yours, imported with `python -m stable_retro.import FOLDER`."""
+    """retro/GAME: console games through stable-retro, preprocessed as Atari's. All but
+    Airstriker-Genesis-v0 need a ROM of yours, imported with
+    `python -m stable_retro.import FOLDER`."""
     import stable_retro
 
     try:
@@ -779,15 +811,17 @@ def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
 
 
 def open_spiel(name):
-    """open_spiel/GAME: each player is an agent, and those whose turn it is not have only one choice."""
+    """open_spiel/GAME: each player is an agent, and those whose turn it is
+    not have only one choice."""
     from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
 
     return OpenSpielCompatibilityV0(game_name=name)
 
 
 def dm_control(name, time_limit=0.0, render_mode=None):
-    """dm_control/DOMAIN/TASK of the DeepMind Control Suite (Tassa et al. 2018), seen as one vector of all its fields in
-    the order of their names. time_limit is in seconds, 0: the task's own; what it ends is truncated."""
+    """dm_control/DOMAIN/TASK of the DeepMind Control Suite (Tassa et al. 2018), seen as one vector
+    of all its fields in the order of their names. time_limit is in seconds, 0: the task's own; what
+    it ends is truncated."""
     from dm_control import suite
     from shimmy.dm_control_compatibility import DmControlCompatibilityV0
 
@@ -803,7 +837,8 @@ def dm_control(name, time_limit=0.0, render_mode=None):
 
 
 def griddly(name, level=0, max_episode_steps=1000):
-    """griddly/Single-Player/GVGAI/sokoban: a single-player game of the package, observed as its grid of objects."""
+    """griddly/Single-Player/GVGAI/sokoban: a single-player game of the package, observed
+    as its grid of objects."""
     from griddly import gd
     from griddly.GymWrapper import GymWrapper
 
@@ -824,15 +859,17 @@ FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "micrort
             "dm_control": dm_control, "gymnax": gymnax, "brax": brax}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Environments in C, one process's share of them
 
 
 class OceanPufferEnv(PufferEnv):
-    """`num_envs` copies of an environment in C as one PufferEnv, for backends that know nothing of C.
+    """`num_envs` copies of an environment in C as one PufferEnv, for backends
+    that know nothing of C.
 
-    name: of the environment, or its header's path; settings are the environment's. Copy i draws the random numbers of
-    stream first_env + i of the seed, as the i-th environment of the native backend does.
+    name: of the environment, or its header's path; settings are the environment's. Copy i
+    draws the random numbers of stream first_env + i of the seed, as the i-th environment of
+    the native backend does.
     """
 
     same_seed = True  # its copies have streams of their own, so all of them get one seed
@@ -852,8 +889,8 @@ class OceanPufferEnv(PufferEnv):
     @classmethod
     @functools.cache
     def of(cls, name):
-        """The class of an environment in C: of("breakout")(num_envs=64, frameskip=4). A subclass may change what it
-        does; the class itself is stepped by vector.make as its name is, in C."""
+        """The class of an environment in C: of("breakout")(num_envs=64, frameskip=4). A subclass
+        may change what it does; the class itself is stepped by vector.make as its name is, in C."""
 
         def __init__(self, num_envs=1, *, buf=None, seed=0, **settings):
             cls.__init__(self, name, num_envs, seed=seed, buf=buf, **settings)
@@ -902,7 +939,7 @@ class OceanPufferEnv(PufferEnv):
         self._envs.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What vector.make was asked for, as creators
 
 
@@ -911,13 +948,14 @@ def in_c(env):
 
 
 def named(env):
-    """What makes the environments that `make` was asked for: an environment in C for its name and for its class, a
-    creator for another name, else what it is."""
+    """What makes the environments that `make` was asked for: an environment in C for its name and
+    for its class, a creator for another name, else what it is."""
     if isinstance(env, str):
         return load_creator(env) or ocean.load(env.removeprefix("puffer_"))
     if hasattr(env, "__fspath__"):
         return ocean.load(env)
-    own = vars(env) if isinstance(env, type) else {}  # a subclass that changes what a step does has no name of its own
+    # a subclass that changes what a step does has no name of its own
+    own = vars(env) if isinstance(env, type) else {}
     return ocean.load(own["ocean_name"]) if "ocean_name" in own else env
 
 
@@ -925,7 +963,8 @@ OLD_KEYWORDS = {"zero_copy": "nothing is copied now", "overwork": "there may be 
 
 
 def with_settings(env, env_kwargs, settings, keywords):
-    """env_kwargs with `settings` for all environments. Raises ValueError for one that the environment does not have."""
+    """env_kwargs with `settings` for all environments. Raises ValueError for one that the
+    environment does not have."""
     known = _settings_of(env)
     for key in settings:
         if known is not None and key not in known:
@@ -942,12 +981,14 @@ def with_settings(env, env_kwargs, settings, keywords):
 
 
 def settings_of(env):
-    """The names of the settings that an environment, or the first of a list, is made with; () if it takes any."""
+    """The names of the settings that an environment, or the first of a list, is made
+    with; () if it takes any."""
     return _settings_of(env) or ()
 
 
 def _settings_of(env):
-    """The names of the settings that an environment is made with; None if it takes any, or says so itself."""
+    """The names of the settings that an environment is made with; None if it takes
+    any, or says so itself."""
     env = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a name
         return [*env.settings, *getattr(env, "picture_settings", ())]
@@ -959,7 +1000,8 @@ def _settings_of(env):
 
 
 def count_copies(num_envs, env_kwargs):
-    """The copies that env_kwargs asks for multiply the vector's: C environments are all in one block anyway."""
+    """The copies that env_kwargs asks for multiply the vector's: C environments are
+    all in one block anyway."""
     if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
         return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items() if k != "num_envs"}
     return num_envs, env_kwargs

@@ -1,13 +1,14 @@
-"""A trained policy outside of the trainer: an ONNX model, a flat file for C, a C program, a page in a browser.
+"""A trained policy outside of the trainer: an ONNX model, a flat file for C, a C
+program, a page in a browser.
 
     python pufferl.py export breakout --load-model-path latest --export.onnx breakout.onnx      # the same as export.py
     python export.py breakout --baseline --export.flat breakout.bin      # --baseline: the policy that ships with it
     python export.py breakout --baseline --export.c breakout_c && make -C breakout_c run
     python export.py breakout --baseline --export.web breakout_web
 
-ONNX is for any network, unless it takes a Dict or Tuple apart. The others are for the default network
-(models.MinGRUPolicy), which ocean/policy.h runs without a library; c and web also compile the environment, so they are
-for those in C. See docs/export.md.
+ONNX is for any network, unless it takes a Dict or Tuple apart. The others are for the default
+network (models.MinGRUPolicy), which ocean/policy.h runs without a library; c and web also compile
+the environment, so they are for those in C. See docs/export.md.
 """
 
 import logging
@@ -44,10 +45,11 @@ class Export:
     c: str | None = None
     """Write environment, policy and a main as a C program into this folder, with a Makefile."""
     web: str | None = None
-    """Build a page into this folder, on which the policy plays the environment; needs emscripten."""
+    """Build a page into this folder, on which the policy plays the
+    environment; needs emscripten."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # One flat file for policy.h
 
 # The numbers of the observation's types in policy.h.
@@ -57,7 +59,8 @@ TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uin
 def flat_policy(policy, env):
     """The default network as one row of float32, as it stands in the comment of ocean/policy.h.
 
-    `env` is anything with `single_observation_space`. Raises ConfigError for another network or observation type.
+    `env` is anything with `single_observation_space`. Raises ConfigError for another
+    network or observation type.
     """
     if type(policy) is not models.MinGRUPolicy:
         raise pufferl.ConfigError(
@@ -86,14 +89,14 @@ def _describe(policy):
     return type(policy).__name__ + (f" over {type(inner).__name__}" if inner is not None else "")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # ONNX
 
 
 class Step(torch.nn.Module):
-    """One step of a policy with tensors in and tensors out: (observation (N, ...), state (layers, N, size), ...) ->
-    (logits (N, A) or mean and log_std (N, A), value (N, 1), new state, ...). If a tanh squashes the actions, the most
-    likely one, (N, A), stands before the value."""
+    """One step of a policy with tensors in and tensors out: (observation (N, ...), state (layers,
+    N, size), ...) -> (logits (N, A) or mean and log_std (N, A), value (N, 1), new state, ...). If a
+    tanh squashes the actions, the most likely one, (N, A), stands before the value."""
 
     def __init__(self, policy, names):
         super().__init__()
@@ -110,12 +113,14 @@ class Step(torch.nn.Module):
 
 
 def write_onnx(policy, env, path, name=""):
-    """Write `policy` to `path` as ONNX, for any number N of agents, and check it where onnxruntime is installed.
+    """Write `policy` to `path` as ONNX, for any number N of agents, and check it where
+    onnxruntime is installed.
 
-    Inputs `observation` and a recurrent policy's states (zeros where an episode begins), outputs `logits` (all heads,
-    one after another) or `mean` and `log_std`, `value` and, for each state, `new_` and its name; before `value` also
-    `action`, the most likely one, if a tanh squashes them. The metadata says what the actions are. Returns what
-    check_onnx does. ConfigError where a package is missing or the export fails.
+    Inputs `observation` and a recurrent policy's states (zeros where an episode begins), outputs
+    `logits` (all heads, one after another) or `mean` and `log_std`, `value` and, for each state,
+    `new_` and its name; before `value` also `action`, the most likely one, if a tanh squashes them.
+    The metadata says what the actions are. Returns what check_onnx does. ConfigError where a
+    package is missing or the export fails.
     """
     try:
         import onnx  # noqa: F401
@@ -132,7 +137,8 @@ def write_onnx(policy, env, path, name=""):
     agents = torch.export.Dim("agents", min=1)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # torch's notes about itself would bury ours; check_onnx tells whether it went well
+    # torch's notes about itself would bury ours; check_onnx tells whether it went well
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -156,14 +162,16 @@ def write_onnx(policy, env, path, name=""):
 
 
 def _random_observations(space, n):
-    """(n, ...), of floats within 1,000: where bounds are a float's largest numbers, a network's sums are infinite."""
+    """(n, ...), of floats within 1,000: where bounds are a float's largest numbers, a network's
+    sums are infinite."""
     observations = np.stack([space.sample() for _ in range(n)])
     return torch.from_numpy(observations.clip(-1e3, 1e3) if observations.dtype.kind == "f" else observations)
 
 
 def check_onnx(step, space, state, path, tolerance=1e-4):
-    """The largest relative difference of the file from the network, on random observations and states of 1, 2 and 5
-    agents; None without onnxruntime. ConfigError where it is beyond `tolerance`."""
+    """The largest relative difference of the file from the network, on random
+    observations and states of 1, 2 and 5 agents; None without onnxruntime. ConfigError
+    where it is beyond `tolerance`."""
     try:
         import onnxruntime
     except ImportError:
@@ -178,19 +186,21 @@ def check_onnx(step, space, state, path, tolerance=1e-4):
         feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
         for ours, theirs in zip(expected, session.run(None, feed), strict=True):
             scale = max(1.0, float(ours.abs().max()))
-            largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))  # a NaN stays one
+            # a NaN stays one
+            largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))
     if not largest <= tolerance:
         raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the largest output; the "
                                   "network does something that torch.onnx cannot follow.")
     return largest
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Environment and policy as a program: in C, and in a browser
 
 
 def settings_arguments(library, settings):
-    """The settings that differ from the header's defaults as main.c takes them: ["frameskip=2", ...]."""
+    """The settings that differ from the header's defaults as main.c takes
+    them: ["frameskip=2", ...]."""
     parsed = dict(zip(library.settings, library.parse_settings(settings), strict=True))
     return [f"{name}={float(value):.10g}" for name, value in parsed.items() if value != float(library.settings[name])]
 
@@ -232,7 +242,8 @@ EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "de
 
 
 def write_web(library, settings, flat, folder, trained=True):
-    """A static folder (index.html, NAME.js, NAME.wasm) on which the policy plays. ConfigError without emscripten."""
+    """A static folder (index.html, NAME.js, NAME.wasm) on which the policy plays. ConfigError
+    without emscripten."""
     emcc = shutil.which("emcc")
     if emcc is None:
         raise pufferl.ConfigError("--export.web needs emscripten, whose compiler emcc is not in the PATH: "
@@ -275,7 +286,7 @@ def keys_help(library, settings):
     return f"{', '.join(clicks + names)}: you play instead of the policy; enter: it goes on"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 

@@ -1,4 +1,5 @@
-"""The runs so far: a table of them, one in full, their curves, and how to remove what is not wanted.
+"""The runs so far: a table of them, one in full, their curves, and how to
+remove what is not wanted.
 
     python pufferl.py runs                              # the newest first: steps, score, what differs from the shipped
     python pufferl.py runs show latest                  # or a run's folder, its name, the end of its name, or ENV
@@ -6,8 +7,8 @@
     python pufferl.py plot latest                         # the score over the steps, in the terminal
     python pufferl.py plot RUN RUN --metric entropy --x seconds --output curves.html      # or .png, .svg, .pdf
 
-`--data-dir FOLDER` is where the runs lie if it is not experiments. A run that a process writes to is running: its
-folder is locked for as long as that lives.
+`--data-dir FOLDER` is where the runs lie if it is not experiments. A run that a process writes to
+is running: its folder is locked for as long as that lives.
 """
 
 import argparse
@@ -34,7 +35,7 @@ SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
 TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score stands
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A run
 
 
@@ -75,7 +76,8 @@ def read(folder):
     with contextlib.suppress(OSError), open(folder / "metrics.jsonl", "rb") as file:
         file.seek(max(0, file.seek(0, 2) - TAIL))
         for line in reversed(file.read().splitlines()):
-            with contextlib.suppress(ValueError, TypeError, RecursionError):  # torn by a crash, or by the seek
+            # torn by a crash, or by the seek
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 last = {**json.loads(line), **last}
                 if "environment/score" in last:
                     break
@@ -94,8 +96,8 @@ def every(data_dir, env_name=None):
 
 
 def find(name, data_dir):
-    """The Past of what was typed: a folder, a run's name or the end of it, latest, or an environment, whose newest run
-    it then is."""
+    """The Past of what was typed: a folder, a run's name or the end of it, latest, or an
+    environment, whose newest run it then is."""
     folder = Path(data_dir)
     if Path(name).is_dir():
         return read(Path(name))
@@ -109,7 +111,8 @@ def find(name, data_dir):
         raise ConfigError(f"{name}: no folder, no run in {folder.resolve()}, and no environment with one there; "
                           f"{command('runs')} lists those that there are.")
     same = [run for run in found if run.saved["env_name"] == found[0].saved["env_name"]]
-    return max(same, key=lambda run: (configuration.turn_of(run.folder), -run.age))  # as --resume latest has it
+    # as --resume latest has it
+    return max(same, key=lambda run: (configuration.turn_of(run.folder), -run.age))
 
 
 def settings_of(saved):
@@ -119,20 +122,21 @@ def settings_of(saved):
 
 @functools.cache
 def shipped(name):
-    """The settings of an environment as they ship today; None if it is not here any more, or is a file of a user's:
-    what only lists runs must not run it."""
+    """The settings of an environment as they ship today; None if it is not here any more, or is a
+    file of a user's: what only lists runs must not run it."""
     if ".py" in name or name.endswith(".h"):
         return None
     try:
         values = configuration.resolve(name)[1]
-    except (Exception, SystemExit):  # a package that is not installed, say, or a header that does not compile
+    except (Exception, SystemExit):
+        # a package that is not installed, say, or a header that does not compile
         return None
     return settings_of(json.loads(json.dumps(values, default=str)))
 
 
 def changes(saved):
-    """{setting: value} of those that are not the shipped ones; "auto" is the same as what it has chosen, and as 1 in
-    vec.num_envs. None if nobody knows the shipped ones."""
+    """{setting: value} of those that are not the shipped ones; "auto" is the same as what it has
+    chosen, and as 1 in vec.num_envs. None if nobody knows the shipped ones."""
     ours, chosen = shipped(saved.get("config_name", saved["env_name"])), {"vec.num_envs", *saved.get("auto", {})}
     if ours is None:
         return None
@@ -145,7 +149,7 @@ def listed(settings):
     return ", ".join(f"{key.removeprefix('train.')} {value}" for key, value in settings.items())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # runs, runs show, runs rm
 
 
@@ -196,8 +200,8 @@ def show(run):
 
 
 def remove(found, yes):
-    """Remove runs' folders, each after a question unless `yes`. ConfigError, and nothing is removed, if one of them is
-    running or no folder of its own."""
+    """Remove runs' folders, each after a question unless `yes`. ConfigError, and nothing is
+    removed, if one of them is running or no folder of its own."""
     found = list({run.folder.resolve(): run for run in found}.values())
     for run in found:
         if run.folder.is_symlink():
@@ -221,12 +225,13 @@ def remove(found, yes):
         print(f"removed {what}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # plot
 
 COLORS = "cyan", "magenta", "yellow", "green", "red", "blue", "white"
 LETTERS = string.ascii_lowercase  # at the end of each curve
-DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille character, 4 × 2
+# of a Braille character, 4 × 2
+DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 SIZE = 72, 16  # characters of the picture, if the terminal is not smaller
 
 
@@ -239,8 +244,8 @@ class Curve(NamedTuple):
 
 
 def metric_name(entries, metric):
-    """The logged name of what was typed, "score" or "losses/entropy"; None takes the score. ConfigError if none has it,
-    with those that there are."""
+    """The logged name of what was typed, "score" or "losses/entropy"; None takes the score.
+    ConfigError if none has it, with those that there are."""
     known = dict.fromkeys(name for entry in entries for name in entry if name != "step")
     wanted = [f"environment/{name}" for name in ("score", "episode_return")] if metric is None else [metric]
     for name in wanted:
@@ -251,7 +256,8 @@ def metric_name(entries, metric):
 
 
 def curves(found, metric=None, x="steps"):
-    """(the metric's logged name, [Curve]) of some runs, labelled with the settings in which they differ."""
+    """(the metric's logged name, [Curve]) of some runs, labelled with the
+    settings in which they differ."""
     for run in found:
         if not (run.folder / "metrics.jsonl").exists():
             raise ConfigError(f"{run.folder}: nothing was logged yet.")
@@ -271,7 +277,8 @@ def curves(found, metric=None, x="steps"):
 
 
 def draw(drawn, width, height):
-    """Curves in Braille: (rows of (character, number of the curve or None), low y, high y, low x, high x)."""
+    """Curves in Braille: (rows of (character, number of the curve or None), low y,
+    high y, low x, high x)."""
     x = np.concatenate([curve.x for curve in drawn])
     y = np.concatenate([curve.y for curve in drawn])
     (left, right), (low, high) = (x.min(), x.max()), (y.min(), y.max())
@@ -359,7 +366,7 @@ def plot(found, metric=None, x="steps", output=None):
         print(f"wrote {output}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 

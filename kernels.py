@@ -4,8 +4,8 @@
     python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
     python tests/bench_kernels.py                 # nanoseconds an element, beside a plain copy
 
-Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets them
-(sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has these parts:
+Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets
+them (sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has these parts:
 
     *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
     _*_cpu      the driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous axis
@@ -41,7 +41,7 @@ from arena import (  # noqa: F401  (for those who import kernels)
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Scalar mathematics
 
 
@@ -53,8 +53,8 @@ def power_of_two(shifted):
 
 @cell
 def exp_cell(x):
-    """e^x within 1e-7 relative: 2^k · p(r), p of degree 6 (constants of Cephes' expf, Moshier 1992), and 0 below -87.
-    NaN stays NaN."""
+    """e^x within 1e-7 relative: 2^k · p(r), p of degree 6 (constants of Cephes' expf, Moshier
+    1992), and 0 below -87. NaN stays NaN."""
     x = f32(88.0) if x > f32(88.0) else x
     under = x < f32(-87.0)
     x = f32(-87.0) if under else x
@@ -82,8 +82,8 @@ def float_of_bfloat(bits):
 
 @njit(error_model="numpy")
 def bfloat_of_float(x):
-    """Rounded to the nearest, away from zero where two are as near (to the even one takes five operations, not two,
-    and the loops a seventh longer); a NaN stays one."""
+    """Rounded to the nearest, away from zero where two are as near (to the even one takes five
+    operations, not two, and the loops a seventh longer); a NaN stays one."""
     bits = f32(x).view(u32)
     return u16((bits | u32(0x00400000) if x != x else u32(bits + u32(0x8000))) >> u32(16))
 
@@ -198,7 +198,7 @@ def uniform_cell(word):
 PURPOSE_ACTION, PURPOSE_DRAW = u32(1), u32(2)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Sample: logits -> actions and their log-probabilities
 
 
@@ -214,8 +214,8 @@ def head_max_cell(row, mask, masked, first, last):
 @driver
 def _sample_discrete_cpu(begin, end, logits, masked, masks, heads, seed, first_agent, clock, deterministic, actions,
                          logprobs, values):
-    # Equal logits give equal actions on every device: each product below meets one sum, so that there is one way only
-    # to contract the two.
+    # Equal logits give equal actions on every device: each product below meets one sum, so that
+    # there is one way only to contract the two.
     width, step = logits.shape[1], u64(clock[0])
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
@@ -292,10 +292,10 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     With `squash` (3, A), models.squash's, the sample u is written to `samples` (n, A), middle + half · tanh(u) to
     actions, and logprobs are those of these actions (Haarnoja et al. 2018, appendix C).
 
-    Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for any split of the
-    agents over buffers, threads and devices. `step` is a number or an int64 tensor (1,), which a captured graph reads
-    anew. `deterministic` takes the most likely action instead. `heads` stays on the CPU.
-    Raises ValueError or TypeError for a wrong shape or dtype.
+    Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for
+    any split of the agents over buffers, threads and devices. `step` is a number or an int64 tensor
+    (1,), which a captured graph reads anew. `deterministic` takes the most likely action instead.
+    `heads` stays on the CPU. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     n, width = check_sizes("sample", "outputs", outputs, 2)
     outputs, like = checked("sample", "outputs", outputs, (n, width)), logprobs
@@ -315,16 +315,16 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
             samples, actions, logprobs, values)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Advantage: GAE with V-trace weights
 
 
 @cell
 def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_advantage, next_value,
                    gamma, gae_lambda, rho_clip, c_clip, reward_clip):
-    """One step back in time: (advantage, next_value) to hand to the step before; GAE (Schulman et al. 2016, eq. 16)
-    with the clipped importance weights of V-trace (Espeholt et al. 2018, eq. 1). An invalid step hands on what it got,
-    unless it ends the episode."""
+    """One step back in time: (advantage, next_value) to hand to the step before; GAE (Schulman et
+    al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et al. 2018, eq. 1).
+    An invalid step hands on what it got, unless it ends the episode."""
     reward = reward_clip if reward > reward_clip else reward
     reward = -reward_clip if reward < -reward_clip else reward
     going = ZERO if done else ONE
@@ -385,8 +385,8 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     advantages (T, N); terminals, truncations (T, N) uint8; valid (T+1, N) uint8. With n_t = 1 - done_t:
         delta_t = min(ratio_t, rho_clip) · (r_t + gamma · (n_t · V_{t+1} + bootstraps_t) - V_t)
         A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
-    An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip` clamps r alone.
-    Raises ValueError or TypeError for a wrong shape or dtype.
+    An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip`
+    clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     T, N = check_sizes("advantage", "rewards", rewards, 2)
     arrays = (
@@ -423,7 +423,7 @@ def return_range(rewards, valid, resets, running, low, high):
     return low, high
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Priorities: which segments to learn from, and how much each counts
 
 
@@ -460,8 +460,8 @@ def _priorities_cpu(begin, end, advantages, valid, alpha, index, masses):
 def priorities(advantages, valid, masses, *, alpha, index=None):
     """The unnormalised priority of all segments, or of those in `index`: (sum over t of |A|)^alpha + 1e-6.
 
-    advantages (T, N), valid (T+1, N) uint8; written: masses (N,) float64, 0 for a segment with no valid step.
-    Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
+    advantages (T, N), valid (T+1, N) uint8; written: masses (N,) float64, 0 for a segment with no
+    valid step. Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
     """
     T, N = check_sizes("priorities", "advantages", advantages, 2)
     index = check_index("priorities", index, 0, 0, N, masses)
@@ -506,10 +506,10 @@ def _draw_weights_cpu(begin, end, masses, cumulative, index, beta, weights):
 def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
     """Draw M segments with replacement, p_n = masses_n / sum, sorted, and their importance weights (N · p_n)^-beta.
 
-    masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32. `clock` is (epoch,
-    minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,). Random words are Philox(key=seed,
-    counter=(first + m, epoch, minibatch, draw)); `first` is the draws of other ranks before these. The index is always
-    within bounds, whatever the masses hold.
+    masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
+    `clock` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
+    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first` is the
+    draws of other ranks before these. The index is always within bounds, whatever the masses hold.
     """
     N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
     arrays = (checked("draw", "masses", masses, (N,), np.float64),
@@ -527,7 +527,7 @@ def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
     run(_draw_weights_cpu, M, 4096, *arrays, beta, weights)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Observations: their moments, and the drawn segments side by side, normalised on the way
 
 STRIDE = 8  # steps of one of a GPU's threads, for which a column's place is found once
@@ -575,8 +575,8 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
     """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`. With shift
     and scale, float32 of the trailing shape, it is clip((source - shift) · scale, ±10) an element.
 
-    source (>= T, N, ...) of any dtype but 16-bit floats, index int64 or None for all columns in order, out (T, M, ...)
-    with the same trailing shape.
+    source (>= T, N, ...) of any dtype but 16-bit floats, index int64 or None for all columns in
+    order, out (T, M, ...) with the same trailing shape.
     """
     T, M = out.shape[:2]
     if source.dtype in (torch.bfloat16, torch.float16):
@@ -627,22 +627,22 @@ def observation_moments(observations, valid, around):
     return torch.as_tensor(sums)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # MinGRU with highway gate: one step for the rollout, a scan forward and backward for the update
 
 
 @cell
 def mingru_gates_cell(h, g, p):
-    """(h~, z, q) of mingru_cell from the linear map's output. (Both results are computed and one is chosen; a branch
-    would double the loop's time.)"""
+    """(h~, z, q) of mingru_cell from the linear map's output. (Both results are computed and one is
+    chosen; a branch would double the loop's time.)"""
     return h + HALF if h >= ZERO else sigmoid_cell(h), sigmoid_cell(g), sigmoid_cell(p)
 
 
 @cell
 def mingru_cell(x, candidate, z, q, state, live):
-    """(new state, output) of one channel; MinGRU (Feng et al. 2024, section 3.1) in linear space with a highway gate
-    (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x, z = sigmoid(g), q = sigmoid(p).
-    A dead agent's state stays."""
+    """(new state, output) of one channel; MinGRU (Feng et al. 2024, section 3.1) in linear space
+    with a highway gate (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x,
+    z = sigmoid(g), q = sigmoid(p). A dead agent's state stays."""
     new_state = state + z * (candidate - state)
     state = new_state if live else state
     return state, x + q * (state - x)
@@ -804,10 +804,10 @@ def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, star
 
 
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
-    """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H), as mingru_scan left it, becomes d loss/d hgp,
-    grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0]
-    is not propagated. sums (M, 3H) is written with each segment's sum of d hgp over t, which add up to the bias's
-    gradient."""
+    """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H), as mingru_scan left it, becomes d
+    loss/d hgp, grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp
+    @ W). The gradient of states[0] is not propagated. sums (M, 3H) is written with each segment's
+    sum of d hgp over t, which add up to the bias's gradient."""
     T, M, H = check_sizes("mingru_scan_grad", "x", x, 3)
     N = check_sizes("mingru_scan_grad", "resets", resets, 2)[1]
     index = check_index("mingru_scan_grad", index, start, M, N, x)
@@ -825,7 +825,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
         run(_mingru_scan_grad_cpu, M, 1, *arrays)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # PPO loss: forward, gradient and statistics in one pass
 
 # The hyper-parameters that may change between updates live in one array, so that a captured graph can read them.
@@ -853,8 +853,8 @@ def _advantage_moments(begin, end, size, advantages, valid, index, parts):
 
 
 def _launch_sum(name, steps, count, like, sizes, written, *arrays):
-    """A kernel of kernels.cu over `steps` that adds up `count` numbers: its sizes, arrays, what it adds up in, and what
-    it writes last."""
+    """A kernel of kernels.cu over `steps` that adds up `count` numbers: its sizes, arrays, what it
+    adds up in, and what it writes last."""
     blocks = max(1, min(-(-steps // 128), 1024))
     CUDA.launch(name, blocks, 128, *sizes, *arrays, *_sums_of_blocks(like, blocks * count), *written)
 
@@ -902,16 +902,16 @@ def _normalisation(begin, end, moments, settings):
 
 
 def normalisation(moments, settings):
-    """advantage_moments' (count, sum, squares) -> the first three of settings (LOSS_SETTINGS,): the mean,
-    1/(std + 1e-8) and 1/count."""
+    """advantage_moments' (count, sum, squares) -> the first three of settings (LOSS_SETTINGS,): the
+    mean, 1/(std + 1e-8) and 1/count."""
     run(_normalisation, 1, 1, checked("normalisation", "moments", moments, (3,), np.float64),
         checked("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
 
 
 @cell
 def ppo_cell(logprob, old_logprob, scaled_advantage, clip_coef):
-    """(loss, d loss/d logprob, ratio, logratio) of the clipped objective (Schulman et al. 2017, eq. 7); outside ±20 the
-    log-ratio is clamped and its gradient zero."""
+    """(loss, d loss/d logprob, ratio, logratio) of the clipped objective (Schulman et al. 2017, eq.
+    7); outside ±20 the log-ratio is clamped and its gradient zero."""
     raw = logprob - old_logprob
     logratio = f32(20) if raw > f32(20) else raw
     logratio = f32(-20) if logratio < f32(-20) else logratio
@@ -939,8 +939,8 @@ def value_cell(value, old_value, target, vf_clip_coef):
 
 @cell
 def objective_cell(logprob, old_logprob, value, old_value, advantage, weight, settings):
-    """(policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value) of one step, as the drivers take
-    them; the derivatives are shares of the minibatch's mean."""
+    """(policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value) of one step, as
+    the drivers take them; the derivatives are shares of the minibatch's mean."""
     a = weight * (advantage - settings[ADVANTAGE_MEAN]) * settings[ADVANTAGE_SCALE]
     policy, dlogprob, ratio, logratio = ppo_cell(logprob, old_logprob, a, settings[CLIP_COEF])
     value_loss, dvalue = value_cell(value, old_value, advantage + old_value, settings[VF_CLIP_COEF])
@@ -1145,8 +1145,8 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),  A' = weight · (A - mean) · scale
         value:  ½ mean max((v-R)², (V + clip(v-V, ± vf_clip_coef) - R)²),  R = A + V
         total = policy + vf_coef · value - ent_coef · entropy
-    With `squash` (3, A) the actions are `sample`'s samples u = mean + std·z, and the entropy, which has no closed form,
-    is the Gaussian's plus log da/du at these u; its gradient keeps z.
+    With `squash` (3, A) the actions are `sample`'s samples u = mean + std·z, and the entropy, which
+    has no closed form, is the Gaussian's plus log da/du at these u; its gradient keeps z.
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
     name = "ppo_loss"
@@ -1237,7 +1237,7 @@ def write_back(index, new_values, new_ratios, values, ratios):
         checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Muon: momentum on the flat range, each matrix orthogonalised (Jordan et al. 2024)
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
@@ -1303,8 +1303,8 @@ def _apply_cpu(begin, end, weights, updates, scalars):
 
 
 def gradient_norm(flat):
-    """Euclidean norm of a flat float32 range: on a CPU a float, summed in float64 by fixed blocks in block order; on a
-    GPU a float64 tensor."""
+    """Euclidean norm of a flat float32 range: on a CPU a float, summed in float64 by fixed blocks
+    in block order; on a GPU a float64 tensor."""
     array = checked("gradient_norm", "flat", flat, tuple(flat.shape))
     if on_gpu(flat):
         norm = torch.empty((), dtype=torch.float64, device=flat.device)
@@ -1387,8 +1387,8 @@ class Muon:
         self._parts = [[flat[part] for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_together(self):
-        """(places, results, scales): for each weight where its update goes in the group "muon", -1 for a vector's,
-        where it comes out, and what scales it."""
+        """(places, results, scales): for each weight where its update goes in the group "muon", -1
+        for a vector's, where it comes out, and what scales it."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
         places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)
@@ -1483,7 +1483,8 @@ class Muon:
 
     @staticmethod
     def _orthogonalise(x, y, gram, polynomial):
-        """The matrices in x, each divided by its norm, orthogonalised into y; all four are overwritten."""
+        """The matrices in x, each divided by its norm, orthogonalised into y;
+        all four are overwritten."""
         for a, b, c in NEWTON_SCHULZ:  # an odd number of steps: the last one writes y
             torch.bmm(x, x.mT, out=gram)
             torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)

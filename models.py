@@ -1,4 +1,5 @@
-"""The networks: the default MinGRU policy, a feed-forward one, and wrappers that make your own network recurrent.
+"""The networks: the default MinGRU policy, a feed-forward one, and wrappers that make your own
+network recurrent.
 
     policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)          # linear, MinGRU layers, linear
     policy = FeedForward(env, hidden_size=128)                  # no memory; PufferLib calls it Default
@@ -9,8 +10,8 @@
     agent = CleanRLAgent(FeedForward(env))                      # for CleanRL's ppo.py; RecurrentCleanRLAgent(policy)
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
-`env` is anything with `single_observation_space` and `single_action_space`. To write your own network, copy
-`FeedForward` and edit it. All the trainer asks of an nn.Module is
+`env` is anything with `single_observation_space` and `single_action_space`. To write your own
+network, copy `FeedForward` and edit it. All the trainer asks of an nn.Module is
 
     forward(observations) -> logits, value                  over a batch (B, ...), without memory; or, with one,
     forward(observations, state) -> logits, value           over (T, N, ...): T steps of N agents
@@ -18,9 +19,10 @@
     initial_state(num_agents) -> dict                       optional: recurrent tensors, each (layers, N, size); the
                                                             trainer reads the shapes, and begins with zeros
 
-where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value` is (..., 1) or (...).
-`state` is a dict: the recurrent tensors (write the new ones into it), "resets" (1 where an observation begins an
-episode: zero the recurrent state before that step), "valid" (0 where an agent is dead: leave its state as it is).
+where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value`
+is (..., 1) or (...). `state` is a dict: the recurrent tensors (write the new ones into it),
+"resets" (1 where an observation begins an episode: zero the recurrent state before that step),
+"valid" (0 where an agent is dead: leave its state as it is).
 """
 
 import contextlib
@@ -38,15 +40,17 @@ import kernels
 
 
 class NetworkFault(TypeError):
-    """What a network lacks or does that it must not; the message says what, what was expected, and what to do."""
+    """What a network lacks or does that it must not; the message says what, what was
+    expected, and what to do."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What a policy must produce, and initialisation
 
 
 def action_layout(space):
-    """(heads, dims) of an action space: ([n, ...], 0) for Discrete and MultiDiscrete, (None, dims) for Box.
+    """(heads, dims) of an action space: ([n, ...], 0) for Discrete and
+    MultiDiscrete, (None, dims) for Box.
 
     Raises TypeError for any other space.
     """
@@ -68,14 +72,16 @@ def orthogonal(linear, gain=2**0.5):
 
 
 class Decoder(nn.Linear):
-    """One linear map to logits (or means) and, as its last row, the value; log-std is a parameter of its own."""
+    """One linear map to logits (or means) and, as its last row, the value; log-std is
+    a parameter of its own."""
 
     def __init__(self, hidden_size, action_space):
         self.heads, dims = action_layout(action_space)
         width = dims or sum(self.heads)
         super().__init__(hidden_size, width + 1)
         with torch.no_grad():
-            nn.init.orthogonal_(self.weight[:width], 0.01)  # a near-uniform first policy: Andrychowicz et al. 2021, 3.2
+            # a near-uniform first policy: Andrychowicz et al. 2021, 3.2
+            nn.init.orthogonal_(self.weight[:width], 0.01)
             nn.init.orthogonal_(self.weight[width:], 1.0)
             nn.init.zeros_(self.bias)
         self.log_std = nn.Parameter(torch.zeros(dims)) if dims else None
@@ -85,12 +91,14 @@ class Decoder(nn.Linear):
         logits, value = outputs[..., :-1], outputs[..., -1:]
         if self.log_std is not None:
             std = self.log_std.exp().expand_as(logits)
-            return torch.distributions.Normal(logits, std, validate_args=False), value  # which waits for a GPU
+            # which waits for a GPU
+            return torch.distributions.Normal(logits, std, validate_args=False), value
         return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
 
 
 def join_outputs(logits, value):
-    """The inverse of Decoder.split, for any policy: outputs (..., A + 1) and log_std (..., A) or None, for kernels."""
+    """The inverse of Decoder.split, for any policy: outputs (..., A + 1) and log_std (..., A) or
+    None, for kernels."""
     log_std = None
     if isinstance(logits, torch.distributions.Normal):
         logits, log_std = logits.loc, logits.scale.log()
@@ -100,12 +108,13 @@ def join_outputs(logits, value):
 
 
 def squash(policy, space):
-    """Have any policy with continuous actions take low + (tanh(u) + 1)/2 · (high - low) of its Gaussian's sample u.
-    Otherwise u is clipped to the bounds of `space`, the single_action_space (Haarnoja et al. 2018, appendix C).
+    """Have any policy with continuous actions take low + (tanh(u) + 1)/2 · (high - low) of its
+    Gaussian's sample u. Otherwise u is clipped to the bounds of `space`, the single_action_space
+    (Haarnoja et al. 2018, appendix C).
 
-    The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of the bounds, half of
-    their distance and the logarithm of that. Returns the policy. Raises TypeError for actions that are discrete or have
-    no finite bounds.
+    The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of
+    the bounds, half of their distance and the logarithm of that. Returns the policy. Raises
+    TypeError for actions that are discrete or have no finite bounds.
     """
     if not isinstance(space, gymnasium.spaces.Box):
         raise TypeError(f"a tanh is for continuous actions, in a Box; these environments act in {space}.")
@@ -120,17 +129,18 @@ def squash(policy, space):
 
 
 def squash_of(policy):
-    """What `squash` gave the policy, (3, A), for kernels.sample; None if its actions are clipped."""
+    """What `squash` gave the policy, (3, A), for kernels.sample; None if
+    its actions are clipped."""
     return getattr(policy, "action_squash", None)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Scale: observations in deviations from their mean, rewards in deviations of the return
 
 
 def merge_moments(count, mean, squares, others):
-    """Add batches, each its (count, mean, sum of squared deviations), to the first three, float64 tensors, in place
-    and in order (Chan et al. 1979)."""
+    """Add batches, each its (count, mean, sum of squared deviations), to the first three, float64
+    tensors, in place and in order (Chan et al. 1979)."""
     for n, other_mean, other_squares in others:
         if n > 0:
             total, difference = count + n, other_mean - mean
@@ -144,11 +154,13 @@ def flattened(observations):
 
 
 class Normalizer(nn.Module):
-    """clip((x - mean) / sqrt(var + 1e-8), ±10), an element each, with the moments of all observations so far.
+    """clip((x - mean) / sqrt(var + 1e-8), ±10), an element each, with the moments of all
+    observations so far.
 
-    The moments stay as they are until the trainer calls `merge`, after an epoch, so that a rollout and what is learnt
-    from it see the same. They are saved with the weights, and frozen in evaluation and in exports. read: from a batch
-    of observations (B, *observation) to the numbers (B, size) that are normalised.
+    The moments stay as they are until the trainer calls `merge`, after an epoch, so that a rollout
+    and what is learnt from it see the same. They are saved with the weights, and frozen in
+    evaluation and in exports. read: from a batch of observations (B, *observation) to the numbers
+    (B, size) that are normalised.
     """
 
     def __init__(self, size, read=flattened):
@@ -157,7 +169,8 @@ class Normalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("shift", torch.zeros(size))  # of the last merge: what observations are taken to
+        # of the last merge: what observations are taken to
+        self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
 
     def forward(self, x):
@@ -166,17 +179,20 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def moments(self, observations, valid):
-        """(count, mean, squares) of the valid rows of observations (B, *observation); valid (B,) uint8."""
+        """(count, mean, squares) of the valid rows of observations (B,
+        *observation); valid (B,) uint8."""
         x, around = self.read(observations), self.mean
         x = (x.float() if x.dtype.itemsize == 2 and x.is_floating_point() else x).contiguous()
         sums = kernels.observation_moments(x, valid.contiguous(), around)
         count = float((valid != 0).sum())
         mean = sums[0] / max(count, 1.0)
-        return count, (around + mean).cpu(), (sums[1] - count * mean**2).clamp(min=0.0).cpu()  # for other ranks
+        # for other ranks
+        return count, (around + mean).cpu(), (sums[1] - count * mean**2).clamp(min=0.0).cpu()
 
     @torch.no_grad()
     def merge(self, parts):
-        """Add the moments of the ranks, in their order, and normalise with the result from now on."""
+        """Add the moments of the ranks, in their order, and normalise with
+        the result from now on."""
         device = self.mean.device
         parts = [(count, mean.to(device), squares.to(device)) for count, mean, squares in parts]
         merge_moments(self.count, self.mean, self.squares, parts)
@@ -190,16 +206,17 @@ def find_normalizer(policy):
 
 
 class RewardScale:
-    """r / sqrt(var + 1e-8) with the variance of the discounted return, over all agents and steps so far; no centring
-    (Engstrom et al. 2020). `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the count, mean
-    and squared deviations of those so far, both float64."""
+    """r / sqrt(var + 1e-8) with the variance of the discounted return, over all agents and steps so
+    far; no centring (Engstrom et al. 2020). `returns` (N,) are the agents' discounted returns at
+    present, `moments` (3,) the count, mean and squared deviations of those so far, both float64."""
 
     def __init__(self, agents, gamma):
         self.gamma = gamma
         self.returns, self.moments = torch.zeros(agents, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
 
     def follow(self, rewards, resets, valid):
-        """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N), resets, valid (>= T, N)."""
+        """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N),
+        resets, valid (>= T, N)."""
         around = float(self.moments[1])
         count, total, squares = kernels.return_moments(
             rewards.numpy(), valid.numpy(), resets.numpy(), self.returns.numpy(), float(self.gamma), around)
@@ -216,14 +233,15 @@ class RewardScale:
         return (squares / max(count, 1.0) + 1e-8) ** -0.5
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # MinGRU: the plain torch form, and the same through the fused kernels
 
 
 def mingru_layer(x, hgp, state, resets, valid):
-    """One MinGRU layer with highway gate in plain torch: x (T, N, H), hgp (T, N, 3H), state (N, H) ->
-    (out (T, N, H), final state). The form for export, torch.compile, bfloat16 and gradient checks. In float32 `MinGRU`
-    runs the kernels in its place: to change the layer, call yours in `MinGRU.forward`. See kernels.mingru_cell."""
+    """One MinGRU layer with highway gate in plain torch: x (T, N, H), hgp (T, N, 3H), state (N, H)
+    -> (out (T, N, H), final state). The form for export, torch.compile, bfloat16 and gradient
+    checks. In float32 `MinGRU` runs the kernels in its place: to change the layer, call yours in
+    `MinGRU.forward`. See kernels.mingru_cell."""
     h, g, p = hgp.chunk(3, dim=-1)
     z, candidate = torch.sigmoid(g), torch.where(h >= 0, h + 0.5, torch.sigmoid(h))
     keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
@@ -236,7 +254,8 @@ def mingru_layer(x, hgp, state, resets, valid):
 
 
 class _FusedScan(torch.autograd.Function):
-    """mingru_layer through the kernels; the initial state gets no gradient (it is the rollout's)."""
+    """mingru_layer through the kernels; the initial state gets no gradient
+    (it is the rollout's)."""
 
     @staticmethod
     def forward(ctx, x, hgp, state, resets, valid):
@@ -251,7 +270,8 @@ class _FusedScan(torch.autograd.Function):
     def backward(ctx, grad_out, _):
         x, hgp, states, resets, valid = ctx.saved_tensors
         grad, grad_hgp, ctx.gates = grad_out.contiguous().clone(), ctx.gates, None
-        if grad_hgp is None:  # once more through a graph that was kept: the first time has consumed the gates
+        # once more through a graph that was kept: the first time has consumed the gates
+        if grad_hgp is None:
             grad_hgp = torch.empty_like(hgp)
             kernels.mingru_scan(hgp, x, states, resets, valid, torch.empty_like(x), gates=grad_hgp)
         sums = torch.empty(x.shape[1], hgp.shape[2], device=x.device)
@@ -263,7 +283,8 @@ LONGEST = 64  # steps a channel of a new MinGRU remembers at most
 
 
 class MinGRU(nn.Module):
-    """A stack of MinGRU layers with highway gates over (T, N, hidden_size); state (layers, N, hidden_size)."""
+    """A stack of MinGRU layers with highway gates over (T, N, hidden_size); state
+    (layers, N, hidden_size)."""
 
     def __init__(self, hidden_size, num_layers=1):
         super().__init__()
@@ -275,9 +296,9 @@ class MinGRU(nn.Module):
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
                 nn.init.orthogonal_(block, 1.0)
-            # A quarter of the channels begins with time scales of 2 to LONGEST steps (chrono initialisation, Tallec and
-            # Ollivier 2018): without it every channel halves its state at each blank step, and nothing learns to
-            # remember (docs/LOG.md).
+            # A quarter of the channels begins with time scales of 2 to LONGEST steps (chrono
+            # initialisation, Tallec and Ollivier 2018): without it every channel halves its state
+            # at each blank step, and nothing learns to remember (docs/LOG.md).
             nn.init.zeros_(layer.bias)
             layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, LONGEST - 1).log_().neg_()
 
@@ -292,7 +313,7 @@ class MinGRU(nn.Module):
         return x, torch.stack(states)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Policies
 
 
@@ -310,10 +331,12 @@ class _Recurrent(nn.Module):
 
 
 class MinGRUPolicy(_Recurrent):
-    """The default policy: linear encoder, MinGRU layers with highway gates, one linear decoder for logits and value.
+    """The default policy: linear encoder, MinGRU layers with highway gates, one linear
+    decoder for logits and value.
 
-    normalize: observations go through a `Normalizer` first. The engines of compiled.py and fused.py compute the same
-    without autograd; if `forward` is changed, here, in a subclass or by a hook, the trainer sees it and runs `forward`.
+    normalize: observations go through a `Normalizer` first. The engines of compiled.py and fused.py
+    compute the same without autograd; if `forward` is changed, here, in a subclass or by a hook,
+    the trainer sees it and runs `forward`.
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):
@@ -340,7 +363,8 @@ Policy = MinGRUPolicy  # its name before
 
 
 class FeedForward(nn.Module):
-    """A feed-forward policy for any flat observation; the template for your own: copy it and edit the two methods."""
+    """A feed-forward policy for any flat observation; the template for your own: copy it
+    and edit the two methods."""
 
     def __init__(self, env, hidden_size=128):
         super().__init__()
@@ -371,12 +395,14 @@ Default = FeedForward  # PufferLib's name; the default network here is MinGRUPol
 
 
 class Encoded(nn.Module):
-    """A feed-forward policy for what a linear map reads badly: images go through convolutions, Discrete and
-    MultiDiscrete values become one-hot, and the fields of a Dict or Tuple are encoded each and put side by side.
+    """A feed-forward policy for what a linear map reads badly: images go through convolutions,
+    Discrete and MultiDiscrete values become one-hot, and the fields of a Dict or Tuple are encoded
+    each and put side by side.
 
-    env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have it. boards: small
-    boards of integers or flags become planes, one a kind of piece, and go through convolutions as well. normalize: the
-    other numbers go through a `Normalizer` first. image_encoder: makes the convolutions from an image's space.
+    env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have
+    it. boards: small boards of integers or flags become planes, one a kind of piece, and go through
+    convolutions as well. normalize: the other numbers go through a `Normalizer` first.
+    image_encoder: makes the convolutions from an image's space.
     """
 
     def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None):
@@ -390,10 +416,11 @@ class Encoded(nn.Module):
             encoders[kind](leaf) if kind in encoders else nn.Identity() for _, leaf, kind in self.leaves)
         self.numbers = [math.prod(leaf.shape) for _, leaf, kind in self.leaves if kind == "numbers"]
         self.normalizer = Normalizer(sum(self.numbers), self._numbers) if normalize and self.numbers else None
-        with torch.no_grad():  # an observation that lies in the space, for the width of its features
+        # an observation that lies in the space, for the width of its features
+        with torch.no_grad():
             width = self._features(torch.from_numpy(flat.flatten(space.sample())[None])).shape[1]
-        # A picture's background is the same in every observation: without norms one coherent push puts a unit below
-        # zero for good, and of Pong's units nine in ten died (docs/LOG.md).
+        # A picture's background is the same in every observation: without norms one coherent push
+        # puts a unit below zero for good, and of Pong's units nine in ten died (docs/LOG.md).
         picture = any(kind == "image" and _side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
         norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
         self.encoder = nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), norm, nn.ReLU())
@@ -423,7 +450,8 @@ class Encoded(nn.Module):
         for (leaf, kind, value), part in zip(values, self.parts, strict=True):
             if kind == "choices":
                 sizes = [leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete) else leaf.nvec.ravel().tolist()
-                starts = torch.as_tensor(leaf.start).reshape(-1).tolist()  # on a GPU a tensor would be copied each time
+                # on a GPU a tensor would be copied each time
+                starts = torch.as_tensor(leaf.start).reshape(-1).tolist()
                 columns = value.reshape(value.shape[0], -1).long().unbind(1)
                 features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1), int(n)).float()
                              for column, start, n in zip(columns, starts, sizes, strict=True)]
@@ -441,9 +469,10 @@ class Encoded(nn.Module):
 
 
 class Impala(Encoded):
-    """`Encoded` with IMPALA's residual network for images (Espeholt et al. 2018): for each number of `channels` a
-    convolution, a max-pooling that halves the sides, and two residual blocks. It costs several times as much as the
-    plain convolutions and reads varied pictures better, as Procgen's. TypeError if nothing seen is an image.
+    """`Encoded` with IMPALA's residual network for images (Espeholt et al. 2018): for each number
+    of `channels` a convolution, a max-pooling that halves the sides, and two residual blocks. It
+    costs several times as much as the plain convolutions and reads varied pictures better, as
+    Procgen's. TypeError if nothing seen is an image.
     """
 
     def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False):
@@ -455,7 +484,8 @@ class Impala(Encoded):
 
 
 class Normalized(nn.Module):
-    """A network of your own behind a `Normalizer`: it sees observations in deviations from their mean."""
+    """A network of your own behind a `Normalizer`: it sees observations in
+    deviations from their mean."""
 
     def __init__(self, env, policy):
         super().__init__()
@@ -480,12 +510,14 @@ class Normalized(nn.Module):
 
 
 class Board(nn.Module):
-    """A feed-forward policy for stacks of planes (planes, H, W) that reads every cell with the same weights: 3 × 3
-    convolutions of `hidden_size` channels, and a 1 × 1 convolution for each cell's logit. What is learnt in one corner
-    of a board holds for all of it, where a linear map learns each place by itself.
+    """A feed-forward policy for stacks of planes (planes, H, W) that reads every cell with the same
+    weights: 3 × 3 convolutions of `hidden_size` channels, and a 1 × 1 convolution for each cell's
+    logit. What is learnt in one corner of a board holds for all of it, where a linear map learns
+    each place by itself.
 
-    The first H · W actions are the cells, row after row; further ones (to pass) and the value read the mean of each
-    channel. Actions that are fewer than the cells read the whole board through a linear map.
+    The first H · W actions are the cells, row after row; further ones (to pass) and the
+    value read the mean of each channel. Actions that are fewer than the cells read the whole
+    board through a linear map.
     """
 
     def __init__(self, env, hidden_size=32, num_layers=3):
@@ -522,7 +554,8 @@ KINDS = 32  # of pieces on a board, and its sides, at most
 
 
 def leaf_kind(space, boards=True):
-    """How a space that is no Dict or Tuple is read: "choices" (one-hot), "image", "board" or "numbers"."""
+    """How a space that is no Dict or Tuple is read: "choices" (one-hot),
+    "image", "board" or "numbers"."""
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
         return "choices"
     if boards and _is_board(space):
@@ -584,8 +617,8 @@ def wants_encoding(env, boards=False):
 
 
 class _Picture(nn.Module):
-    """uint8 images (B, H, W, C) or (B, C, H, W) as floats (B, C, H, W), channels last in memory, which a CPU's
-    convolutions take 1.4 times as fast."""
+    """uint8 images (B, H, W, C) or (B, C, H, W) as floats (B, C, H, W), channels last in memory,
+    which a CPU's convolutions take 1.4 times as fast."""
 
     def __init__(self, last, scale):
         super().__init__()
@@ -593,12 +626,14 @@ class _Picture(nn.Module):
 
     def forward(self, x):
         x = x.movedim(-1, 1) if self.last else x
-        return x.contiguous(memory_format=torch.channels_last) * self.scale  # bytes times a float, in one pass
+        # bytes times a float, in one pass
+        return x.contiguous(memory_format=torch.channels_last) * self.scale
 
 
 def _image_encoder(space):
-    """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below 64 pixels, so that
-    as much of where things are is left; 3 × 3 convolutions that keep the size for small grids, as MiniGrid's."""
+    """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below
+    64 pixels, so that as much of where things are is left; 3 × 3 convolutions that keep the size
+    for small grids, as MiniGrid's."""
     last = _channels_last(space)
     channels, side = space.shape[-1 if last else 0], _side(space)
     if side >= PICTURE:
@@ -635,8 +670,8 @@ def _residual_encoder(space, channels):
 
 
 class _Planes(nn.Module):
-    """Boards (B, H, W), (B, H, W, C) or (B, C, H, W) of integers as planes (B, planes, H, W), one a kind of piece and
-    channel; flags are planes already."""
+    """Boards (B, H, W), (B, H, W, C) or (B, C, H, W) of integers as planes (B, planes, H, W), one a
+    kind of piece and channel; flags are planes already."""
 
     def __init__(self, space):
         super().__init__()
@@ -658,7 +693,8 @@ class _Planes(nn.Module):
 
 
 def _board_encoder(space):
-    """One layer of 3 × 3 convolutions: what is beside what. The recurrent layers see the whole board at once."""
+    """One layer of 3 × 3 convolutions: what is beside what. The recurrent layers see
+    the whole board at once."""
     planes = _Planes(space)
     return nn.Sequential(planes, orthogonal(nn.Conv2d(planes.planes, 16, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
@@ -670,8 +706,8 @@ def _widths(input_size, hidden_size):
 
 
 def encode(policy, observations):
-    """(hidden (T, N, H), [lookup] or []) of observations (T, N, ...): a policy of PufferLib 2 gives a lookup beside
-    what it has encoded, and gets it back."""
+    """(hidden (T, N, H), [lookup] or []) of observations (T, N, ...): a policy of PufferLib 2 gives
+    a lookup beside what it has encoded, and gets it back."""
     hidden, lookup = policy.encode_observations(observations.flatten(0, 1)), []
     if isinstance(hidden, tuple):
         hidden, *lookup = hidden
@@ -721,11 +757,12 @@ class MinGRUWrapper(_Recurrent):
 
 
 class _TorchRecurrent(_Recurrent):
-    """A recurrent layer of torch between your policy's `encode_observations` and `decode_actions`, reset inside a
-    segment where an episode begins and held where an agent is dead. states: the names of its tensors in `state`.
+    """A recurrent layer of torch between your policy's `encode_observations` and `decode_actions`,
+    reset inside a segment where an episode begins and held where an agent is dead. states: the
+    names of its tensors in `state`.
 
-    With a tuple of those tensors or None as the state, a call is one step of N agents, as PufferLib 2 has it:
-    observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their tuple.
+    With a tuple of those tensors or None as the state, a call is one step of N agents, as PufferLib
+    2 has it: observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their tuple.
     """
 
     states = ()
@@ -755,11 +792,12 @@ class _TorchRecurrent(_Recurrent):
         x, lookup = encode(self.policy, observations)
         resets, valid = self.flags(state, T, N, x.device)
         precision = contextlib.nullcontext()
-        if x.is_cuda:  # where autocast takes these layers to float16, whatever precision was asked for
+        # where autocast takes these layers to float16, whatever precision was asked for
+        if x.is_cuda:
             x, precision = x.float(), torch.autocast("cuda", enabled=False)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One call for each stretch without a reset or a dead step; one a step where looking is a sync (on a GPU) or
-        # breaks a traced graph.
+        # One call for each stretch without a reset or a dead step; one a step where looking is a
+        # sync (on a GPU) or breaks a traced graph.
         look = x.device.type == "cpu" and not torch.compiler.is_compiling()
         events = (resets.any(1) | (valid == 0).any(1)).tolist() if look else [True] * T
         memory, outputs, t = [state[name] for name in self.states], [], 0
@@ -812,7 +850,7 @@ class GRUWrapper(_TorchRecurrent):
         return self._run(self.gru, observations, state)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Calling a policy, whatever its form
 
 
@@ -824,16 +862,17 @@ def squeeze_time(logits, value):
 
 
 def is_plain(policy):
-    """Whether a network is forward(observations) -> logits, value over a batch (B, *observation), without a state."""
+    """Whether a network is forward(observations) -> logits, value over a batch (B,
+    *observation), without a state."""
     parameters = list(inspect.signature(policy.forward).parameters.values())
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1 and (
         not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))
 
 
 def find_form(policy, space):
-    """Remember of a network without memory that takes a state all the same, as PufferLib 3's do, whether its forward
-    sees a batch (B, *observation) or time, (T, N, *observation): it is tried once, on zeros of the space, without any
-    trace in the network or in torch's random numbers."""
+    """Remember of a network without memory that takes a state all the same, as PufferLib 3's do,
+    whether its forward sees a batch (B, *observation) or time, (T, N, *observation): it is tried
+    once, on zeros of the space, without any trace in the network or in torch's random numbers."""
     known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
     ours = [kind.forward for kind in (FeedForward, Encoded, Normalized, Board)]
     if known or is_plain(policy) or type(policy).forward in ours:
@@ -859,8 +898,8 @@ def find_form(policy, space):
 
 
 def over_time(policy, observations, state, forward=None):
-    """Logits and value (T, N, ...) of T steps of N agents by any policy; forward: what to call in its place, for one
-    that torch.compile has made of it."""
+    """Logits and value (T, N, ...) of T steps of N agents by any policy; forward: what to call in
+    its place, for one that torch.compile has made of it."""
     forward, (T, N) = policy if forward is None else forward, observations.shape[:2]
     form, given = "(T, N, *observation), T steps of N agents, and a state", observations
     plain = is_plain(policy)
@@ -886,8 +925,8 @@ def over_time(policy, observations, state, forward=None):
 
 
 def check_logits(policy, outputs, log_std, heads, dims):
-    """NetworkFault unless what join_outputs gave, outputs (..., A + 1), is for these action heads, or, if they are
-    None, for so many dimensions."""
+    """NetworkFault unless what join_outputs gave, outputs (..., A + 1), is for these action heads,
+    or, if they are None, for so many dimensions."""
     got, name = outputs.shape[-1] - 1, type(policy).__name__
     if heads is not None and log_std is not None:
         raise NetworkFault(f"{name} returns a Normal, which is for continuous actions; these environments want a "
@@ -937,8 +976,8 @@ def _shapes_explained(policy, form, observations):
 
 
 def one_step(policy, observations, state):
-    """Logits and value (N, ...) of one step of N agents, for policies with and without forward_eval. `state` holds the
-    recurrent tensors, updated, and the flags of this step, (N,)."""
+    """Logits and value (N, ...) of one step of N agents, for policies with and without
+    forward_eval. `state` holds the recurrent tensors, updated, and the flags of this step, (N,)."""
     if hasattr(policy, "forward_eval"):
         with _shapes_explained(policy, "(N, *observation), one step of N agents", observations):
             outputs = policy.forward_eval(observations, state)
@@ -956,10 +995,12 @@ def one_step(policy, observations, state):
 
 def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks=None, squash=None,
                   deterministic=False):
-    """Draw actions from any policy's outputs through kernels.sample: logits as in this file's docstring, over (N, ...).
+    """Draw actions from any policy's outputs through kernels.sample: logits as in this file's
+    docstring, over (N, ...).
 
-    `heads`: the sizes of the action heads, where one tensor of logits holds several; squash: squash_of(policy). Returns
-    actions (N, heads) int32 or (N, dims) float32, joint log-probabilities (N,), values (N,).
+    `heads`: the sizes of the action heads, where one tensor of logits holds several; squash:
+    squash_of(policy). Returns actions (N, heads) int32 or (N, dims) float32, joint
+    log-probabilities (N,), values (N,).
     """
     outputs, log_std = join_outputs(logits, value)
     outputs, n = outputs.detach().float().contiguous(), len(outputs)
@@ -977,8 +1018,9 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
     return actions, logprobs, values
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# CleanRL's two agents over any policy of this file: the whole loop in this form is in docs/recipes.md, and tested
+# --------------------------------------------------------------------------------------------------
+# CleanRL's two agents over any policy of this file: the whole loop in this form is in
+# docs/recipes.md, and tested
 
 
 def _distributions(logits):
@@ -990,7 +1032,8 @@ def _distributions(logits):
 
 
 def act(logits, action=None):
-    """(action, log-probability, entropy) of the joint distribution; draws the action where it is None."""
+    """(action, log-probability, entropy) of the joint distribution; draws the
+    action where it is None."""
     parts = _distributions(logits)
     single = len(parts) == 1
     if action is None:
@@ -1001,7 +1044,8 @@ def act(logits, action=None):
 
 
 def _clipped(policy):
-    """The policy, if CleanRL's loops can act with it: they hand the sample to the environment as it is."""
+    """The policy, if CleanRL's loops can act with it: they hand the sample to
+    the environment as it is."""
     if squash_of(policy) is not None:
         raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh (models.squash), which CleanRL's "
                            "loops do not do. Make the policy without, or train it with PuffeRL.")
@@ -1011,8 +1055,8 @@ def _clipped(policy):
 class CleanRLAgent(nn.Module):
     """The agent of CleanRL's ppo.py over a feed-forward policy.
 
-    get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,) or (B, heads or dims), logprob (B,),
-    entropy (B,), value (B, 1); x (B, *observation).
+    get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,) or (B, heads or
+    dims), logprob (B,), entropy (B,), value (B, 1); x (B, *observation).
     """
 
     def __init__(self, policy):
@@ -1033,11 +1077,11 @@ class CleanRLAgent(nn.Module):
 class RecurrentCleanRLAgent(nn.Module):
     """The agent of CleanRL's ppo_atari_lstm.py over a recurrent policy.
 
-    `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation) holds T steps of N
-    agents, time outside, and done (T·N,) is 1 where an observation begins an episode. Without a state x is one step of
-    agents that begin, and without done none begins.
-    get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) -> action, logprob
-    (T·N,), entropy (T·N,), value (T·N, 1), new state.
+    `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation)
+    holds T steps of N agents, time outside, and done (T·N,) is 1 where an observation begins an
+    episode. Without a state x is one step of agents that begin, and without done none begins.
+    get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) ->
+    action, logprob (T·N,), entropy (T·N,), value (T·N, 1), new state.
     """
 
     def __init__(self, policy):

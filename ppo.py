@@ -5,14 +5,16 @@
     python ppo.py gym/Acrobot-v1 --num-envs 32 --minibatch-size 512 --norm-obs --norm-reward
     tensorboard --logdir runs
 
-To change it, copy it beside vector.py and kernels.py and edit. It runs on one core of a CPU. pufferl.py computes the
-same from the same settings with the default network, in fused kernels, on many cores, GPUs and machines, and
-tests/test_ppo.py holds the two together, action by action. The defaults here are this file's own: config/ is not read.
-What comes from elsewhere are environments (vector.py) and the random numbers: kernels.sample draws actions and
-kernels.draw segments, so that pufferl.py draws the same.
+To change it, copy it beside vector.py and kernels.py and edit. It runs on one core of a CPU.
+pufferl.py computes the same from the same settings with the default network, in fused kernels, on
+many cores, GPUs and machines, and tests/test_ppo.py holds the two together, action by action. The
+defaults here are this file's own: config/ is not read. What comes from elsewhere are environments
+(vector.py) and the random numbers: kernels.sample draws actions and kernels.draw segments, so that
+pufferl.py draws the same.
 
-Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T steps are a segment.
-Minibatches are made of whole segments, so that a network with memory sees time in order. `storage` holds a rollout:
+Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T
+steps are a segment. Minibatches are made of whole segments, so that a network with memory sees time
+in order. `storage` holds a rollout:
 
     observations (T+1, N, ...)     what the policy sees at t; row T is row 0 of the next rollout
     resets, valid (T+1, N)         1: an episode begins here; 1: the agent is alive and acts
@@ -40,7 +42,8 @@ import vector
 @dataclass
 class Args:
     env: tyro.conf.Positional[str] = "breakout"
-    """A C environment (a folder of ocean/), gym/ID, pettingzoo/FAMILY/NAME or path/to/file.py:callable."""
+    """A C environment (a folder of ocean/), gym/ID, pettingzoo/FAMILY/NAME or
+    path/to/file.py:callable."""
     total_timesteps: int = 20_000_000
     """Steps of all environments together."""
     num_envs: int = 1024
@@ -84,22 +87,25 @@ class Args:
     ent_coef: float = 0.003
     """Weight of the entropy bonus."""
     target_kl: float | None = None
-    """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01); None leaves the
-    rate to the cosine."""
+    """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01);
+    None leaves the rate to the cosine."""
     norm_obs: bool = False
-    """Subtract the mean of all observations so far and divide by their deviation. The first rollout only measures."""
+    """Subtract the mean of all observations so far and divide by their deviation. The first
+    rollout only measures."""
     norm_reward: bool = False
     """Divide rewards by the standard deviation of the discounted return so far."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
-    """Squash continuous actions by a tanh that is scaled to their bounds. Otherwise the environment clips them."""
+    """Squash continuous actions by a tanh that is scaled to their bounds. Otherwise the
+    environment clips them."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the minibatches."""
 
 
 class Moments:
-    """The mean of all rows (n, ...) so far and 1 / their standard deviation, as `scale` (Chan et al. 1979)."""
+    """The mean of all rows (n, ...) so far and 1 / their standard deviation, as
+    `scale` (Chan et al. 1979)."""
 
     def __init__(self, *shape):
         self.count, self.mean = 0, torch.zeros(shape, dtype=torch.float64)
@@ -119,18 +125,21 @@ class Moments:
         return (self.squares / max(1, self.count) + 1e-8).rsqrt().float()
 
 
-# -- The network: linear encoder, MinGRU layers, linear decoder ------------------------------------------------------
+# -- The network: linear encoder, MinGRU layers, linear decoder
+# ------------------------------------------------------
 
 
 class Policy(nn.Module):
-    """observations (T, N, ...), state (layers, N, H) -> logits or means (T, N, A), values (T, N), state after."""
+    """observations (T, N, ...), state (layers, N, H) -> logits or means (T, N, A),
+    values (T, N), state after."""
 
     def __init__(self, observation_size, heads, dims, hidden_size, num_layers):
         super().__init__()
         self.heads, self.outputs = heads, sum(heads) if heads else dims
         self.register_buffer("shift", None)  # with norm_obs what observations are normalised by
         self.register_buffer("scale", None)
-        self.register_buffer("squash", None)  # of the actions: middle, half and log half of their bounds' distance
+        # of the actions: middle, half and log half of their bounds' distance
+        self.register_buffer("squash", None)
         self.encoder = nn.Linear(observation_size, hidden_size)
         self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size) for _ in range(num_layers))
         self.decoder = nn.Linear(hidden_size, self.outputs + 1)
@@ -139,11 +148,13 @@ class Policy(nn.Module):
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
                 nn.init.orthogonal_(block)
-        nn.init.orthogonal_(self.decoder.weight[: self.outputs].data, 0.01)  # at first all actions are alike
+        # at first all actions are alike
+        nn.init.orthogonal_(self.decoder.weight[: self.outputs].data, 0.01)
         nn.init.orthogonal_(self.decoder.weight[self.outputs :].data, 1.0)
         for linear in (self.encoder, *self.layers, self.decoder):
             nn.init.zeros_(linear.bias)
-        for layer in self.layers:  # a quarter of the channels begins with a long memory (Tallec and Ollivier 2018)
+        # a quarter of the channels begins with a long memory (Tallec and Ollivier 2018)
+        for layer in self.layers:
             layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, 63).log_().neg_()
 
     def forward(self, observations, state, resets, valid):
@@ -155,7 +166,8 @@ class Policy(nn.Module):
             candidate, gate, highway = layer(x).chunk(3, dim=-1)
             candidate = torch.where(candidate >= 0, candidate + 0.5, candidate.sigmoid())
             gate, remembered = gate.sigmoid(), []
-            for t in range(len(x)):  # MinGRU (Feng et al. 2024): h moves to the candidate by the gate
+            # MinGRU (Feng et al. 2024): h moves to the candidate by the gate
+            for t in range(len(x)):
                 h = h * (1.0 - resets[t, :, None].float())  # a new episode remembers nothing
                 h = torch.where(valid[t, :, None] != 0, h + gate[t] * (candidate[t] - h), h)
                 remembered.append(h)
@@ -165,13 +177,14 @@ class Policy(nn.Module):
         return y[..., :-1], y[..., -1], torch.stack(after)
 
 
-# -- The rollout: T steps of all agents ------------------------------------------------------------------------------
+# -- The rollout: T steps of all agents
+# ------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def rollout(args, envs, storage, policy, state, epoch):
-    """Fill `storage`. Returns logprobs (T, N), values (T+1, N), bootstraps (T, N), and the state at the start and after
-    it, as one namespace."""
+    """Fill `storage`. Returns logprobs (T, N), values (T+1, N), bootstraps (T, N), and the state at
+    the start and after it, as one namespace."""
     T, N = storage.actions.shape[:2]
     data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N), bootstraps=torch.zeros(T, N),
                            state=state)
@@ -183,7 +196,9 @@ def rollout(args, envs, storage, policy, state, epoch):
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
         assert envs.wait() == (0, t), "all environments are one buffer"
-        if t > 0:  # a truncated episode would have gone on: the value of its final observation stands for the rest
+        # a truncated episode would have gone on: the value of its final
+        # observation stands for the rest
+        if t > 0:
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
             if cut.any():
                 _, final, _ = policy(storage.final_observations[None], state, no_reset, all_valid)
@@ -194,8 +209,8 @@ def rollout(args, envs, storage, policy, state, epoch):
             data.values[t] = value[0]
         else:
             state = following
-            # Writes actions ~ Categorical(softmax(outputs)) a head, or u ~ Normal(outputs, exp(log_std)) or
-            # middle + half * tanh(u); logprobs, values.
+            # Writes actions ~ Categorical(softmax(outputs)) a head, or u ~ Normal(outputs,
+            # exp(log_std)) or middle + half * tanh(u); logprobs, values.
             kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t], data.logprobs[t],
                            data.values[t], seed=args.seed, step=epoch * T + t, heads=heads, log_std=log_std,
                            masks=None if storage.action_masks is None else storage.action_masks[t],
@@ -206,7 +221,8 @@ def rollout(args, envs, storage, policy, state, epoch):
 
 
 def advantage(args, storage, rewards, values, bootstraps, ratios):
-    """GAE (Schulman et al. 2016) with the clipped importance weights of V-trace (Espeholt et al. 2018), (T, N)."""
+    """GAE (Schulman et al. 2016) with the clipped importance weights of V-trace
+    (Espeholt et al. 2018), (T, N)."""
     advantages, later, next_value = torch.zeros_like(ratios), torch.zeros_like(ratios[0]), values[-1]
     done = (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
@@ -221,17 +237,20 @@ def advantage(args, storage, rewards, values, bootstraps, ratios):
     return advantages
 
 
-# -- The loss and the optimizer --------------------------------------------------------------------------------------
+# -- The loss and the optimizer
+# --------------------------------------------------------------------------------------
 
 
 def log_probability(policy, y, actions, mask):
-    """Log-probability (...) of actions (..., heads or dims) given the logits or means y (..., A), and the entropy."""
+    """Log-probability (...) of actions (..., heads or dims) given the logits or means y
+    (..., A), and the entropy."""
     if policy.log_std is not None:  # a Gaussian of its own deviation each dimension
         normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y), validate_args=False)
         logprob, entropy = normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
         if policy.squash is None:
             return logprob, entropy
-        z = ((actions - y) / normal.scale).detach()  # no formula for the entropy: its estimate at the sample drawn
+        # no formula for the entropy: its estimate at the sample drawn
+        z = ((actions - y) / normal.scale).detach()
         return logprob - log_slope(policy, actions), entropy + log_slope(policy, y + normal.scale * z)
     logprob, entropy = 0.0, 0.0
     y = y if mask is None else y.masked_fill(mask == 0, -1e9)
@@ -243,12 +262,14 @@ def log_probability(policy, y, actions, mask):
 
 
 def log_slope(policy, u):
-    """log da/du of a = middle + half * tanh(u), summed over dimensions (Haarnoja et al. 2018, appendix C)."""
+    """log da/du of a = middle + half * tanh(u), summed over dimensions (Haarnoja et
+    al. 2018, appendix C)."""
     return (policy.squash[2] + 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))).sum(-1)
 
 
 def ppo_loss(args, policy, y, v, batch, weights):
-    """Clipped policy and value losses (Schulman et al. 2017) over the valid steps; the ratios (T, M) and statistics."""
+    """Clipped policy and value losses (Schulman et al. 2017) over the valid steps; the ratios (T,
+    M) and statistics."""
     alive = batch.valid != 0
     logprob, entropy = log_probability(policy, y, batch.actions, batch.action_masks)
     log_ratio = torch.where(alive, logprob - batch.logprobs, 0.0).clamp(-20, 20)
@@ -273,8 +294,9 @@ NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, 
 
 @torch.no_grad()
 def muon(args, policy, momenta, learning_rate):
-    """One step of Muon (Jordan et al. 2024): a matrix moves by its momentum with all singular values taken to 1, a
-    vector by its plain Nesterov momentum. Returns the norm of the gradients before they were clipped."""
+    """One step of Muon (Jordan et al. 2024): a matrix moves by its momentum with all singular
+    values taken to 1, a vector by its plain Nesterov momentum. Returns the norm of the gradients
+    before they were clipped."""
     norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     if not norm.isfinite():
         raise FloatingPointError("a gradient is not finite: try a smaller --learning-rate.")
@@ -297,23 +319,26 @@ def muon(args, policy, momenta, learning_rate):
     return norm
 
 
-# -- Learning from a rollout, and the run ----------------------------------------------------------------------------
+# -- Learning from a rollout, and the run
+# ----------------------------------------------------------------------------
 
 
 def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress, learning_rate):
-    """`count` updates on minibatches of segments; returns the means of their losses over the valid steps."""
+    """`count` updates on minibatches of segments; returns the means of their
+    losses over the valid steps."""
     T, N = data.logprobs.shape
     alive, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
     index, weights, scratch = torch.zeros(M, dtype=torch.int64), torch.zeros(M), torch.zeros(N, dtype=torch.float64)
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
     means, steps = {}, 0
     for minibatch in range(count):
-        # Advantages anew, with the newest values and ratios; segments are drawn by their size, to the power alpha
-        # (prioritized replay, Schaul et al. 2016).
+        # Advantages anew, with the newest values and ratios; segments are drawn by their size, to
+        # the power alpha (prioritized replay, Schaul et al. 2016).
         advantages = advantage(args, storage, rewards, data.values, data.bootstraps, ratios)
         masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
         masses = torch.where(alive.any(0), masses, 0.0)
-        # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N masses[index] / sum)^-beta.
+        # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N
+        # masses[index] / sum)^-beta.
         kernels.draw(masses, scratch, index, weights, seed=args.seed, clock=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
             valid=storage.valid[:T, index], actions=data.samples[:, index], logprobs=data.logprobs[:, index],
@@ -334,7 +359,8 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
 
 
 def train(args, envs, policy=None):
-    """Rollouts and learning by turns. Yields (steps, the environments' statistics, the losses, the policy) an epoch."""
+    """Rollouts and learning by turns. Yields (steps, the environments' statistics, the
+    losses, the policy) an epoch."""
     torch.manual_seed(args.seed)
     T, N = args.horizon, envs.num_agents
     if args.minibatch_size % T or not T <= args.minibatch_size <= T * N:
@@ -371,9 +397,11 @@ def train(args, envs, policy=None):
         count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
         updates_owed -= count  # a fraction waits for the next epoch
         schedule = 0.5 * (1 + math.cos(math.pi * progress))
-        if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:  # until the end is near
+        # until the end is near
+        if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
             target = args.target_kl
-            if args.norm_reward:  # small advantages are mostly noise, and Muon's steps do not shrink with the gradient
+            # small advantages are mostly noise, and Muon's steps do not shrink with the gradient
+            if args.norm_reward:
                 target *= min(1.0, losses["advantages"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
             rate_factor = min(10.0, max(0.1, rate_factor * min(1.2, max(0.5, step))))
@@ -386,7 +414,8 @@ def train(args, envs, policy=None):
 
 
 def main(args):
-    torch.set_num_threads(1)  # the operations are small: more threads would wait for longer than they work
+    # the operations are small: more threads would wait for longer than they work
+    torch.set_num_threads(1)
     envs = vector.make(args.env, num_envs=args.num_envs, seed=args.seed, num_buffers=1)
     folder = f"runs/{Path(args.env).stem}_{args.seed}_{int(time.time())}"
     writer, begun, last, score = SummaryWriter(folder), time.perf_counter(), 0.0, math.nan

@@ -4,8 +4,8 @@
     check_count("train.gpus", 50, *processes_at_most())         # ValueError: the most is 16
     outlive_readers()                                           # `| head -1` and a closed ssh end no run
 
-Whatever starts processes in this project does it with these. The file takes nothing but Python's own library, because
-each process begins with it.
+Whatever starts processes in this project does it with these. The file takes nothing but Python's
+own library, because each process begins with it.
 """
 
 import contextlib
@@ -18,22 +18,25 @@ import threading
 import time
 from pathlib import Path
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Nothing is left behind
 
-ALONE = 2.0  # seconds that a worker's environments have to close when the process that started it was killed
+# seconds that a worker's environments have to close when the process that started it was killed
+ALONE = 2.0
 
 
 def guarded(command, number=signal.SIGTERM):
-    """The command line of `command` as a process that gets a signal when this one is gone, also by `kill -9`."""
+    """The command line of `command` as a process that gets a signal when this one is
+    gone, also by `kill -9`."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(number)), *command]
 
 
 def die_with(parent, number):
-    """Have Linux send this process a signal when its parent process, whose number is `parent`, is gone, or now if it is
-    gone already. It stays so over an exec. Linux means the thread that has started this process, so that thread must
-    live as long. Other systems have no such thing: there a rank or a trial lives on if what started it is killed, while
-    workers of Multiprocessing end everywhere (see leave_with)."""
+    """Have Linux send this process a signal when its parent process, whose number is `parent`, is
+    gone, or now if it is gone already. It stays so over an exec. Linux means the thread that has
+    started this process, so that thread must live as long. Other systems have no such thing: there
+    a rank or a trial lives on if what started it is killed, while workers of Multiprocessing end
+    everywhere (see leave_with)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -43,9 +46,9 @@ def die_with(parent, number):
 
 
 def leave_with(fd, parent, closing):
-    """End this process when the other side of the socket `fd` is gone, even in the middle of a step. The main thread
-    sees it too and closes what it has: for that it has `closing` seconds, or ALONE if `parent`, a process number, is
-    gone as well."""
+    """End this process when the other side of the socket `fd` is gone, even in the middle of a
+    step. The main thread sees it too and closes what it has: for that it has `closing` seconds, or
+    ALONE if `parent`, a process number, is gone as well."""
 
     def watch():
         poller = select.poll()
@@ -60,8 +63,8 @@ def leave_with(fd, parent, closing):
 
 
 def born(pid):
-    """When a process began: a number that tells it from a later one of the same number, and that nobody changes who
-    sets the machine's clock. Raises psutil.NoSuchProcess."""
+    """When a process began: a number that tells it from a later one of the same number, and that
+    nobody changes who sets the machine's clock. Raises psutil.NoSuchProcess."""
     import psutil
 
     with contextlib.suppress(OSError):
@@ -70,7 +73,8 @@ def born(pid):
 
 
 def end_children(seconds=5.0):
-    """End all processes that this one has started, and theirs: SIGTERM, and after so many seconds SIGKILL."""
+    """End all processes that this one has started, and theirs: SIGTERM, and after
+    so many seconds SIGKILL."""
     import psutil
 
     children = psutil.Process().children(recursive=True)
@@ -81,7 +85,7 @@ def end_children(seconds=5.0):
         children = psutil.wait_procs(children, timeout=seconds)[1]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What this machine can hold
 
 
@@ -91,7 +95,8 @@ def cores():
 
 
 def processes_at_most():
-    """(how many processes or threads may be asked for, why): more than that only wait for each other."""
+    """(how many processes or threads may be asked for, why): more than that
+    only wait for each other."""
     return max(16, 4 * cores()), f"this machine has {cores()} cores"
 
 
@@ -118,7 +123,8 @@ def check_count(name, count, most, why):
 
 
 def check_memory(size, what):
-    """MemoryError if so many bytes are more than is free. Linux would promise them, and end the process later."""
+    """MemoryError if so many bytes are more than is free. Linux would promise them, and
+    end the process later."""
     free = available_memory()
     if size > free:
         raise MemoryError(f"{what} would take {in_bytes(size)}, and {in_bytes(free)} are free; take less")
@@ -134,7 +140,8 @@ def in_bytes(count):
 
 
 def spare_folder(what):
-    """A folder of this user's for what is kept, where neither the project's nor the home can be written; says so."""
+    """A folder of this user's for what is kept, where neither the project's nor the home
+    can be written; says so."""
     import stat
     import tempfile
 
@@ -151,7 +158,7 @@ def spare_folder(what):
     return folder
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A command line that others stop or stop reading
 
 
@@ -169,7 +176,8 @@ class Heard(io.FileIO):
 
 
 def outlive_readers():
-    """Have stdout and stderr go nowhere, in place of raising BrokenPipeError, once they are closed at the other end."""
+    """Have stdout and stderr go nowhere, in place of raising BrokenPipeError, once they are
+    closed at the other end."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         before = getattr(sys, name)
         if before is None:  # closed from the beginning
@@ -177,7 +185,8 @@ def outlive_readers():
         elif hasattr(before, "buffer") and before.fileno() == fd:
             before.flush()
             heard = Heard(fd, "w", closefd=False)
-            buffer = heard if before.write_through else io.BufferedWriter(heard)  # unbuffered with python -u
+            # unbuffered with python -u
+            buffer = heard if before.write_through else io.BufferedWriter(heard)
             setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, before.errors,
                                                 line_buffering=before.line_buffering,
                                                 write_through=before.write_through))
@@ -190,14 +199,15 @@ def lost_output():
 
 
 def stop_at_once():
-    """Have Ctrl-C end this process without a traceback, as it does while packages are imported. One that ignores it,
-    because it was started in the background, goes on ignoring it."""
+    """Have Ctrl-C end this process without a traceback, as it does while packages are imported. One
+    that ignores it, because it was started in the background, goes on ignoring it."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_command(function):
-    """Run the main function of a command line. Ctrl-C is a KeyboardInterrupt in it, but no traceback after it."""
+    """Run the main function of a command line. Ctrl-C is a KeyboardInterrupt in it, but no
+    traceback after it."""
     outlive_readers()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

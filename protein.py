@@ -9,10 +9,10 @@
     best = Protein("breakout", {"train.learning_rate": {"distribution": "log_normal", "min": 1e-4, "max": 0.1},
                                 "policy.hidden_size": [32, 64, 128]}, num_trials=50).optimize()
 
-What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for score, log cost and
-success choose the next trial. The file reads in that order: search space, Gaussian process, tuners. To change how a
-trial is chosen, edit `Protein._gain`; the others have the same two methods. sweep.py runs what is suggested here, and
-is the command line and the page.
+What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for
+score, log cost and success choose the next trial. The file reads in that order: search space,
+Gaussian process, tuners. To change how a trial is chosen, edit `Protein._gain`; the others have the
+same two methods. sweep.py runs what is suggested here, and is the command line and the page.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from scipy import linalg, optimize, special
 from scipy.stats import qmc
 from threadpoolctl import ThreadpoolController
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The search space: settings as coordinates in the unit cube
 
 
@@ -72,13 +72,15 @@ class SpaceError(ValueError):
 
 @dataclass
 class Setting:
-    """One searched setting. `to_unit` and `from_unit` go between its values and a coordinate in 0..1.
+    """One searched setting. `to_unit` and `from_unit` go between its values
+    and a coordinate in 0..1.
 
-    distribution: a name in SCALES; log_normal is for learning rates, logit_normal for values near 0 or 1 such as gamma.
-    mean: where the search starts and which region it prefers at first; None for no preference, or the value None of a
-    choice that has it. scale: the standard deviation of that preference as a fraction of the whole range on the
-    setting's own scale. Categories have no regions: their mean is where the search starts only.
-    Raises SpaceError, naming the setting, for anything that cannot be searched.
+    distribution: a name in SCALES; log_normal is for learning rates, logit_normal for values near 0
+    or 1 such as gamma. mean: where the search starts and which region it prefers at first; None for
+    no preference, or the value None of a choice that has it. scale: the standard deviation of that
+    preference as a fraction of the whole range on the setting's own scale. Categories have no
+    regions: their mean is where the search starts only. Raises SpaceError, naming the setting, for
+    anything that cannot be searched.
     """
 
     name: str
@@ -166,16 +168,19 @@ class Setting:
             return self.row.inverse(round(self._ends()[0]) + level)
         low, high = self._ends()
         value = self.row.inverse(low + unit * (high - low))
-        value = min(float(self.max), max(float(self.min), float(f"{value:.6g}")))  # 0.015, not 0.01499999999999998
+        # 0.015, not 0.01499999999999998
+        value = min(float(self.max), max(float(self.min), float(f"{value:.6g}")))
         return round(value) if self.integer else value
 
 
 class Space:
-    """The settings that are searched, in order, and their preference (`mean`, `scale`) as a density on the unit cube.
+    """The settings that are searched, in order, and their preference (`mean`, `scale`) as a
+    density on the unit cube.
 
-    settings: {"section.key": what}, also nested {"section": {"key": what}}; `what` is a dict with distribution, min,
-    max and optionally mean and scale (texts from an ini file are read as numbers), or a plain list of values: ordered
-    where all are numbers, otherwise categories. distribution none takes a setting out again.
+    settings: {"section.key": what}, also nested {"section": {"key": what}}; `what` is a dict with
+    distribution, min, max and optionally mean and scale (texts from an ini file are read as
+    numbers), or a plain list of values: ordered where all are numbers, otherwise categories.
+    distribution none takes a setting out again.
     """
 
     def __init__(self, settings):
@@ -208,7 +213,8 @@ class Space:
         return len(self.settings)
 
     def encode(self, config):
-        """{"section.key": value} -> (d,) coordinates. Raises SpaceError for a setting that is missing."""
+        """{"section.key": value} -> (d,) coordinates. Raises SpaceError for a
+        setting that is missing."""
         missing = [name for name in self.names if name not in config]
         if missing:
             raise SpaceError(f"the configuration lacks {', '.join(missing)}.")
@@ -228,8 +234,8 @@ class Space:
         return units
 
     def features(self, units):
-        """(n, d) coordinates -> (n, f) inputs of the Gaussian processes: categories become one column each, at
-        distance 1 of each other; all else stays."""
+        """(n, d) coordinates -> (n, f) inputs of the Gaussian processes: categories become one
+        column each, at distance 1 of each other; all else stays."""
         columns = []
         for k, setting in enumerate(self.settings):
             if setting.categorical:
@@ -247,8 +253,8 @@ class Space:
         return np.array([s.to_unit(s.mean) if has else 0.5 for s, has in zip(self.settings, known, strict=True)])
 
     def warp(self, units):
-        """(n, d) even coordinates -> coordinates with the density of the preference (inverse of its distribution:
-        a normal cut off at the bounds)."""
+        """(n, d) even coordinates -> coordinates with the density of the preference (inverse of its
+        distribution: a normal cut off at the bounds)."""
         units = units.copy()
         for k, setting in enumerate(self.settings):
             if setting.scale is not None:
@@ -280,8 +286,9 @@ def flatten(settings, prefix=""):
 
 
 def described(name, what):
-    """What is searched, a dict of FIELDS or a plain list of values, as a dict: with a distribution ("" where none is
-    given) and texts as numbers, but for the values, which depend on the setting: a text of them becomes a list."""
+    """What is searched, a dict of FIELDS or a plain list of values, as a dict: with a distribution
+    ("" where none is given) and texts as numbers, but for the values, which depend on the setting:
+    a text of them becomes a list."""
     if isinstance(what, list | tuple):
         what = {"values": what}
     if not isinstance(what, dict):
@@ -307,23 +314,26 @@ def number(text):
     return text
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Gaussian process regression
 
-# Matrices this small gain nothing from a second thread, which beside running trials waits for a core all the time: on a
-# busy machine two threads took 100 times as long.
+# Matrices this small gain nothing from a second thread, which beside running trials waits for a
+# core all the time: on a busy machine two threads took 100 times as long.
 one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 
 class GP:
-    """Exact Gaussian process in float64: Matérn 3/2 with a length a feature, plus a linear kernel, plus noise.
+    """Exact Gaussian process in float64: Matérn 3/2 with a length a feature, plus a
+    linear kernel, plus noise.
 
-    k(x, x') = matern · (1 + √3 r) exp(−√3 r) + linear · (x − ½)·(x' − ½) + group · [same trial] + noise · [same row],
-    r² = Σ_k ((x_k − x'_k) / length_k)² (Rasmussen and Williams 2006, eq. 4.17; 5.8 and 5.9 for the marginal likelihood
-    and its gradient). `group` is what all points of one trial's curve share: a lucky seed must not count as often as
-    its curve has points. Hyper-parameters, as logarithms in `theta` = [length..., matern, linear, group, noise], have
-    normal priors and are fitted by L-BFGS; lengths are expected to grow with √features (Hvarfner et al. 2024), so that
-    many settings do not make everything look new. Targets should have mean 0 and variance about 1.
+    k(x, x') = matern · (1 + √3 r) exp(−√3 r) + linear · (x − ½)·(x' − ½) + group · [same trial] +
+    noise · [same row], r² = Σ_k ((x_k − x'_k) / length_k)² (Rasmussen and Williams 2006, eq.
+    4.17; 5.8 and 5.9 for the marginal likelihood and its gradient). `group` is what all points of
+    one trial's curve share: a lucky seed must not count as often as its curve has points.
+    Hyper-parameters, as logarithms in `theta` = [length..., matern, linear, group, noise], have
+    normal priors and are fitted by L-BFGS; lengths are expected to grow with √features (Hvarfner
+    et al. 2024), so that many settings do not make everything look new. Targets should have mean
+    0 and variance about 1.
     """
 
     FIT_ROWS = 400  # rows that hyper-parameters are fitted on; the posterior uses all
@@ -339,7 +349,8 @@ class GP:
         self.theta = self.prior_mean.copy()
 
     def kernel(self, theta, X, Z):
-        """(n, m) covariance of the function between rows of X (n, f) and Z (m, f), without group and noise; and r."""
+        """(n, m) covariance of the function between rows of X (n, f) and Z (m, f), without
+        group and noise; and r."""
         lengths, (matern, linear) = np.exp(theta[: self.features]), np.exp(theta[self.features : self.features + 2])
         A, B = X / lengths, Z / lengths
         squared = (A * A).sum(1)[:, None] + (B * B).sum(1) - 2 * (A @ B.T)
@@ -348,7 +359,8 @@ class GP:
         return matern * (1 + r) * decay + linear * ((X - 0.5) @ (Z - 0.5).T), decay
 
     def covariance(self, theta, X, groups):
-        """(n, n) covariance of the observations, the Matérn part's exp(−√3 r), and which rows share a trial."""
+        """(n, n) covariance of the observations, the Matérn part's exp(−√3 r), and
+        which rows share a trial."""
         K, decay = self.kernel(theta, X, X)
         same = None if groups is None else (groups[:, None] == groups).astype(float)
         if same is not None:
@@ -357,7 +369,8 @@ class GP:
         return K, decay, same
 
     def loss(self, theta, X, y, groups=None):
-        """Negative log marginal likelihood of y (n,) minus the log prior, and its gradient by theta."""
+        """Negative log marginal likelihood of y (n,) minus the log prior, and
+        its gradient by theta."""
         n, f = X.shape
         K, decay, same = self.covariance(theta, X, groups)
         try:
@@ -366,13 +379,14 @@ class GP:
             return 1e25, np.zeros_like(theta)
         alpha = linalg.cho_solve((L, True), y, check_finite=False)
         value = 0.5 * y @ alpha + np.log(np.diag(L)).sum() + 0.5 * n * math.log(2 * math.pi)
-        half = linalg.lapack.dpotri(L, lower=1, overwrite_c=1)[0]  # the inverse's lower triangle; the upper one is 0
+        # the inverse's lower triangle; the upper one is 0
+        half = linalg.lapack.dpotri(L, lower=1, overwrite_c=1)[0]
         half[np.diag_indices(n)] *= 0.5
         G = 0.5 * (half + half.T - np.outer(alpha, alpha))  # d value / dK
         lengths, (matern, linear, group, noise) = np.exp(theta[:f]), np.exp(theta[f:])
         gradient = np.empty_like(theta)
-        # dk/dlog length_k = 3 · matern · exp(−√3 r) · (Δ_k / length_k)²: no division by r, and the sum over all pairs
-        # is two matrix products instead of a loop over features.
+        # dk/dlog length_k = 3 · matern · exp(−√3 r) · (Δ_k / length_k)²: no division by r, and the
+        # sum over all pairs is two matrix products instead of a loop over features.
         W, Z = G * decay, (X - 0.5) / lengths
         gradient[:f] = 6 * matern * (W.sum(1) @ (Z * Z) - (Z * (W @ Z)).sum(0))
         C = X - 0.5
@@ -387,8 +401,8 @@ class GP:
     def fit(self, X, y, groups=None):
         """Fit theta from where it stands, on FIT_ROWS rows, then condition on all."""
         if len(X) >= 3:
-            # The same rows as before, and a few of those that have come: then the last theta is nearly right, and the
-            # fit ends as soon as a step gains no more than some thousandths.
+            # The same rows as before, and a few of those that have come: then the last theta is
+            # nearly right, and the fit ends as soon as a step gains no more than some thousandths.
             rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
             found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True, method="L-BFGS-B",
@@ -414,7 +428,7 @@ class GP:
         return K @ self.alpha, np.sqrt(np.maximum(prior - (V * V).sum(0), 1e-12))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Tuners: suggest() -> configuration, observe(configuration, score, cost)
 
 
@@ -426,12 +440,15 @@ class Observation:
     score: float
     cost: float
     failed: bool = False
-    complete: bool = True  # False for a trial that was stopped early: its last point is not the schedule's end
-    curve: list = dataclasses.field(default_factory=list)  # [(progress in 0..1, score, cost)] up to the last point
+    # False for a trial that was stopped early: its last point is not the schedule's end
+    complete: bool = True
+    # [(progress in 0..1, score, cost)] up to the last point
+    curve: list = dataclasses.field(default_factory=list)
 
 
 def front_of(scores, costs):
-    """Indices of the Pareto front, cheapest first: no other trial has at least the score for at most the cost."""
+    """Indices of the Pareto front, cheapest first: no other trial has at least the
+    score for at most the cost."""
     order, best, front = np.lexsort((-np.asarray(scores), np.asarray(costs))), -math.inf, []
     for i in order:
         if scores[i] > best:
@@ -441,13 +458,15 @@ def front_of(scores, costs):
 
 
 class Random:
-    """Draws from the preference (everything evenly, where no mean is given). Also what the other tuners share.
+    """Draws from the preference (everything evenly, where no mean is given). Also what
+    the other tuners share.
 
-    env_name: the environment that `optimize` trains. search_space: see Space; None for the [sweep.*] sections of
-    config/. metric: any name in metrics.jsonl. goal: maximize or minimize it. seed: the draws are repeatable.
-    random_trials: before a tuner uses what it learnt. settings: further fields of sweep.Sweep, e.g. workers=2, and
-    fixed={"train.total_timesteps": 1_000_000} for settings that all trials share, which are then not searched. A
-    [sweep] section of an .ini, and the hour that the command line allows a trial by default, are not taken over.
+    env_name: the environment that `optimize` trains. search_space: see Space; None for the
+    [sweep.*] sections of config/. metric: any name in metrics.jsonl. goal: maximize or minimize it.
+    seed: the draws are repeatable. random_trials: before a tuner uses what it learnt. settings:
+    further fields of sweep.Sweep, e.g. workers=2, and fixed={"train.total_timesteps": 1_000_000}
+    for settings that all trials share, which are then not searched. A [sweep] section of an .ini,
+    and the hour that the command line allows a trial by default, are not taken over.
     """
 
     STEPS = "train.total_timesteps"  # a point along a curve is also a look at a shorter run
@@ -460,7 +479,8 @@ class Random:
         self.max_suggestion_cost = max_suggestion_cost or math.inf
         self.sweep_settings, self.search_space = settings, search_space or {}
         if settings or env_name is not None:
-            import sweep  # here, since it imports this file, and since a tuner by itself does without it
+            # here, since it imports this file, and since a tuner by itself does without it
+            import sweep
 
             self.search_space = sweep.searched_settings(env_name, search_space, sweep.settings_of(self)[1])
         self.space = Space(self.search_space)
@@ -474,9 +494,10 @@ class Random:
 
     @one_thread
     def suggest(self, number=None):
-        """The next configuration to try, {"section.key": value}; None when there is nothing left to try. It counts as
-        pending, and is kept away from, until it is observed. number: of the trial, from 0, by default counted here; all
-        draws come from it and the seed, so that a sweep that goes on, or runs on several machines, repeats none."""
+        """The next configuration to try, {"section.key": value}; None when there is nothing left to
+        try. It counts as pending, and is kept away from, until it is observed. number: of the
+        trial, from 0, by default counted here; all draws come from it and the seed, so that a sweep
+        that goes on, or runs on several machines, repeats none."""
         self.number = self.number + 1 if number is None else number
         self.rng = np.random.default_rng([self.seed, self.number])
         self.prediction = {}
@@ -488,9 +509,10 @@ class Random:
         return config
 
     def observe(self, config, score, cost, failed=False, curve=(), complete=True):
-        """Tell the outcome of a trial. score: the metric at the end; cost: seconds; failed: it gave no usable result
-        (crash, not a number, out of memory), the score is then ignored; curve: [(progress, score, cost), ...] along
-        the way, progress in 0..1; complete: False where it was stopped early."""
+        """Tell the outcome of a trial. score: the metric at the end; cost: seconds; failed: it
+        gave no usable result (crash, not a number, out of memory), the score is then ignored;
+        curve: [(progress, score, cost), ...] along the way, progress in 0..1; complete: False
+        where it was stopped early."""
         unit = self.space.encode(config)
         failed = bool(failed) or not (math.isfinite(score) and math.isfinite(cost))
         for i, other in enumerate(self.pending):
@@ -517,9 +539,10 @@ class Random:
     def optimize(self, objective=None):
         """Run the trials and return the best configuration, {"section.key": value}.
 
-        objective: config -> (score, cost in seconds), called here one after the other; None trains `env_name` in
-        processes of their own, as `python protein.py` does. A RuntimeError, ValueError, ArithmeticError or MemoryError
-        in an objective is a failed trial; any other ends the search.
+        objective: config -> (score, cost in seconds), called here one after the other; None
+        trains `env_name` in processes of their own, as `python protein.py` does. A
+        RuntimeError, ValueError, ArithmeticError or MemoryError in an objective is a failed
+        trial; any other ends the search.
         """
         if objective is None:
             import sweep
@@ -554,8 +577,8 @@ class Random:
         return qmc.Sobol(len(self.space), rng=self.rng).random(count)
 
     def _breed(self, parents, count, spread):
-        """(count, d) children: two parents crossed, then some coordinates moved by steps of very different size,
-        reflected at the bounds (cutting off would heap them up there)."""
+        """(count, d) children: two parents crossed, then some coordinates moved by steps of very
+        different size, reflected at the bounds (cutting off would heap them up there)."""
         d = len(self.space)
         mothers, fathers = (parents[self.rng.integers(0, len(parents), count)] for _ in range(2))
         children = np.where(self.rng.random((count, d)) < 0.2, fathers, mothers)
@@ -572,7 +595,8 @@ class Random:
         return children
 
     def _fresh(self, units, else_all=True):
-        """Those of (n, d) that are neither tried nor pending; by default all of them where there is nothing else."""
+        """Those of (n, d) that are neither tried nor pending; by default all of them where
+        there is nothing else."""
         seen = np.array([o.unit for o in self.observations] + self.pending).reshape(-1, len(self.space))
         known = {row.tobytes() for row in np.round(seen, 6)}
         fresh = np.array([row.tobytes() not in known for row in np.round(units, 6)])
@@ -592,8 +616,8 @@ class ParetoGenetic(Random):
 
 
 class Grid(Random):
-    """All combinations of evenly spaced values, as many a setting as num_trials allows (all of a list's), in a random
-    order; then suggest() returns None."""
+    """All combinations of evenly spaced values, as many a setting as num_trials allows (all of a
+    list's), in a random order; then suggest() returns None."""
 
     def _next(self):
         if not hasattr(self, "points"):
@@ -613,15 +637,16 @@ class Grid(Random):
 class Protein(Random):
     """Cost-aware Bayesian optimisation of the Pareto front.
 
-    Candidates bred around the front and from Sobol points are scored by the expected improvement of the front at a
-    target cost t, drawn anew for each suggestion, even in log cost: a candidate improves the front there by
-    max(0, score − front(t)) if it costs at most t, so with Gaussian score and log cost the gain is P(cost ≤ t) ·
-    EI(score; front(t)); its mean over t would be the expected gain in hypervolume. One target at a time does as well
-    (tests/bench_protein.py) and leaves the bounds alone more, as cheap and dear trials get their turns. Uncertainty
-    counts in both factors, the score's 1 to OPTIMISM times, drawn anew as well: with hyper-parameters fitted to what
-    was tried expected improvement is too sure of itself, and may never leave a lesser optimum (Bull 2011). The
-    preference multiplies the gain with a weight that fades as trials come in (πBO, Hvarfner et al. 2022), and so does
-    the squared probability of success.
+    Candidates bred around the front and from Sobol points are scored by the expected improvement of
+    the front at a target cost t, drawn anew for each suggestion, even in log cost: a candidate
+    improves the front there by max(0, score − front(t)) if it costs at most t, so with Gaussian
+    score and log cost the gain is P(cost ≤ t) · EI(score; front(t)); its mean over t would be the
+    expected gain in hypervolume. One target at a time does as well (tests/bench_protein.py) and
+    leaves the bounds alone more, as cheap and dear trials get their turns. Uncertainty counts in
+    both factors, the score's 1 to OPTIMISM times, drawn anew as well: with hyper-parameters fitted
+    to what was tried expected improvement is too sure of itself, and may never leave a lesser
+    optimum (Bull 2011). The preference multiplies the gain with a weight that fades as trials come
+    in (πBO, Hvarfner et al. 2022), and so does the squared probability of success.
     """
 
     CANDIDATES, ROUNDS, IDLE, OPTIMISM = 1024, 3, 0.7, 3.0
@@ -642,11 +667,13 @@ class Protein(Random):
                            "log_cost_sd": cost_sd, "success": success}
         return best
 
-    # -- models ----------------------------------------------------------------------------------------------------
+    # -- models
+    # ----------------------------------------------------------------------------------------------------
 
     def inputs(self, units, progress):
-        """(n, f + 1) inputs of the models: features, and how far the schedule has come. A point half way is not a run
-        of half the length (its learning rate has not come down), so both coordinates tell what it is."""
+        """(n, f + 1) inputs of the models: features, and how far the schedule has come. A point
+        half way is not a run of half the length (its learning rate has not come down), so both
+        coordinates tell what it is."""
         units, progress = np.array(units, dtype=float), np.asarray(progress, dtype=float)
         for k, setting in enumerate(self.space.settings):
             if setting.name == self.STEPS and setting.row.axis == "log" and not setting.levels and (progress < 1).any():
@@ -655,7 +682,8 @@ class Protein(Random):
 
     @one_thread
     def fit(self):
-        """Fit the models to all observations; returns self. Scores are standardised in self.score_scale."""
+        """Fit the models to all observations; returns self. Scores are
+        standardised in self.score_scale."""
         done = [(i, o) for i, o in enumerate(self.observations) if not o.failed]
         rows = [(i, o.unit, *point) for i, o in done for point in o.curve]
         groups = np.array([row[0] for row in rows])
@@ -680,7 +708,8 @@ class Protein(Random):
             units = np.array([o.unit for o in self.observations])
             model = self.models.setdefault("success", GP(X.shape[1]))
             model.fit(self.inputs(units, np.ones(len(units))), 2 * (labels - self.success_rate))
-        if self.pending:  # what runs already counts as known, at its expected score, so that nothing is tried twice
+        # what runs already counts as known, at its expected score, so that nothing is tried twice
+        if self.pending:
             pending = self.inputs(np.array(self.pending), np.ones(len(self.pending)))
             expected, _ = self.models["score"].predict(pending)
             if shared is not None:
@@ -691,22 +720,25 @@ class Protein(Random):
 
     @one_thread
     def predict(self, units):
-        """At (n, d) coordinates: score mean and sd, log cost mean and sd, probability of success, each (n,)."""
+        """At (n, d) coordinates: score mean and sd, log cost mean and sd, probability
+        of success, each (n,)."""
         X = self.inputs(units, np.ones(len(units)))
         score, score_sd = self.models["score"].predict(X)
         cost, cost_sd = self.models["cost"].predict(X)
         success = np.ones(len(X))
-        if "success" in self.models:  # least-squares classification: the latent value against the middle of the labels
+        # least-squares classification: the latent value against the middle of the labels
+        if "success" in self.models:
             latent, sd = self.models["success"].predict(X)
             success = special.ndtr((latent + 2 * self.success_rate - 1) / np.sqrt(sd**2 + 0.05))
         return (self.score_scale[0] + self.score_scale[1] * score, self.score_scale[1] * score_sd,
                 self.cost_scale[0] + self.cost_scale[1] * cost, self.cost_scale[1] * cost_sd, success)
 
-    # -- the choice ------------------------------------------------------------------------------------------------
+    # -- the choice
+    # ------------------------------------------------------------------------------------------------
 
     def _target(self):
-        """A log cost to improve the front at, and the front's score there. The front is the predicted one: luck counts
-        as noise, not as a record."""
+        """A log cost to improve the front at, and the front's score there. The front is the
+        predicted one: luck counts as noise, not as a record."""
         done = [o for o in self.observations if not o.failed]
         units, log_costs = np.array([o.unit for o in done]), np.log([o.cost for o in done])
         score = self.predict(units)[0]
@@ -718,8 +750,9 @@ class Protein(Random):
         return target, max(score[log_costs <= target], default=np.quantile(score, 0.1))
 
     def _gain(self, units, target, reached):
-        """(n,) logarithm of the expected improvement of the front, weighted by preference and probability of success.
-        What is expected to cost more than max_suggestion_cost comes last, the cheapest of it first."""
+        """(n,) logarithm of the expected improvement of the front, weighted by preference and
+        probability of success. What is expected to cost more than max_suggestion_cost comes last,
+        the cheapest of it first."""
         score, score_sd, cost, cost_sd, success = self.predict(units)
         score_sd = self.optimism * score_sd
         z = (score - reached) / score_sd
@@ -732,7 +765,8 @@ class Protein(Random):
         return np.where(excess > 0, -1e4 - excess, gain)
 
     def _maximise(self, target, reached):
-        """(d,) the best candidate: some rounds of breeding, each around the last one's best, with shorter steps."""
+        """(d,) the best candidate: some rounds of breeding, each around the last one's
+        best, with shorter steps."""
         count = self.CANDIDATES
         units = np.concatenate([self._breed(self._parents, count // 2, 0.4),
                                 self.space.warp(self._spread(count // 4)), self._spread(count // 4)])
@@ -747,8 +781,9 @@ class Protein(Random):
         return self._leave_idle_bounds(best_units[0])
 
     def _leave_idle_bounds(self, unit):
-        """Settings that do not matter drift to a bound, where the models know least. One that lies within 3% of it gets
-        another value, if by that neither score nor cost gets worse by IDLE standard deviations of what is expected."""
+        """Settings that do not matter drift to a bound, where the models know least. One that lies
+        within 3% of it gets another value, if by that neither score nor cost gets worse by IDLE
+        standard deviations of what is expected."""
         for k in self.rng.permutation(len(unit)):
             if min(unit[k], 1 - unit[k]) < 0.03 and not self.space.settings[k].levels:
                 both = np.array([unit, unit])

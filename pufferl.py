@@ -14,10 +14,11 @@
         logs = trainer.train()
     trainer.close()
 
-One epoch is `evaluate` (a rollout of `horizon` steps of all agents) and `train` (advantages, then minibatches of
-prioritized segments). To change the algorithm, edit `PuffeRL.train`; the formulas are in kernels.py, the networks in
-models.py, how they act and learn in engines.py, the environments' side in vector.py, what can be set in
-configuration.py and config/*.ini. ppo.py is the same algorithm on one page.
+One epoch is `evaluate` (a rollout of `horizon` steps of all agents) and `train` (advantages, then
+minibatches of prioritized segments). To change the algorithm, edit `PuffeRL.train`; the formulas
+are in kernels.py, the networks in models.py, how they act and learn in engines.py, the
+environments' side in vector.py, what can be set in configuration.py and config/*.ini. ppo.py is the
+same algorithm on one page.
 """
 
 import contextlib
@@ -44,9 +45,11 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
         print("loading torch and numba", file=sys.stderr)
 
-# torch's threads sleep while they wait: those that spin keep the cores from whoever they wait for. (docs/LOG.md)
+# torch's threads sleep while they wait: those that spin keep the cores from whoever they
+# wait for. (docs/LOG.md)
 os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
-# All queues that a GPU has, in place of 8: streams that share one wait for each other. CUDA reads it when it starts.
+# All queues that a GPU has, in place of 8: streams that share one wait for each other. CUDA reads
+# it when it starts.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import numba
@@ -88,17 +91,18 @@ from configuration import (  # load_* for scripts
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The trainer
 
 
 class PuffeRL:
     """PPO over a vectorized environment and a policy.
 
-    config: the train section as a dict (missing keys take their defaults), "env": the environment's name, optionally
-    "data_dir" (None: nothing is written), "run_id" and "settings" (all sections, kept with the run). vecenv: from
-    make or load_env, or one PufferEnv. policy: any network that models.py's docstring describes. logger: see
-    runs.NoLogger. The short form takes keywords in place of a configuration; batch_size stands for horizon there:
+    config: the train section as a dict (missing keys take their defaults), "env": the environment's
+    name, optionally "data_dir" (None: nothing is written), "run_id" and "settings" (all sections,
+    kept with the run). vecenv: from make or load_env, or one PufferEnv. policy: any network that
+    models.py's docstring describes. logger: see runs.NoLogger. The short form takes keywords in
+    place of a configuration; batch_size stands for horizon there:
 
         PuffeRL(vecenv, policy, logger=logger, learning_rate=0.01, batch_size=128 * vecenv.num_agents)
 
@@ -146,7 +150,8 @@ class PuffeRL:
 
     @out_of_memory("vec.total_agents (or env.num_envs) or train.horizon")
     def _allocate(self):
-        """Everything that lives as long as the trainer, in one arena; shapes are in docs/design.md."""
+        """Everything that lives as long as the trainer, in one arena; shapes
+        are in docs/design.md."""
         T, N, M, c = self.horizon, self.num_agents, self.segments, self.config
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
@@ -193,7 +198,8 @@ class PuffeRL:
             print(f"engine: autograd, because {why}", file=sys.stderr)
 
     def _check_engine(self, thoroughly=False):
-        """Go on with `Autograd` if the network has become another than the engine restates; see what is frozen now."""
+        """Go on with `Autograd` if the network has become another than the engine restates; see
+        what is frozen now."""
         follow_frozen(self)
         why = self.engine.outdated(thoroughly)
         if why:
@@ -204,8 +210,9 @@ class PuffeRL:
 
     @out_of_memory("vec.total_agents (or env.num_envs) or policy.hidden_size")
     def evaluate(self):
-        """Roll out `horizon` steps of all agents; returns the means of the environments' statistics over the episodes
-        that finished since the last log. train learns from the last one; others count as no steps."""
+        """Roll out `horizon` steps of all agents; returns the means of the environments' statistics
+        over the episodes that finished since the last log. train learns from the last one; others
+        count as no steps."""
         check_open(self)
         self.record()
         self._check_engine()
@@ -222,11 +229,12 @@ class PuffeRL:
 
     @out_of_memory("train.max_minibatch_size (of a network of your own), train.minibatch_size or policy.hidden_size")
     def train(self):
-        """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of prioritized segments.
+        """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of
+        prioritized segments.
 
-        Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy, approx_kl,
-        clipfrac, explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs where log_interval has
-        passed.
+        Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy,
+        approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
+        learning_rate. Logs where log_interval has passed.
         Raises FloatingPointError, weights untouched, where a gradient is not finite.
         """
         if not self._rolled_out:
@@ -278,15 +286,16 @@ class PuffeRL:
         self.sums.zero_()
 
     def _scale_rewards(self):
-        """The rollout's rewards in deviations of the discounted return, this rollout's included: a first reward after
-        many zeros would else be divided by next to nothing."""
+        """The rollout's rewards in deviations of the discounted return, this rollout's included: a
+        first reward after many zeros would else be divided by next to nothing."""
         if self.reward_scale is not None:
             moments = self.reward_scale.follow(*map(self.engine.on_host, ("rewards", "resets", "valid")))
             self.reward_scale.merge(self.ranks.gather(moments))
             torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
 
     def _advantages(self, index=None):
-        """Advantages and priorities of all segments, or of those in `index` (a segment's depend on no other)."""
+        """Advantages and priorities of all segments, or of those in `index` (a
+        segment's depend on no other)."""
         c, s = self.config, self.storage
         kernels.advantage(
             self.values, self.rewards, s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
@@ -324,7 +333,8 @@ class PuffeRL:
             self.normalizer.merge(self.ranks.gather(self.normalizer.moments(seen, valid)))
 
     def _end_epoch(self, begun, norms, sums):
-        """Count the epoch, adapt the learning rate, log and save if it is time; returns the losses."""
+        """Count the epoch, adapt the learning rate, log and save if it is
+        time; returns the losses."""
         c, statistics = self.config, self.statistics
         self.epoch += 1
         self._rolled_out = False
@@ -381,12 +391,14 @@ class PuffeRL:
 
     @property
     def environment(self):
-        """The environments' statistics: means over the episodes since the last log entry, or of that entry."""
+        """The environments' statistics: means over the episodes since the last log
+        entry, or of that entry."""
         return self.statistics.environment
 
     @property
     def run_folder(self):
-        """The run's folder, a Path; None if nothing is written. Assign another one before the first rollout."""
+        """The run's folder, a Path; None if nothing is written. Assign another one
+        before the first rollout."""
         return self.run.folder
 
     @run_folder.setter
@@ -396,8 +408,8 @@ class PuffeRL:
     # -- logs and checkpoints --------------------------------------------------------------------------------------
 
     def mean_and_log(self):
-        """Log the means since the last entry and return them. With nothing new since then it logs nothing and returns
-        that entry."""
+        """Log the means since the last entry and return them. With nothing new since then it logs
+        nothing and returns that entry."""
         since, step = self._last_log or (self._started, 0)
         if self.global_step == step:
             return self.statistics.entry
@@ -418,8 +430,9 @@ class PuffeRL:
         return metrics
 
     def record(self):
-        """Make the run's folder, with the resolved configuration and a first checkpoint, and write metrics.jsonl there
-        from now on; the first rollout does it, if it was not done before. Raises ConfigError where that cannot be."""
+        """Make the run's folder, with the resolved configuration and a first checkpoint, and write
+        metrics.jsonl there from now on; the first rollout does it, if it was not done before.
+        Raises ConfigError where that cannot be."""
         if self.run.begun:
             return
         self.run.begun = True
@@ -436,10 +449,10 @@ class PuffeRL:
             self._dashboard.show(self)
 
     def save_checkpoint(self, path=None, metadata=None):
-        """Write the model and the trainer's state to the run's folder, or one complete file to `path`; returns the
-        model's path. metadata: plain values and tensors of yours, given back by load_checkpoint. Files are written
-        under another name, synced and renamed: none is ever half written. Raises OSError where one cannot be. All ranks
-        call it, rank 0 writes."""
+        """Write the model and the trainer's state to the run's folder, or one complete file to
+        `path`; returns the model's path. metadata: plain values and tensors of yours, given back by
+        load_checkpoint. Files are written under another name, synced and renamed: none is ever half
+        written. Raises OSError where one cannot be. All ranks call it, rank 0 writes."""
         if path is None and self.run_folder is None:
             raise ConfigError("save_checkpoint() without a path needs a run's folder, but data_dir is None.")
         state = runs.state_of(self, metadata)
@@ -461,12 +474,13 @@ class PuffeRL:
             print(f"checkpoint at epoch {self.epoch} not written: {error}. Training goes on.", file=sys.stderr)
 
     def load_checkpoint(self, path):
-        """Go on from a file that save_checkpoint wrote (or the trainer_state.pt in a folder); returns its metadata.
+        """Go on from a file that save_checkpoint wrote (or the trainer_state.pt in a folder);
+        returns its metadata.
 
-        With the same settings, versions, buffers, threads and ranks the run continues bit for bit; what differs is
-        printed. Environments that cannot be restored (in Python, or with other settings, agents or ranks) begin new
-        episodes, which is printed as well. Only rank 0 reads the file. Raises ConfigError, and changes nothing, for
-        another network or optimizer."""
+        With the same settings, versions, buffers, threads and ranks the run continues bit for bit;
+        what differs is printed. Environments that cannot be restored (in Python, or with other
+        settings, agents or ranks) begin new episodes, which is printed as well. Only rank 0 reads
+        the file. Raises ConfigError, and changes nothing, for another network or optimizer."""
         saved = runs.restore(self, Path(path))
         self._rolled_out = False
         self._started = clock() - saved["uptime"]
@@ -475,7 +489,8 @@ class PuffeRL:
         return saved["metadata"]
 
     def close(self):
-        """Save, log what is left, release; returns the model's path. ConfigError if that could not be written."""
+        """Save, log what is left, release; returns the model's path. ConfigError if
+        that could not be written."""
         try:
             self.record()
             self.mean_and_log()
@@ -493,13 +508,14 @@ class PuffeRL:
                 self._dashboard.close()
 
 
-RATE_STEPS = 0.5, 1.2  # in an epoch: too large a rate does harm at once, too small a one only takes longer
+# in an epoch: too large a rate does harm at once, too small a one only takes longer
+RATE_STEPS = 0.5, 1.2
 SMALL_ADVANTAGES = 0.2  # their deviation, in deviations of the return
 RATE_FACTORS = 0.1, 10.0  # how far target_kl may take the learning rate from the one that is set
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What the trainer leaves to others: statistics, torch's optimizers, checks, the cause of a NaN
 
 BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
@@ -520,13 +536,13 @@ class Statistics:
         self._totals, self._returns = {}, (math.inf, -math.inf)
 
     def add_returns(self, engine, running):
-        """Keep the smallest and the largest return of the agents' episodes that ended in a rollout; running (N,): of
-        those that go on."""
+        """Keep the smallest and the largest return of the agents' episodes that ended in a rollout;
+        running (N,): of those that go on."""
         self._returns = engine.return_range(running, *self._returns)
 
     def add_episodes(self, log, policy):
-        """Add the environments' means, "n" of their episodes; keep a copy of the weights whose mean score over
-        BEST_EPISODES or more is the best."""
+        """Add the environments' means, "n" of their episodes; keep a copy of the weights whose mean
+        score over BEST_EPISODES or more is the best."""
         count = log.get("n", 0)
         if not count:
             return
@@ -550,8 +566,8 @@ class Statistics:
         return self.best if self.best_unsaved else None
 
     def means(self, group, seconds, losses):
-        """{"environment/score": ..., "losses/...": ..., "performance/seconds_...": ...} since the last entry, which is
-        `seconds` ago; all ranks call it."""
+        """{"environment/score": ..., "losses/...": ..., "performance/seconds_...": ...} since the
+        last entry, which is `seconds` ago; all ranks call it."""
         stages, ends = dict(self.seconds), ("episode_return_min", "episode_return_max")
         if group.count > 1:
             stages["ranks"] = group.take_seconds()
@@ -573,9 +589,10 @@ class Statistics:
 
 
 class TorchOptimizer:
-    """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind kernels.Muon's `step`: the
-    gradients' global norm is clipped first, and once it is not finite nothing changes. The learning rate is the
-    trainer's; your own weights and gradients may be written in any way, they are put back into the arena."""
+    """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind
+    kernels.Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
+    nothing changes. The learning rate is the trainer's; your own weights and gradients may be
+    written in any way, they are put back into the arena."""
 
     def __init__(self, config, policy, arena):
         self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], own_optimizer(config)
@@ -594,13 +611,13 @@ class TorchOptimizer:
         self.optimizer.found_inf = arena["found_inf"]
 
     def freeze(self, names):
-        """From now on the parameters of these names, in the arena, and their state stay as they are; all others are
-        trained."""
+        """From now on the parameters of these names, in the arena, and their state stay as they
+        are; all others are trained."""
         self.frozen = names
 
     def step(self, rate, found_inf):
-        """One step at the learning rate in the tensor `rate`; returns the norm before the clip, a tensor. found_inf
-        becomes 1 if that is not finite; while it is not 0, nothing changes."""
+        """One step at the learning rate in the tensor `rate`; returns the norm before the clip, a
+        tensor. found_inf becomes 1 if that is not finite; while it is not 0, nothing changes."""
         for name in self.frozen:
             self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
             self.parameters[name].grad = None  # torch leaves alone what has none
@@ -641,7 +658,8 @@ class TorchOptimizer:
 
 
 def what_is_what(config, vecenv, policy):
-    """(configuration, vectorized environment, policy) of PuffeRL's arguments, the first of which may be left out."""
+    """(configuration, vectorized environment, policy) of PuffeRL's arguments, the first of
+    which may be left out."""
     if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
         config, vecenv, policy = None, config, vecenv if policy is None else policy
     if vecenv is None or policy is None:
@@ -659,7 +677,8 @@ def what_is_what(config, vecenv, policy):
 
 
 def check_policy(policy, vecenv, config):
-    """ConfigError for a network that cannot see these observations, or not as the settings want it."""
+    """ConfigError for a network that cannot see these observations, or not
+    as the settings want it."""
     inputs, size = getattr(getattr(policy, "encoder", None), "in_features", None), math.prod(vecenv.observation_shape)
     if isinstance(policy, models.MinGRUPolicy) and inputs not in (None, size):
         raise ConfigError(f"the policy was made for observations of {inputs} numbers, these "
@@ -687,9 +706,10 @@ def schedule(config, step):
 
 
 def adapted(trainer, kl):
-    """The factor of the learning rate, nearer to where an epoch moves the policy by target_kl (Schulman et al. 2017, 4;
-    here every epoch and gently), until the schedule takes the rate to its end. Advantages that are small beside the
-    return's deviation are mostly noise: less is then aimed at, since Muon's steps do not shrink with the gradient."""
+    """The factor of the learning rate, nearer to where an epoch moves the policy by target_kl
+    (Schulman et al. 2017, 4; here every epoch and gently), until the schedule takes the rate to its
+    end. Advantages that are small beside the return's deviation are mostly noise: less is then
+    aimed at, since Muon's steps do not shrink with the gradient."""
     target, factor = trainer.config["target_kl"], trainer._rate_factor
     if trainer.reward_scale is not None:
         count, total, squares = trainer.moments.tolist()  # of the last minibatch, of all ranks
@@ -711,15 +731,16 @@ def check_open(trainer):
 
 def check_norms(trainer, norms):
     """FloatingPointError that says what was not finite first, if a gradient norm is not."""
-    if not all(map(math.isfinite, norms)):  # the gradient is everybody's, but one rank's numbers may be the cause
+    # the gradient is everybody's, but one rank's numbers may be the cause
+    if not all(map(math.isfinite, norms)):
         what, good = min(trainer.ranks.gather(explain_nan(trainer)))[1], trainer.run_folder
         raise FloatingPointError(f"epoch {trainer.epoch}: {what}. The weights were left as they were"
                                  + (f", and so was the last checkpoint, in {good}." if good else "."))
 
 
 def follow_frozen(trainer):
-    """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError for weights that were
-    put into the network after the trainer was made: nothing would train them."""
+    """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError for
+    weights that were put into the network after the trainer was made: nothing would train them."""
     frozen, arena = [], trainer.arena
     for name, parameter in trainer.policy.named_parameters():
         place = f"weights/policy.{name}"
@@ -748,8 +769,8 @@ def advice(trainer):
 
 
 def explain_nan(trainer):
-    """(how early, what): what was not finite first, the weights, then in the order of the rollout, then of the update.
-    The earliest of all ranks is the cause."""
+    """(how early, what): what was not finite first, the weights, then in the order of the rollout,
+    then of the update. The earliest of all ranks is the cause."""
     s, low, check = trainer.storage, "lower train.learning_rate", advice(trainer)
     rollout = (("observations", s["observations"], check),
                ("logprobs", trainer.logprobs, forbidden(trainer) or f"the network's outputs overflow; {low}"),
@@ -762,7 +783,8 @@ def explain_nan(trainer):
         return -1, "weights not finite (too large an update, or something outside, wrote them)"
     broken = []
     for order, (name, tensor, cause) in enumerate(rollout):
-        fine = torch.isfinite(tensor.float()).reshape(*tensor.shape[:2], -1).all(2)  # (T, N), of all agents
+        # (T, N), of all agents
+        fine = torch.isfinite(tensor.float()).reshape(*tensor.shape[:2], -1).all(2)
         if name in ("logprobs", "rewards"):  # the dead's are never used
             fine |= s["valid"][: trainer.horizon] == 0
         if not fine.all():
@@ -776,8 +798,8 @@ def explain_nan(trainer):
 
 
 def forbidden(trainer):
-    """What leaves a live agent no choice where a log-probability is not finite first, in words: an action mask of the
-    environment, or logits of -inf. None if nothing does."""
+    """What leaves a live agent no choice where a log-probability is not finite first, in words: an
+    action mask of the environment, or logits of -inf. None if nothing does."""
     s, heads = trainer.storage, trainer.engine.heads
     broken = ~torch.isfinite(trainer.logprobs) & (s["valid"][: trainer.horizon] != 0)
     if heads is None or not broken.any():
@@ -792,13 +814,14 @@ def forbidden(trainer):
     return None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 class Interrupts:
-    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end; the second one leaves at once,
-    unless it is a SIGHUP: a terminal that closes may send several. With nohup SIGHUP is ignored, and stays so."""
+    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end; the second
+    one leaves at once, unless it is a SIGHUP: a terminal that closes may send several. With nohup
+    SIGHUP is ignored, and stays so."""
 
     def __init__(self):
         self.requested = False
@@ -829,14 +852,15 @@ MEASURED_SECONDS = 1.0  # that measure spends, after the epoch in which kernels 
 MEASURED_AGENTS = {True: 1024, False: 16}  # at most; in C or not
 MEASURED_HORIZON = 16
 MEASURED_EPISODES = 16  # at least, before anything is said of them
-EXCHANGE = 3e-4  # seconds that a step of all environments costs more in processes of their own, for the messages
+# seconds that a step of all environments costs more in processes of their own, for the messages
+EXCHANGE = 3e-4
 
 
 def measure(env_name, args, vecenv, facts):
-    """Add to the Facts of an environment what a step of it and learning from one cost, and how its episodes end, from
-    some epochs of throw-away environments and a copy of the network. Nothing random that the run uses is drawn. The
-    Facts as they are if one process cannot hold more of these environments, or one environment holds many agents'
-    worlds itself."""
+    """Add to the Facts of an environment what a step of it and learning from one cost, and how its
+    episodes end, from some epochs of throw-away environments and a copy of the network. Nothing
+    random that the run uses is drawn. The Facts as they are if one process cannot hold more of
+    these environments, or one environment holds many agents' worlds itself."""
     if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
@@ -846,7 +870,8 @@ def measure(env_name, args, vecenv, facts):
              "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto", "max_minibatch_size": None,
                        "log_interval": math.inf}}
-    with ranks.alone(), contextlib.ExitStack() as stack:  # environments may draw from the generators of all
+    # environments may draw from the generators of all
+    with ranks.alone(), contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
         try:
@@ -893,14 +918,16 @@ class EpisodeEnds:
 
     @property
     def cut(self):
-        """The steps after which every episode is cut off; None if one ends by itself, or if too few have ended."""
+        """The steps after which every episode is cut off; None if one ends by itself, or
+        if too few have ended."""
         known = not self.by_itself and len(self.lengths) >= MEASURED_EPISODES and len(set(self.lengths)) == 1
         return self.lengths[0] if known else None
 
 
 def settle(env_name, args, vecenv):
-    """Put numbers in the place of "auto" in the train section of `args`, and the reasons into args["auto"]; the same on
-    all ranks, as rank 0 finds them. Returns the Facts that they were chosen by."""
+    """Put numbers in the place of "auto" in the train section of `args`, and the reasons
+    into args["auto"]; the same on all ranks, as rank 0 finds them. Returns the Facts
+    that they were chosen by."""
     group, section = ranks.connect(), args["train"]
     check_sizes(section)
     facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
@@ -955,7 +982,8 @@ def make_trainer(env_name, args):
 
 
 def describe(trainer, args, facts):
-    """What a run is, in lines for people: its sizes, its network and engine, and what "auto" chose."""
+    """What a run is, in lines for people: its sizes, its network and engine,
+    and what "auto" chose."""
     speed = ""
     if facts.learn_seconds is not None:
         seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
@@ -974,8 +1002,8 @@ def describe(trainer, args, facts):
 
 
 def train(env_name, args=None):
-    """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder. args: from load_config,
-    which is asked by default."""
+    """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder.
+    args: from load_config, which is asked by default."""
     args, group = load_config(env_name) if args is None else args, ranks.connect()
     check_names(args)
     if ranks.started():
@@ -1074,7 +1102,8 @@ def diagnose(argv):
 
 
 def verb_first(argv):
-    """The form of PufferLib 2's command line, --mode train --env breakout, in the present one; another as it is."""
+    """The form of PufferLib 2's command line, --mode train --env breakout, in the present
+    one; another as it is."""
     if not argv or not argv[0].startswith("--") or not {word.partition("=")[0] for word in argv} & {"--mode", "--env"}:
         return argv
     named, rest, words = {"--mode": "train"}, [], iter(argv)
@@ -1084,7 +1113,8 @@ def verb_first(argv):
             named[name] = value if equals else next(words, "")
         else:
             rest.append(word)
-    verb = "sweep" if named["--mode"].startswith("sweep") else named["--mode"]  # it had one verb a method
+    # it had one verb a method
+    verb = "sweep" if named["--mode"].startswith("sweep") else named["--mode"]
     return [verb, *filter(None, [named.get("--env")]), *rest]
 
 
@@ -1118,9 +1148,11 @@ def main(argv=None):
         verbs[argv[0]](argv[1], args)
     except Exception as error:
         words = in_words(error)
-        if words is None or (ranks.started() and not isinstance(error, EXPECTED)):  # torchrun shows it
+        # torchrun shows it
+        if words is None or (ranks.started() and not isinstance(error, EXPECTED)):
             raise
-        # Rank 0 says it where it happened there, or to all alike, as a gradient that is not finite does.
+        # Rank 0 says it where it happened there, or to all alike, as a gradient
+        # that is not finite does.
         alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
         sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {words}")
 

@@ -5,9 +5,10 @@
     from pufferlib.environments import atari
     python -m pufferlib.pufferl train breakout                  # the same as python pufferl.py train breakout
 
-A name leads to what it is here (ROOMS, NAMES); one that has no equivalent raises an AttributeError that says what took
-its place (GONE). A file is imported when something of it is asked for, so that `import pufferlib` does not load torch.
-What is defined here adapts PufferLib's conventions, to edit if yours differ. docs/from_pufferlib.md has the table.
+A name leads to what it is here (ROOMS, NAMES); one that has no equivalent raises an AttributeError
+that says what took its place (GONE). A file is imported when something of it is asked for, so that
+`import pufferlib` does not load torch. What is defined here adapts PufferLib's conventions, to edit
+if yours differ. docs/from_pufferlib.md has the table.
 """
 
 import difflib
@@ -27,8 +28,8 @@ ROOT = Path(__file__).resolve().parent
 
 
 def load(name):
-    """A module of ours, or another. A file beside your script may have the name of one of ours, so ours come first
-    here. Raises ImportError if yours is imported already."""
+    """A module of ours, or another. A file beside your script may have the name of one of ours, so
+    ours come first here. Raises ImportError if yours is imported already."""
     sys.path.insert(0, str(ROOT))
     try:
         module = importlib.import_module(name)
@@ -44,7 +45,7 @@ def load(name):
 # `import pufferlib.ocean` makes the name `ocean` in here a Room.
 our_emulation, our_environments, our_ocean = map(load, ("emulation", "environments", "ocean"))
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Where names lead
 
 ALIASES = {"vector": "vector", "emulation": "emulation", "models": "models", "pufferl": "pufferl", "sweep": "protein"}
@@ -93,7 +94,8 @@ GONE = {  # what took the place of a name that has no equivalent
     "environments.try_import": "a missing package is named, with its install line, when an environment is made",
 }
 
-# A family of pufferlib.environments: the name that it makes without one, what a name is called here, special names.
+# A family of pufferlib.environments: the name that it makes without one, what a name is called
+# here, special names.
 FAMILIES = {
     "atari": ("breakout", "gym/ALE/{}-v5", {}),
     "box2d": ("car-racing", "gym/{}", {"car-racing": "CarRacing-v3"}),
@@ -131,7 +133,8 @@ def find(room, name):
     if full in NAMES:
         module, _, attribute = NAMES[full].rpartition(".")
         return getattr(load(module), attribute)
-    if room in ("wrappers", "postprocess", "exceptions", "utils"):  # PufferLib 2 had these in rooms of their own
+    # PufferLib 2 had these in rooms of their own
+    if room in ("wrappers", "postprocess", "exceptions", "utils"):
         return getattr(sys.modules[__name__], name)
     if room.startswith("environments.") and name == "env_creator":
         return functools.partial(environment_creator, room.partition(".")[2])
@@ -168,7 +171,8 @@ class Room(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Makes our module, or a Room, of `import pufferlib.NAME`, and runs our file for `python -m pufferlib.NAME`."""
+    """Makes our module, or a Room, of `import pufferlib.NAME`, and runs our file for
+    `python -m pufferlib.NAME`."""
 
     def find_spec(self, fullname, path=None, target=None):
         package, _, room = fullname.partition(".")
@@ -195,7 +199,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return module
 
     def exec_module(self, module):
-        """A Room looks its names up; a module of ours stays what it is, and says what took an old name's place."""
+        """A Room looks its names up; a module of ours stays what it is, and says what
+        took an old name's place."""
         if isinstance(module, Room):
             return
         room, module.__spec__ = module.__spec__.name.partition(".")[2], module.__spec__.loader_state
@@ -212,17 +217,19 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 sys.meta_path.append(Finder())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Environments
 
 
 class PufferEnv(our_emulation.PufferEnv):
-    """emulation.PufferEnv with PufferLib's contract: `observations`, `rewards` and all other arrays are the same from
-    __init__ on, so code in C may keep their addresses, and nothing is set to 0 before a step. What `step` returns, five
-    values or old Gym's four, is what counts. A truncation for which `final_observations` was not written counts as a
-    terminal. It costs a copy a step, which emulation.PufferEnv does without.
+    """emulation.PufferEnv with PufferLib's contract: `observations`, `rewards` and all other arrays
+    are the same from __init__ on, so code in C may keep their addresses, and nothing is set to 0
+    before a step. What `step` returns, five values or old Gym's four, is what counts. A truncation
+    for which `final_observations` was not written counts as a terminal. It costs a copy a step,
+    which emulation.PufferEnv does without.
 
-    Put over an environment that is there, the name of one in C or an instance, a subclass changes what a step does:
+    Put over an environment that is there, the name of one in C or an instance, a subclass
+    changes what a step does:
 
         class Shaped(pufferlib.PufferEnv):
             def step(self, actions):
@@ -282,7 +289,8 @@ class PufferEnv(our_emulation.PufferEnv):
         if len(ends) == 1:  # old Gym's: a step that is truncated is done as well
             ends = [ends[0] & ~self.truncations, self.truncations]
         terminals, truncations = ends
-        if truncations.any():  # without the observation that an episode was cut off at nothing can bootstrap
+        # without the observation that an episode was cut off at nothing can bootstrap
+        if truncations.any():
             known = self.final_observations.reshape(self.num_agents, -1).any(1)
             terminals, truncations = terminals | (truncations & ~known), truncations & known
         self._hand_over(view["_given"], observations, rewards=rewards, terminals=terminals, truncations=truncations)
@@ -315,9 +323,10 @@ class PufferEnv(our_emulation.PufferEnv):
 
 
 class CySquared:
-    """The binding that PufferLib's template for environments in C shows, over arrays that the environment keeps:
-    observations (num_envs, size · size) uint8, actions int32, rewards float32 and terminals bool (num_envs,). For one
-    of your own, `ocean.load("my_header.h").create(num_envs)` and `ocean.rows` do the same."""
+    """The binding that PufferLib's template for environments in C shows, over arrays that the
+    environment keeps: observations (num_envs, size · size) uint8, actions int32, rewards float32
+    and terminals bool (num_envs,). For one of your own,
+    `ocean.load("my_header.h").create(num_envs)` and `ocean.rows` do the same."""
 
     def __init__(self, observations, actions, rewards, terminals, num_envs, size):
         if size % 2 == 0:
@@ -341,7 +350,8 @@ class CySquared:
 
 
 class EpisodeStats(gymnasium.Wrapper):
-    """The last info of an episode has the sums of all its infos' numbers; return and length are there without it."""
+    """The last info of an episode has the sums of all its infos' numbers; return and
+    length are there without it."""
 
     def __init__(self, env):
         super().__init__(our_emulation.gymnasium_form(env))
@@ -359,8 +369,8 @@ class EpisodeStats(gymnasium.Wrapper):
 
 
 def _as_it_is(env):
-    """The environment itself: PettingZooPufferEnv masks agents that are gone, averages infos over agents, and logs the
-    return and the length of an episode."""
+    """The environment itself: PettingZooPufferEnv masks agents that are gone, averages infos over
+    agents, and logs the return and the length of an episode."""
     return env
 
 
@@ -385,7 +395,8 @@ def unroll_nested_dict(nested):
 
 
 def ocean_name(name):
-    """The environment in C of a class or a module of PufferLib's: NMMO3, TrashPickupEnv, puffer_breakout; else None."""
+    """The environment in C of a class or a module of PufferLib's: NMMO3, TrashPickupEnv,
+    puffer_breakout; else None."""
     flat = name.lower().removeprefix("puffer_").replace("_", "")
     known = {known.replace("_", ""): known for known in our_ocean.names()}
     return known.get(flat) or known.get(flat.removesuffix("env"))
@@ -397,7 +408,8 @@ def ocean_creator(name="squared"):
 
 
 def environment_creator(family, name=None):
-    """What vector.make takes for an environment of a family: environments.load_creator of its name here."""
+    """What vector.make takes for an environment of a family:
+    environments.load_creator of its name here."""
     default, form, special = FAMILIES[family]
     name = name or default
     if family == "atari":
@@ -405,7 +417,7 @@ def environment_creator(family, name=None):
     return our_environments.load_creator(form.format(special.get(name, name)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Functions of torch
 
 
@@ -419,8 +431,9 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
 
 def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda, vtrace_rho_clip,
                            vtrace_c_clip):
-    """kernels.advantage in PufferLib's layout: arrays (segments, T), rewards[:, t + 1] and terminals[:, t + 1] follow
-    the action at t, and the last step has no advantage. Writes into `advantages` and returns it."""
+    """kernels.advantage in PufferLib's layout: arrays (segments, T), rewards[:, t + 1] and
+    terminals[:, t + 1] follow the action at t, and the last step has no advantage. Writes into
+    `advantages` and returns it."""
     import torch
 
     def steps(tensor, dtype=torch.float32, first=0):

@@ -1,10 +1,12 @@
-"""Ranks: several processes that train one policy, on one machine or many, each with environments of its own.
+"""Ranks: several processes that train one policy, on one machine or many, each with
+environments of its own.
 
     torchrun --standalone --nproc-per-node=2 pufferl.py train breakout
     python pufferl.py train breakout --train.gpus 2         # the same
     torchrun --nnodes=2 ... pufferl.py train breakout       # several machines: docs/scale.md
 
-The trainer calls `connect()` and then, wherever the algorithm needs a number of all agents, one of its methods:
+The trainer calls `connect()` and then, wherever the algorithm needs a number of all
+agents, one of its methods:
 
     ranks = connect()
     ranks.sum(moments)                  # in place; twice a minibatch: the advantages' moments and the gradients
@@ -12,8 +14,9 @@ The trainer calls `connect()` and then, wherever the algorithm needs a number of
     ranks.merge_log(log)                # the episodes of all ranks as one
     ranks.first(function)               # what rank 0 alone may do, as reading a file; its result, or its error, for all
 
-All of them are collective: every rank calls them, in the same order. With one rank they return at once, and torch's
-distributed package is not even initialised. Tensors on a CPU travel through gloo, those on a GPU through NCCL.
+All of them are collective: every rank calls them, in the same order. With one rank they return at
+once, and torch's distributed package is not even initialised. Tensors on a CPU travel through gloo,
+those on a GPU through NCCL.
 """
 
 import atexit
@@ -35,7 +38,8 @@ import torch.distributed as dist
 
 import processes
 
-TIMEOUT = datetime.timedelta(minutes=10)  # how long a rank waits for one that lives but does not come
+# how long a rank waits for one that lives but does not come
+TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class RankError(RuntimeError):
@@ -45,10 +49,11 @@ class RankError(RuntimeError):
 class Ranks:
     """This process's place among the ranks, and what they do together.
 
-    rank: its number; count: how many there are; local_rank: its number on this machine; machines: how many those are.
-    device: where the trainer's tensors are; numpy arrays travel from there as well, because NCCL adds up in a few steps
-    what takes gloo as many as there are ranks. seconds: time spent in collective operations since `take_seconds`,
-    waiting for the slowest rank included. bytes: added up so far.
+    rank: its number; count: how many there are; local_rank: its number on this machine; machines:
+    how many those are. device: where the trainer's tensors are; numpy arrays travel from there as
+    well, because NCCL adds up in a few steps what takes gloo as many as there are ranks. seconds:
+    time spent in collective operations since `take_seconds`, waiting for the slowest rank included.
+    bytes: added up so far.
     """
 
     def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None):
@@ -56,7 +61,8 @@ class Ranks:
         self.machines = int(os.environ.get("GROUP_WORLD_SIZE", -(-count // local_count)))
         self.device, self.seconds, self.bytes = torch.device("cpu"), 0.0, 0
         self.given = False  # whether somebody else has made the group, and chosen the GPUs
-        self._control = control  # the group that moves Python objects and numbers on the CPU; None is the default one
+        # the group that moves Python objects and numbers on the CPU; None is the default one
+        self._control = control
         self._names = []
 
     def _run(self, operation, *arguments, **options):
@@ -74,7 +80,8 @@ class Ranks:
         return seconds
 
     def sum(self, values):
-        """Add up a tensor, or a numpy array, over all ranks: in place and returned, the same bits everywhere."""
+        """Add up a tensor, or a numpy array, over all ranks: in place and returned,
+        the same bits everywhere."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values):
@@ -97,8 +104,9 @@ class Ranks:
             self._run(dist.broadcast, tensor.data, 0, group=self._group(tensor))
 
     def choose_gpu(self):
-        """The number of this rank's GPU, which becomes torch's current one: its own number on the machine, or where it
-        sees fewer (under Slurm one each) the current one. Raises RankError where ranks share one: NCCL refuses that."""
+        """The number of this rank's GPU, which becomes torch's current one: its own number on the
+        machine, or where it sees fewer (under Slurm one each) the current one. Raises RankError
+        where ranks share one: NCCL refuses that."""
         if self.count > 1 and not self.given and self.local_rank < torch.cuda.device_count():
             torch.cuda.set_device(self.local_rank)
         gpu = torch.cuda.current_device()
@@ -146,8 +154,8 @@ class Ranks:
         return box[0]
 
     def first(self, function):
-        """function() of rank 0, for all ranks. An error is raised on all of them, with `.elsewhere` set on those where
-        it did not happen."""
+        """function() of rank 0, for all ranks. An error is raised on all of them, with `.elsewhere`
+        set on those where it did not happen."""
         if self.count == 1:
             return function()
         result = problem = None
@@ -166,7 +174,8 @@ class Ranks:
         return result
 
     def merge_log(self, log):
-        """Every rank's means over its `n` finished episodes -> the means over all of them; {} where none finished."""
+        """Every rank's means over its `n` finished episodes -> the means over all of them;
+        {} where none finished."""
         if self.count == 1:
             return log
         while True:
@@ -184,7 +193,8 @@ class Ranks:
         return {**means, "n": sums[0, 0].item()} if sums[0, 0] else {}
 
     def launchers(self):
-        """[[machine and process, when it began], ...] of the torchruns that started the ranks; [] without torchrun."""
+        """[[machine and process, when it began], ...] of the torchruns that started the
+        ranks; [] without torchrun."""
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             return []
         parent = psutil.Process(os.getppid())
@@ -192,8 +202,8 @@ class Ranks:
         return [[name, began] for name, began in found.items()]
 
     def find_interrupted(self, data_dir, env_name):
-        """The folder of the run that these torchruns were at before they restarted their ranks, or None: the newest
-        with a checkpoint that one of them recorded as `launch`."""
+        """The folder of the run that these torchruns were at before they restarted their ranks, or
+        None: the newest with a checkpoint that one of them recorded as `launch`."""
         launchers = self.launchers()
 
         def find():
@@ -208,8 +218,9 @@ class Ranks:
         return self.first(find) if launchers else None
 
     def join(self, trainer, agents):
-        """Before a trainer's rollout arrays are made: RankError for settings that differ between ranks, other random
-        numbers for each rank's environments, rank 0's weights for all; rank 0 says what the numbers mean."""
+        """Before a trainer's rollout arrays are made: RankError for settings that differ between
+        ranks, other random numbers for each rank's environments, rank 0's weights for all; rank 0
+        says what the numbers mean."""
         c, vecenv = trainer.config, trainer.vecenv
         c = {key: getattr(value, "__qualname__", str(type(value))) if callable(value) else value
              for key, value in c.items()}  # a script's own functions cannot be sent
@@ -232,8 +243,9 @@ class Ranks:
                   f"{drawn:,} from its own; total_timesteps {c['total_timesteps']:,}.", flush=True)
 
     def end_epoch(self, trainer, sums, log_due):
-        """(loss statistics of all ranks, whether to log, as rank 0's clock says). Checks that the weights are equal,
-        and makes a network's buffers rank 0's, as torch's DistributedDataParallel does."""
+        """(loss statistics of all ranks, whether to log, as rank 0's clock says). Checks that the
+        weights are equal, and makes a network's buffers rank 0's, as torch's
+        DistributedDataParallel does."""
         both = self.sum(np.append(sums, float(log_due and self.rank == 0)))
         for buffer in trainer.policy.buffers():
             self.broadcast(buffer)
@@ -246,7 +258,8 @@ class Ranks:
         if self.count == 1:
             return
         bits = flat.view(torch.int32).to(torch.int64)
-        places = torch.arange(1, len(bits) + 1, device=bits.device)  # so that two that changed places are seen
+        # so that two that changed places are seen
+        places = torch.arange(1, len(bits) + 1, device=bits.device)
         own = (bits.sum().item(), (bits * places).sum().item())
         others = self.gather(own)
         if any(other != own for other in others):
@@ -260,8 +273,9 @@ _connected = None
 
 
 def connect():
-    """The ranks that torchrun, or whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, has started; joins
-    them at the first call. A process group that exists already is used as it is."""
+    """The ranks that torchrun, or whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT, has started; joins them at the first call. A process group that exists
+    already is used as it is."""
     global _connected
     if _connected is not None:
         return _connected
@@ -286,7 +300,8 @@ def connect():
 
 @contextlib.contextmanager
 def alone():
-    """Within it `connect` gives this process by itself, for what rank 0 tries before the others join in."""
+    """Within it `connect` gives this process by itself, for what rank 0 tries
+    before the others join in."""
     global _connected
     before, _connected = connect(), Ranks()
     try:
@@ -296,8 +311,9 @@ def alone():
 
 
 def _rendezvous():
-    """(store, rank, count). torchrun keeps one store over its restarts, with the addresses of ranks that are gone in
-    it; so rank 0 draws a new name for each start, and all of the group's keys go under that."""
+    """(store, rank, count). torchrun keeps one store over its restarts, with the addresses of
+    ranks that are gone in it; so rank 0 draws a new name for each start, and all of the
+    group's keys go under that."""
     store, rank, count = next(dist.rendezvous("env://", timeout=TIMEOUT))
     own, deadline = secrets.token_hex(8), time.monotonic() + TIMEOUT.total_seconds()
     if rank == 0:
@@ -318,13 +334,14 @@ def _rendezvous():
 
 
 def _disconnect():
-    if dist.is_initialized() and not hasattr(sys, "last_value"):  # after an error the others may never answer
+    # after an error the others may never answer
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.destroy_process_group()
 
 
 def _die_with_launcher():
-    """Have Linux end this rank when its launcher is killed: else it would train on with nobody to stop it. With a
-    checkpoint, unless the others are to start again without it."""
+    """Have Linux end this rank when its launcher is killed: else it would train on with nobody to
+    stop it. With a checkpoint, unless the others are to start again without it."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         again = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
         processes.die_with(os.getppid(), signal.SIGKILL if again else signal.SIGTERM)
@@ -336,10 +353,11 @@ def started():
 
 
 def launch(count, command):
-    """Run `command`, a script and its arguments, as `count` ranks on this machine, and return its exit code.
+    """Run `command`, a script and its arguments, as `count` ranks on this machine,
+    and return its exit code.
 
-    SIGINT, SIGTERM and SIGHUP go on to the ranks, which decide what they mean; so there is no limit to how long saving
-    takes. No rank outlives this process, also if not all of them can be started.
+    SIGINT, SIGTERM and SIGHUP go on to the ranks, which decide what they mean; so there is no limit
+    to how long saving takes. No rank outlives this process, also if not all of them can be started.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -352,7 +370,8 @@ def launch(count, command):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.send_signal(number)
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the trainer sets its threads itself; torchrun would warn
+    # the trainer sets its threads itself; torchrun would warn
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT", "--no-python"]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

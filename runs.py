@@ -1,5 +1,5 @@
-"""What a run leaves behind: its folder with checkpoints and metrics.jsonl, TensorBoard, Weights & Biases, Neptune, and
-the progress on the terminal.
+"""What a run leaves behind: its folder with checkpoints and metrics.jsonl, TensorBoard, Weights &
+Biases, Neptune, and the progress on the terminal.
 
     python pufferl.py train breakout                                  # TensorBoard, and metrics.jsonl always
     python pufferl.py train breakout --wandb --tag baseline           # both and Weights & Biases
@@ -8,9 +8,10 @@ the progress on the terminal.
     from pufferl import PuffeRL, WandbLogger                          # or from a script
     trainer = PuffeRL(config, vecenv, policy, WandbLogger(project="pufferl", name="first try"))
 
-A logger of your own is a class with NoLogger's four methods. What each number means stands in docs/metrics.md. Tokens
-are read by wandb and neptune themselves, from WANDB_API_KEY and NEPTUNE_API_TOKEN, and written nowhere.
-WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine, for `wandb sync` and `neptune sync` later.
+A logger of your own is a class with NoLogger's four methods. What each number means stands in
+docs/metrics.md. Tokens are read by wandb and neptune themselves, from WANDB_API_KEY and
+NEPTUNE_API_TOKEN, and written nowhere. WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on
+this machine, for `wandb sync` and `neptune sync` later.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ from configuration import (
     turn_of,
 )
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Loggers: log(metrics, step), config, artifact, close
 
 
@@ -61,7 +62,8 @@ class NoLogger:
     """Keeps nothing; the interface of the others."""
 
     def log(self, metrics, step):
-        """metrics: {"losses/entropy": 1.3, ...}, floats; step: environment steps of all agents so far."""
+        """metrics: {"losses/entropy": 1.3, ...}, floats; step: environment
+        steps of all agents so far."""
 
     def config(self, settings):
         """The resolved configuration, nested dicts, once before the first log."""
@@ -98,8 +100,9 @@ class Several(NoLogger):
 class JsonLines(NoLogger):
     """One line of JSON an entry, {"step": ..., name: value, ...}, appended to `path`.
 
-    first_step: where a resumed run goes on. What a crash left beyond it, or half written, goes, so that no step stands
-    there twice. A full disk costs the entries that come while it is full, and never leaves half a line.
+    first_step: where a resumed run goes on. What a crash left beyond it, or half written, goes, so
+    that no step stands there twice. A full disk costs the entries that come while it is full, and
+    never leaves half a line.
     """
 
     def __init__(self, path, first_step=0):
@@ -138,7 +141,8 @@ class TensorBoardLogger(NoLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         threading.excepthook = _thread_failed
-        self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)  # what a crash left
+        # what a crash left
+        self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)
 
     def _call(self, method, *arguments):
         """The writer's thread reports what went wrong there, a full disk say, at a later call."""
@@ -161,7 +165,8 @@ class TensorBoardLogger(NoLogger):
 
 
 def _thread_failed(uncaught, otherwise=threading.excepthook):
-    """TensorBoard's thread keeps its error for the writer's next call, which tells it; so its traceback is no news."""
+    """TensorBoard's thread keeps its error for the writer's next call, which tells it; so its
+    traceback is no news."""
     if not (isinstance(uncaught.exc_value, OSError) and type(uncaught.thread).__module__.startswith("tensorboard")):
         otherwise(uncaught)
 
@@ -180,9 +185,10 @@ def asked_for(args, logger):
 class WandbLogger(NoLogger):
     """Weights & Biases (pip install wandb). The x axis is the step of all agents, `global_step`.
 
-    project: its name; or all settings, as load_config gives them, which say project, entity, group and tag.
-    run_id: goes on with the run of that id if there is one. folder: where wandb keeps its files (default: ./wandb).
-    Raises ImportError without the package and ValueError where it refuses to start, without a key say.
+    project: its name; or all settings, as load_config gives them, which say project, entity, group
+    and tag. run_id: goes on with the run of that id if there is one. folder: where wandb keeps its
+    files (default: ./wandb). Raises ImportError without the package and ValueError where it refuses
+    to start, without a key say.
     """
 
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None, tag=None, run_id=None,
@@ -202,7 +208,8 @@ class WandbLogger(NoLogger):
                                   tags=[tag] if tag else None, dir=folder, resume="allow" if run_id else None)
         except wandb.errors.Error as error:
             raise ValueError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
-        # A resumed run may log steps again that a crash had lost; wandb's own counter cannot go back.
+        # A resumed run may log steps again that a crash had lost; wandb's own
+        # counter cannot go back.
         self.run.define_metric("*", step_metric="global_step")
 
     def log(self, metrics, step):
@@ -221,12 +228,12 @@ class WandbLogger(NoLogger):
 
 
 class NeptuneLogger(NoLogger):
-    """Neptune (pip install neptune), project "workspace/project", or all settings, as load_config gives them; without
-    api_token it is NEPTUNE_API_TOKEN.
+    """Neptune (pip install neptune), project "workspace/project", or all settings, as load_config
+    gives them; without api_token it is NEPTUNE_API_TOKEN.
 
-    run_id: goes on with the run of that custom id if there is one. Raises ImportError without the package and
-    ValueError where it refuses to start. The hosted service was announced to end in March 2026; servers of one's own
-    and the offline mode go on.
+    run_id: goes on with the run of that custom id if there is one. Raises ImportError without the
+    package and ValueError where it refuses to start. The hosted service was announced to end in
+    March 2026; servers of one's own and the offline mode go on.
     """
 
     def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None, run_id=None):
@@ -239,7 +246,8 @@ class NeptuneLogger(NoLogger):
             project = f"{asked['entity']}/{asked['project']}" if asked["entity"] else None
             name, group, tag = name or asked["env_name"], group or asked["group"], tag or asked["tag"]
         tags = [text for text in (tag, group) if text]
-        offline = os.environ.get("NEPTUNE_MODE") == "offline"  # where a run cannot have an id of ours
+        # where a run cannot have an id of ours
+        offline = os.environ.get("NEPTUNE_MODE") == "offline"
         try:
             self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags, source_files=[],
                                         capture_stdout=False, capture_stderr=False, capture_traceback=False,
@@ -259,7 +267,8 @@ class NeptuneLogger(NoLogger):
         self.run["config"] = stringify_unsupported(settings)
 
     def artifact(self, path):
-        self.model = path  # uploaded at the end: the transfer runs on behind, and older files are removed
+        # uploaded at the end: the transfer runs on behind, and older files are removed
+        self.model = path
 
     def close(self):
         if self.model and os.path.exists(self.model):
@@ -268,8 +277,9 @@ class NeptuneLogger(NoLogger):
 
 
 def make_logger(args, folder, first_step=0):
-    """The loggers that the base section asks for, as one. folder: the run's, which ends in the run's id; None: they
-    write nothing there. Raises ImportError and ValueError as the loggers do."""
+    """The loggers that the base section asks for, as one. folder: the run's, which
+    ends in the run's id; None: they write nothing there. Raises ImportError and
+    ValueError as the loggers do."""
     loggers, name = [], folder and Path(folder).name
     if args["logger"] == "tensorboard" and folder is not None:
         loggers.append(TensorBoardLogger(Path(folder) / "tensorboard", first_step))
@@ -287,7 +297,7 @@ def warn(text):
     return True
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The folder of a run, and checkpoints
 
 UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
@@ -295,7 +305,8 @@ UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that 
 
 
 def save_the_end(trainer):
-    """save_checkpoint, after which there is no other; ConfigError, on all ranks, says what is left if it cannot be."""
+    """save_checkpoint, after which there is no other; ConfigError, on all ranks, says what
+    is left if it cannot be."""
     model = error = None
     try:
         model = trainer.save_checkpoint()
@@ -319,8 +330,8 @@ def save_the_end(trainer):
 
 
 def hold(folder):
-    """A file number that says, as long as this process lives or until it is closed, that a run writes to its folder;
-    None where a disk knows no locks, or if another process holds it."""
+    """A file number that says, as long as this process lives or until it is closed, that a run
+    writes to its folder; None where a disk knows no locks, or if another process holds it."""
     number = os.open(folder, os.O_RDONLY)
     for _ in range(5):  # is_running holds it for a moment
         try:
@@ -351,16 +362,16 @@ def is_running(folder):
 
 
 class Run:
-    """A run's folder: config.json, metrics.jsonl, signs.txt, trainer_state.pt (all that a resume needs), the last
-    `keep` models and the best one. folder: None writes nothing."""
+    """A run's folder: config.json, metrics.jsonl, signs.txt, trainer_state.pt (all that a resume
+    needs), the last `keep` models and the best one. folder: None writes nothing."""
 
     def __init__(self, folder, env_name, keep):
         self.folder, self.env_name, self.keep = folder, env_name, keep
         self.begun, self._metrics, self._held = False, None, None
 
     def begin(self, settings, state, first_step):
-        """Make the folder, with the resolved settings and, if there is a `state`, a first checkpoint. Raises
-        ConfigError if that cannot be."""
+        """Make the folder, with the resolved settings and, if there is a `state`, a first
+        checkpoint. Raises ConfigError if that cannot be."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._held = hold(self.folder)
@@ -400,8 +411,8 @@ class Run:
         return self.folder / f"model_{self.env_name}_{epoch:06d}.pt"
 
     def save(self, state, model, best):
-        """Write a trainer's state, its weights to the file `model`, and the best ones unless they are None; remove the
-        oldest models. Raises OSError for what cannot be written."""
+        """Write a trainer's state, its weights to the file `model`, and the best ones unless they
+        are None; remove the oldest models. Raises OSError for what cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save(state["model"], model)
         if best is not None:
@@ -412,7 +423,8 @@ class Run:
 
 
 def on_the_cpu(tensors):
-    """Copies there of all tensors of a dict; what else a module's get_extra_state has put there, as it is."""
+    """Copies there of all tensors of a dict; what else a module's get_extra_state
+    has put there, as it is."""
     return {name: tensor.to("cpu", copy=True) if isinstance(tensor, torch.Tensor) else tensor
             for name, tensor in tensors.items()}
 
@@ -420,7 +432,8 @@ def on_the_cpu(tensors):
 SCORES = ("best_score", "_recent")  # of a trainer's statistics; the other NUMBERS are its own
 
 
-# What an exact resume rests on. A run that breaks one of these still trains, but no longer goes on bit for bit:
+# What an exact resume rests on. A run that breaks one of these still trains, but no
+# longer goes on bit for bit:
 #   1. Random words are counted, never drawn from a stream (kernels.sample: agent, step, head; kernels.draw: epoch,
 #      minibatch, place). The counters are `_rollouts` and `epoch`, which are saved among checkpoints.NUMBERS.
 #   2. Sums have an order: in a kernel blocks of fixed size one after the other, whichever thread made them; over ranks
@@ -449,7 +462,8 @@ def _saved_tensors(trainer):
 
 def state_of(trainer, metadata=None):
     """Everything that a trainer needs to go on bit for bit; all ranks call it."""
-    # Copies: the tensors are views of the arena, and torch.save writes all of the memory behind a view.
+    # Copies: the tensors are views of the arena, and torch.save writes all of
+    # the memory behind a view.
     tensors = on_the_cpu(_saved_tensors(trainer))
     environments = torch.from_numpy(trainer.vecenv.save())
     own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
@@ -457,9 +471,11 @@ def state_of(trainer, metadata=None):
     return {
         "model": on_the_cpu(trainer.policy.state_dict()),
         "tensors": tensors,
-        "adam": None if trainer.config["optimizer"] == "muon" else trainer.optimizer.state(),  # or another of torch's
+        # or another of torch's
+        "adam": None if trainer.config["optimizer"] == "muon" else trainer.optimizer.state(),
         "environments": environments,
-        "others": trainer.ranks.gather_to_first((own, environments))[1:],  # what the ranks after rank 0 have
+        # what the ranks after rank 0 have
+        "others": trainer.ranks.gather_to_first((own, environments))[1:],
         "numbers": numbers,
         "epoch": trainer.epoch,
         "global_step": trainer.global_step,
@@ -470,8 +486,8 @@ def state_of(trainer, metadata=None):
 
 
 def _plain(value, name):
-    """numpy's numbers and arrays as Python's and tensors, which are all that a checkpoint may hold. Raises ConfigError
-    for anything else: it could be written, but not read without trust."""
+    """numpy's numbers and arrays as Python's and tensors, which are all that a checkpoint may hold.
+    Raises ConfigError for anything else: it could be written, but not read without trust."""
     if isinstance(value, dict):
         return {_plain(key, name): _plain(one, f"{name}[{key!r}]") for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -487,8 +503,8 @@ def _plain(value, name):
 
 
 def restore(trainer, path):
-    """Put a checkpoint, a file or the trainer_state.pt of a folder, into a trainer; returns what was saved. See
-    PuffeRL.load_checkpoint."""
+    """Put a checkpoint, a file or the trainer_state.pt of a folder, into a trainer; returns what
+    was saved. See PuffeRL.load_checkpoint."""
     path = path / "trainer_state.pt" if path.is_dir() else path
     others, group = [], trainer.ranks
 
@@ -507,7 +523,8 @@ def restore(trainer, path):
     say = print if group.rank == 0 else lambda text: None
     before, ours = saved["config"], _saved_tensors(trainer)
     _check(trainer, saved, tensors, ours, path)
-    unsaid = {**dataclasses.asdict(Train()), **OFF}  # what a run had before there were settings for it
+    # what a run had before there were settings for it
+    unsaid = {**dataclasses.asdict(Train()), **OFF}
     others = {name: {**dataclasses.asdict(kind()), **before[name]} for name, kind in SECTIONS.items() if name in before}
     before = {"engine": trainer.args["engine"], **before, **others, "train": {**unsaid, **before["train"]}}
     changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
@@ -538,7 +555,8 @@ def _fits(theirs, ours):
 
 
 def _check(trainer, saved, tensors, ours, path):
-    """ConfigError, before anything is changed, for another optimizer or network, or numbers that cannot be."""
+    """ConfigError, before anything is changed, for another optimizer or network, or
+    numbers that cannot be."""
     before = saved["config"]["train"]["optimizer"]
     if before != trainer.args["train"]["optimizer"]:
         raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be changed at resume.")
@@ -559,7 +577,8 @@ def _check(trainer, saved, tensors, ours, path):
             raise ConfigError(f"{path}: its torch_random is no state of a generator ({error}).") from None
 
 
-OF_LEARNING = ("momentum", "discounted_returns", "return_moments")  # what stays with other environments, mostly
+# what stays with other environments, mostly
+OF_LEARNING = ("momentum", "discounted_returns", "return_moments")
 
 
 def _restore_optimizer(trainer, state, tensors, ours, path, say):
@@ -580,8 +599,8 @@ def _restore_optimizer(trainer, state, tensors, ours, path, say):
 
 
 def _check_averages(state, parameters):
-    """ValueError for what torch's optimizers would take and stumble over later. parameters: those that AdamW's averages
-    must be as large as, or None for an optimizer of your own."""
+    """ValueError for what torch's optimizers would take and stumble over later. parameters: those
+    that AdamW's averages must be as large as, or None for an optimizer of your own."""
     for index, averages in state["state"].items():
         for name, value in averages.items():
             if not isinstance(value, torch.Tensor):
@@ -593,13 +612,14 @@ def _check_averages(state, parameters):
 
 
 def _restore_environments(trainer, epoch, count, tensors, ours, environments, say):
-    """Put the environments where they were or, if that cannot be, at new episodes, which is said; returns the names of
-    the tensors that go on."""
+    """Put the environments where they were or, if that cannot be, at new episodes, which is said;
+    returns the names of the tensors that go on."""
     fitting = {name for name in tensors.keys() & ours.keys() if _fits(tensors[name], ours[name])}
     try:
         if count != trainer.ranks.count:
             raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
-        # A run may begin or cease to scale rewards, older ones have no random state, and the momentum is looked at.
+        # A run may begin or cease to scale rewards, older ones have no random state, and the
+        # momentum is looked at.
         optional = {"discounted_returns", "return_moments", "torch_random", "momentum"}
         if (tensors.keys() ^ ours.keys()) - optional or (tensors.keys() & ours.keys()) - {"momentum"} - fitting:
             raise ValueError("there were other agents or spaces")
@@ -619,15 +639,15 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
     return fitting
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What a terminal shows: the compiling, the training, and what to do next
 
 COMPILING = "compiling kernels, which happens once: a minute or two; the next start takes seconds"
 
 
 class Dashboard:
-    """What a training says of itself: that kernels are compiled, then its progress, a live panel on a terminal and one
-    line a call elsewhere."""
+    """What a training says of itself: that kernels are compiled, then its progress, a live panel on
+    a terminal and one line a call elsewhere."""
 
     def __init__(self):
         from rich.console import Console
@@ -648,7 +668,8 @@ class Dashboard:
         self.live.start()
 
     def show(self, trainer):
-        if self.first is None:  # what came before holds the start, of which the steps to come have nothing
+        # what came before holds the start, of which the steps to come have nothing
+        if self.first is None:
             self.first, self.goal = (trainer.uptime, trainer.global_step), goal(trainer.args)
             self.close()
             if compiling.seconds > 1:
@@ -677,21 +698,22 @@ class Dashboard:
 
 
 def goal(args):
-    """(metric, how much of it counts as solved), as config/ENV.ini says; (None, None) if it does not, or if the
-    environment's settings are not those that ship, of which it speaks."""
+    """(metric, how much of it counts as solved), as config/ENV.ini says; (None, None) if it does
+    not, or if the environment's settings are not those that ship, of which it speaks."""
     if "config_name" not in args:  # a trainer in a script
         return None, None
     try:
         shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
-    except Exception:  # somebody edits the header or an .ini while the run goes on, which needs neither any more
+    except Exception:
+        # somebody edits the header or an .ini while the run goes on, which needs neither any more
         return None, None
     same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
     return known.metric if known is not None and same else (None, None)
 
 
 def score_of(environment, metric=None):
-    """What counts as doing well: `metric`, else the score, or the return if there is none; NaN before an episode has
-    ended."""
+    """What counts as doing well: `metric`, else the score, or the return if there is none; NaN
+    before an episode has ended."""
     return environment.get(metric, environment.get("score", environment.get("episode_return", math.nan)))
 
 
@@ -720,8 +742,8 @@ def figure(value):
 
 
 def aligned(rows, right=()):
-    """Lines of a table, the first of `rows` its titles, cut where a terminal ends. right: the titles of those columns
-    that end together."""
+    """Lines of a table, the first of `rows` its titles, cut where a terminal ends. right: the
+    titles of those columns that end together."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
@@ -743,7 +765,8 @@ def sparkline(values, width):
 
 
 def closing(trainer, args, model):
-    """What a training has brought, and what to type next, in lines. model: the path of its last model."""
+    """What a training has brought, and what to type next, in lines. model: the
+    path of its last model."""
     name, folder, (metric, least) = args["config_name"], trainer.run_folder, goal(args)
     speed, value = trainer.global_step / max(trainer.uptime, 1e-9), score_of(trainer.environment, metric)
     yield f"{trainer.global_step:,} steps in {duration(trainer.uptime)} ({speed:,.0f} steps/s)"
@@ -765,7 +788,8 @@ def closing(trainer, args, model):
     yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
 
 
-WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}  # docs/troubleshooting.md
+# docs/troubleshooting.md
+WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
 MOST_ROWS = 14  # of a table
 EXPLAINED = 5  # seconds that a metric is explained
 
@@ -781,8 +805,9 @@ def meanings():
 
 
 def panel(trainer, scores, goal, time):
-    """The live panel, as a rich renderable. Green is reached, yellow is worth a look. scores: of each call so far;
-    goal: (what they are, how much counts as solved); time: what is gone and left, in words."""
+    """The live panel, as a rich renderable. Green is reached, yellow is worth a look.
+    scores: of each call so far; goal: (what they are, how much counts as solved); time: what
+    is gone and left, in words."""
     from rich.columns import Columns
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar

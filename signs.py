@@ -1,14 +1,16 @@
-"""Vital signs: from the metrics of a run to sentences that say why it does not learn and what to try.
+"""Vital signs: from the metrics of a run to sentences that say why it does not
+learn and what to try.
 
     signs = Signs(settings)                     # the train section, a dict
     for sentence in signs.see(step, metrics):   # each entry of the log, in order; a sentence comes once in a run
         print(sentence)
     python pufferl.py diagnose RUN              # the same of a finished run, with a page of curves
 
-A detector is a method whose name begins with `sign_`. It looks at the entries so far and returns a sentence, or None.
-It must stay silent on a run that learns: what it says is read by somebody who does not know yet whether to believe it.
-To add one, write the method and plant its failure in tests/test_signs.py. The metrics are those of docs/metrics.md;
-those under `vital/` are measured for this file (`vital`).
+A detector is a method whose name begins with `sign_`. It looks at the entries so far and returns a
+sentence, or None. It must stay silent on a run that learns: what it says is read by somebody who
+does not know yet whether to believe it. To add one, write the method and plant its failure in
+tests/test_signs.py. The metrics are those of docs/metrics.md; those under `vital/` are measured for
+this file (`vital`).
 """
 
 import contextlib
@@ -21,15 +23,17 @@ import numpy as np
 
 PATIENCE = 5  # entries in a row that a state must last before it is said
 BEGUN = 0.1  # share of the run after which a policy could have moved
-SAMPLE = 1 << 12  # numbers of a rollout's observations that are looked at, of one agent in a step at least
+# numbers of a rollout's observations that are looked at, of one agent in a step at least
+SAMPLE = 1 << 12
 LONG = 10_000  # steps of each agent in which an episode should have ended
 VAST = 1000.0  # observations beyond it are no longer of the order of 1
 VAST_VALUE_LOSS = 1000.0  # where the policy's is below 1
 
 
 def vital(observations, rewards, valid, terminals, truncations):
-    """What only the rollout itself shows, as metrics: observations (T, N, ...), rewards, valid, terminals, truncations
-    (T, N), numpy arrays of one rollout. Observations are looked at in a sample of the agents."""
+    """What only the rollout itself shows, as metrics: observations (T, N, ...), rewards, valid,
+    terminals, truncations (T, N), numpy arrays of one rollout. Observations are looked at in a
+    sample of the agents."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
     agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
@@ -46,8 +50,8 @@ def vital(observations, rewards, valid, terminals, truncations):
 
 
 class Signs:
-    """The detectors and what they remember of a run. settings: the resolved train section; of a dict that lacks some,
-    those that the missing ones are for stay silent. agents: of all ranks."""
+    """The detectors and what they remember of a run. settings: the resolved train section; of a
+    dict that lacks some, those that the missing ones are for stay silent. agents: of all ranks."""
 
     def __init__(self, settings, agents=None):
         self.settings, self.agents = settings, agents
@@ -66,7 +70,8 @@ class Signs:
                 new.append(sentence)
         return new
 
-    # -- what detectors ask ------------------------------------------------------------------------------------------
+    # -- what detectors ask
+    # ------------------------------------------------------------------------------------------
 
     @property
     def progress(self):
@@ -82,8 +87,8 @@ class Signs:
         return len(last) == count and all(map(condition, last))
 
     def score_moved(self):
-        """Whether the returns, three entries at a time, differed by more than chance does at the end, or the first from
-        the last; True with too few to tell."""
+        """Whether the returns, three entries at a time, differed by more than chance does at the
+        end, or the first from the last; True with too few to tell."""
         returns = np.array(self.values("environment/episode_return"))
         if len(returns) < 2 * PATIENCE:
             return True
@@ -101,10 +106,12 @@ class Signs:
             return None
         return c["replay_ratio"] * self.agents * c["horizon"] / c["minibatch_size"]
 
-    # -- learning ----------------------------------------------------------------------------------------------------
+    # -- learning
+    # ----------------------------------------------------------------------------------------------------
 
     def sign_one_update(self):
-        """The ratio is 1 in the first minibatch of an epoch by definition: with one there is no PPO."""
+        """The ratio is 1 in the first minibatch of an epoch by definition:
+        with one there is no PPO."""
         if self.minibatches is not None and self.minibatches < 2:
             return (f"There is {self.minibatches:.3g} update an epoch, before which the policy cannot have moved: "
                     "clipping does nothing. Try --train.minibatch-size auto, or a larger --train.replay-ratio.")
@@ -153,7 +160,8 @@ class Signs:
             return (f"The value predicts worse than a constant would: explained_variance is {share:.2g} and stays "
                     "below 0. Try --train.norm-reward True, --train.vf-clip-coef inf, or --train.norm-obs True.")
 
-    # -- the environment ---------------------------------------------------------------------------------------------
+    # -- the environment
+    # ---------------------------------------------------------------------------------------------
 
     def sign_rewards_zero(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
@@ -208,13 +216,14 @@ class Signs:
                     "rewards on the way (docs/recipes.md).")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A finished run
 
 
 def read(folder):
-    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl, without lines that a crash has torn.
-    Raises OSError where they are not there, ValueError where they cannot be read."""
+    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl,
+    without lines that a crash has torn. Raises OSError where they are not there,
+    ValueError where they cannot be read."""
     path, entries = Path(folder, "config.json"), []
     try:
         config = json.loads(path.read_text())
@@ -235,8 +244,8 @@ CURVES = ("environment/score", "environment/episode_return", "environment/episod
 
 
 def diagnose(folder):
-    """Print what the signs say of a run and write FOLDER/diagnosis.html, its curves with the places where they said it;
-    returns the sentences."""
+    """Print what the signs say of a run and write FOLDER/diagnosis.html, its curves with the places
+    where they said it; returns the sentences."""
     signs, entries = read(folder)
     for entry in entries:
         signs.see(entry["step"], entry)

@@ -6,15 +6,17 @@
     python speed.py autotune breakout --vec.num-threads 4           # any setting of train; it holds for all candidates
     python speed.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
 
-profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or chrome://tracing:
-one row a thread, with torch's operations, the kernels of kernels.py by their names, and what the engine does: `act`, a
-step of the network, and `learn`, a worker's share of a minibatch. A rollout that is one call otherwise goes step by
-step here, so that its parts can be seen.
+profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the
+browser) or chrome://tracing: one row a thread, with torch's operations, the kernels of
+kernels.py by their names, and what the engine does: `act`, a step of the network, and `learn`,
+a worker's share of a minibatch. A rollout that is one call otherwise goes step by step here, so
+that its parts can be seen.
 
-autotune times the trainer's own rollout, the policy included, because what pays is to step some environments while the
-policy acts on others. The number of environments stays as it is: it belongs to the learning, not to the machine. All
-candidates are timed once, then the best of them against each other in turns, so that what else the machine does falls
-on all of them. If a simpler one (fewer processes or buffers) is within 3% of the fastest, it is the answer.
+autotune times the trainer's own rollout, the policy included, because what pays is to step some
+environments while the policy acts on others. The number of environments stays as it is: it belongs
+to the learning, not to the machine. All candidates are timed once, then the best of them against
+each other in turns, so that what else the machine does falls on all of them. If a simpler one
+(fewer processes or buffers) is within 3% of the fastest, it is the answer.
 """
 
 import argparse
@@ -39,14 +41,15 @@ import ocean
 import pufferl
 import vector
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Where the time goes
 
 WARM_UP = 2  # epochs that learn; compiling is not what is looked for
 
 
 def profile(env_name, args):
-    """Trace args["profile"]["epochs"] epochs and print where their time went; returns the trace's path."""
+    """Trace args["profile"]["epochs"] epochs and print where their time went;
+    returns the trace's path."""
     configuration.check_names(args, "profile")
     settings, activities = args["profile"], [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -59,10 +62,12 @@ def profile(env_name, args):
     config = {**args["train"], "env": args["env_name"], "data_dir": None, "log_interval": 1e9}
     trainer = pufferl.PuffeRL(config, vecenv, policy)
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
-    epochs(WARM_UP + (max(0, trainer.config["cudagraphs"]) if trainer.config["device"] == "cuda" else 0))  # capturing
+    # capturing
+    epochs(WARM_UP + (max(0, trainer.config["cudagraphs"]) if trainer.config["device"] == "cuda" else 0))
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
-        # torch marks its own operations; the kernels, the engine and the environments are marked here
+        # torch marks its own operations; the kernels, the engine and the
+        # environments are marked here
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
@@ -89,7 +94,7 @@ def profile(env_name, args):
     return path
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What steps an environment fastest here
 
 FINALISTS, REPEATS, TOLERANCE = 4, 5, 0.03
@@ -98,9 +103,9 @@ FINALISTS, REPEATS, TOLERANCE = 4, 5, 0.03
 def candidates(num_envs, python, package=False, cores=None, agents_per_env=1):
     """Settings of the vec section to try, the simplest first.
 
-    python: whether the environment steps in Python (serial, and multiprocessing with each sensible number of workers
-    and batch) or in C (native, with each sensible number of buffers); package: whether its package has a vector
-    environment of its own.
+    python: whether the environment steps in Python (serial, and multiprocessing with each sensible
+    number of workers and batch) or in C (native, with each sensible number of buffers); package:
+    whether its package has a vector environment of its own.
     """
     cores = cores or vector.physical_cores()
     divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
@@ -120,7 +125,8 @@ def candidates(num_envs, python, package=False, cores=None, agents_per_env=1):
 
 
 def _spread(numbers):
-    """Of ascending numbers those that are at least 1.5 times the one before, and the last: few that cover the range."""
+    """Of ascending numbers those that are at least 1.5 times the one before, and the last:
+    few that cover the range."""
     chosen = []
     for number in numbers:
         if not chosen or number >= 1.5 * chosen[-1] or number == numbers[-1]:
@@ -129,10 +135,12 @@ def _spread(numbers):
 
 
 class Rollouts:
-    """A trainer that is timed rolling out, with some settings of the vec section over those of `args`."""
+    """A trainer that is timed rolling out, with some settings of the vec
+    section over those of `args`."""
 
     def __init__(self, env_name, args, vec):
-        # What it learns is thrown away, so that the minibatch need not be the one that is configured.
+        # What it learns is thrown away, so that the minibatch need not be the
+        # one that is configured.
         train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None}
         args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
         vecenv = pufferl.load_env(env_name, args)
@@ -175,8 +183,9 @@ def flags(vec, present):
 def search(tried, make, seconds, report=print):
     """(best candidate, {index in `tried`: median steps a second of a finalist}).
 
-    make(candidate) -> an object with run(seconds) and close(); it may raise ValueError or RuntimeError for a candidate
-    that cannot work, which is reported and left out. Raises RuntimeError where none can.
+    make(candidate) -> an object with run(seconds) and close(); it may raise ValueError or
+    RuntimeError for a candidate that cannot work, which is reported and left out. Raises
+    RuntimeError where none can.
     """
     first = {}
     for i, vec in enumerate(tried):
@@ -212,7 +221,8 @@ def search(tried, make, seconds, report=print):
 
 
 def autotune(env_name, seconds, argv):
-    """Time what can step an environment; prints a table and the command, returns the best of the vec section."""
+    """Time what can step an environment; prints a table and the command, returns the
+    best of the vec section."""
     args = configuration.load_config(env_name, argv)
     creator = configuration.load_creator(args["env_name"])
     vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None, "batch_size": None}
@@ -228,7 +238,8 @@ def autotune(env_name, seconds, argv):
 
 
 def main(argv=None, program="speed.py"):
-    """The command line: profile or autotune, an environment, settings; program: what errors begin with."""
+    """The command line: profile or autotune, an environment, settings; program:
+    what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb, env_name = (*argv, "", "")[:2]
     if verb not in ("profile", "autotune") or not env_name or env_name.startswith("-"):

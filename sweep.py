@@ -48,7 +48,7 @@ from protein import Protein, SpaceError, front_of
 ROOT = Path(__file__).resolve().parent
 TRAINER = "pufferl.py"
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The ledger: the sweep's folder is the truth
 
 
@@ -271,7 +271,7 @@ def write_json(path, content):
     os.replace(part, path)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Trials: one training run in a process of its own
 
 
@@ -288,8 +288,8 @@ class Curve:
 
     @classmethod
     def read(cls, path, metric, cost="performance/uptime"):
-        """From metrics.jsonl (its last line may be half written). A run that is resumed goes on from a checkpoint, with
-        its clock too, so entries after that are replaced."""
+        """From metrics.jsonl (its last line may be half written). A run that is resumed goes on
+        from a checkpoint, with its clock too, so entries after that are replaced."""
         rows, names = [], {}
         text = Path(path).read_text(errors="replace") if Path(path).exists() else ""
         for line in text.splitlines():
@@ -328,9 +328,9 @@ class Curve:
 
 
 def hopeless(curve, total, rule):
-    """Whether a running trial is so far behind that it is not worth going on: past `after` of its schedule, and not
-    nearly through, its score has not come `share` of the way from the floor to the best score that any trial had at
-    the same cost."""
+    """Whether a running trial is so far behind that it is not worth going on: past `after` of its
+    schedule, and not nearly through, its score has not come `share` of the way from the floor to
+    the best score that any trial had at the same cost."""
     if not rule or len(curve.step) == 0 or not rule["after"] <= curve.step[-1] / total <= 0.9:
         return False
     score, cost = curve.at(curve.step[-1], total / 10)
@@ -339,8 +339,8 @@ def hopeless(curve, total, rule):
 
 
 def run_trial(job, stop=None, started=None):
-    """Train once and return what came of it, a dict: status (done, stopped, failed, interrupted, or lost where somebody
-    else ended it), score, cost, steps, curve, error, run.
+    """Train once and return what came of it, a dict: status (done, stopped, failed, interrupted, or
+    lost where somebody else ended it), score, cost, steps, curve, error, run.
 
     job: command, folder (None: a temporary one, removed afterwards), total (steps), metric, cost, downsample, rule (see
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
@@ -448,13 +448,13 @@ def explain(code, text):
     return f"exit {code}: {last}"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Where trials run
 
 
 class LocalPool:
-    """Threads, each of which watches a training process. slots: how many trials at a time; gpus: they are spread over
-    this many, by CUDA_VISIBLE_DEVICES."""
+    """Threads, each of which watches a training process. slots: how many trials at a time; gpus:
+    they are spread over this many, by CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, workers, gpus=0):
         processes.check_count("sweep.workers", workers, *processes.processes_at_most())
@@ -495,10 +495,10 @@ class LocalPool:
 
 
 class RayPool:
-    """Ray tasks on a cluster. address: of the cluster, "auto" for the one this machine belongs to, or "local" to start
-    one here. The project's files travel along; the nodes need the Python packages and a C compiler. slots: workers if
-    given, otherwise as many as the cluster has room for. Trials of a lost node have status "lost" and are run
-    again."""
+    """Ray tasks on a cluster. address: of the cluster, "auto" for the one this machine belongs to,
+    or "local" to start one here. The project's files travel along; the nodes need the Python
+    packages and a C compiler. slots: workers if given, otherwise as many as the cluster has room
+    for. Trials of a lost node have status "lost" and are run again."""
 
     def __init__(self, address, workers, cpus=1.0, gpus=0.0):
         import ray
@@ -546,7 +546,7 @@ class RayPool:
         return left
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The sweep
 
 
@@ -566,15 +566,15 @@ class Sweep:
     cost: str = "performance/uptime"
     """What a trial costs: any name in metrics.jsonl that grows; seconds of training by default."""
     max_suggestion_cost: float | None = None
-    """Trials that are expected to cost more than this are not suggested; one that costs twice as much is stopped
-    (default: 3600 seconds; no limit where the cost is not performance/uptime)."""
+    """Trials that are expected to cost more than this are not suggested; one that costs twice as
+    much is stopped (default: 3600 seconds; no limit where the cost is not performance/uptime)."""
     random_trials: int | None = None
     """Trials before the model is asked (default: 16, at most a third of all)."""
     downsample: int = 5
     """Points along each training curve that the model learns from."""
     early_stop: float = 0.25
-    """A trial is stopped when, past a quarter of its schedule, it has not come this share of the way from the scores
-    of bad trials to the best one at the same cost; 0 for never."""
+    """A trial is stopped when, past a quarter of its schedule, it has not come this share of the
+    way from the scores of bad trials to the best one at the same cost; 0 for never."""
     workers: int | None = None
     """Trials side by side, on each GPU if gpus is given (default: 1; on Ray as many as there is room for)."""
     gpus: int = 0
@@ -596,8 +596,8 @@ class Sweep:
 
 
 def settings_of(tuner):
-    """(Sweep, options of `pufferl.py train` that all trials share) of a tuner that was made in Python. Raises
-    SpaceError for a setting that does not exist."""
+    """(Sweep, options of `pufferl.py train` that all trials share) of a tuner that was made in
+    Python. Raises SpaceError for a setting that does not exist."""
     given = dict(tuner.sweep_settings)
     fixed = {}
     for name, value in given.pop("fixed", {}).items():
@@ -632,9 +632,9 @@ def fixed_settings(schema, options):
 
 
 def searched_settings(env_name, given, options=()):
-    """The search space as a tuner takes it, checked against the environment's settings: their type, their present value
-    as the mean. given: None for the [sweep.*] sections. options: of `pufferl.py train`; what they fix is not searched.
-    env_name None leaves `given` as it is.
+    """The search space as a tuner takes it, checked against the environment's settings: their type,
+    their present value as the mean. given: None for the [sweep.*] sections. options: of
+    `pufferl.py train`; what they fix is not searched. env_name None leaves `given` as it is.
 
     Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
     """
@@ -717,8 +717,8 @@ def metric_of(name):
 class Runner:
     """A sweep at work: has trials run until there are settings.num_trials, going on with what the folder holds.
 
-    tuner: says what to try; it knows the environment. settings: a Sweep. options: of `pufferl.py train`, for all
-    trials. Raises SpaceError where the folder holds another sweep.
+    tuner: says what to try; it knows the environment. settings: a Sweep. options: of
+    `pufferl.py train`, for all trials. Raises SpaceError where the folder holds another sweep.
     """
 
     def __init__(self, tuner, settings, options=(), quiet=False):
@@ -962,8 +962,8 @@ def short(value):
 
 
 def make_logger(kind, folder, config):
-    """A function that takes each finished trial's record. Raises ImportError where the package is missing. What goes
-    wrong later costs log entries, not the sweep: the ledger has all."""
+    """A function that takes each finished trial's record. Raises ImportError where the package is
+    missing. What goes wrong later costs log entries, not the sweep: the ledger has all."""
     import runs
 
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
@@ -1001,7 +1001,7 @@ def make_logger(kind, folder, config):
     return log if kind != "none" else lambda record: None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The report: a page of a sweep's folder, or of a folder of runs, from [(title, text, plotly figure)]
 
 
@@ -1361,8 +1361,8 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
 
 
 def serve(folder, port):
-    """Serve the page on 127.0.0.1, made anew when the ledger has changed; returns the server (server_address,
-    shutdown). port 0 takes a free one."""
+    """Serve the page on 127.0.0.1, made anew when the ledger has changed; returns the server
+    (server_address, shutdown). port 0 takes a free one."""
     import watch
 
     lock, made = threading.Lock(), functools.lru_cache(1)(lambda trials: page(folder, refresh=30))
@@ -1383,7 +1383,7 @@ def serve(folder, port):
     return server
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key value ...]
@@ -1401,7 +1401,8 @@ USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key v
 
 
 def split_options(argv):
-    """Command line -> (--sweep.key options, {setting: {field: text}}, all other options as they are)."""
+    """Command line -> (--sweep.key options, {setting: {field: text}}, all
+    other options as they are)."""
     sweep, space, others, i = [], {}, [], 0
     while i < len(argv):
         name, equals, value = argv[i].partition("=")

@@ -1,4 +1,5 @@
-"""Environments whose arrays are tensors: many in one object that steps them on its device, in torch, JAX or others.
+"""Environments whose arrays are tensors: many in one object that steps them on its device, in
+torch, JAX or others.
 
     vecenv = vector.make("examples/torch_cartpole.py:make", env_kwargs={"num_envs": 1024})
     vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)           # by the adapters in environments.py
@@ -12,11 +13,11 @@ Such an environment has what Gymnasium's vector environments have:
     step(actions) -> (observations, rewards, terminated, truncated, info)
     close() and render(), if it has something to close or to draw
 
-Each array is a torch tensor, or has `__dlpack__` and `__array_namespace__` as JAX's arrays do. Observations are
-(num_envs, *shape), or Dicts and Tuples of such arrays as their space is; rewards (num_envs,) numbers; terminated and
-truncated (num_envs,) bools. Actions arrive as the kind of array that the observations are, on their device, in the
-dtype and the shape of single_action_space: (num_envs,) for a Discrete. An info may hold "action_mask" (num_envs,
-options).
+Each array is a torch tensor, or has `__dlpack__` and `__array_namespace__` as JAX's arrays do.
+Observations are (num_envs, *shape), or Dicts and Tuples of such arrays as their space is; rewards
+(num_envs,) numbers; terminated and truncated (num_envs,) bools. Actions arrive as the kind of array
+that the observations are, on their device, in the dtype and the shape of single_action_space:
+(num_envs,) for a Discrete. An info may hold "action_mask" (num_envs, options).
 
 The modes of autoreset, for episodes that end:
     same_step: the observation that is returned is the next episode's first. info["final_obs"] has the last one of those
@@ -25,10 +26,11 @@ The modes of autoreset, for episodes that end:
     next_step: it is the last one; the step after that ignores the action and returns the next episode's first.
     disabled: it is the last one, and reset(options={"reset_mask": ended}) is called for those that ended.
 
-What is copied: each observation, reward and flag once, into its row of the rollout, which is kept to learn from. An
-array of JAX is seen as a tensor where it lies (dlpack). Actions are copied too, so that an environment may write into
-them: the rollout keeps those that the policy chose. Only JAX, whose arrays cannot be written to, is given the row
-itself, if their dtype is int32 or float32, nothing is added (Discrete's start) and nothing is clipped to bounds.
+What is copied: each observation, reward and flag once, into its row of the rollout, which is kept
+to learn from. An array of JAX is seen as a tensor where it lies (dlpack). Actions are copied too,
+so that an environment may write into them: the rollout keeps those that the policy chose. Only JAX,
+whose arrays cannot be written to, is given the row itself, if their dtype is int32 or float32,
+nothing is added (Discrete's start) and nothing is clipped to bounds.
 """
 
 from types import SimpleNamespace
@@ -44,7 +46,8 @@ MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled
 
 
 def as_tensor(array):
-    """The array as a torch tensor, without a copy if it has `__dlpack__`. Raises TypeError if it is no array."""
+    """The array as a torch tensor, without a copy if it has `__dlpack__`. Raises
+    TypeError if it is no array."""
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, np.ndarray | np.generic):
@@ -61,8 +64,8 @@ def _first_leaf(tree):
 
 
 def look(env, seed):
-    """The TensorEnv of an environment, if its `reset` returns tensors, else None. Only one that says that it is many
-    (num_envs, single_observation_space) is reset for that."""
+    """The TensorEnv of an environment, if its `reset` returns tensors, else None. Only one that
+    says that it is many (num_envs, single_observation_space) is reset for that."""
     if isinstance(env, TensorEnv):
         return env
     if hasattr(env, "step_into") or not all(hasattr(env, name) for name in ("num_envs", "single_observation_space")):
@@ -75,7 +78,8 @@ def look(env, seed):
 
 
 def autoreset_mode(env):
-    """"next_step", "same_step" or "disabled". Raises ValueError if the environment does not say which."""
+    """"next_step", "same_step" or "disabled". Raises ValueError if the
+    environment does not say which."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
     name = str(getattr(mode, "value", mode)).lower().replace("_", "")
     if name not in MODES:
@@ -90,12 +94,13 @@ def autoreset_mode(env):
 class TensorEnv:
     """Such an environment, as flat tensors; vector.Tensors steps it.
 
-    env: the environment. begun: what its reset has returned, of which the kind of array and the device are learnt.
-    Attributes: num_agents, one an environment; device; mode, of autoreset; single_observation_space and
-    single_action_space, flat; env_single_observation_space, env_single_action_space and obs_dtype as those of
-    emulation.GymnasiumPufferEnv; has_action_masks; has_valid, whether agents may be dead.
-    Raises TypeError for spaces that cannot be made flat, ValueError for an unknown mode of autoreset and for what
-    breaks its space or shape at the first reset or the first step.
+    env: the environment. begun: what its reset has returned, of which the kind of array and the
+    device are learnt. Attributes: num_agents, one an environment; device; mode, of autoreset;
+    single_observation_space and single_action_space, flat; env_single_observation_space,
+    env_single_action_space and obs_dtype as those of emulation.GymnasiumPufferEnv;
+    has_action_masks; has_valid, whether agents may be dead. Raises TypeError for spaces that cannot
+    be made flat, ValueError for an unknown mode of autoreset and for what breaks its space or shape
+    at the first reset or the first step.
     """
 
     def __init__(self, env, begun):
@@ -117,7 +122,8 @@ class TensorEnv:
         self.device, self.has_action_masks = as_tensor(leaf).device, "action_mask" in info
         self.has_valid = self.mode == "next_step"
         self._plan_actions(leaf)
-        self._quick_to_ask = self.device.type == "cpu"  # if an episode has ended; a GPU would have to be waited for
+        # if an episode has ended; a GPU would have to be waited for
+        self._quick_to_ask = self.device.type == "cpu"
         zeros = torch.zeros(self.num_agents, dtype=torch.float64, device=self.device)
         self._returns, self._lengths, self._ending = zeros, zeros.clone(), zeros.bool()
         self._sums = {}  # {name: (2, num_agents)}: sums over episodes, and how many of them
@@ -140,12 +146,14 @@ class TensorEnv:
         self._firsts = [(int(first), int(first) + size)
                         for first, size in zip(action.firsts, action.heads, strict=False)]
 
-    # -- rows of a rollout -----------------------------------------------------------------------------------------
+    # -- rows of a rollout
+    # -----------------------------------------------------------------------------------------
 
     def view(self, row):
-        """What `reset_into` and `step_into` want of a row, {name: tensor (num_agents, ...)}: before (the observations
-        that are acted on), actions, rewards, terminals, truncations, final_observations; and, of the row after it,
-        observations, resets, valid and action_masks."""
+        """What `reset_into` and `step_into` want of a row, {name: tensor (num_agents, ...)}:
+        before (the observations that are acted on), actions, rewards, terminals,
+        truncations, final_observations; and, of the row after it, observations, resets,
+        valid and action_masks."""
         view = SimpleNamespace(**row)
         view.fields, view.final_fields = (self._fields(row[name]) for name in ("observations", "final_observations"))
         return view
@@ -171,7 +179,8 @@ class TensorEnv:
             field.copy_(as_tensor(part))
 
     def _write_masks(self, target, info):
-        """Action masks; one that forbids a whole head forbids nothing there, as in emulation.FlatAction.write_mask."""
+        """Action masks; one that forbids a whole head forbids nothing there, as in
+        emulation.FlatAction.write_mask."""
         if target is None:
             return
         mask = info.get("action_mask")
@@ -206,7 +215,8 @@ class TensorEnv:
         view.terminals.copy_(terminated)
         view.truncations.copy_(truncated)
         view.resets.copy_(ended)
-        if self.mode == "next_step":  # those that had ended before are dead now and see a first observation
+        # those that had ended before are dead now and see a first observation
+        if self.mode == "next_step":
             rewards = rewards.masked_fill(self._ending, 0)
             view.resets.bitwise_or_(self._ending.to(view.resets.dtype))
             view.valid.copy_(~ended)
@@ -221,8 +231,9 @@ class TensorEnv:
         self._write_masks(view.action_masks, info)
 
     def _actions(self, actions):
-        """Actions (num_agents, columns) of the policy as the environment takes them. A torch environment gets its own
-        copy: if it clamps them in place, what is learnt from stays what the policy chose."""
+        """Actions (num_agents, columns) of the policy as the environment takes them. A torch
+        environment gets its own copy: if it clamps them in place, what is learnt from stays
+        what the policy chose."""
         row, actions = actions, actions.to(self.device)
         if self._starts is not None:
             actions = actions + self._starts
@@ -247,7 +258,8 @@ class TensorEnv:
         else:
             self._write(final, view.final_fields)
 
-    # -- statistics ------------------------------------------------------------------------------------------------
+    # -- statistics
+    # ------------------------------------------------------------------------------------------------
 
     def _count(self, rewards, ended, info):
         """Add the episodes that have ended to the sums, without waiting for the device."""
@@ -260,7 +272,8 @@ class TensorEnv:
         same = self.mode == "same_step"  # then the info itself is already the next episodes'
         numbers = {"episode_return": self._returns, "episode_length": self._lengths}
         numbers |= self._numbers(info.get("final_info") or {} if same else info)
-        if isinstance(info.get("log"), dict):  # of those that ended at this step, in Isaac Lab and mjlab
+        # of those that ended at this step, in Isaac Lab and mjlab
+        if isinstance(info.get("log"), dict):
             numbers |= self._numbers(info["log"])
         count = ended.double()
         for name, value in numbers.items():
@@ -273,7 +286,8 @@ class TensorEnv:
         self._lengths.masked_fill_(ended, 0)
 
     def _numbers(self, info, prefix=""):
-        """{"a/b": number, or tensor (num_agents,)} of those in an info and in the dicts within it."""
+        """{"a/b": number, or tensor (num_agents,)} of those in an info and
+        in the dicts within it."""
         numbers = {}
         for key, value in info.items():
             if key.startswith("_") or (key in ("log", "action_mask", "final_info") and not prefix):
@@ -289,8 +303,8 @@ class TensorEnv:
         return numbers
 
     def log(self, env=None):
-        """Means of the numbers of the episodes that ended since the last call, and "n" of them, of all environments or
-        of one; {} if none ended. It waits for the device, once."""
+        """Means of the numbers of the episodes that ended since the last call, and "n" of them, of
+        all environments or of one; {} if none ended. It waits for the device, once."""
         if not self._sums:
             return {}
         part = slice(None) if env is None else slice(env, env + 1)
@@ -303,7 +317,8 @@ class TensorEnv:
             means.setdefault("score", means["episode_return"])
         return {**means, "n": sums[0][1]} if sums[0][1] else {}
 
-    # -- checks, of the first reset and the first step -------------------------------------------------------------
+    # -- checks, of the first reset and the first step
+    # -------------------------------------------------------------
 
     def _check_reset(self, result):
         if "reset" not in self._unchecked:
@@ -351,7 +366,8 @@ class TensorEnv:
         except TypeError as error:  # a list, or a dtype that numpy has not
             raise ValueError(f"{what}: {error}") from None
 
-    # -- the rest --------------------------------------------------------------------------------------------------
+    # -- the rest
+    # --------------------------------------------------------------------------------------------------
 
     def render(self):
         """What the environment draws, on the host; None if it cannot."""
@@ -363,17 +379,18 @@ class TensorEnv:
             self.env.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Simulators whose environments return nearly this
 
 
 class IsaacLab:
-    """An environment of Isaac Lab or mjlab: a dict of groups of observations, of which the policy sees one.
+    """An environment of Isaac Lab or mjlab: a dict of groups of observations, of
+    which the policy sees one.
 
-    env: as gymnasium.make("Isaac-...", cfg=cfg) gives it, or mjlab's ManagerBasedRlEnv. group: "policy" in Isaac Lab,
-    "actor" in mjlab; None: all groups, as a Dict. It begins ended episodes anew within the step and keeps their last
-    observation to itself, unless it is mjlab's with auto_reset=False in its configuration. What extras["log"] holds is
-    logged.
+    env: as gymnasium.make("Isaac-...", cfg=cfg) gives it, or mjlab's ManagerBasedRlEnv. group:
+    "policy" in Isaac Lab, "actor" in mjlab; None: all groups, as a Dict. It begins ended episodes
+    anew within the step and keeps their last observation to itself, unless it is mjlab's with
+    auto_reset=False in its configuration. What extras["log"] holds is logged.
     """
 
     def __init__(self, env, group="policy"):
@@ -409,7 +426,8 @@ class IsaacLab:
 
 
 class ManiSkill:
-    """mani_skill's ManiSkillVectorEnv. With its record_metrics, episode/success_once and so on are logged."""
+    """mani_skill's ManiSkillVectorEnv. With its record_metrics,
+    episode/success_once and so on are logged."""
 
     metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
 

@@ -18,9 +18,9 @@ A *buffer* is a contiguous range of environments, and of agents. Buffers never t
 own t. A *worker* is a thread that serves its own share of the buffers; a backend where environments step elsewhere
 (processes, Ray) has one worker, and `wait` gives whichever buffer is ready first.
 
-`Native` steps environments in C; `Serial`, `Multiprocessing` and `Ray` step PufferEnvs, Gymnasium's and PettingZoo's
-(see emulation.py) in this process, in others and on other machines; `Tensors` steps those of torch and JAX, on their
-device (see tensors.py):
+`Native` steps environments in C; `Serial`, `Multiprocessing` and `Ray` step PufferEnvs, Gymnasium's
+and PettingZoo's (see emulation.py) in this process, in others and on other machines; `Tensors`
+steps those of torch and JAX, on their device (see tensors.py):
 
     vecenv = vector.make(lambda: gymnasium.make("CartPole-v1"), num_envs=64, backend=Multiprocessing, num_workers=2)
     vecenv = vector.make("gym/CartPole-v1", num_envs=64, num_workers=4, batch_size=32)
@@ -185,8 +185,8 @@ class Vector:
         return max(self.timeout, STARTUP) if self._starting else self.timeout
 
     def number_from(self, first_env):
-        """Give the environments the random numbers of number first_env and on, where other ranks have those before.
-        Comes before `allocate`."""
+        """Give the environments the random numbers of number first_env and on, where other ranks
+        have those before. Comes before `allocate`."""
         self.seed += first_env
 
     @property
@@ -251,8 +251,8 @@ class Vector:
         self._waiting = [list(range(worker, self.num_buffers, self.num_workers)) for worker in range(self.num_workers)]
 
     def reset(self, seed=None):
-        """Begin new episodes: (observations (N, *obs), infos). A seed other than the last one builds the environments
-        anew with it."""
+        """Begin new episodes: (observations (N, *obs), infos). A seed other than the last one
+        builds the environments anew with it."""
         if self.storage is None:
             self.allocate(1)
         self.restart(seed)
@@ -295,8 +295,8 @@ class Vector:
         self._last = observations, none.astype(np.float32), none, none, infos
 
     def recv(self):
-        """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the batch to act on next;
-        agent_ids are its agents' numbers, masks is False for a dead agent."""
+        """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the batch to
+        act on next; agent_ids are its agents' numbers, masks is False for a dead agent."""
         return (*self._last, np.arange(self.num_agents), self.storage.valid[-1].view(bool))
 
     def send(self, actions):
@@ -310,7 +310,7 @@ class Vector:
         self.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Steps of environments in C from compiled code (compiled.py, fused.py), without the interpreter
 
 LONG, WORD = ir.IntType(64), ir.IntType(32)
@@ -355,7 +355,7 @@ def step_environments(environments, t, begin, end, terminals, truncations, reset
     return cycles() - entered
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Native: environments in C, stepped without the GIL
 
 
@@ -443,8 +443,8 @@ class Native(Vector):
     def wait(self, worker=0):
         """(buffer, t) of the next buffer of this worker to act on, or None when all of them have reached t = T.
 
-        The same buffer again until it is done, so that its environments and activations stay in the core's cache.
-        At t = T it is given once, for the value of the last row.
+        The same buffer again until it is done, so that its environments and activations stay in the
+        core's cache. At t = T it is given once, for the value of the last row.
         """
         waiting = self._waiting[worker]
         if not waiting:
@@ -481,8 +481,8 @@ class Native(Vector):
         self.envs.step(rows, first + start, first + end)
 
     def log(self, env=None):
-        """Means of the environments' Log fields over the episodes finished since the last call, and their number n; of
-        all environments, or of one."""
+        """Means of the environments' Log fields over the episodes finished since the last call, and
+        their number n; of all environments, or of one."""
         return self.envs.log() if env is None else self.envs.log(env, env + 1)
 
     def finished(self):
@@ -508,7 +508,8 @@ class Native(Vector):
 
 
 class OnGpu(Native):
-    """Environments in C that are plain data, on a GPU: one thread an environment, all of them one buffer.
+    """Environments in C that are plain data, on a GPU: one thread an environment,
+    all of them one buffer.
 
     device: the torch.device. They are made on the host and copied there. An engine on that device gives `write_to` its
     own arrays; then a step brings nothing to the host, so that a rollout can be one CUDA graph in which `launch` steps,
@@ -543,7 +544,8 @@ class OnGpu(Native):
         self.envs.memory.reshape(shape)[:, plain:] = self._memory.view(shape)[:, plain:].cpu().numpy()
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        """Make the arrays of a rollout of `horizon` steps (see new_storage) and
+        begin the first episodes."""
         self.storage = self.new_storage(horizon, aligned_zeros)
         self.storage.valid[:] = 1
         self._host = {name: None if array is None else torch.from_numpy(array)
@@ -557,7 +559,8 @@ class OnGpu(Native):
         return self.storage
 
     def write_to(self, arrays):
-        """From now on step into these, {name: tensor} like the rollout's arrays, whose last row gets what ours has."""
+        """From now on step into these, {name: tensor} like the rollout's arrays, whose last row
+        gets what ours has."""
         for name in SEEN:
             if arrays[name] is not None:
                 arrays[name][-1].copy_(self._bound[name][-1])
@@ -565,7 +568,8 @@ class OnGpu(Native):
         self._bind(arrays)
 
     def _bind(self, arrays):
-        """The rows of each step and, as the last ones, those of a reset, where the kernels read them."""
+        """The rows of each step and, as the last ones, those of a reset, where
+        the kernels read them."""
         self._bound, horizon = arrays, len(arrays["actions"])
         rows = [self._at(arrays, t, t + 1) for t in range(horizon)] + [self._at(arrays, -1, -1)]
         addresses = [[0 if row is None else row.data_ptr() for row in step] for step in rows]
@@ -579,7 +583,8 @@ class OnGpu(Native):
         self._kernels.launch(name, num_envs or self.num_envs, (envs, argument), stream)
 
     def restart(self, seed=None):
-        """Begin new episodes in all environments, observations in row T; with a seed, from that seed's beginning."""
+        """Begin new episodes in all environments, observations in row T; with a seed, from
+        that seed's beginning."""
         self._renew(seed)
         self._launch("reset", self._step_rows[-1])
         self._bound["resets"][-1] = 1
@@ -587,7 +592,8 @@ class OnGpu(Native):
             self._tell(SEEN, -1, -1)
 
     def launch(self, t):
-        """Step all environments with the actions of row t, on torch's current stream, which may be captured."""
+        """Step all environments with the actions of row t, on torch's current stream,
+        which may be captured."""
         self._launch("step", self._step_rows[t])
         arrays = self._bound
         torch.bitwise_or(arrays["terminals"][t], arrays["truncations"][t], out=arrays["resets"][t + 1])
@@ -632,7 +638,7 @@ class OnGpu(Native):
         return self.envs.render(index)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Environments in Python
 
 
@@ -644,10 +650,12 @@ class WorkerError(RuntimeError):
 
 
 class Emulated(Vector):
-    """Serial, Multiprocessing and Ray: workers that each step a contiguous share of the environments.
+    """Serial, Multiprocessing and Ray: workers that each step a contiguous
+    share of the environments.
 
-    A buffer is the workers of one batch. Infos are dicts of the episodes that ended, with episode_return,
-    episode_length and the numbers of the environment's last info; `log` averages them. See `make` for the arguments.
+    A buffer is the workers of one batch. Infos are dicts of the episodes that ended, with
+    episode_return, episode_length and the numbers of the environment's last info; `log` averages
+    them. See `make` for the arguments.
     """
 
     has_valid = True
@@ -706,7 +714,8 @@ class Emulated(Vector):
         return slice(worker * self._agents_each, (worker + 1) * self._agents_each)
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        """Make the arrays of a rollout of `horizon` steps (see new_storage) and
+        begin the first episodes."""
         self._stop()
         self._busy.clear()
         self._public, self._starting = False, set(range(self.num_processes))
@@ -716,7 +725,8 @@ class Emulated(Vector):
         return self.storage
 
     def restart(self, seed=None):
-        """Begin new episodes in all environments, observations in row T; with a seed, with its random numbers."""
+        """Begin new episodes in all environments, observations in row T; with a seed,
+        with its random numbers."""
         self._settle()
         for worker in range(self.num_processes):
             self._tell(worker, workers.RESET, -1 if seed is None else seed)
@@ -729,8 +739,8 @@ class Emulated(Vector):
         self._ready = deque(range(self.num_buffers))
 
     def wait(self, worker=0):
-        """(buffer, t) of the next buffer to act on, the first that is ready, or None when all have reached t = T. At
-        t = T a buffer is given once, for the value of the last row."""
+        """(buffer, t) of the next buffer to act on, the first that is ready, or None when all have
+        reached t = T. At t = T a buffer is given once, for the value of the last row."""
         if worker > 0:
             return None
         while not self._ready:
@@ -756,8 +766,8 @@ class Emulated(Vector):
             self._listen()
 
     def _listen(self):
-        """Take answers, or wait a while for one. Raises WorkerError, also for a worker that has not answered in time;
-        a look every half second is enough for that."""
+        """Take answers, or wait a while for one. Raises WorkerError, also for a worker that has not
+        answered in time; a look every half second is enough for that."""
         self._collect()
         now = time.monotonic()
         if now < self._next_look:
@@ -772,13 +782,15 @@ class Emulated(Vector):
         return ""
 
     def _fail(self, worker, what, text="", cause=None):
-        """End all workers and raise WorkerError: a worker has done `what`, and `text` is what else is known."""
+        """End all workers and raise WorkerError: a worker has done `what`, and `text`
+        is what else is known."""
         with contextlib.suppress(Exception):
             self.close()
         raise WorkerError(f"worker {worker} ({self._which(worker)} of {self.name}) {what}.\n{text}".rstrip()) from cause
 
     def _blame(self, worker, words, number):
-        """End all workers and raise the Fault of a worker's environment, whose number may be None."""
+        """End all workers and raise the Fault of a worker's environment,
+        whose number may be None."""
         fault = emulation.Fault(words)
         fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} of {self.name})")
         self.close()
@@ -824,8 +836,8 @@ class Emulated(Vector):
                 entry[1] += count
 
     def log(self, env=None):
-        """Means of the infos' numbers over the episodes finished since the last call, and their number n; of all
-        environments, or of one. {} where none finished."""
+        """Means of the infos' numbers over the episodes finished since the last call, and their
+        number n; of all environments, or of one. {} where none finished."""
         self._settle() if not self._public else None
         means = {}
         for one in list(self._logs) if env is None else [env]:
@@ -861,10 +873,11 @@ class Emulated(Vector):
             self._tell(worker, workers.RESET, (self.seed if fresh else -1) if seed is None else seed)
 
     def recv(self):
-        """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first batch_size environments
-        that are ready; agent_ids are their agents' numbers, masks is False for a dead agent. Arrays are views that
-        stay as they are until these environments step again, copies where these are no contiguous range.
-        Raises RuntimeError where nothing was sent before, and WorkerError."""
+        """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first
+        batch_size environments that are ready; agent_ids are their agents' numbers, masks is False
+        for a dead agent. Arrays are views that stay as they are until these environments step
+        again, copies where these are no contiguous range. Raises RuntimeError where nothing was
+        sent before, and WorkerError."""
         if self._batch is not None or not self._public:
             raise RuntimeError("recv() comes after async_reset() or send().")
         while len(self._done) < self.workers_per_batch:
@@ -878,8 +891,9 @@ class Emulated(Vector):
         return (*(array[agents] for array in self._results), infos, agent_ids, self.storage.valid[1, agents].view(bool))
 
     def send(self, actions):
-        """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch, heads or dims).
-        Raises RuntimeError without one, ValueError for another shape or actions outside their space."""
+        """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch,
+        heads or dims). Raises RuntimeError without one, ValueError for another shape or actions
+        outside their space."""
         if self._batch is None:
             raise RuntimeError("send() comes after recv().")
         self._check_actions(actions, self.agents_per_batch)
@@ -890,8 +904,8 @@ class Emulated(Vector):
             self._tell(worker, workers.STEP, 0)
 
     def reset(self, seed=None):
-        """Begin new episodes: (observations (N, *obs), infos). The first one has the vector's own seed, and later ones
-        without a seed go on with the random numbers of the one before."""
+        """Begin new episodes: (observations (N, *obs), infos). The first one has the vector's own
+        seed, and later ones without a seed go on with the random numbers of the one before."""
         self.async_reset(seed)
         return self.storage.observations[1], self._everything()
 
@@ -994,8 +1008,9 @@ class Serial(Emulated):
 
 
 class Package(Serial):
-    """The vector environment that an environment's own package has, as ALE in C++ and CartPole in numpy, in this
-    process; see `make`. creators: all the same one, which has a `vector` (environments.GymnasiumCreator)."""
+    """The vector environment that an environment's own package has, as ALE in C++ and CartPole in
+    numpy, in this process; see `make`. creators: all the same one, which has a `vector`
+    (environments.GymnasiumCreator)."""
 
     def __init__(self, creators, *, num_threads=None, **options):
         creator, _, kwargs = creators[0]
@@ -1006,8 +1021,8 @@ class Package(Serial):
 
 
 class Multiprocessing(Emulated):
-    """Environments in Python in processes of their own (workers.Process), which write into the arrays that the policy
-    reads; see `make`."""
+    """Environments in Python in processes of their own (workers.Process), which write into the
+    arrays that the policy reads; see `make`."""
 
     _workers = ()
 
@@ -1071,7 +1086,8 @@ class Multiprocessing(Emulated):
 
 
 class Ray(Emulated):
-    """Environments in Python in Ray actors, on this machine or others; see `make`. Their results are copied here."""
+    """Environments in Python in Ray actors, on this machine or others; see `make`. Their
+    results are copied here."""
 
     _actors = ()
 
@@ -1115,17 +1131,19 @@ class Ray(Emulated):
         self._busy.clear()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Environments whose arrays are tensors
 
 
 class Tensors(Vector):
-    """Many environments in one object that takes and returns tensors (tensors.py says what it must have), stepped in
-    this process on their device, as one buffer; see `make`. creators: one, of an environment that has num_envs itself.
+    """Many environments in one object that takes and returns tensors (tensors.py says what it must
+    have), stepped in this process on their device, as one buffer; see `make`. creators: one, of an
+    environment that has num_envs itself.
 
-    The rollout's arrays lie on the host, and whatever acts reads its rows there. An engine on the environments' own
-    device gives `write_to` arrays of its own instead. Then a step brings only its terminals and truncations to the
-    host, which asks if there is anything to bootstrap. Episodes are counted on the device; `log` reads the sums, once.
+    The rollout's arrays lie on the host, and whatever acts reads its rows there. An engine on the
+    environments' own device gives `write_to` arrays of its own instead. Then a step brings only its
+    terminals and truncations to the host, which asks if there is anything to bootstrap. Episodes
+    are counted on the device; `log` reads the sums, once.
     """
 
     num_workers = num_processes = 1
@@ -1158,7 +1176,8 @@ class Tensors(Vector):
         return self._env
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        """Make the arrays of a rollout of `horizon` steps (see new_storage) and
+        begin the first episodes."""
         if self.storage is None:
             threading.Thread(target=workers.watch, args=(weakref.ref(self),), daemon=True).start()
         self.storage = self.new_storage(horizon, aligned_zeros)
@@ -1172,7 +1191,8 @@ class Tensors(Vector):
         return self.storage
 
     def write_to(self, arrays):
-        """From now on step into these, {name: tensor} like the rollout's arrays, which get what those hold."""
+        """From now on step into these, {name: tensor} like the rollout's arrays,
+        which get what those hold."""
         for name, tensor in self._arrays.items():
             if tensor is not None:
                 arrays[name].copy_(tensor)
@@ -1188,7 +1208,8 @@ class Tensors(Vector):
         self._rows = [row(t) for t in range(len(arrays["actions"]))]
 
     def restart(self, seed=None):
-        """Begin new episodes in all environments, observations in row T; with a seed, with its random numbers."""
+        """Begin new episodes in all environments, observations in row T; with a seed,
+        with its random numbers."""
         self._watched(self._env.reset_into, self._rows[-1], seed)
 
     def begin(self):
@@ -1218,8 +1239,8 @@ class Tensors(Vector):
         return f"0 to {self.num_envs - 1}"
 
     def log(self, env=None):
-        """Means over the episodes finished since the last call, and their number n; of all environments, or of one. {}
-        where none finished."""
+        """Means over the episodes finished since the last call, and their number n; of all
+        environments, or of one. {} where none finished."""
         return self._env.log(env)
 
     def finished(self):
@@ -1236,7 +1257,8 @@ class Tensors(Vector):
         self.restart()
 
     def render(self, index=0):
-        """Environment `index` as the environment's own render gives it: of all of them, or one picture."""
+        """Environment `index` as the environment's own render gives it: of all
+        of them, or one picture."""
         frames = self._env.render()
         several = isinstance(frames, list | tuple) or np.ndim(frames) == 4
         return frames[index] if several else frames
@@ -1247,7 +1269,7 @@ class Tensors(Vector):
             self._env.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Which backend steps what
 
 
@@ -1256,12 +1278,13 @@ BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessi
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
-    """The class that steps `num_envs` of `env`: an environment in C, as `make` takes it, a creator, or an instance.
+    """The class that steps `num_envs` of `env`: an environment in C, as `make` takes it, a
+    creator, or an instance.
 
-    backend: a class, which it is then; a name in BACKENDS, in any case; PufferEnv and "PufferEnv", as PufferLib has it,
-    are Native. "auto" or None: Native for environments in C. For others
-    Package if their creator prefers it and neither workers nor a batch are asked for, Serial if one worker would step
-    all of them or they are instances, else Multiprocessing.
+    backend: a class, which it is then; a name in BACKENDS, in any case; PufferEnv and "PufferEnv",
+    as PufferLib has it, are Native. "auto" or None: Native for environments in C. For others
+    Package if their creator prefers it and neither workers nor a batch are asked for, Serial if one
+    worker would step all of them or they are instances, else Multiprocessing.
     Raises ValueError if there is no backend of that name, or if it cannot step this environment.
     """
     if isinstance(backend, type) and issubclass(backend, emulation.PufferEnv):
@@ -1305,24 +1328,24 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
          device=None, seed=0, env_args=(), env_kwargs=None, timeout=60.0, **settings):
     """A vector of `num_envs` environments.
 
-    env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`; "gym/ID",
-    "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or function), or a list of one an
-    environment; or an instance, where num_envs is 1.
-    backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a class of your own
-    that is called as Multiprocessing is; by default the one that `choose_backend` names, or Tensors if one environment
-    is made, or a named one that holds num_envs itself, and its reset returns tensors. It then holds num_envs ×
-    env_kwargs["num_envs"].
-    num_buffers, num_threads: Native's. device: "cuda" is for environments in C, see OnGpu. num_workers: processes or
-    Ray actors (default: the physical cores, or the most below them that divide num_envs). batch_size: environments that
-    one `recv` waits for (default: all).
-    env_args: the creator's positional arguments, or a list of one list an environment where env is a list. env_kwargs:
-    its keyword arguments, or the C environment's settings, one dict or a list of one dict an environment; any other
-    keyword is one of them for all. seed: environment i is reset with seed + i. timeout: seconds after which a worker,
-    or a step in this process, that does not answer is an error. num_workers and batch_size may be "auto", their
-    default.
-    Raises ValueError for numbers that do not divide, and names numbers that do, for more threads or workers than this
-    machine can use, and for a setting that the environment does not have; MemoryError for more environments than it can
-    hold; TypeError for what is no environment.
+    env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`;
+    "gym/ID", "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or
+    function), or a list of one an environment; or an instance, where num_envs is 1.
+    backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a
+    class of your own that is called as Multiprocessing is; by default the one that `choose_backend`
+    names, or Tensors if one environment is made, or a named one that holds num_envs itself, and its
+    reset returns tensors. It then holds num_envs × env_kwargs["num_envs"].
+    num_buffers, num_threads: Native's. device: "cuda" is for environments in C, see OnGpu.
+    num_workers: processes or Ray actors (default: the physical cores, or the most below them that
+    divide num_envs). batch_size: environments that one `recv` waits for (default: all).
+    env_args: the creator's positional arguments, or a list of one list an environment where env is
+    a list. env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list
+    of one dict an environment; any other keyword is one of them for all. seed: environment i is
+    reset with seed + i. timeout: seconds after which a worker, or a step in this process, that does
+    not answer is an error. num_workers and batch_size may be "auto", their default.
+    Raises ValueError for numbers that do not divide, and names numbers that do, for more threads or
+    workers than this machine can use, and for a setting that the environment does not have;
+    MemoryError for more environments than it can hold; TypeError for what is no environment.
     """
     env, num_workers, batch_size = environments.named(env), _number(num_workers), _number(batch_size)
     if device is not None and "device" in environments.settings_of(env):  # it is a setting of the environment's own
@@ -1367,7 +1390,8 @@ KEYWORDS = [name for name, p in inspect.signature(make).parameters.items() if p.
 
 
 def why_not_on_gpu(env, backend="auto", num_buffers=None):
-    """Why `make` would not step an environment on a GPU, as the end of a sentence; None if it would."""
+    """Why `make` would not step an environment on a GPU, as the end of a
+    sentence; None if it would."""
     if not isinstance(env, ocean.Library) or backend not in ("auto", "native", None, Native):
         return "only environments in C do, with backend native"
     if num_buffers not in (None, 1):
@@ -1394,7 +1418,8 @@ def _check_alone(backend, num_envs, num_workers, batch_size):
 
 
 def _all_in_one(num_envs, env_kwargs):
-    """The env_kwargs of one object that holds all environments: its own number times the vector's."""
+    """The env_kwargs of one object that holds all environments: its own
+    number times the vector's."""
     if num_envs == 1:
         return env_kwargs
     if isinstance(env_kwargs, (list, tuple)):

@@ -1,4 +1,5 @@
-"""Evaluation: how a policy scores over fresh episodes, and the policy playing, in a window, a video or a page.
+"""Evaluation: how a policy scores over fresh episodes, and the policy playing, in a
+window, a video or a page.
 
     python pufferl.py eval breakout --load-model-path latest        # scores; python watch.py breakout ... is the same
     python pufferl.py eval breakout --baseline                      # of the trained policy that ships with breakout
@@ -7,8 +8,8 @@
     python watch.py breakout --baseline --eval.terminal             # the same in any terminal
     python watch.py ship breakout --load-model-path latest          # make a run's policy the one that ships
 
-An episode is counted by a quota that is fixed before it starts: whoever counts "the first N that finish" counts too
-many short ones. docs/watch.md has the details.
+An episode is counted by a quota that is fixed before it starts: whoever counts "the first N that
+finish" counts too many short ones. docs/watch.md has the details.
 """
 
 import base64
@@ -50,21 +51,23 @@ import ocean
 import pufferl
 import runs
 
-EVAL_SEED = 1_000_003  # added to the seed, so that evaluation draws other episodes than training did
+# added to the seed, so that evaluation draws other episodes than training did
+EVAL_SEED = 1_000_003
 GIF_SIDE = 480  # pixels of a GIF's longer side
 MOST_ENVS = 4096  # environments in C that play side by side; with more episodes each plays several
 LARGEST_BASELINE = 450_000  # bytes of a policy that ships with an environment
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A policy in some environments
 
 
 class Play:
     """A policy in fresh environments, a step at a time: `decide`, then `advance`.
 
-    args: as from pufferl.load_config. Attributes: vecenv; policy; storage, of a horizon of 1, whose row 0 the policy
-    sees and whose row 1 the step writes; step, how many there were; logits and value of the last `decide`.
+    args: as from pufferl.load_config. Attributes: vecenv; policy; storage, of a horizon of 1, whose
+    row 0 the policy sees and whose row 1 the step writes; step, how many there were; logits and
+    value of the last `decide`.
     """
 
     def __init__(self, env_name, args, num_envs, seed):
@@ -74,12 +77,14 @@ class Play:
                "device": "host"}
         args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
-        self.policy = pufferl.load_policy(args, self.vecenv, env_name).eval()  # for batch norms and dropouts
+        # for batch norms and dropouts
+        self.policy = pufferl.load_policy(args, self.vecenv, env_name).eval()
         self.storage = self.vecenv.allocate(1)
         policy, agents = self.policy, self.vecenv.num_agents
         self.state = policy.initial_state(agents) if hasattr(policy, "initial_state") else {}
         self.vecenv.begin()
-        self.threads = self.vecenv.num_threads if agents >= 4096 else 1  # few are not worth waking others
+        # few are not worth waking others
+        self.threads = self.vecenv.num_threads if agents >= 4096 else 1
 
     def decide(self):
         """Choose the actions for what is seen now."""
@@ -97,7 +102,8 @@ class Play:
         s.actions[0] = actions.numpy()
 
     def advance(self):
-        """Step the environments with these actions, and make what they show now the row to decide on."""
+        """Step the environments with these actions, and make what they show
+        now the row to decide on."""
         self.vecenv.advance(0)
         self.step += 1
         self.vecenv.begin()
@@ -112,7 +118,7 @@ class Play:
         self.vecenv.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Scores
 
 
@@ -128,11 +134,12 @@ class Statistic(NamedTuple):
 class Episodes:
     """The finished episodes of a vector of environments, counted fairly.
 
-    quotas (environments,): how many episodes of each count. An environment of several agents reports in one of two
-    ways, which shows while they play: once an episode for all of its agents (as PettingZoo's do, and windows of fixed
-    length), then its first `quota` reports count; or for each agent by itself, where an agent's first `quota` episodes
-    do. In that case reports of agents that end at the same step are one mean; where some of these are beyond their
-    quota, it stands for the others. always_report: every environment reports sooner or later (those in C do); others
+    quotas (environments,): how many episodes of each count. An environment of several agents
+    reports in one of two ways, which shows while they play: once an episode for all of its agents
+    (as PettingZoo's do, and windows of fixed length), then its first `quota` reports count; or for
+    each agent by itself, where an agent's first `quota` episodes do. In that case reports of agents
+    that end at the same step are one mean; where some of these are beyond their quota, it stands
+    for the others. always_report: every environment reports sooner or later (those in C do); others
     that never do are counted by their rewards.
     """
 
@@ -143,11 +150,13 @@ class Episodes:
         self.by_agent = True  # until a report says otherwise
         self.reports = [[] for _ in quotas]  # of each environment: (agents within their quota, log)
         self.returns, self.lengths = np.zeros((2, *self.ended.shape))
-        self.own = []  # (agents, {"episode_return", "episode_length"}): for environments that report nothing themselves
+        # (agents, {"episode_return", "episode_length"}): for environments that
+        # report nothing themselves
+        self.own = []
 
     def add(self, rewards, resets, valid, log):
-        """A step: rewards, resets (1 where it ended an agent's episode) and valid before it, each (all agents,);
-        log: the vector's, called with an environment's number."""
+        """A step: rewards, resets (1 where it ended an agent's episode) and valid before it, each
+        (all agents,); log: the vector's, called with an environment's number."""
         shape = self.ended.shape
         self.returns += rewards.reshape(shape)
         self.lengths += valid.reshape(shape)
@@ -174,7 +183,8 @@ class Episodes:
         return len(self.reports[env]) >= self.quotas[env]
 
     def statistics(self):
-        """{field: Statistic}. The error takes the episodes of one environment with several agents for related."""
+        """{field: Statistic}. The error takes the episodes of one environment with
+        several agents for related."""
         if self.by_agent:
             samples = [(env, weight, log) for env, reports in enumerate(self.reports)
                        for weight, log in reports if weight]
@@ -201,12 +211,14 @@ class Episodes:
 
 
 def evaluate(env_name, args):
-    """Play eval.episodes episodes; prints and returns {field of the environment's log: Statistic}."""
+    """Play eval.episodes episodes; prints and returns {field of the
+    environment's log: Statistic}."""
     episodes = args["eval"]["episodes"]
     if episodes < 1:
         raise pufferl.ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
     native = configuration.load_creator(args["env_name"]) is None
-    # In Python an environment may be a process's worth of memory: no more of them than a training has.
+    # In Python an environment may be a process's worth of memory: no more of
+    # them than a training has.
     num_envs = min(episodes, MOST_ENVS if native else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
     play = Play(env_name, args, num_envs, args["train"]["seed"] + EVAL_SEED)
     vecenv, storage = play.vecenv, play.storage
@@ -249,15 +261,15 @@ def describe_policy(args):
     return "an untrained policy (no --load-model-path, no --baseline)"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Pictures of one environment
 
 
 class View(Play):
     """A policy in one environment that is drawn.
 
-    Attributes besides Play's: fps, the steps a second at which it looks natural; agents; labels, for each action head
-    {action: what it is called}.
+    Attributes besides Play's: fps, the steps a second at which it looks natural; agents; labels,
+    for each action head {action: what it is called}.
     """
 
     def __init__(self, env_name, args, seed):
@@ -283,8 +295,10 @@ class View(Play):
     def restart(self, seed):
         """Begin anew with the random numbers of `seed`, and with no episode played."""
         super().restart(seed)
-        self.returns, self.lengths = np.zeros(self.agents), np.zeros(self.agents, int)  # of the episodes under way
-        self.report, self.scores = {}, []  # the environment's log of the last step; the score of each episode
+        # of the episodes under way
+        self.returns, self.lengths = np.zeros(self.agents), np.zeros(self.agents, int)
+        # the environment's log of the last step; the score of each episode
+        self.report, self.scores = {}, []
 
     def advance(self):
         """One step; keeps the scores."""
@@ -301,14 +315,16 @@ class View(Play):
         self.returns[ended], self.lengths[ended] = 0, 0
 
     def thoughts(self, agent=0):
-        """What the policy makes of what it sees, after `decide`, for one agent: its value, and for each action head
-        {probabilities, taken, barred, labels}, or for continuous actions one {mean, spread, taken}."""
+        """What the policy makes of what it sees, after `decide`, for one agent: its value, and for
+        each action head {probabilities, taken, barred, labels}, or for continuous actions one
+        {mean, spread, taken}."""
         taken = self.storage.actions[0, agent].tolist()
         value = float(self.value.reshape(-1)[agent])
         if isinstance(self.logits, torch.distributions.Normal):
             mean, spread = self.logits.loc[agent], self.logits.scale[agent]
             squash = models.squash_of(self.policy)
-            if squash is not None:  # as the environment takes them, and half the way between a deviation less and more
+            # as the environment takes them, and half the way between a deviation less and more
+            if squash is not None:
                 less, more = (mean - spread).tanh(), (mean + spread).tanh()
                 mean, spread = squash[0] + squash[1] * mean.tanh(), squash[1] * (more - less) / 2
             return {"value": value, "heads": [{"mean": mean.tolist(), "spread": spread.tolist(), "taken": taken}]}
@@ -326,7 +342,8 @@ class View(Play):
         return {"value": value, "heads": heads}
 
     def picture(self):
-        """The environment now: (height, width, 3) uint8. Raises ConfigError where it draws nothing."""
+        """The environment now: (height, width, 3) uint8. Raises ConfigError
+        where it draws nothing."""
         drawn = self.vecenv.render(0)
         if isinstance(drawn, list):
             drawn = drawn[-1] if drawn else None
@@ -383,8 +400,8 @@ def check_video(path):
 
 
 def write_video(pictures, path, fps):
-    """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or the middle one to a .png; returns
-    how many there were."""
+    """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or the middle one
+    to a .png; returns how many there were."""
     from PIL import Image
 
     pictures = iter(pictures)
@@ -397,7 +414,8 @@ def write_video(pictures, path, fps):
         writer = imageio_ffmpeg.write_frames(
             path, (width + width % 2, height + height % 2), fps=fps, codec="libx264", pix_fmt_out="yuv420p", quality=8,
             macro_block_size=2, output_params=["-movflags", "+faststart"])
-        with contextlib.closing(writer):  # ffmpeg ends with its input, also where this process is killed
+        # ffmpeg ends with its input, also where this process is killed
+        with contextlib.closing(writer):
             writer.send(None)
             for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
                 writer.send(np.ascontiguousarray(np.pad(picture, pad, "edge")))
@@ -427,7 +445,7 @@ def shrink(image, side):
     return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BOX)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A window, and the terminal
 
 
@@ -440,8 +458,9 @@ def summary(view):
 
 
 def show_in_window(view):
-    """Plays in a window until it is closed or escape is pressed; space pauses, the right arrow steps. Environments in C
-    draw in raylib's window themselves, the pictures of others are put there."""
+    """Plays in a window until it is closed or escape is pressed; space pauses, the
+    right arrow steps. Environments in C draw in raylib's window themselves, the
+    pictures of others are put there."""
     if not ocean.has_display():
         raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
                                   "--eval.web works through an ssh tunnel, --eval.terminal in any terminal, "
@@ -492,7 +511,8 @@ class Texture:
 
 
 class HalfBlocks:
-    """A picture for rich: a character is two pixels, the upper one its colour and the lower one its background."""
+    """A picture for rich: a character is two pixels, the upper one its colour and the
+    lower one its background."""
 
     def __init__(self, picture, caption=""):
         self.picture, self.caption = picture, caption
@@ -542,16 +562,16 @@ def show_in_terminal(view, console=None, steps=None):
     print(summary(view))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The page
 
 
 class Page:
     """The policy playing on a page at 127.0.0.1.
 
-    One thread plays and draws, that of `run`: raylib is bound to one. Requests come in threads of their own; they read
-    the last state that was published, and put orders ({"pause": true}, {"seed": 3}) into a queue. Nothing is played
-    while no page asks for it.
+    One thread plays and draws, that of `run`: raylib is bound to one. Requests come in threads of
+    their own; they read the last state that was published, and put orders ({"pause": true},
+    {"seed": 3}) into a queue. Nothing is played while no page asks for it.
     """
 
     PICTURES = 40  # states a second that are published at most
@@ -602,7 +622,8 @@ class Page:
                     if stepped or now - published >= interval:
                         published = now
                         self._publish()
-                        # Drawing takes half of the time at most, so that a busy machine plays on at the wanted speed.
+                        # Drawing takes half of the time at most, so that a busy machine plays
+                        # on at the wanted speed.
                         interval = max(1 / self.PICTURES, 2 * (time.perf_counter() - now))
         finally:
             self.server.shutdown()
@@ -620,7 +641,8 @@ class Page:
         try:
             for name, value in order.items():
                 getattr(self, f"_set_{name}")(value)
-        except (ValueError, TypeError, KeyError, OverflowError) as error:  # pufferl.ConfigError is one
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            # pufferl.ConfigError is one
             self.problem = str(error)
         except Exception as error:  # of an environment that does not load; the last one plays on
             traceback.print_exc()
@@ -657,7 +679,8 @@ class Page:
         self._open(name, None)
 
     def _open(self, name, policy):
-        """Another environment, or another policy in it. policy: "given" is that of the command line, None the best."""
+        """Another environment, or another policy in it. policy: "given" is that of the command
+        line, None the best."""
         policies = self._policies(name)
         policy = policy or policies[0][0]
         if policy not in [one for one, *_ in policies]:
@@ -680,7 +703,8 @@ class Page:
         self._begin()
 
     def _policies(self, name):
-        """[(name, what to call it, what it is)] of the policies for an environment, the best first."""
+        """[(name, what to call it, what it is)] of the policies for an
+        environment, the best first."""
         found = []
         if self.view is None or name == self.started:
             self.started = name
@@ -725,8 +749,9 @@ class Page:
             self.changed.notify_all()
 
     def read(self, after, run, first_score):
-        """For a request: the state as JSON, once there is one later than number `after` or of another run than `run`,
-        with the scores from number first_score on; None where there is none for PATIENCE seconds."""
+        """For a request: the state as JSON, once there is one later than number `after` or of
+        another run than `run`, with the scores from number first_score on; None where there is none
+        for PATIENCE seconds."""
         self.asked = time.perf_counter()
         with self.changed:
             if not self.changed.wait_for(lambda: self.state and (self.number > after or self.state["run"] != run),
@@ -757,16 +782,18 @@ def png(picture, side):
 
 
 class Requests(http.server.BaseHTTPRequestHandler):
-    """For a page of this machine: a subclass asks `refuse` before it does anything, and ends with `answer`. The sweep's
-    report is such a page too. If it cannot be made, both sides are told in a line, and the next request may go well."""
+    """For a page of this machine: a subclass asks `refuse` before it does anything, and ends with
+    `answer`. The sweep's report is such a page too. If it cannot be made, both sides are told in a
+    line, and the next request may go well."""
 
     protocol_version = "HTTP/1.1"  # connections stay open for the next request
     timeout = 60
     LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
     def refuse(self):
-        """Answer 403 to what does not come from this page: another name that was made to point here (DNS rebinding), or
-        another site's script. The port may be any, as an ssh tunnel has one of its own."""
+        """Answer 403 to what does not come from this page: another name that was made to
+        point here (DNS rebinding), or another site's script. The port may be any, as an ssh
+        tunnel has one of its own."""
         host, origin, own = self.headers.get("Host", ""), self.headers.get("Origin"), False
         with contextlib.suppress(ValueError):  # of a host such as "["
             own = urllib.parse.urlsplit(f"//{host}").hostname in self.LOOPBACK
@@ -808,7 +835,8 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """At a port of 127.0.0.1 (0: any that is free) for a subclass of Requests. Raises OSError or OverflowError."""
+    """At a port of 127.0.0.1 (0: any that is free) for a subclass of Requests. Raises
+    OSError or OverflowError."""
 
     daemon_threads = True
 
@@ -816,7 +844,8 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), requests)
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # a page that was closed
+        # a page that was closed
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
@@ -861,7 +890,8 @@ class PlayRequests(Requests):
             return
         if self.path != "/order":
             self.answer(404, "orders go to /order")
-        elif self.headers.get_content_type() != "application/json":  # which a form of another site cannot send
+        elif self.headers.get_content_type() != "application/json":
+            # which a form of another site cannot send
             self.answer(415, "an order is application/json")
         else:
             try:
@@ -877,7 +907,8 @@ class PlayRequests(Requests):
 
 
 def serve(page, port):
-    """A server at 127.0.0.1, at `port` or the next one that is free (0: any). Raises ConfigError."""
+    """A server at 127.0.0.1, at `port` or the next one that is free (0:
+    any). Raises ConfigError."""
     for candidate in [0] if port == 0 else range(port, min(port + 20, 65536)):
         try:
             server = Server(candidate, PlayRequests)
@@ -889,7 +920,8 @@ def serve(page, port):
 
 
 def tunnel(port):
-    """What to type on another machine to see the page there: this machine by the name that an ssh session came to."""
+    """What to type on another machine to see the page there: this machine by the name that
+    an ssh session came to."""
     _, _, address, ssh_port = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
     options = f"-p {ssh_port} " if ssh_port not in ("", "22") else ""
     user = os.environ.get("USER") or os.environ.get("LOGNAME")
@@ -913,13 +945,13 @@ def show_on_page(env_name, args):
     print(summary(page.view))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The policies that ship
 
 
 def ship(env_name, args):
-    """Evaluate a run's policy and write it beside the environment's header, as --baseline reads it; returns the path.
-    Raises ConfigError for what cannot ship."""
+    """Evaluate a run's policy and write it beside the environment's header, as --baseline reads it;
+    returns the path. Raises ConfigError for what cannot ship."""
     from safetensors.torch import save
 
     path = configuration.find_baseline(args["env_name"])
@@ -951,7 +983,8 @@ def ship(env_name, args):
 
 
 def steps_of(model):
-    """Environment steps that a run's model file was trained for; of best_*.pt, that the run has had."""
+    """Environment steps that a run's model file was trained for; of
+    best_*.pt, that the run has had."""
     path = model.parent / "trainer_state.pt"
     if not path.exists():
         raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps {model.name} was trained.")
@@ -960,12 +993,13 @@ def steps_of(model):
     return state["global_step"] if epoch is None else int(epoch[1]) * state["global_step"] // max(1, state["epoch"])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 def play(env_name, args):
-    """The eval verb: scores, and what the eval section asks to show. The page and the terminal play at once."""
+    """The eval verb: scores, and what the eval section asks to show. The page and the
+    terminal play at once."""
     show = args["eval"]
     if show["video"]:
         check_video(show["video"])

@@ -1,4 +1,5 @@
-"""Environments that step in another process or on another machine, and what both sides say to each other.
+"""Environments that step in another process or on another machine, and what both
+sides say to each other.
 
     envs = Envs(creators, signature, first_env=0, seed=0)   # some environments, in their part of a rollout's arrays
     envs.bind(arrays, first_agent=0); envs.reset(); envs.step(t)
@@ -9,7 +10,8 @@
     actor = ray.remote(RemoteEnvs).remote(...)              # Ray: an actor that has Envs
     infos, results = ray.get(actor.do.remote(STEP, t, actions)); RemoteEnvs.store(results, ...)
 
-A worker process imports this file before anything else of ours, so it takes neither torch nor numba.
+A worker process imports this file before anything else of ours, so it takes
+neither torch nor numba.
 """
 
 import contextlib
@@ -39,9 +41,10 @@ import emulation
 class Envs:
     """Some environments in this process, in a part of a rollout's arrays.
 
-    creators: (creator, args, kwargs) of each; expected: the signature of the whole vector's first environment, which
-    all must have, or this is a ValueError; first_env: the number of the first one here, on which seeds depend:
-    environment i gets seed + i. A vector environment of Gymnasium counts as many.
+    creators: (creator, args, kwargs) of each; expected: the signature of the whole vector's first
+    environment, which all must have, or this is a ValueError; first_env: the number of the first
+    one here, on which seeds depend: environment i gets seed + i. A vector environment of
+    Gymnasium counts as many.
     """
 
     def __init__(self, creators, expected, first_env=0, seed=0):
@@ -88,7 +91,8 @@ class Envs:
         return infos
 
     def step(self, t):
-        """Step all of them with the actions of row t; returns [(environment, info)] of what ended."""
+        """Step all of them with the actions of row t; returns
+        [(environment, info)] of what ended."""
         row, infos = self._rows[t], []
         if self.together is not None:
             return self.together.step(row)
@@ -106,7 +110,8 @@ class Envs:
         return infos
 
     def do(self, kind, number):
-        """What a message asks: STEP row `number`, RESET with a seed (-1: without one), or RENDER an environment."""
+        """What a message asks: STEP row `number`, RESET with a seed (-1: without one), or
+        RENDER an environment."""
         try:
             if kind == RENDER:
                 return self.render(number)
@@ -125,7 +130,8 @@ class Envs:
         row.valid[:] = 1
 
     def who(self, frames):
-        """The number of the environment whose code some frames are in; None if that cannot be seen."""
+        """The number of the environment whose code some frames are in; None
+        if that cannot be seen."""
         selves = {id(frame.f_locals.get("self")) for frame in frames} - {id(None)}
         for number, env in zip(self.numbers, self.envs, strict=True):
             for _ in range(20):  # and what it wraps
@@ -135,7 +141,8 @@ class Envs:
         return None
 
     def blamed(self, error):
-        """The number of the environment whose code an error came from; None if that cannot be seen."""
+        """The number of the environment whose code an error came from; None
+        if that cannot be seen."""
         return self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))
 
     def render(self, index=0):
@@ -150,19 +157,20 @@ class Envs:
                 stack.callback(env.close)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What went wrong in an environment, without our frames
 
 
-# Our files that call environments. In the first two only these functions do so; a policy calls others there.
+# Our files that call environments. In the first two only these functions do so; a
+# policy calls others there.
 OURS = [str(Path(__file__).with_name(f"{name}.py")) for name in ("emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks", "look", "build",
          "create", "render", "close")
 
 
 def own_frames(stack):
-    """Of a traceback.StackSummary, the frames of an environment's own code: those below the last of ours that calls
-    environments, without the packages in between. None if the error is in ours."""
+    """Of a traceback.StackSummary, the frames of an environment's own code: those below the last of
+    ours that calls environments, without the packages in between. None if the error is in ours."""
     last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[2:] or
                 (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
     below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
@@ -174,7 +182,8 @@ def own_frames(stack):
 
 
 def own_part(error):
-    """(the traceback of an error as text, whether it is an environment's own, without our frames)."""
+    """(the traceback of an error as text, whether it is an environment's
+    own, without our frames)."""
     told = traceback.TracebackException.from_exception(error)
     frames = own_frames(told.stack)
     if frames is not None:
@@ -187,11 +196,12 @@ class Hung(BaseException):
 
 
 def watch(reference):
-    """Look once a second whether a vector that steps environments in this process (Serial, Tensors) still stands in the
-    same step, for more than vector.allowed() seconds. If so, Hung is raised in that step, and if that does not help,
-    because it waits in C code, this process ends with the same words: no checkpoint is written during a step, so the
-    last one is whole. reference: a weakref to it; it has `inside`, [number of the thread] in a step or None, and
-    `hung`, where the words go. Seconds are counted in looks, so that a process that was stopped for a while is not
+    """Look once a second whether a vector that steps environments in this process (Serial, Tensors)
+    still stands in the same step, for more than vector.allowed() seconds. If so, Hung is raised in
+    that step, and if that does not help, because it waits in C code, this process ends with the
+    same words: no checkpoint is written during a step, so the last one is whole. reference: a
+    weakref to it; it has `inside`, [number of the thread] in a step or None, and `hung`, where the
+    words go. Seconds are counted in looks, so that a process that was stopped for a while is not
     taken for one that hangs."""
     before, still, pause = None, 0.0, 0.0
     while (vector := reference()) is not None and not (vector.closed and vector.inside is None):
@@ -222,19 +232,20 @@ def watch(reference):
 PATIENCE = 3.0  # seconds that an environment has to notice
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A kind and a number to the worker, a kind and bytes from it: a traceback, (the words of a Fault, its environment or
-# None) pickled, or what Envs.do gave, if that is anything.
+# A kind and a number to the worker, a kind and bytes from it: a traceback, (the words of a Fault,
+# its environment or None) pickled, or what Envs.do gave, if that is anything.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, DONE, ERROR, FAULT = range(6)
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
 class SharedMemory:
-    """Arrays that other processes map. The memory has no name, so nothing is left of it when the processes end."""
+    """Arrays that other processes map. The memory has no name, so nothing is left of it
+    when the processes end."""
 
     def __init__(self):
         if hasattr(os, "memfd_create"):
@@ -252,13 +263,15 @@ class SharedMemory:
 
 
 def map_array(fd, shape, dtype, offset):
-    """The array at an offset (a multiple of the page size) of the shared memory behind a file descriptor."""
+    """The array at an offset (a multiple of the page size) of the shared memory
+    behind a file descriptor."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype, math.prod(shape)).reshape(shape)
 
 
 class Gone(Exception):
-    """The other side of a socket is gone. No OSError: an environment may have sockets of its own."""
+    """The other side of a socket is gone. No OSError: an environment may
+    have sockets of its own."""
 
 
 def receive(channel, size):
@@ -276,11 +289,13 @@ def receive(channel, size):
 
 
 class Process:
-    """A worker process, seen from the side that starts it. memory: a SharedMemory. setup: {"path": sys.path, "envs":
-    the arguments of its Envs, pickled, "arrays": {name: layout in the memory}, "first_agent": of the worker}.
+    """A worker process, seen from the side that starts it. memory: a SharedMemory. setup: {"path":
+    sys.path, "envs": the arguments of its Envs, pickled, "arrays": {name: layout in the memory},
+    "first_agent": of the worker}.
 
-    It is a new interpreter, not a fork: nothing of this process's threads or devices goes with it, and scripts need no
-    `if __name__ == "__main__"`. Both sides sleep on the socket; whichever side dies, the other one hears of it at once.
+    It is a new interpreter, not a fork: nothing of this process's threads or devices goes with it,
+    and scripts need no `if __name__ == "__main__"`. Both sides sleep on the socket; whichever side
+    dies, the other one hears of it at once.
     """
 
     # The guard comes first: the other imports take seconds.
@@ -324,7 +339,8 @@ class Process:
         return ""
 
     def report(self, ask=False):
-        """What faulthandler wrote of it: where it crashed, or, if asked, where each of its threads stands."""
+        """What faulthandler wrote of it: where it crashed, or, if asked, where each
+        of its threads stands."""
         if ask:
             with contextlib.suppress(OSError):
                 self._process.send_signal(signal.SIGUSR1)
@@ -355,7 +371,8 @@ def send_answer(channel, kind, payload):
 
 
 def serve(channel_fd, memory_fd, report_fd):
-    """What a worker process does: step its environments whenever told to, until the other side is gone."""
+    """What a worker process does: step its environments whenever told to, until
+    the other side is gone."""
     import cloudpickle
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
@@ -391,13 +408,13 @@ def serve(channel_fd, memory_fd, report_fd):
                 envs.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Ray: actors, whose results are sent back
 
 
 class RemoteEnvs:
-    """The environments of a Ray actor, with arrays of a horizon of 1. envs: the arguments of Envs, pickled; agents: of
-    them all; layout: as `layout` gives it; path: sys.path."""
+    """The environments of a Ray actor, with arrays of a horizon of 1. envs: the arguments of Envs,
+    pickled; agents: of them all; layout: as `layout` gives it; path: sys.path."""
 
     def __init__(self, envs, agents, layout, path):
         import cloudpickle
@@ -410,8 +427,8 @@ class RemoteEnvs:
         self.envs.bind(self.arrays, 0)
 
     def do(self, kind, number, actions):
-        """(infos, {name: array (agents, ...)}) of what Envs.do does, a step being one with these actions; or of a Fault
-        ((its words, the number of its environment or None), None)."""
+        """(infos, {name: array (agents, ...)}) of what Envs.do does, a step being one with these
+        actions; or of a Fault ((its words, the number of its environment or None), None)."""
         if kind == STEP:
             self.arrays["actions"][0], number = actions, 0
         try:
@@ -431,7 +448,8 @@ class RemoteEnvs:
 
     @staticmethod
     def store(results, storage, agents, kind, t):
-        """Write an actor's arrays into its agents' part of the rollout: of step t, or of a reset."""
+        """Write an actor's arrays into its agents' part of the rollout: of
+        step t, or of a reset."""
         for name, array in results.items():
             if name == "final_observations":
                 storage.final_observations[agents] = array

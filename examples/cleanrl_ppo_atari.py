@@ -1,13 +1,14 @@
-"""PPO for Atari in one file, in CleanRL's manner (github.com/vwxyzjn/cleanrl, ppo_atari.py), over this project's
-vectorizer. It is plain Gymnasium and torch but for the lines that end in "# ours".
+"""PPO for Atari in one file, in CleanRL's manner (github.com/vwxyzjn/cleanrl, ppo_atari.py), over
+this project's vectorizer. It is plain Gymnasium and torch but for the lines that end in "# ours".
 
     python examples/cleanrl_ppo_atari.py                                # Breakout; pip install ale-py opencv-python
     python examples/cleanrl_ppo_atari.py --env gym/ALE/Pong-v5 --num-envs 16 --num-workers 4
     python examples/cleanrl_ppo_atari.py --env gym/CartPole-v1 --total-timesteps 50_000 --learning-rate 2.5e-3
 
-What differs from a loop over gymnasium.vector: `make` finds the environment by name, preprocesses Atari as usual, and
-chooses what steps it (ALE's own vector environment, or processes); `step` gives infos as a list, one dict for each
-episode that ended; after an end the observation is the next episode's first, so no step is lost.
+What differs from a loop over gymnasium.vector: `make` finds the environment by name, preprocesses
+Atari as usual, and chooses what steps it (ALE's own vector environment, or processes); `step` gives
+infos as a list, one dict for each episode that ended; after an end the observation is the next
+episode's first, so no step is lost.
 """
 
 import sys
@@ -73,7 +74,8 @@ class Agent(nn.Module):
 
     def __init__(self, envs):
         super().__init__()
-        shape = envs.single_observation_space.shape  # ours: of one environment, as gymnasium.vector has it
+        # ours: of one environment, as gymnasium.vector has it
+        shape = envs.single_observation_space.shape
         self.picture = len(shape) == 3
         if self.picture:
             convolutions = nn.Sequential(
@@ -83,7 +85,8 @@ class Agent(nn.Module):
             inputs, width = convolutions(torch.zeros(1, *shape)).shape[1], 512
             self.network = nn.Sequential(convolutions, layer_init(nn.Linear(inputs, width)), nn.ReLU())
         else:
-            torch.set_num_threads(1)  # in products this small threads wait for each other longer than they work
+            # in products this small threads wait for each other longer than they work
+            torch.set_num_threads(1)
             inputs, width = int(np.prod(shape)), 64
             self.network = nn.Sequential(nn.Flatten(), layer_init(nn.Linear(inputs, width)), nn.Tanh(),
                                          layer_init(nn.Linear(width, width)), nn.Tanh())

@@ -2,8 +2,8 @@
 
     python pufferl.py train examples/torch_cartpole.py:make --env.num-envs 1024 --train.total-timesteps 2_000_000
 
-tensors.py says what such an environment must have. The physics and the limits are those of Gymnasium's CartPole-v1
-(Barto, Sutton and Anderson 1983).
+tensors.py says what such an environment must have. The physics and the limits are those of
+Gymnasium's CartPole-v1 (Barto, Sutton and Anderson 1983).
 """
 
 import math
@@ -36,7 +36,8 @@ class CartPole:
         _, speed, angle, turning = self.state.unbind(1)
         force = actions * 20.0 - 10.0
         cos, sin = angle.cos(), angle.sin()
-        push = (force + 0.05 * turning**2 * sin) / 1.1  # the pole: 0.1 kg, half of it 0.5 m; with the cart 1.1 kg
+        # the pole: 0.1 kg, half of it 0.5 m; with the cart 1.1 kg
+        push = (force + 0.05 * turning**2 * sin) / 1.1
         bend = (9.8 * sin - cos * push) / (0.5 * (4 / 3 - 0.1 * cos**2 / 1.1))
         change = torch.stack([speed, push - 0.05 * bend * cos / 1.1, turning, bend], 1)
         last, self.steps = self.state + 0.02 * change, self.steps + 1

@@ -7,11 +7,12 @@
     envs.reset(rows)
     envs.step(rows)                                        # reads actions, writes all the others
 
-`names()` lists what there is. A path that ends in .h loads a header of your own. `env.h` says how to write one; copy
-`squared` (one agent) or `target` (several) to begin.
+`names()` lists what there is. A path that ends in .h loads a header of your own. `env.h` says how
+to write one; copy `squared` (one agent) or `target` (several) to begin.
 
-`Library.step_address` and `Library.reset_address` are C functions `void (char* envs, int64 start, int64 end,
-const int64* rows)` to be called without the GIL, on disjoint ranges of environments, from any thread.
+`Library.step_address` and `Library.reset_address` are C functions `void (char* envs, int64
+start, int64 end, const int64* rows)` to be called without the GIL, on disjoint ranges of
+environments, from any thread.
 """
 
 import ctypes
@@ -28,12 +29,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is the file beside this one
+# `gymnasium` here is the file beside this one
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import processes
 
 FOLDER = Path(__file__).resolve().parent
-# No -ffast-math, because a NaN has to stay one, and all builds of one machine have to give the same trajectories.
+# No -ffast-math, because a NaN has to stay one, and all builds of one machine have to give
+# the same trajectories.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
@@ -67,8 +70,8 @@ def names():
 def load(name, debug=False):
     """The `Library` of an environment: one of `names()`, or the path of a header of your own.
 
-    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour sanitizers. Raises
-    RuntimeError if Python was started without them, and says how to do it.
+    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour
+    sanitizers. Raises RuntimeError if Python was started without them, and says how to do it.
     """
     if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
         raise RuntimeError('a debug build needs the sanitizers before all else; start Python with LD_PRELOAD="'
@@ -82,10 +85,11 @@ def load(name, debug=False):
 
 def rows(observations, actions, rewards, terminals, truncations, final_observations=None, valid=None,
          action_masks=None):
-    """The eight addresses that `step` and `reset` want, from arrays whose first axis is all agents (None: absent).
+    """The eight addresses that `step` and `reset` want, from arrays whose first axis is all
+    agents (None: absent).
 
-    The first five must be there, and valid if the environment has it. Keep the arrays alive, because this takes only
-    their addresses. ValueError if one is not contiguous.
+    The first five must be there, and valid if the environment has it. Keep the arrays alive,
+    because this takes only their addresses. ValueError if one is not contiguous.
     """
     arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid, action_masks)
     for array in arrays:
@@ -95,8 +99,8 @@ def rows(observations, actions, rewards, terminals, truncations, final_observati
 
 
 class Key(NamedTuple):
-    """`value` is what action `head` (or dimension of a continuous action) is while the key is down. The name REST, with
-    code 0, is for no key."""
+    """`value` is what action `head` (or dimension of a continuous action) is while the key is down.
+    The name REST, with code 0, is for no key."""
 
     head: int
     code: int  # raylib's number
@@ -107,8 +111,9 @@ class Key(NamedTuple):
 class Library:
     """One compiled environment, from its header and the path that `build` gave.
 
-    Attributes: name, header, path; settings {name: default}; settings_help {name: text}; log_fields; fps, the steps a
-    second at which it looks natural; by_turns, whether time waits for a player's key; step_address, reset_address.
+    Attributes: name, header, path; settings {name: default}; settings_help {name: text};
+    log_fields; fps, the steps a second at which it looks natural; by_turns, whether time waits for
+    a player's key; step_address, reset_address.
     """
 
     def __init__(self, header, path):
@@ -139,14 +144,17 @@ class Library:
         return f"<ocean environment {self.name}>"
 
     def create(self, num_envs, seed=0, settings=None, first_env=0):
-        """`num_envs` environments, environment i with the random numbers of stream `first_env + i` of `seed`.
+        """`num_envs` environments, environment i with the random numbers of stream
+        `first_env + i` of `seed`.
 
-        `settings` is one dict, or a list of one dict an environment. ValueError or TypeError if one is wrong.
+        `settings` is one dict, or a list of one dict an environment. ValueError or
+        TypeError if one is wrong.
         """
         return Envs(self, num_envs, seed, settings, first_env)
 
     def parse_settings(self, settings):
-        """All settings as float64 in the order of the header, from those that differ from the defaults."""
+        """All settings as float64 in the order of the header, from those that
+        differ from the defaults."""
         values = dict(self.settings)
         for name, value in (settings or {}).items():
             if name not in values:
@@ -179,11 +187,12 @@ class Library:
 class Envs:
     """Environments of one kind in one block of memory, and what they look like from outside.
 
-    Attributes: num_envs; num_agents, of all of them; agent_offsets (num_envs + 1,) int64; memory (uint8) and address;
-    observation_shape, observation_dtype; action_heads, the sizes of discrete actions, or None for continuous ones;
-    action_dims, the columns of an action; action_dtype; single_observation_space, single_action_space; has_valid,
-    has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log` takes. Rows are laid out agent
-    after agent: actions (agents, action_dims), masks (agents, sum of heads), the other small ones (agents,).
+    Attributes: num_envs; num_agents, of all of them; agent_offsets (num_envs + 1,) int64; memory
+    (uint8) and address; observation_shape, observation_dtype; action_heads, the sizes of discrete
+    actions, or None for continuous ones; action_dims, the columns of an action; action_dtype;
+    single_observation_space, single_action_space; has_valid, has_action_masks; logs (num_envs, log
+    fields) float32, a view of the sums that `log` takes. Rows are laid out agent after agent:
+    actions (agents, action_dims), masks (agents, sum of heads), the other small ones (agents,).
     """
 
     def __init__(self, library, num_envs, seed, settings, first_env):
@@ -246,19 +255,22 @@ class Envs:
             self.single_action_space = MultiDiscrete(self.action_heads)
 
     def reset(self, rows, start=0, end=None):
-        """Begins an episode in environments [start, end): observations written, rewards, terminals, truncations 0."""
+        """Begins an episode in environments [start, end): observations written, rewards,
+        terminals, truncations 0."""
         self._call(self.functions.ocean_reset, rows, start, end)
 
     def step(self, rows, start=0, end=None):
-        """Steps environments [start, end) without the GIL. Actions must lie within their space: C does not check.
+        """Steps environments [start, end) without the GIL. Actions must lie within their
+        space: C does not check.
 
-        `rows` is what `rows()` gave, or the address of that array, which saves a microsecond a call.
+        `rows` is what `rows()` gave, or the address of that array, which
+        saves a microsecond a call.
         """
         self._call(self.functions.ocean_step, rows, start, end)
 
     def log(self, start=0, end=None):
-        """Means of the log fields over the episodes that environments [start, end) finished since the last call, and
-        their number n; or {}."""
+        """Means of the log fields over the episodes that environments [start, end) finished since
+        the last call, and their number n; or {}."""
         sums = np.zeros(len(self.library.log_fields))
         self._call(self.functions.ocean_log, sums, start, end)
         return self.means(sums.tolist())
@@ -270,24 +282,27 @@ class Envs:
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
 
     def rows_for_a_gpu(self, addresses):
-        """Eight addresses there, as `rows` gives those of the host, in the form that device.py's kernels read."""
+        """Eight addresses there, as `rows` gives those of the host, in the form that
+        device.py's kernels read."""
         rows = np.empty(self.library.rows_size, np.uint8)
         self.functions.ocean_rows(self.address, addresses.ctypes.data, rows.ctypes.data)
         return rows
 
     def every_final(self):
-        """From now on terminated agents get a final observation too, not the truncated ones alone."""
+        """From now on terminated agents get a final observation too, not
+        the truncated ones alone."""
         self.functions.ocean_every_final(self.address, 0, self._open)
 
     def keys(self):
-        """What a player can press in the first environment: a list of `Key`, and the columns of the board that a click
-        plays on, or 0."""
+        """What a player can press in the first environment: a list of `Key`, and the columns of the
+        board that a click plays on, or 0."""
         self._must_be_open()
         described = self.library._read_json(self.functions.ocean_keys, self.address, 0)
         return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
     def save(self):
-        """The state of all environments as a uint8 array; `load` goes on from there, bit for bit."""
+        """The state of all environments as a uint8 array; `load` goes on
+        from there, bit for bit."""
         self._must_be_open()
         sizes = [self.functions.ocean_save(self.address, i, None) for i in range(self.num_envs)]
         ends = len(self._identity) + np.cumsum(sizes)
@@ -298,7 +313,8 @@ class Envs:
         return saved
 
     def load(self, saved):
-        """Restores what `save` gave, into the same number of environments with the same settings and source."""
+        """Restores what `save` gave, into the same number of environments with the
+        same settings and source."""
         self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
         if not np.array_equal(saved[: len(self._identity)], self._identity):
@@ -312,7 +328,8 @@ class Envs:
             position += self.functions.ocean_save(self.address, i, None)
 
     def render(self, index=0):
-        """Draws environment `index`, without a display too, and returns the picture: (height, width, 3) uint8, RGB."""
+        """Draws environment `index`, without a display too, and returns the picture: (height,
+        width, 3) uint8, RGB."""
         self._must_be_open()
         if not 0 <= index < self.num_envs:
             raise IndexError(f"environment {index} of {self.num_envs}")
@@ -356,9 +373,10 @@ def find_compiler():
 def build(header, debug=False, extra_flags=()):
     """The path of the shared library of a header, compiled unless the same one was compiled before.
 
-    The file is named by a hash of the sources, the flags and everything the compiler says about itself and this
-    machine's processor. It is written under another name and then moved into place, so that processes that start at
-    once never see half of one. RuntimeError if there is no compiler, or with the compiler's own message.
+    The file is named by a hash of the sources, the flags and everything the compiler says about
+    itself and this machine's processor. It is written under another name and then moved into place,
+    so that processes that start at once never see half of one. RuntimeError if there is no
+    compiler, or with the compiler's own message.
     """
     flags = [*SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
     sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c", *sorted(header.parent.glob("*.[ch]"))]
@@ -367,8 +385,9 @@ def build(header, debug=False, extra_flags=()):
 
 
 def compile_library(source, name, target_flags, flags, sources, what=None):
-    """The path of the shared library that `source` compiles to, named `name` and a hash of `sources`, the flags and the
-    compiler. RuntimeError with the compiler's message, which says that `what` does not compile."""
+    """The path of the shared library that `source` compiles to, named `name` and a hash of
+    `sources`, the flags and the compiler. RuntimeError with the compiler's message, which says that
+    `what` does not compile."""
     compiler, flags = find_compiler(), [*target_flags, *flags]
     contents = b"\0".join([compiler.encode(), repr(flags).encode(), _macros(compiler, *target_flags),
                            *(f.read_bytes() for f in sources)])
@@ -395,7 +414,8 @@ def __getattr__(name):
 
 @functools.cache
 def _macros(compiler, *flags):
-    """A compiler's predefined macros: its version and every feature of the processor that -march=native found."""
+    """A compiler's predefined macros: its version and every feature of the processor that
+    -march=native found."""
     command = [compiler, *flags, "-dM", "-E", "-x", "c", os.devnull]
     return subprocess.run(command, capture_output=True, check=True).stdout
 
@@ -405,7 +425,8 @@ _load = functools.cache(Library)  # a changed source has another path
 
 @functools.cache
 def _cache_folder():
-    """ocean/.build, or the user's cache folder if the tree is read-only, or else a temporary one."""
+    """ocean/.build, or the user's cache folder if the tree is read-only,
+    or else a temporary one."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ocean"
     for folder in (FOLDER / ".build", user):
         try:
@@ -418,7 +439,8 @@ def _cache_folder():
 
 
 def nearest(name, known, listed=None):
-    """What is said of a name that is not among `known`; listed: those of them that are all told, if not all are."""
+    """What is said of a name that is not among `known`; listed: those of them that are
+    all told, if not all are."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{hint}There are: {', '.join(known if listed is None else listed) or 'none'}"
@@ -440,11 +462,11 @@ def has_display():
 
 @functools.cache
 def _raylib():
-    """The raylib_software wheel's C functions. Its symbols stay its own, because a whole SDL is among them, which
-    pygame's modules would take for theirs.
+    """The raylib_software wheel's C functions. Its symbols stay its own, because a whole SDL is
+    among them, which pygame's modules would take for theirs.
 
-    What it reads back from the screen is upside down and BGR in version 6.2, so a small red mark tells which it is:
-    the rows and channels to take stand in `raylib.order`.
+    What it reads back from the screen is upside down and BGR in version 6.2, so a small red mark
+    tells which it is: the rows and channels to take stand in `raylib.order`.
     """
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

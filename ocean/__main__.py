@@ -8,8 +8,8 @@
     python -m ocean my_file.py:make_env --check      # of any in Python, as gym/CartPole-v1, 10,000 steps
     python -m ocean breakout --standalone            # a program of its own; --debug, --profile: the same to look into
 
-In the window: F12 saves a picture, ctrl+F12 starts and stops a GIF, R begins anew, escape ends. The first agent is the
-player; all others act at random. `--debug` builds with sanitizers.
+In the window: F12 saves a picture, ctrl+F12 starts and stops a GIF, R begins anew, escape ends. The
+first agent is the player; all others act at random. `--debug` builds with sanitizers.
 """
 
 import argparse
@@ -34,7 +34,8 @@ GUARD = 64  # bytes around each buffer of a check that must stay as they are
 
 
 class Agents:
-    """Environments, one row of buffers for them, and random actions, mostly legal ones if there is a mask."""
+    """Environments, one row of buffers for them, and random actions, mostly legal
+    ones if there is a mask."""
 
     def __init__(self, library, num_envs, settings, seed=0, first_env=0):
         self.envs = envs = library.create(num_envs, seed=seed, settings=settings, first_env=first_env)
@@ -286,7 +287,8 @@ def main_python(creator, arguments):
 
 
 def restart_with_sanitizers():
-    """Starts this same command anew with the sanitizers loaded first, because Python can have them in no other way."""
+    """Starts this same command anew with the sanitizers loaded first, because Python can
+    have them in no other way."""
     compiler = ocean.find_compiler()
     found = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
              for name in ("libasan.so", "libubsan.so")]
@@ -309,8 +311,8 @@ def save_png(path, picture):
 
 
 def keyed_action(envs, keys, is_down, cell):
-    """The player's action by the `keys` that are down or the `cell` that was clicked on. None if a game waits for a
-    key and there is neither."""
+    """The player's action by the `keys` that are down or the `cell` that was clicked on. None if a
+    game waits for a key and there is neither."""
     action, pressed = np.zeros(envs.action_dims), False
     for key in keys:
         if key.name == "REST" or is_down(key.code):
@@ -322,7 +324,8 @@ def keyed_action(envs, keys, is_down, cell):
 
 
 def clicked_cell(envs, raylib, columns, width):
-    """The cell of a board of so many columns, `width` pixels wide, that was clicked on just now, or None."""
+    """The cell of a board of so many columns, `width` pixels wide, that was
+    clicked on just now, or None."""
     if not columns or not raylib.IsMouseButtonPressed(0) & 0xFF:
         return None
     side = width // columns
@@ -348,8 +351,9 @@ def find_raylib(compiler):
 
 
 def standalone(library, settings, path, kind="fast"):
-    """Builds the environment as a program without Python (main.c) at `path`: with a window if the system has raylib,
-    except for a profile. `kind`: fast (optimised), debug (with sanitizers) or profile (optimised, with symbols)."""
+    """Builds the environment as a program without Python (main.c) at `path`: with a window if the
+    system has raylib, except for a profile. `kind`: fast (optimised), debug (with sanitizers) or
+    profile (optimised, with symbols)."""
     compiler = ocean.find_compiler()
     flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
     raylib = None if kind == "profile" else find_raylib(compiler)

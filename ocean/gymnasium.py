@@ -7,16 +7,18 @@
     envs = gymnasium.make_vec("puffer/Breakout-v0", num_envs=1024)          # one call in C steps all
     world = ocean.gymnasium.parallel_env("target")                          # several agents: PettingZoo's ParallelEnv
 
-The id of `double_pendulum` is puffer/DoublePendulum-v0. "ocean.gymnasium:puffer/Breakout-v0" imports this file by
-itself: for libraries that take nothing but an id.
+The id of `double_pendulum` is puffer/DoublePendulum-v0. "ocean.gymnasium:puffer/Breakout-v0"
+imports this file by itself: for libraries that take nothing but an id.
 
-Environments in C begin their next episode within the step that ends one, and write the last observation of the old one
-beside it (env.h). An Env's last step returns that one, and its reset() the first of the episode that has begun by then.
-A VectorEnv (SAME_STEP) returns the new one and has the old one in infos["final_obs"]. Pictures show the state in C:
-after an episode's last step that is the beginning of the next.
+Environments in C begin their next episode within the step that ends one, and write the last
+observation of the old one beside it (env.h). An Env's last step returns that one, and its reset()
+the first of the episode that has begun by then. A VectorEnv (SAME_STEP) returns the new one and has
+the old one in infos["final_obs"]. Pictures show the state in C: after an episode's last step that
+is the beginning of the next.
 
-The info of an episode's last step has the environment's statistics: perf, score, episode_return, episode_length and its
-own. info["action_mask"] has the legal actions (1), one head after another, in environments that have a mask.
+The info of an episode's last step has the environment's statistics: perf, score, episode_return,
+episode_length and its own. info["action_mask"] has the legal actions (1), one head after another,
+in environments that have a mask.
 """
 
 import copy
@@ -38,10 +40,11 @@ UNWRITTEN = 0xA5  # each byte of a final observation that was not written
 class Envs:
     """Environments of one kind and the arrays of one step: what the classes below share.
 
-    Attributes: library; envs; num_agents, of all; heads, (1, action dims), or None if actions are continuous; state:
-    new, running, or over, if the next episodes wait for reset. The rest is of the last step: observations and
-    action_masks (None without), new arrays each time; rewards (num_agents,) float32, terminals and truncations
-    (num_agents,) bool, which the next step overwrites.
+    Attributes: library; envs; num_agents, of all; heads, (1, action dims), or None if actions
+    are continuous; state: new, running, or over, if the next episodes wait for reset. The
+    rest is of the last step: observations and action_masks (None without), new arrays each
+    time; rewards (num_agents,) float32, terminals and truncations (num_agents,) bool, which
+    the next step overwrites.
     """
 
     def __init__(self, name, num_envs, settings):
@@ -72,8 +75,8 @@ class Envs:
             rows[7] = self.action_masks.__array_interface__["data"][0]
 
     def reset(self, seed=None, options=None):
-        """Begins an episode everywhere, unless one has just begun ("over"); with a seed, from the start of its random
-        numbers. ValueError for options."""
+        """Begins an episode everywhere, unless one has just begun ("over"); with a seed, from the
+        start of its random numbers. ValueError for options."""
         if options:
             raise ValueError(f"reset has no options here, got {options}; settings are keywords of make")
         if seed is not None or self.state == "new":
@@ -89,9 +92,10 @@ class Envs:
         self.state = "running"
 
     def step(self, actions):
-        """Steps with actions (num_agents, dims). Returns which agents' episodes ended, (num_agents,) bool, or None if
-        none did. ValueError for a choice that there is not and for NaN, TypeError for floats instead of integers,
-        gymnasium.error.ResetNeeded if no episode is running. Floats out of bounds are the environment's to clamp.
+        """Steps with actions (num_agents, dims). Returns which agents' episodes ended,
+        (num_agents,) bool, or None if none did. ValueError for a choice that there is not and for
+        NaN, TypeError for floats instead of integers, gymnasium.error.ResetNeeded if no episode is
+        running. Floats out of bounds are the environment's to clamp.
         """
         if self.state != "running":
             raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running")
@@ -109,8 +113,8 @@ class Envs:
         return done if done.any() else None
 
     def final_observations(self, agents):
-        """The last observations (len(agents), ...) of episodes that ended in this step, to be taken once.
-        RuntimeError if the header writes none."""
+        """The last observations (len(agents), ...) of episodes that ended in this step, to be taken
+        once. RuntimeError if the header writes none."""
         if (self._final_bytes[agents] == UNWRITTEN).all(axis=1).any():
             raise RuntimeError(f"{self.library.header.name} writes no final observation when an episode ends; "
                                "`if (WANTS_FINAL(env, truncated))` it has to (env.h)")
@@ -119,8 +123,8 @@ class Envs:
         return last
 
     def statistics(self, envs):
-        """{field: means (len(envs),)} over the episodes that ended since this was asked for last, and which
-        environments have any, (len(envs),) bool."""
+        """{field: means (len(envs),)} over the episodes that ended since this was asked for last,
+        and which environments have any, (len(envs),) bool."""
         fields = self.library.log_fields
         sums = self.envs.logs[envs]
         self.envs.logs[envs] = 0
@@ -156,9 +160,11 @@ def _alone(name, envs):
 
 
 class OceanEnv(gymnasium.Env):
-    """One environment in C with one agent: gymnasium.make's. `name` is one of ocean.names(), or the path of a header.
+    """One environment in C with one agent: gymnasium.make's. `name` is one of ocean.names(),
+    or the path of a header.
 
-    ValueError if it has several agents, or for a setting that it does not have; TypeError for a value of a wrong kind.
+    ValueError if it has several agents, or for a setting that it does not have; TypeError for a
+    value of a wrong kind.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  as gymnasium.Env has it
@@ -178,8 +184,9 @@ class OceanEnv(gymnasium.Env):
         return {} if self._envs.action_masks is None else {"action_mask": self._envs.action_masks[0]}
 
     def step(self, action):
-        """ValueError for an action of another shape than the action space, a choice that there is not and NaN;
-        gymnasium.error.ResetNeeded after an episode's end. A float out of bounds is the environment's to clamp."""
+        """ValueError for an action of another shape than the action space, a choice that there is
+        not and NaN; gymnasium.error.ResetNeeded after an episode's end. A float out of bounds is
+        the environment's to clamp."""
         envs, action = self._envs, np.asarray(action)
         if action.shape != self.action_space.shape:
             raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}")
@@ -199,8 +206,9 @@ class OceanEnv(gymnasium.Env):
 
 
 class OceanVectorEnv(gymnasium.vector.VectorEnv):
-    """Many of them, stepped by one call: gymnasium.make_vec's. Environment i has stream i of the seed: the first one
-    plays what an OceanEnv of that seed plays. Arguments and errors as of OceanEnv."""
+    """Many of them, stepped by one call: gymnasium.make_vec's. Environment i has stream i
+    of the seed: the first one plays what an OceanEnv of that seed plays. Arguments and
+    errors as of OceanEnv."""
 
     metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
@@ -223,8 +231,8 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
         return {} if masks is None else {"action_mask": masks, "_action_mask": np.ones(self.num_envs, bool)}
 
     def step(self, actions):
-        """ValueError for actions of another shape than the action space, a choice that there is not and NaN. Floats
-        out of bounds are the environment's to clamp."""
+        """ValueError for actions of another shape than the action space, a choice that there is not
+        and NaN. Floats out of bounds are the environment's to clamp."""
         envs, actions = self._envs, np.asarray(actions)
         if actions.shape != self.action_space.shape:
             raise ValueError(f"actions have shape {self.action_space.shape}, got {actions.shape}")
@@ -255,9 +263,10 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
 class OceanParallelEnv(ParallelEnv or object):
     """An environment in C as PettingZoo's ParallelEnv; its agents are agent_0, agent_1 and so on.
 
-    An agent whose episode ends leaves `agents` until reset(), as PettingZoo has it. If the others play on, what it
-    moved starts anew in C at once and does action 0 (0.0) from then on. When all have left, reset() goes on with the
-    episode that has begun if all ended in the same step, and begins another one if not. reset() has no options.
+    An agent whose episode ends leaves `agents` until reset(), as PettingZoo has it. If the others
+    play on, what it moved starts anew in C at once and does action 0 (0.0) from then on. When all
+    have left, reset() goes on with the episode that has begun if all ended in the same step, and
+    begins another one if not. reset() has no options.
     """
 
     def __init__(self, name, render_mode=None, **settings):
@@ -290,9 +299,10 @@ class OceanParallelEnv(ParallelEnv or object):
         return self._each(self._envs.observations), self._infos()
 
     def step(self, actions):
-        """Steps with {agent: action} of all that are in `agents`. The last infos of agents whose episodes end in one
-        step have the same statistics, the means of their episodes. ValueError for an agent without an action, a choice
-        that there is not and NaN; gymnasium.error.ResetNeeded if all have left."""
+        """Steps with {agent: action} of all that are in `agents`. The last infos of agents whose
+        episodes end in one step have the same statistics, the means of their episodes. ValueError
+        for an agent without an action, a choice that there is not and NaN;
+        gymnasium.error.ResetNeeded if all have left."""
         envs = self._envs
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
@@ -327,7 +337,8 @@ class OceanParallelEnv(ParallelEnv or object):
 
 
 def parallel_env(name, render_mode=None, **settings):
-    """An OceanParallelEnv. ImportError without PettingZoo; other arguments and errors as of OceanEnv."""
+    """An OceanParallelEnv. ImportError without PettingZoo; other arguments and
+    errors as of OceanEnv."""
     if ParallelEnv is None:
         raise ImportError("ocean.gymnasium.parallel_env needs PettingZoo: pip install pettingzoo")
     return OceanParallelEnv(name, render_mode, **settings)

@@ -3,21 +3,22 @@
     python tests/bench_crash.py                                   # 200 kills, 100 disks
     python tests/bench_crash.py --kills 40 --disks 0 --kinds squared ranks --seed 3
 
-Four kinds of run: squared (in C), CartPole in two worker processes, squared on two ranks, and a sweep of two trials at
-a time. Each is run once undisturbed. Then it is started anew in a folder of its own, killed at a random moment between
-its first instruction and its end, and resumed, again and again until it ends by itself; and again from the beginning
-until all kills are used up. After each kill no process may be left after ten seconds, every checkpoint must be whole,
-and no more than a checkpoint interval may be lost. Where the run has ended, squared's curve and weights, of one process
-and of two ranks, must be those of the undisturbed run, bit for bit. The environments of CartPole are in Python and
-begin new episodes, so there only the curve's steps are held to it. A sweep must have each trial once, and none of those
-that had ended before may have changed.
+Four kinds of run: squared (in C), CartPole in two worker processes, squared on two ranks, and a
+sweep of two trials at a time. Each is run once undisturbed. Then it is started anew in a folder of
+its own, killed at a random moment between its first instruction and its end, and resumed, again and
+again until it ends by itself; and again from the beginning until all kills are used up. After each
+kill no process may be left after ten seconds, every checkpoint must be whole, and no more than a
+checkpoint interval may be lost. Where the run has ended, squared's curve and weights, of one
+process and of two ranks, must be those of the undisturbed run, bit for bit. The environments of
+CartPole are in Python and begin new episodes, so there only the curve's steps are held to it. A
+sweep must have each trial once, and none of those that had ended before may have changed.
 
-The disks are file systems in memory (which takes the right to mount) of random sizes, from one page to half as much
-again as a run needs. The run must end with 0 and a checkpoint of its end, or with 1, a message that says why and no
-traceback; and what checkpoints there are must be whole.
+The disks are file systems in memory (which takes the right to mount) of random sizes, from one page
+to half as much again as a run needs. The run must end with 0 and a checkpoint of its end, or with
+1, a message that says why and no traceback; and what checkpoints there are must be whole.
 
-Runs of one process are forked from one that has imported everything, as in fuzz.py, or typed: every fifth. The last
-line of the output is one JSON object.
+Runs of one process are forked from one that has imported everything, as in fuzz.py, or typed: every
+fifth. The last line of the output is one JSON object.
 """
 
 import contextlib
@@ -66,7 +67,8 @@ COMMANDS = {
               "--sweep.train.total-timesteps.mean", "1e5"],
 }
 EPOCH = {"squared": 4096, "workers": 512, "ranks": 8192}
-SHARE = {"squared": 0.6, "workers": 0.2, "ranks": 0.1, "sweep": 0.1}  # of the kills: starts of the last two take long
+# of the kills: starts of the last two take long
+SHARE = {"squared": 0.6, "workers": 0.2, "ranks": 0.1, "sweep": 0.1}
 LIMIT = 600  # seconds that a run may take
 
 
@@ -84,12 +86,13 @@ class Arguments:
     """After so many no new kill and no new disk is begun."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Kills
 
 
 def ended(process, seconds):
-    """The exit code of a process (minus the signal), or None if it still runs after so many seconds."""
+    """The exit code of a process (minus the signal), or None if it still runs
+    after so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(process, os.WNOHANG)
@@ -101,7 +104,8 @@ def ended(process, seconds):
 
 
 def left(seconds=10.0):
-    """The command lines of all that this process, or what it had started, has left running; those are ended."""
+    """The command lines of all that this process, or what it had started, has left
+    running; those are ended."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(ChildProcessError):  # orphans come to this process
@@ -140,7 +144,8 @@ def curve(run):
 
 
 def check_whole(folder):
-    """Everything that was ever written under its own name can be read; returns how many whole runs there are."""
+    """Everything that was ever written under its own name can be read; returns how
+    many whole runs there are."""
     states = list(folder.glob("**/trainer_state.pt"))
     for path in states:
         checkpoints.load(path, checkpoints.WHOLE_RUN)
@@ -200,11 +205,13 @@ def run_through(kind, folder, typed):
 
 
 class Kills:
-    """One kind of run, killed again and again; `count` kills, `whole` runs that ended by themselves after some."""
+    """One kind of run, killed again and again; `count` kills, `whole` runs that ended by
+    themselves after some."""
 
     def __init__(self, kind, here, draw):
         self.kind, self.here, self.draw = kind, here, draw
-        self.alone = kind in ("ranks", "sweep")  # they start processes that a fork of this one could not
+        # they start processes that a fork of this one could not
+        self.alone = kind in ("ranks", "sweep")
         here.mkdir()
         self.reference = here / "undisturbed"
         self.seconds = [run_through(kind, self.reference, self.alone)]
@@ -280,7 +287,7 @@ def kill_all(a, here, until):
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Full disks
 
 ON_DISK = [*SQUARED[:-2], "--train.total-timesteps", str(40 * 4096)]
@@ -353,7 +360,8 @@ def fill_disks(a, here, until):
 
 def main():
     a = tyro.cli(Arguments, description=__doc__)
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whatever a killed run leaves becomes this process's child
+    # PR_SET_CHILD_SUBREAPER: whatever a killed run leaves becomes this process's child
+    ctypes.CDLL(None).prctl(36, 1)
     began, found, full = time.monotonic(), {}, ({}, [], 0)
     with tempfile.TemporaryDirectory(prefix="crash-") as folder:
         if a.disks:

@@ -1,20 +1,23 @@
-"""What is learnt without a setting: environments that have no config of their own, beside two peers' defaults.
+"""What is learnt without a setting: environments that have no config of their own,
+beside two peers' defaults.
 
     python tests/bench_defaults.py                                   # measures what is missing, then prints the table
     python tests/bench_defaults.py --only Catch Taxi-v4 --seeds 0 1
     python tests/bench_defaults.py --sides sb3 cleanrl --peer-python .venv-bench/bin/python --cleanrl FOLDER --core 1
     python tests/bench_defaults.py --draw docs/defaults.png          # and the picture
 
-Each run is a process of its own on one core, given nothing but the number of steps and the seed. Ours is the command
-line in a copy of the project whose config/ holds default.ini alone. The peers are Stable-Baselines3's PPO and CleanRL's
-ppo.py and ppo_continuous_action.py as their authors publish them (FOLDER has both files: `pip download --no-deps
---ignore-requires-python cleanrl`, unzipped), whose imports of an older Gymnasium are met by a few lines here. An
-observation that a peer cannot read is flattened for it, which Gymnasium's own wrapper does. A score is the mean return
-of the episodes that ended in the last tenth of the steps, of the policy as it explores; it is normalised between a
-random policy's (0) and the best known (1). Results lie in bench_defaults.json beside this file, the runs of one side
-and environment by seed, with the machine that made them: a run that is there is not repeated (--again does). Seconds
-count from the start of the process. All environments need `pip install "gymnasium[box2d,mujoco]" minigrid minatar mpe2
-pettingzoo pygame`, for the peers too.
+Each run is a process of its own on one core, given nothing but the number of steps and the seed.
+Ours is the command line in a copy of the project whose config/ holds default.ini alone. The peers
+are Stable-Baselines3's PPO and CleanRL's ppo.py and ppo_continuous_action.py as their authors
+publish them (FOLDER has both files: `pip download --no-deps --ignore-requires-python cleanrl`,
+unzipped), whose imports of an older Gymnasium are met by a few lines here. An observation that a
+peer cannot read is flattened for it, which Gymnasium's own wrapper does. A score is the mean return
+of the episodes that ended in the last tenth of the steps, of the policy as it explores; it is
+normalised between a random policy's (0) and the best known (1). Results lie in bench_defaults.json
+beside this file, the runs of one side and environment by seed, with the machine that made them: a
+run that is there is not repeated (--again does). Seconds count from the start of the process. All
+environments need `pip install "gymnasium[box2d,mujoco]" minigrid minatar mpe2 pettingzoo pygame`,
+for the peers too.
 """
 
 import argparse
@@ -75,7 +78,7 @@ ENVIRONMENTS = {**CHOSEN, **UNTOUCHED}
 SIDES = {"ours": "ours", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL", "random": "random policy"}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # One run, in a process of its own: [[step, seconds, mean return, episodes], ...] a bin
 
 
@@ -98,7 +101,8 @@ def ours(name, steps, seed, options):
     if called.startswith("brought:"):
         called = f"{Path(__file__).parent}/{called.replace(':', '.py:')}"
     extra = ["--env." + keyword] if keyword else []
-    bare = Path(tempfile.gettempdir()) / f"bare_{os.getuid()}_{zlib.crc32(str(ROOT).encode()):08x}"  # compiled once
+    # compiled once
+    bare = Path(tempfile.gettempdir()) / f"bare_{os.getuid()}_{zlib.crc32(str(ROOT).encode()):08x}"
     shutil.copytree(ROOT, bare, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
         ".*", "__pycache__", "config", "docs", "tests", "experiments", "*.safetensors"))
     (bare / "config").mkdir(exist_ok=True)
@@ -124,8 +128,8 @@ def ours(name, steps, seed, options):
 
 
 class Recorder:
-    """Counts the steps of all environments of a run and notes the episodes that end; `wrap` is the innermost wrapper,
-    so that returns are those of the environment."""
+    """Counts the steps of all environments of a run and notes the episodes that end; `wrap` is the
+    innermost wrapper, so that returns are those of the environment."""
 
     def __init__(self, limit):
         import psutil
@@ -266,7 +270,8 @@ def sb3(name, steps, seed, folder):
 
 
 class OldVector:
-    """What CleanRL's scripts ask of SyncVectorEnv: the old forms of reset and step, and resets within a step."""
+    """What CleanRL's scripts ask of SyncVectorEnv: the old forms of reset and step,
+    and resets within a step."""
 
     def __init__(self, functions, four):
         self.envs, self.four = [function() for function in functions], four
@@ -377,7 +382,7 @@ def child(side, name, seed, folder):
     print(json.dumps({"curve": curve(recorder.episodes, steps), "seconds": round(time.perf_counter() - begun, 1)}))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # All runs, and the table
 
 
@@ -431,7 +436,8 @@ def seconds_to(run, target):
 
 
 def summary(results):
-    """{environment: {side: {"score", "normalised", "seconds", "seconds_to_peer"}}} of the medians over seeds."""
+    """{environment: {side: {"score", "normalised", "seconds", "seconds_to_peer"}}} of
+    the medians over seeds."""
     table = {}
     for name, (_, _, best, _) in ENVIRONMENTS.items():
         runs = {side: [run for run in results.get(side, {}).get(name, {}).values() if score(run) is not None]

@@ -2,9 +2,9 @@
 
     python tests/bench_env.py [--agents 8192] [--only breakout] [--setting frameskip=8]
 
-Legal random play is recorded for 64 steps, and then repeated from the same state in each of these ways, in turn: the
-best of five times or more by processor time (of what disturbs a loop nothing makes it faster). It is an error if the
-observations at the end are not those of the record.
+Legal random play is recorded for 64 steps, and then repeated from the same state in each of these
+ways, in turn: the best of five times or more by processor time (of what disturbs a loop nothing
+makes it faster). It is an error if the observations at the end are not those of the record.
 
     bare     a C loop that only calls c_step: each environment writes to one place for ever, and whoever trains on it
              would have to copy that
@@ -33,7 +33,8 @@ LARGEST = 2**28  # bytes of the observations of all rows
 
 
 class Vector:
-    """Environments with `horizon` rows of buffers, taken in turn, that repeat HORIZON steps of actions."""
+    """Environments with `horizon` rows of buffers, taken in turn, that repeat
+    HORIZON steps of actions."""
 
     def __init__(self, library, num_envs, settings, actions=None, horizon=1):
         self.envs = envs = library.create(num_envs, settings=settings)
@@ -61,7 +62,8 @@ class Vector:
             self.envs.step(address)
 
     def play(self, steps, rng):
-        """`steps` of legal random actions (the first row is the only one); the last HORIZON stay in self.actions."""
+        """`steps` of legal random actions (the first row is the only one); the last
+        HORIZON stay in self.actions."""
         heads = np.cumsum([0, *(self.envs.action_heads or ())])
         for t in range(steps):
             for i, (first, last) in enumerate(itertools.pairwise(heads)):

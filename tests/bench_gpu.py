@@ -6,10 +6,11 @@
     python tests/bench_gpu.py --list     # the steps and their limits
     python tests/bench_gpu.py --readme   # the table of docs/gpu into README.md
 
-Each step is a process of its own that is ended at its limit; after a failure the next one begins. Nothing is installed.
-report.json and report.md are written anew after each step, so that an interrupted command leaves what it has found.
-nvidia-smi is asked for load and power four times a second meanwhile. The exit status is 1 if a step did not pass. To
-add one, add a row to STEPS: a benchmark's last line is one JSON object, its figures.
+Each step is a process of its own that is ended at its limit; after a failure the next one begins.
+Nothing is installed. report.json and report.md are written anew after each step, so that an
+interrupted command leaves what it has found. nvidia-smi is asked for load and power four times a
+second meanwhile. The exit status is 1 if a step did not pass. To add one, add a row to STEPS: a
+benchmark's last line is one JSON object, its figures.
 
 This file needs nothing but Python: what is missing for a step is said by the step.
 """
@@ -40,7 +41,7 @@ UNEXPECTED = ArithmeticError, AttributeError, IndexError, KeyError, TypeError, V
 OLDEST_TORCH = 2, 11
 BEGIN, END = "<!-- from docs/gpu, by tests/bench_gpu.py --readme -->\n", "<!-- end -->\n"
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What the figures must say: each returns what is wrong, or None
 
 
@@ -66,7 +67,7 @@ def same_bits(figures):
         "" if figures["whole_again"] == figures["whole"] else ", but so has the same run undisturbed")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The steps
 
 
@@ -93,7 +94,8 @@ def has_device_setting():
 
 
 def stepped_on(place):
-    """Options of pufferl.py: the network on the GPU, the environments on the host or there as well."""
+    """Options of pufferl.py: the network on the GPU, the environments on the
+    host or there as well."""
     return ["--train.device", "cuda", *(["--vec.device", place] if has_device_setting() else [])]
 
 
@@ -134,7 +136,8 @@ STEPS = [
 
 
 def versions():
-    """The machine, and what is installed of what the requirements name. Exit status 1 if torch cannot use the GPU."""
+    """The machine, and what is installed of what the requirements name. Exit status 1 if torch
+    cannot use the GPU."""
     import importlib.metadata
 
     for command in (["nvidia-smi"], ["nvcc", "--version"], [os.environ.get("CC", "cc"), "--version"]):
@@ -174,7 +177,8 @@ def versions():
 
 
 def launches():
-    """What the GPU does in one minibatch, which is one graph, and for how long it does nothing within it."""
+    """What the GPU does in one minibatch, which is one graph, and for how long it
+    does nothing within it."""
     import torch
 
     sys.path.insert(0, str(ROOT))
@@ -191,8 +195,8 @@ def launches():
 
 
 def one_graph(device, bench_train, torch, repeats=20):
-    """{"launches", "microseconds" from its beginning to its end, "gaps": share of them in which nothing runs,
-    "longest": [(name, microseconds), ...]} of the graph of a minibatch; medians."""
+    """{"launches", "microseconds" from its beginning to its end, "gaps": share of them in which
+    nothing runs, "longest": [(name, microseconds), ...]} of the graph of a minibatch; medians."""
     if "minibatch" not in device._graphs:
         sys.exit("a minibatch was not captured as a graph; see what is printed above")
 
@@ -216,7 +220,8 @@ def one_graph(device, bench_train, torch, repeats=20):
 
 
 def resume(*options):
-    """Breakout, killed after a checkpoint and resumed, beside the same run undisturbed: twice if they differ."""
+    """Breakout, killed after a checkpoint and resumed, beside the same run
+    undisturbed: twice if they differ."""
     import torch
 
     sys.path.insert(0, str(ROOT))
@@ -249,7 +254,7 @@ def resume(*options):
     print(json.dumps(found))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Running them
 
 
@@ -265,7 +270,8 @@ def gpus():
 
 @contextlib.contextmanager
 def watched():
-    """A dict that holds, after the block, the mean and the most of the GPU's load (%) and power (W) meanwhile."""
+    """A dict that holds, after the block, the mean and the most of the GPU's load (%)
+    and power (W) meanwhile."""
     found, smi = {}, shutil.which("nvidia-smi")
     if smi is None:
         yield found
@@ -304,7 +310,8 @@ def readable(output):
 
 
 def figures_of(step, text):
-    """The figures at the end of a step's output: how many tests ended how, or a benchmark's JSON; None without."""
+    """The figures at the end of a step's output: how many tests ended how, or a
+    benchmark's JSON; None without."""
     if "pytest" in step.arguments:
         counts = re.findall(r"(\d+) (passed|failed|skipped|error)", text.rstrip().rpartition("\n")[2])
         return {"passed": 0} | {kind: int(count) for count, kind in counts} if counts else None
@@ -316,7 +323,8 @@ def figures_of(step, text):
 
 
 def run(step, limit):
-    """One step's result: {"result": "passed" or what else, "seconds", "figures", "tail", "load", "watts"}."""
+    """One step's result: {"result": "passed" or what else, "seconds", "figures",
+    "tail", "load", "watts"}."""
     began = time.monotonic()
     with watched() as load, tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, *step.arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
@@ -352,7 +360,8 @@ def run(step, limit):
 
 
 def run_all(steps, folder, seconds=ALL):
-    """Run the steps, each as far as the time for all of them goes, and write the report after each; the results."""
+    """Run the steps, each as far as the time for all of them goes, and write the report
+    after each; the results."""
     deadline = time.monotonic() + seconds
     results, commit = kept(folder), commit_now()
     for step in steps:
@@ -378,7 +387,7 @@ def commit_now():
     return "unknown"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The report
 
 
@@ -408,13 +417,15 @@ def write(folder, results):
 
 
 def passed(results, name):
-    """The figures of a step that passed or missed a goal, else None: what was cut off has none to trust."""
+    """The figures of a step that passed or missed a goal, else None: what was cut
+    off has none to trust."""
     result = results.get(name, {"result": "failed"})
     return None if re.match("failed|took longer|not ", result["result"]) else result["figures"]
 
 
 def summary(results):
-    """The table of what was found, for the README: lines of Markdown, one a figure; only what a step has measured."""
+    """The table of what was found, for the README: lines of Markdown, one a figure; only what a
+    step has measured."""
     rows = []
     if found := passed(results, "versions"):
         rows.append(("machine", f"{found['gpu']}, {found['cores']} cores, torch {found['torch']}, driver "

@@ -1,10 +1,12 @@
-"""What the host does in a rollout whose policy is on a GPU, without one: environments step, graphs do nothing.
+"""What the host does in a rollout whose policy is on a GPU, without one: environments
+step, graphs do nothing.
 
     python tests/bench_host.py [--agents 4096] [--buffers 2 16] [--threads 2] [--env breakout]
 
-A GPU's steps a second end where the host's do. Each line is a number of buffers: milliseconds of a rollout and
-microseconds a step of a buffer, once with the interpreter between the steps, as for environments in Python and networks
-of one's own, and once without. Both take turns in one run; medians.
+A GPU's steps a second end where the host's do. Each line is a number of buffers:
+milliseconds of a rollout and microseconds a step of a buffer, once with the interpreter
+between the steps, as for environments in Python and networks of one's own, and once without.
+Both take turns in one run; medians.
 """
 
 import argparse

@@ -1,12 +1,14 @@
-"""Instructions of the environment's step and of every kernel, counted by valgrind: the same on a busy machine.
+"""Instructions of the environment's step and of every kernel, counted by valgrind: the
+same on a busy machine.
 
     apt-get install valgrind
     python tests/bench_instructions.py [--env breakout] [--only mingru]
 
-Valgrind knows no AVX-512, so what is counted is AVX2 code: figures to compare with those of another version of the
-code, not with another program's. The kernels run on the cases of bench_kernels.py; torch's operations among them
-(Muon's products, draw's cumsum) are not counted. The environment runs in its standalone program; its step includes the
-draw of its random action. Takes some minutes. The last line of the output is one JSON object.
+Valgrind knows no AVX-512, so what is counted is AVX2 code: figures to compare with those of another
+version of the code, not with another program's. The kernels run on the cases of bench_kernels.py;
+torch's operations among them (Muon's products, draw's cumsum) are not counted. The environment runs
+in its standalone program; its step includes the draw of its random action. Takes some minutes. The
+last line of the output is one JSON object.
 """
 
 import json
@@ -80,7 +82,8 @@ def counts(command, folder, *options, env=None):
 
 
 def environment_step(name, folder):
-    """Instructions a step: the difference of a long and a short run of the standalone program, at random actions."""
+    """Instructions a step: the difference of a long and a short run of the standalone
+    program, at random actions."""
     program, header = folder / name, f'-DENV_HEADER="{ROOT}/ocean/{name}/{name}.h"'
     flags = ["-std=gnu11", "-O3", "-march=x86-64-v3", "-fno-math-errno"]
     command = ["cc", *flags, "-I", ROOT / "ocean", header, ROOT / "ocean" / "main.c", "-o", program, "-lm"]

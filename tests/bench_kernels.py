@@ -1,18 +1,21 @@
-"""Nanoseconds an element of every kernel at the trainer's shapes, beside a plain copy and a matrix product.
+"""Nanoseconds an element of every kernel at the trainer's shapes, beside a plain
+copy and a matrix product.
 
     python tests/bench_kernels.py [--threads 1] [--repeats 7] [--only mingru] [--device cuda]
 
-The shapes are those of Breakout: 4,096 agents, horizon 64, hidden 64, minibatches of 1,024 segments worked on in chunks
-of 16. A kernel is first held to its float64 reference; one that is wrong is not timed, and the exit status is then 1.
-GB/s counts every array that the kernel reads or writes once. Its share of the copy bandwidth (a copy of 256 MB, read
-plus write) goes beyond 100% where the arrays are still in the cache: the chunks are meant to be.
-All is measured in one run, interleaved; each figure is the median of the repeats. On a shared machine only ratios mean
-something, hence the copy and the matrix product (1,024 x 64 by 64 x 192, the layer's) of the same run.
+The shapes are those of Breakout: 4,096 agents, horizon 64, hidden 64, minibatches of 1,024 segments
+worked on in chunks of 16. A kernel is first held to its float64 reference; one that is wrong is not
+timed, and the exit status is then 1. GB/s counts every array that the kernel reads or writes once.
+Its share of the copy bandwidth (a copy of 256 MB, read plus write) goes beyond 100% where the
+arrays are still in the cache: the chunks are meant to be. All is measured in one run, interleaved;
+each figure is the median of the repeats. On a shared machine only ratios mean something, hence the
+copy and the matrix product (1,024 x 64 by 64 x 192, the layer's) of the same run.
 
-On a GPU a chunk is the whole minibatch, as it is in training, and what is timed is the replay of a graph of 20 calls,
-which no launch from Python is part of; what a call prepares is outside of it, so kernels that work in place go on with
-what they left. There each kernel has a copy beside it that reads and writes as many bytes: a launch alone takes longer
-than a small kernel's bytes, and what is in the cache is so for both.
+On a GPU a chunk is the whole minibatch, as it is in training, and what is timed is the replay of a
+graph of 20 calls, which no launch from Python is part of; what a call prepares is outside of it, so
+kernels that work in place go on with what they left. There each kernel has a copy beside it that
+reads and writes as many bytes: a launch alone takes longer than a small kernel's bytes, and what is
+in the cache is so for both.
 """
 
 import argparse
@@ -33,7 +36,8 @@ import reference
 
 import kernels
 
-T, N, H, B, M, A, D = 64, 4096, 64, 1024, 16, 3, 118  # horizon, agents, hidden, minibatch, chunk, actions, observation
+# horizon, agents, hidden, minibatch, chunk, actions, observation
+T, N, H, B, M, A, D = 64, 4096, 64, 1024, 16, 3, 118
 GAE = {"gamma": 0.972, "gae_lambda": 0.949, "rho_clip": 2.1, "c_clip": 1.08}
 CLIPS = {"clip_coef": 0.67, "vf_coef": 1.22, "vf_clip_coef": 1.23, "ent_coef": 0.0033}
 START = 32  # of the chunk
@@ -75,7 +79,8 @@ def flags(probability, *shape):
 def close(name, actual, expected, tolerance):
     actual, expected = torch.as_tensor(actual).double(), torch.as_tensor(expected).double()
     error = ((actual - expected).abs() / (1 + expected.abs())).max().item()
-    assert error <= tolerance, f"{name} is off by {error:.1e}, more than {tolerance:.0e}"  # NaN is not <= either
+    # NaN is not <= either
+    assert error <= tolerance, f"{name} is off by {error:.1e}, more than {tolerance:.0e}"
 
 
 def size(*tensors):
@@ -252,7 +257,8 @@ def loss_case(kind):
             log_std=spread if continuous else None)
         loss["loss"].backward()
         ratio = loss["ratio"].detach()
-        edge = ((ratio - 1).abs() - CLIPS["clip_coef"]).abs() < 1e-5  # clipped or not, as rounding has it
+        # clipped or not, as rounding has it
+        edge = ((ratio - 1).abs() - CLIPS["clip_coef"]).abs() < 1e-5
         share = edge.sum().item() / (T * M)
         close("grad", *((g * T * M).masked_fill(edge[..., None], 0) for g in (grad, y.grad)), 5e-5)
         close("ratios", ratios, ratio, 1e-5)
@@ -302,7 +308,8 @@ def muon_cases():
     count = sum(p.numel() for p in module.parameters())
     yield "gradient_norm", Case(
         lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)
-    rate = 0.015 if flat.device.type == "cpu" else here(torch.tensor(0.015))  # a graph copies no number of Python
+    # a graph copies no number of Python
+    rate = 0.015 if flat.device.type == "cpu" else here(torch.tensor(0.015))
     yield "Muon.step", Case(lambda: optimizer.step(rate), check, count, 7 * 4 * count, restore)
 
 
@@ -337,7 +344,8 @@ _graphs = {}
 
 
 def seconds_a_call(case):
-    """Mean over as many calls as fill SECONDS, each timed by itself, so that `prepare` stays outside."""
+    """Mean over as many calls as fill SECONDS, each timed by itself, so that
+    `prepare` stays outside."""
     total, calls = 0.0, 0
     if torch.get_default_device().type == "cuda":
         if id(case) not in _graphs:
@@ -376,7 +384,8 @@ def measure(args):
                 case.prepare()
             case.run()
             case.check()
-        except Exception as error:  # that of a compiler or a driver too: the others are timed all the same
+        except Exception as error:
+            # that of a compiler or a driver too: the others are timed all the same
             wrong[name] = f"{type(error).__name__}: {error}"
         else:
             timed[name] = case

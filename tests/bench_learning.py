@@ -1,10 +1,12 @@
-"""Does bfloat16 learn as float32 does? Breakout over several seeds at both precisions, drawn as docs/learning.png.
+"""Does bfloat16 learn as float32 does? Breakout over several seeds at both precisions, drawn as
+docs/learning.png.
 
     python tests/bench_learning.py                        # 2 × 5 runs of 24 million steps, one after the other
     python tests/bench_learning.py --seeds 2 --total-timesteps 12e6
 
-A run is solved at the first epoch whose finished episodes score `threshold` or more on average. The schedules end with
-the run, so a shorter one is another experiment. The last line of the output is one JSON object.
+A run is solved at the first epoch whose finished episodes score `threshold` or more on average.
+The schedules end with the run, so a shorter one is another experiment. The last line of the
+output is one JSON object.
 """
 
 import json

@@ -1,13 +1,14 @@
-"""Other libraries' PPO on our Breakout, through ocean.gymnasium: trained steps a second, and whether it learns.
+"""Other libraries' PPO on our Breakout, through ocean.gymnasium: trained steps a second, and
+whether it learns.
 
     PYTHON tests/bench_ours_in_theirs.py sb3                               # with an interpreter that has the library
     PYTHON tests/bench_ours_in_theirs.py skrl --num-envs 1024 --horizon 64 --minibatch-size 8192
     PYTHON tests/bench_ours_in_theirs.py cleanrl --script path/to/cleanrl/ppo.py
 
-Each runs twice: one environment after the other, as gymnasium.make makes them, and all by one call, as
-gymnasium.make_vec does. Stable-Baselines3 has an interface of its own for many environments, to which `OneCall` adapts;
-CleanRL's script is run as it is, the second time with its SyncVectorEnv replaced. The score is the mean of the episodes
-that ended last, while training.
+Each runs twice: one environment after the other, as gymnasium.make makes them, and all by one call,
+as gymnasium.make_vec does. Stable-Baselines3 has an interface of its own for many environments, to
+which `OneCall` adapts; CleanRL's script is run as it is, the second time with its SyncVectorEnv
+replaced. The score is the mean of the episodes that ended last, while training.
 """
 
 import argparse
@@ -39,7 +40,8 @@ class Scores(gymnasium.Wrapper):
 
 
 class VectorScores(gymnasium.vector.VectorWrapper):
-    """The same for a vector; CleanRL takes final_info for the list that it was before Gymnasium 1.0."""
+    """The same for a vector; CleanRL takes final_info for the list that it
+    was before Gymnasium 1.0."""
 
     def step(self, actions):
         result = super().step(actions)
@@ -150,7 +152,8 @@ def cleanrl(a, at_once):
     if at_once:
         gymnasium.vector.SyncVectorEnv = lambda creators: many(len(creators))
     else:
-        gymnasium.wrappers.RecordEpisodeStatistics = Scores  # its own wrapper, whose results are not asked for here
+        # its own wrapper, whose results are not asked for here
+        gymnasium.wrappers.RecordEpisodeStatistics = Scores
     sys.argv = [a.script, "--env-id", NAME, "--num-envs", str(a.num_envs), "--num-steps", str(a.horizon),
                 "--num-minibatches", str(a.num_envs * a.horizon // a.minibatch_size), "--learning-rate", "0.001",
                 "--total-timesteps", str(a.steps), "--no-cuda"]

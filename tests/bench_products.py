@@ -2,9 +2,9 @@
 
     python tests/bench_products.py [--rows 64] [--repeats 7]
 
-The products are those of an epoch: the map forward, the gradient of its input, the gradient of its weight. Each is
-checked against float64 before it is timed; the two kinds take turns, and the best of the repeats counts. The last line
-of the output is one JSON object.
+The products are those of an epoch: the map forward, the gradient of its input, the gradient of its
+weight. Each is checked against float64 before it is timed; the two kinds take turns, and the best
+of the repeats counts. The last line of the output is one JSON object.
 """
 
 import json
@@ -54,8 +54,8 @@ def check(name, out, expected, tolerance):
 
 
 def measure(name, inputs, outputs, half, a):
-    """{"forward": (our GFLOP/s, torch's), "input gradient": ..., "weight gradient": ...}; ours begin with float32 and
-    round it, torch's begin with bfloat16."""
+    """{"forward": (our GFLOP/s, torch's), "input gradient": ..., "weight gradient": ...}; ours
+    begin with float32 and round it, torch's begin with bfloat16."""
     numbers = np.random.default_rng(0).standard_normal
     x, grad, weight, bias = (numbers(shape, np.float32) for shape in (
         (a.rows, inputs), (a.rows, outputs), (outputs, inputs), (outputs,)))

@@ -1,21 +1,25 @@
-"""Protein against Random, Optuna's TPE and Optuna's Gaussian-process sampler on problems with a known front.
+"""Protein against Random, Optuna's TPE and Optuna's Gaussian-process sampler on
+problems with a known front.
 
     python tests/bench_protein.py                                   # 20 seeds, 200 trials: hours on one core
     python tests/bench_protein.py --seeds 3 --trials 50 --only branin training --methods protein random tpe
     python tests/bench_protein.py --times                           # seconds of a suggestion
 
-Each run is written down as it ends, in experiments/bench_protein.jsonl (--results): what is there is not run again, so
-it can be stopped at any time, and `--seeds 0` shows what there is. Runs of our own tuners count as long as the code of
-protein.py stays as it is; those of Optuna's, which take the hours, lie beside this file (bench_protein.jsonl, Optuna
-5.0; --rivals none runs them anew). No method looks ahead, so a run of 200 trials is one of 50 too.
+Each run is written down as it ends, in experiments/bench_protein.jsonl (--results): what is there
+is not run again, so it can be stopped at any time, and `--seeds 0` shows what there is. Runs of our
+own tuners count as long as the code of protein.py stays as it is; those of Optuna's, which take the
+hours, lie beside this file (bench_protein.jsonl, Optuna 5.0; --rivals none runs them anew). No
+method looks ahead, so a run of 200 trials is one of 50 too.
 
-The measure is the dominated hypervolume in the plane of log cost and score, from the problem's reference point, as a
-fraction of the box up to the best score: 1 would be the best score at the lowest cost. Noise is left out of it: the
-settings that a method tried count with their true score. Regret is what the best true score lacks of the best there
-is, as a fraction of the box's height. Seeds are shared, so that methods are compared in pairs; the last tables are the
-paired difference to each rival, of all problems and of each, with the lower end of its bootstrap 90% interval
-(one-sided 95% and two-sided 90% are the same number). Problems, reference points and budgets (50 and 200 trials, 20
-seeds) were fixed before the tuner was tuned. The last line is one JSON object with the same figures.
+The measure is the dominated hypervolume in the plane of log cost and score, from the problem's
+reference point, as a fraction of the box up to the best score: 1 would be the best score at the
+lowest cost. Noise is left out of it: the settings that a method tried count with their true score.
+Regret is what the best true score lacks of the best there is, as a fraction of the box's height.
+Seeds are shared, so that methods are compared in pairs; the last tables are the paired difference
+to each rival, of all problems and of each, with the lower end of its bootstrap 90% interval
+(one-sided 95% and two-sided 90% are the same number). Problems, reference points and budgets (50
+and 200 trials, 20 seeds) were fixed before the tuner was tuned. The last line is one JSON object
+with the same figures.
 """
 
 import argparse
@@ -42,7 +46,8 @@ RIVALS = Path(__file__).with_suffix(".jsonl")
 @dataclass
 class Problem:
     space: dict  # {"section.key": {"distribution", "min", "max"}}
-    truth: Callable  # config -> (score without noise, cost in seconds); a score of NaN is a failed trial
+    # config -> (score without noise, cost in seconds); a score of NaN is a failed trial
+    truth: Callable
     reference: float  # score below which nothing counts
     best: float  # highest score there is, rounded up
     costs: tuple  # lowest and highest cost, seconds
@@ -59,7 +64,8 @@ def uniform(low, high):
 
 
 def branin(config):
-    """Branin and Hoo 1972, negated: three equal optima at -0.398; the cost rises with x2, so they differ in price."""
+    """Branin and Hoo 1972, negated: three equal optima at -0.398; the cost rises with x2,
+    so they differ in price."""
     x, y = config["env.x"], config["env.y"]
     bowl = (y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6) ** 2
     return -(bowl + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10), 10 ** (2 * y / 15)
@@ -73,7 +79,8 @@ HARTMANN_P = 1e-4 * np.array([[1312, 1696, 5569, 124, 8283, 5886], [2329, 4135, 
 
 
 def hartmann6(config):
-    """Hartmann 1973, six dimensions, maximum 3.322; the cost rises with the mean of all coordinates."""
+    """Hartmann 1973, six dimensions, maximum 3.322; the cost rises with the
+    mean of all coordinates."""
     x = np.array([config[f"env.x{i}"] for i in range(6)])
     return float(HARTMANN_ALPHA @ np.exp(-(HARTMANN_A * (x - HARTMANN_P) ** 2).sum(1))), 10 ** (2 * float(x.mean()))
 
@@ -83,7 +90,8 @@ PEAKS = [(0.2, 0.3, 0.6, 0.16, 0.0), (0.7, 0.65, 0.8, 0.12, 0.45), (0.85, 0.2, 1
 
 
 def valleys(config):
-    """Four peaks (x, y, height, width, spend): the higher ones are narrower and want more money; two idle settings."""
+    """Four peaks (x, y, height, width, spend): the higher ones are narrower and want more money;
+    two idle settings."""
     x, y = config["env.x"], config["env.y"]
     money = math.log10(config["train.money"]) / 3
     peaks = [h * math.exp(-((x - px) ** 2 + (y - py) ** 2) / (2 * w * w)) / (1 + math.exp(-20 * (money - spend + 0.1)))
@@ -92,7 +100,8 @@ def valleys(config):
 
 
 def training(config):
-    """A learning curve: score approaches an asymptote set by width and discount, at a rate set by the step size."""
+    """A learning curve: score approaches an asymptote set by width and discount, at a
+    rate set by the step size."""
     steps, width, lr = config["train.total_timesteps"], config["policy.hidden_size"], config["train.learning_rate"]
     off = math.log10(lr / (0.01 * (64 / width) ** 0.5))
     rate = 3e-7 * math.exp(-(off**2) / 0.5) * (width / 64) ** 0.3 * config["train.replay_ratio"] ** 0.5
@@ -104,7 +113,8 @@ def training(config):
 
 
 def faulty(config):
-    """`training`, but a large step diverges (NaN at once), a wide network with a large batch runs out of memory."""
+    """`training`, but a large step diverges (NaN at once), a wide network with a large
+    batch runs out of memory."""
     score, cost = training(config)
     if config["train.learning_rate"] * config["train.replay_ratio"] > 0.1:
         return math.nan, 0.1 * cost
@@ -135,7 +145,8 @@ PROBLEMS = {
 
 
 def hypervolume(problem, trials):
-    """Fraction of the box (log cost × score) above the reference point that `trials`, (score, cost), dominate."""
+    """Fraction of the box (log cost × score) above the reference point that `trials`,
+    (score, cost), dominate."""
     low, high = map(math.log, problem.costs)
     area, best, at = 0.0, problem.reference, None
     counted = [(score, cost) for score, cost in trials if math.isfinite(score) and cost <= problem.costs[1]]
@@ -149,7 +160,8 @@ def hypervolume(problem, trials):
 
 
 def regret(problem, trials):
-    """What the best true score of `trials` lacks of the best there is, in heights of the box; at most 1."""
+    """What the best true score of `trials` lacks of the best there is, in heights
+    of the box; at most 1."""
     best = max((score for score, cost in trials if score > problem.reference), default=problem.reference)
     return (problem.best - best) / (problem.best - problem.reference)
 
@@ -171,7 +183,8 @@ def run_optuna(name, problem, trials, seed, sampler="tpe"):
     import optuna
     import torch
 
-    torch.set_num_threads(1)  # the GP sampler's matrices are small: threads would only wait for each other
+    # the GP sampler's matrices are small: threads would only wait for each other
+    torch.set_num_threads(1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     kinds = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=kinds[sampler](seed=seed))
@@ -188,8 +201,8 @@ def run_optuna(name, problem, trials, seed, sampler="tpe"):
             else:
                 config[key] = trial.suggest_float(key, low, high, log=setting["distribution"] == "log_normal")
         score, cost = problem.evaluate(config, rng)
-        # A failed trial is told as the worst corner of the box: told as FAIL, it teaches Optuna's samplers nothing, and
-        # they ask for the same point again and again.
+        # A failed trial is told as the worst corner of the box: told as FAIL, it teaches Optuna's
+        # samplers nothing, and they ask for the same point again and again.
         failed = not math.isfinite(score)
         study.tell(trial, [problem.reference, math.log(problem.costs[1])] if failed else [score, math.log(cost)])
         results.append(problem.truth(config))
@@ -206,7 +219,8 @@ METHODS = {
 
 
 def bootstrap_bound(differences, rng, repeats=4000):
-    """The 5% quantile of the mean of resampled paired differences: lower end of the two-sided 90% interval."""
+    """The 5% quantile of the mean of resampled paired differences: lower end of the
+    two-sided 90% interval."""
     differences = np.asarray(differences)
     draws = differences[rng.integers(0, len(differences), (repeats, len(differences)))].mean(1)
     return float(np.quantile(draws, 0.05))
@@ -246,8 +260,8 @@ def budgets(trials):
 
 
 def source(method):
-    """What the results of our own tuners depend on, beside this file: protein.py without its comments and docstrings.
-    None for the others."""
+    """What the results of our own tuners depend on, beside this file: protein.py without its
+    comments and docstrings. None for the others."""
     if method in ("tpe", "gp"):
         return None
     tree = ast.parse((ROOT / "protein.py").read_text())

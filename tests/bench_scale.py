@@ -4,10 +4,11 @@
     python tests/bench_scale.py --env squared --repeats 7
     python tests/bench_scale.py --predict 10e6        # no run: a calculation for GPUs that train 10 M steps/s each
 
-Three kinds of runs take turns, each in processes of its own, and the medians of their steps a second count; the first
-epochs, with the compiler in them, do not. `forced` is one rank with a process group of one member, so that each sum
-really goes through torch.distributed: what the calls alone cost. With one rank there is no group, and nothing to pay.
-Bytes are counted where they are sent. CPU seconds tell more than steps a second where other work shares the cores. The
+Three kinds of runs take turns, each in processes of its own, and the medians of their steps a
+second count; the first epochs, with the compiler in them, do not. `forced` is one rank with a
+process group of one member, so that each sum really goes through torch.distributed: what the
+calls alone cost. With one rank there is no group, and nothing to pay. Bytes are counted where
+they are sent. CPU seconds tell more than steps a second where other work shares the cores. The
 last line is one JSON object.
 """
 
@@ -40,7 +41,8 @@ class Arguments:
     kinds: str = "plain torchrun forced two"
     """Which kinds to run; the first one is what the others are compared with."""
     predict: float | None = None
-    """Trained steps/s of one device: print what 8, 64 and 512 of them would give by `prediction`, and run nothing."""
+    """Trained steps/s of one device: print what 8, 64 and 512 of them would give by
+    `prediction`, and run nothing."""
     measure: bool = False
     """Be one rank (what the benchmark starts)."""
 
@@ -117,15 +119,17 @@ def run(kind, arguments):
     return json.loads(lines[-1])
 
 
-# Assumed, not measured: an all-reduce of a few bytes over 8 GPUs of one machine, what each doubling of machines adds to
-# it, and the bytes a second that one GPU sends to its neighbour: NVLink 4 within a machine, 400 Gb/s between machines.
+# Assumed, not measured: an all-reduce of a few bytes over 8 GPUs of one machine, what each doubling
+# of machines adds to it, and the bytes a second that one GPU sends to its neighbour: NVLink 4
+# within a machine, 400 Gb/s between machines.
 ALL_REDUCE, PER_DOUBLING, NVLINK, NETWORK = 25e-6, 15e-6, 400e9, 45e9
 GRADIENT = 131_584  # bytes: the default network of breakout, as this benchmark counts them
 
 
 def prediction(rate, count, minibatch, *, replay=1.42, agents=4096, horizon=64, gradient=GRADIENT):
-    """Steps a second of `count` GPUs that train `rate` alone: a minibatch waits for two all-reduces, an epoch for four.
-    What a GPU loses because its share of a minibatch is small is not in it."""
+    """Steps a second of `count` GPUs that train `rate` alone: a minibatch waits for
+    two all-reduces, an epoch for four. What a GPU loses because its share of a
+    minibatch is small is not in it."""
     machines = -(-count // 8)
     latency = ALL_REDUCE + PER_DOUBLING * (machines - 1).bit_length() if count > 1 else 0.0
     transfer = 2 * gradient * (count - 1) / count / (NVLINK if machines == 1 else NETWORK)
@@ -161,7 +165,8 @@ def main():
           f"{'bytes/step':>11}")
     for kind in kinds:
         sps = statistics.median(one["sps"] for one in found[kind])
-        # Ratios of runs that followed each other, so that what else the machine does counts for both.
+        # Ratios of runs that followed each other, so that what else the
+        # machine does counts for both.
         pairs = list(zip(found[kind], found[kinds[0]], strict=True))
         ratio = statistics.median(one["sps"] / first["sps"] for one, first in pairs)
         cpu = statistics.median(one["cpu_seconds"] / first["cpu_seconds"] for one, first in pairs)

@@ -1,15 +1,16 @@
-"""Does anything pile up? Training, evaluating and the page of a policy run side by side for a given time, while their
-memory, file descriptors, threads and processes are counted.
+"""Does anything pile up? Training, evaluating and the page of a policy run side by side for a given
+time, while their memory, file descriptors, threads and processes are counted.
 
     python tests/bench_soak.py                        # an hour
     python tests/bench_soak.py --minutes 20 --nice 10
 
-Four programs: a C environment that is trained with a checkpoint and a log entry every few seconds, CartPole in two
-worker processes, one process that evaluates again and again, and the page, which a stranger asks for pictures and gives
-orders to. Counted are each program and all that it has started; memory is the proportional set size, so that what is
-shared counts once. A tenth of the time is left out as a warm-up; the first third of the rest is compared with the last.
-It ends with exit code 1 if something has grown, if a program has ended by itself, or if one outlives SIGTERM for a
-minute. The last line of the output is one JSON object.
+Four programs: a C environment that is trained with a checkpoint and a log entry every few seconds,
+CartPole in two worker processes, one process that evaluates again and again, and the page, which a
+stranger asks for pictures and gives orders to. Counted are each program and all that it has
+started; memory is the proportional set size, so that what is shared counts once. A tenth of the
+time is left out as a warm-up; the first third of the rest is compared with the last. It ends with
+exit code 1 if something has grown, if a program has ended by itself, or if one outlives SIGTERM for
+a minute. The last line of the output is one JSON object.
 """
 
 import contextlib

@@ -4,11 +4,12 @@
     python tests/bench_solve.py --only pong maze --seeds 0 1 2
     python tests/bench_solve.py --only breakout --options --train.precision bfloat16
 
-Trains each in a process of its own (`pufferl.py train NAME`, to the end of its schedule, alone on the machine if you
-leave it alone) and reads the metrics that it leaves. An environment is solved at the first entry whose episodes, those
-that ended in the last tenth of a second, reach on average what [solved] of its .ini asks for: a score, in the sanity
-suite a perf. Seconds count from the trainer's first step, which comes two seconds after the command where its
-kernels are compiled already; "end" is the mean of the last twentieth of the entries. The last line is one JSON object.
+Trains each in a process of its own (`pufferl.py train NAME`, to the end of its schedule, alone on
+the machine if you leave it alone) and reads the metrics that it leaves. An environment is solved at
+the first entry whose episodes, those that ended in the last tenth of a second, reach on average
+what [solved] of its .ini asks for: a score, in the sanity suite a perf. Seconds count from the
+trainer's first step, which comes two seconds after the command where its kernels are compiled
+already; "end" is the mean of the last twentieth of the entries. The last line is one JSON object.
 """
 
 import argparse
@@ -39,7 +40,8 @@ def train(name, seed, options):
 
 
 def summary(name, entries):
-    """{"threshold", "steps" and "seconds" to it (None: never), "end_steps", "end_seconds", "score", "perf"}."""
+    """{"threshold", "steps" and "seconds" to it (None: never), "end_steps",
+    "end_seconds", "score", "perf"}."""
     metric, threshold = learning.SOLVED[name].metric
     key = f"environment/{metric}"
     first = next((entry for entry in entries if entry.get(key, -float("inf")) >= threshold), {})

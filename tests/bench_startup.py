@@ -1,12 +1,14 @@
-"""What `python pufferl.py train breakout` does before its first update is done, and how long each part takes.
+"""What `python pufferl.py train breakout` does before its first update is done, and
+how long each part takes.
 
     python tests/bench_startup.py [--env breakout] [--warm 3]
     python tests/bench_startup.py --beside ../other       # whole commands, in turns with another checkout
 
-Runs in a copy of the tracked files: the first start finds no compiled environment, no compiled kernel and no bytecode
-(cold), the next ones find all of them (warm; the median of each part). Wall seconds, and processor seconds in brackets:
-on a busy machine only the second mean something. With --beside, processor seconds of whole commands, warm, in copies
-of both. The last line of the output is one JSON object.
+Runs in a copy of the tracked files: the first start finds no compiled environment, no compiled
+kernel and no bytecode (cold), the next ones find all of them (warm; the median of each part). Wall
+seconds, and processor seconds in brackets: on a busy machine only the second mean something. With
+--beside, processor seconds of whole commands, warm, in copies of both. The last line of the output
+is one JSON object.
 """
 
 import json

@@ -4,11 +4,12 @@
     python tests/bench_train.py --hidden-size 128 --num-layers 1 --total-agents 16384
     python tests/bench_train.py --table                            # sizes, agents, precisions, and how cost grows
 
-The floor is what one epoch cannot do without: torch's matrix products at the shapes, the precision and on the threads
-that the trainer uses, and the least bytes (an observation is written and read in the rollout, and read once for each
-time it is learnt from) at the speed of a copy; on a GPU the products alone. Epochs and floor take turns in one run and
-the medians count, because on a shared machine an absolute time means little by itself; the products' GFLOP/s and the
-copy's GB/s of the run are printed beside it. The first line of the table is the figure to quote: SPS, and SPS / floor.
+The floor is what one epoch cannot do without: torch's matrix products at the shapes, the precision
+and on the threads that the trainer uses, and the least bytes (an observation is written and read in
+the rollout, and read once for each time it is learnt from) at the speed of a copy; on a GPU the
+products alone. Epochs and floor take turns in one run and the medians count, because on a shared
+machine an absolute time means little by itself; the products' GFLOP/s and the copy's GB/s of the
+run are printed beside it. The first line of the table is the figure to quote: SPS, and SPS / floor.
 The last line of the output is one JSON object.
 """
 
@@ -67,7 +68,8 @@ class Arguments:
 
 
 def products(trainer):
-    """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of the default policy."""
+    """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n),
+    of the default policy."""
     policy, vecenv, T = trainer.policy, trainer.vecenv, trainer.horizon
     H, D, A, L = policy.hidden_size, policy.encoder.in_features, policy.decoder.out_features, policy.num_layers
     half, full, shapes = trainer.engine.precision, torch.float32, []
@@ -75,7 +77,8 @@ def products(trainer):
     steps = vecenv.num_buffers * (T + 1)  # row T is evaluated too
     shapes += [(rows, D, H, half, steps), (rows, H, 3 * H, half, steps * L), (rows, H, A, full, steps)]
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
-    engine = trainer.engine  # torch is quickest with some thousand steps at once on a CPU: what fits its caches
+    # torch is quickest with some thousand steps at once on a CPU: what fits its caches
+    engine = trainer.engine
     rows = engine.at_once if engine.torch_device.type == "cuda" else T * max(1, 4096 // half.itemsize // T)
     rows = min(rows, engine.segments * T // engine.num_learners)
     passes = minibatches * engine.segments * T / rows
@@ -90,7 +93,8 @@ def products(trainer):
 
 
 def operands(m, k, n, dtype):
-    """(a, b, out) laid out as the trainer has them: activations (rows, width), weights (out, in)."""
+    """(a, b, out) laid out as the trainer has them: activations (rows,
+    width), weights (out, in)."""
     if k > max(m, n):  # a weight gradient: both factors are activations, the first one transposed
         shapes = torch.randn(k, m).t(), torch.randn(k, n), torch.empty(m, n)
     else:
@@ -99,7 +103,8 @@ def operands(m, k, n, dtype):
 
 
 def product_seconds(shapes, workers, pool):
-    """Seconds of one epoch's products on all workers at once, each single-threaded; every shape timed for 5 ms."""
+    """Seconds of one epoch's products on all workers at once, each single-threaded;
+    every shape timed for 5 ms."""
 
     def one(_):
         total = 0.0
@@ -155,7 +160,8 @@ def gpu_product_seconds(shapes):
 
 
 def gpu_events(function):
-    """(what the GPU did in function(), in the order in which it began: torch's profiler events, seconds)."""
+    """(what the GPU did in function(), in the order in which it began: torch's
+    profiler events, seconds)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         begun = time.perf_counter()
         function()
@@ -166,7 +172,8 @@ def gpu_events(function):
 
 
 def busy_us(events):
-    """Microseconds in which at least one of these events was under way; those of several streams overlap."""
+    """Microseconds in which at least one of these events was under way; those of
+    several streams overlap."""
     busy, last = 0.0, -math.inf
     for event in events:
         busy += max(0.0, event.time_range.end - max(last, event.time_range.start))
@@ -175,7 +182,8 @@ def busy_us(events):
 
 
 def gpu_shares(trainer):
-    """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}."""
+    """{"busy": share of an epoch's time in which the GPU did anything, "copies",
+    "kernels": seconds of those}."""
     events, seconds = gpu_events(lambda: (trainer.evaluate(), trainer.train()))
     copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name)
     busy, total = busy_us(events), sum(event.time_range.elapsed_us() for event in events)
@@ -183,16 +191,18 @@ def gpu_shares(trainer):
 
 
 def memory(trainer):
-    """{"bytes": what the trainer holds, "bytes_least": what it cannot do without}: the arrays that environments write,
-    five numbers an agent and step (log-probability, value, bootstrap, advantage, ratio), and weights, gradients and
-    momentum. The rest is scratch memory of the engine."""
+    """{"bytes": what the trainer holds, "bytes_least": what it cannot do without}: the
+    arrays that environments write, five numbers an agent and step (log-probability,
+    value, bootstrap, advantage, ratio), and weights, gradients and momentum. The rest is
+    scratch memory of the engine."""
     rollout = sum(array.nbytes for array in vars(trainer.vecenv.storage).values() if array is not None)
     least = rollout + 5 * 4 * trainer.batch_size + 3 * trainer.arena.flat("weights").nbytes
     return {"bytes": rollout + trainer.arena.memory.nbytes, "bytes_least": least}
 
 
 def make_trainer(a):
-    """The trainer of one setting. Raises SystemExit where a.env_device is a setting that there is not."""
+    """The trainer of one setting. Raises SystemExit where a.env_device is a
+    setting that there is not."""
     args = pufferl.load_config(a.env)
     if a.env_device is not None and "device" in args["vec"]:
         args["vec"]["device"] = a.env_device
@@ -245,7 +255,8 @@ def measure(a):
             epochs.append((time.perf_counter() - begun) / done)
             count += done
             multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, workers, pool))
-            copied.append(math.inf if gpu else copy_speed(workers, pool))  # a GPU's floor is its products
+            # a GPU's floor is its products
+            copied.append(math.inf if gpu else copy_speed(workers, pool))
             floors.append(multiplied[-1] + least / copied[-1])
     epoch, floor = statistics.median(epochs), statistics.median(floors)
     ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))

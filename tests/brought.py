@@ -1,5 +1,5 @@
-"""Environments as people write them, for tests/bench_defaults.py and the tests of the automatic settings: no config of
-theirs lies in config/, and nothing in the trainer knows them.
+"""Environments as people write them, for tests/bench_defaults.py and the tests of the automatic
+settings: no config of theirs lies in config/, and nothing in the trainer knows them.
 
     python pufferl.py train tests/brought.py:Catch --train.total-timesteps 300_000
 """
@@ -56,7 +56,8 @@ class CatchImage(Catch):
 
 
 class PointMass(gymnasium.Env):
-    """A mass in a plane, some ten units from the origin, is pushed there; observations without bounds."""
+    """A mass in a plane, some ten units from the origin, is pushed there;
+    observations without bounds."""
 
     def __init__(self, length=100):
         self.length = length
@@ -80,7 +81,8 @@ class PointMass(gymnasium.Env):
 
 
 class Colour(gymnasium.Env):
-    """One of two colours is shown, then nothing for eight steps; +1 for naming it at the end, else -1."""
+    """One of two colours is shown, then nothing for eight steps; +1 for naming
+    it at the end, else -1."""
 
     def __init__(self, delay=8):
         self.delay = delay
@@ -105,8 +107,8 @@ class Colour(gymnasium.Env):
 
 
 class Sokoban(gymnasium.Env):
-    """A box is pushed to a goal on a 6 × 6 board of integers: 0 floor, 1 wall, 2 goal, 3 box, 4 player. +1 at the goal,
-    -0.01 a step, 40 steps."""
+    """A box is pushed to a goal on a 6 × 6 board of integers: 0 floor, 1 wall, 2 goal, 3 box, 4
+    player. +1 at the goal, -0.01 a step, 40 steps."""
 
     MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
@@ -118,7 +120,8 @@ class Sokoban(gymnasium.Env):
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         places = [(row, column) for row in range(1, 5) for column in range(1, 5)]
-        inner = [(row, column) for row in (2, 3) for column in (2, 3)]  # a box at the edge may be lost
+        # a box at the edge may be lost
+        inner = [(row, column) for row in (2, 3) for column in (2, 3)]
         self.box = inner[self.np_random.integers(4)]
         free = [place for place in places if place != self.box]
         self.goal, self.player = (free[i] for i in self.np_random.choice(len(free), 2, replace=False))
@@ -175,8 +178,8 @@ class Thousands(gymnasium.Env):
 
 
 class TicTacToe(gymnasium.Env):
-    """PettingZoo's tic-tac-toe against a player who moves at random; it begins half of the games. An illegal move
-    loses."""
+    """PettingZoo's tic-tac-toe against a player who moves at random; it begins half of the games.
+    An illegal move loses."""
 
     def __init__(self):
         from pettingzoo.classic import tictactoe_v3
@@ -211,7 +214,8 @@ class TicTacToe(gymnasium.Env):
 
 
 class Dying(pettingzoo.ParallelEnv):
-    """Four agents, the first of which leaves after each three steps; the last one ends the episode. Tell the sign."""
+    """Four agents, the first of which leaves after each three steps; the last one ends the
+    episode. Tell the sign."""
 
     metadata: ClassVar = {"name": "dying"}
     possible_agents: ClassVar = [f"agent_{i}" for i in range(4)]

@@ -1,5 +1,5 @@
-"""What all tests share. Hypothesis draws the same examples in every run, so that a change alone can turn a test red;
-`pytest --hypothesis-profile=explore` draws new ones.
+"""What all tests share. Hypothesis draws the same examples in every run, so that a change alone can
+turn a test red; `pytest --hypothesis-profile=explore` draws new ones.
 """
 
 import contextlib
@@ -117,7 +117,8 @@ def nothing_left():
         return {p.pid for p in psutil.Process().children(recursive=True) if "workers.serve" in command(p)}
 
     def others_have(name):
-        """Whether another program on this machine, which came meanwhile, has that file in its memory."""
+        """Whether another program on this machine, which came meanwhile, has
+        that file in its memory."""
         ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
         for maps in Path("/proc").glob("[0-9]*/maps"):
             with contextlib.suppress(OSError):

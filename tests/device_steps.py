@@ -1,4 +1,5 @@
-"""An environment's device form beside its C library, step by step, on a CPU; every byte must be the same.
+"""An environment's device form beside its C library, step by step, on a CPU; every
+byte must be the same.
 
     episodes = compare("breakout", steps=10_000)        # AssertionError with the first difference
     python tests/device_steps.py STEPS NAME...          # under the address sanitizer, see test_ocean_device.py
@@ -13,7 +14,8 @@ import numpy as np
 import ocean
 from ocean import device
 
-# With products and sums apart, as OPTIONS say for the GPU. The C library of every day may join them.
+# With products and sums apart, as OPTIONS say for the GPU. The C library of
+# every day may join them.
 FLAGS = ("-ffp-contract=off",)
 NAMES = ("observations", "actions", "rewards", "terminals", "truncations", "final_observations", "valid",
          "action_masks")

@@ -1,8 +1,9 @@
-"""Stands in for `pufferl.py train` where a sweep itself is tested: same files, same signals, no training.
+"""Stands in for `pufferl.py train` where a sweep itself is tested: same files,
+same signals, no training.
 
-The score rises along the schedule towards 1 - log10(learning_rate / 0.01)² / 4, the clock runs as if 1,000 steps took
-a second. FAKE_SECONDS is how long it really takes. A learning rate above 0.1 fails with a FloatingPointError; one below
-0.0002 runs out of memory, one below 0.00002 is killed.
+The score rises along the schedule towards 1 - log10(learning_rate / 0.01)² / 4, the clock runs as
+if 1,000 steps took a second. FAKE_SECONDS is how long it really takes. A learning rate above 0.1
+fails with a FloatingPointError; one below 0.0002 runs out of memory, one below 0.00002 is killed.
 """
 
 import json

@@ -4,9 +4,10 @@
     python tests/fuzz.py --cases 1000 --seed 3        # a thousand
     python tests/fuzz.py --seed 3 --only 17           # one of them again, with its output
 
-A case is right if it ends by itself with 0, or with 1 or 2 and one to eight lines on the error stream; with no
-traceback, no process left behind and no file harmed. Each runs in a process that is forked from one that has imported
-everything, with 6 GB of memory at most; one in fifty is typed as a command. COUNTS are left out.
+A case is right if it ends by itself with 0, or with 1 or 2 and one to eight lines on the error
+stream; with no traceback, no process left behind and no file harmed. Each runs in a process that is
+forked from one that has imported everything, with 6 GB of memory at most; one in fifty is typed as
+a command. COUNTS are left out.
 """
 
 import argparse
@@ -72,8 +73,9 @@ TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b
 FLAGS = ["True", "False", "1", "0", "2", "none", "auto", "", "yes"]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is made up: each returns (name, function to run in a process of its own, files that must stay as they are)
+# --------------------------------------------------------------------------------------------------
+# What is made up: each returns (name, function to run in a process of its own, files that
+# must stay as they are)
 
 
 def value_for(kind, draw):
@@ -357,7 +359,7 @@ KINDS = {"command line": (command_line, 4), "ini": (ini_file, 2), "checkpoint": 
          "environment": (environment, 2), "in C": (in_c, 4), "messages": (messages, 0.2)}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # How a case runs, and what is wrong with how it ended
 
 
@@ -518,7 +520,8 @@ def whole_run(folder):
 
 
 def fuzz(cases=10**9, seconds=math.inf, seed=0, only=None, environments=None, show=True, **options):
-    """Run cases until one of both is used up; returns ({kind: Counter of exits}, [(number, kind, name, wrong)])."""
+    """Run cases until one of both is used up; returns ({kind: Counter of exits},
+    [(number, kind, name, wrong)])."""
     counts, faults, begun = collections.defaultdict(collections.Counter), [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-base-") as folder:
         base = whole_run(folder)

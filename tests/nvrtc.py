@@ -27,8 +27,8 @@ def library():
 
 
 def compile(source, name="kernel.cu", arch="sm_90", options=(), headers=None):
-    """The PTX of `source`, text, for one generation of GPUs (sm_80: compute_80). headers: {name to include: text}.
-    Raises RuntimeError with the compiler's log if it does not compile."""
+    """The PTX of `source`, text, for one generation of GPUs (sm_80: compute_80). headers: {name to
+    include: text}. Raises RuntimeError with the compiler's log if it does not compile."""
     nvrtc, headers = library(), headers or {}
     if nvrtc is None:
         raise RuntimeError("there is no libnvrtc here: pip install -r requirements-test.txt")

@@ -1,4 +1,5 @@
-"""What the tests of the environments share: a vector of one kind between guard zones, and the settings to try."""
+"""What the tests of the environments share: a vector of one kind between guard zones,
+and the settings to try."""
 
 import itertools
 import os
@@ -12,7 +13,8 @@ import ocean
 
 ROOT = Path(__file__).resolve().parent.parent
 GUARD = 64  # bytes before and after each buffer that must stay as they are
-# Settings that end episodes soon enough for a short test, and those that change what agents see or do.
+# Settings that end episodes soon enough for a short test, and those that change
+# what agents see or do.
 SHORT = {
     "freeway": {"seconds": 20.0},
     "enduro": {"day": 20.0, "first_day": 1},
@@ -115,7 +117,8 @@ class Vector:
             array.view(np.uint8)[...] = byte
 
     def random_actions(self, rng):
-        """Legal nine times in ten, where the environment says which ones are; boxes are overdone at times."""
+        """Legal nine times in ten, where the environment says which ones are; boxes
+        are overdone at times."""
         if not self.envs.action_heads:
             self.actions[:] = rng.uniform(-1.2, 1.2, self.actions.shape)
             return

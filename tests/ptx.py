@@ -1,16 +1,18 @@
-"""What a GPU would run, run on a CPU: a driver that numba-cuda has compiled to PTX, translated to C, one thread after
-another.
+"""What a GPU would run, run on a CPU: a driver that numba-cuda has compiled to PTX, translated to
+C, one thread after another.
 
     launch = Launcher()                                 # in the place of arena._launch
     launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU
     launch.counts                                       # driver -> instructions executed a thread, of its last launch
 
-numba's simulator runs the Python source, so it cannot find what the compiler does to it; this can (docs/LOG.md). It
-also finds what compute-sanitizer looks for: AssertionError for an access outside of the arrays that were handed over,
-and for memory that one thread writes and another one reads or writes otherwise.
+numba's simulator runs the Python source, so it cannot find what the compiler does to it; this can
+(docs/LOG.md). It also finds what compute-sanitizer looks for: AssertionError for an access
+outside of the arrays that were handed over, and for memory that one thread writes and another one
+reads or writes otherwise.
 
-The translation knows the instructions that these kernels are made of, after the PTX ISA (docs.nvidia.com/cuda/
-parallel-thread-execution), and raises NotImplementedError for any other. Approximate instructions are exact here.
+The translation knows the instructions that these kernels are made of, after the PTX ISA
+(docs.nvidia.com/cuda/ parallel-thread-execution), and raises NotImplementedError for any other.
+Approximate instructions are exact here.
 """
 
 import ctypes
@@ -116,7 +118,8 @@ def place(text):
 
 
 def cast(kind, text):
-    """An operand as a number of this type: registers hold bits, and whether they are signed the instruction says."""
+    """An operand as a number of this type: registers hold bits, and whether they are
+    signed the instruction says."""
     return f"({C_TYPES[kind]})({operand(text)})"
 
 
@@ -226,7 +229,8 @@ def instruction(text):
 
 
 def function(header, body):
-    """A .func or .entry as a C function: `kernel` for the entry, which takes its parameters' 8 bytes each."""
+    """A .func or .entry as a C function: `kernel` for the entry, which takes its
+    parameters' 8 bytes each."""
     entry = ".entry" in header
     names = re.findall(r"\.param \.\w+ (\w+)(?=[,\s)]*(?:\.param|\)|$))", header.partition("(")[2] if entry else header)
     lines = []
@@ -299,7 +303,8 @@ class Launcher:
         from numba import cuda
         from numba.cuda import dispatcher
 
-        before = dispatcher.get_current_device  # a function that is not inlined asks the GPU what to compile for
+        # a function that is not inlined asks the GPU what to compile for
+        before = dispatcher.get_current_device
         dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=self.capability)
         try:
             return cuda.compile(arena.cuda_kernel(driver), (numba.int64, numba.typeof(arguments)),

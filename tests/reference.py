@@ -1,11 +1,13 @@
 """The mathematics of the trainer, written out once more: slow, plain, float64.
 
-Every kernel is held to this file. Nothing here is fast and nothing here is shared with the kernels, so that an error
-in one cannot hide in the other. One function a formula; gradients come from autograd alone.
+Every kernel is held to this file. Nothing here is fast and nothing here is shared with the
+kernels, so that an error in one cannot hide in the other. One function a formula; gradients
+come from autograd alone.
 
-Letters: T horizon, N agents, M segments of a minibatch, H hidden channels, L layers, A action logits or dimensions.
-Everything is time-major, `(T, N, ...)`. Numbers are float64 tensors; flags (`terminals`, `truncations`, `resets`,
-`valid`, `mask`) may be of any dtype and mean "nonzero". Every number must be finite, at invalid steps too.
+Letters: T horizon, N agents, M segments of a minibatch, H hidden channels, L layers, A action
+logits or dimensions. Everything is time-major, `(T, N, ...)`. Numbers are float64 tensors; flags
+(`terminals`, `truncations`, `resets`, `valid`, `mask`) may be of any dtype and mean "nonzero".
+Every number must be finite, at invalid steps too.
 """
 
 import math
@@ -14,8 +16,9 @@ import torch
 
 LOG_RATIO_LIMIT = 20.0
 
-# Newton-Schulz (a, b, c), one row a step: the schedule of the design, in place of Jordan's fixed (3.4445, -4.7750,
-# 2.0315). It takes every singular value of 0.01 and more (of a Frobenius norm of 1) into 0.97 .. 1.04.
+# Newton-Schulz (a, b, c), one row a step: the schedule of the design, in place of Jordan's fixed
+# (3.4445, -4.7750, 2.0315). It takes every singular value of 0.01 and more (of a Frobenius norm of
+# 1) into 0.97 .. 1.04.
 NEWTON_SCHULZ = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
@@ -24,7 +27,8 @@ NEWTON_SCHULZ = (
     (2.8366, -3.0525, 1.2012),
 )
 
-# Philox 4x32, 10 rounds: (counter, key, output) from tests/kat_vectors of Random123 (D. E. Shaw Research).
+# Philox 4x32, 10 rounds: (counter, key, output) from tests/kat_vectors of Random123
+# (D. E. Shaw Research).
 PHILOX_KNOWN_ANSWERS = (
     (
         (0x00000000, 0x00000000, 0x00000000, 0x00000000),
@@ -45,7 +49,8 @@ PHILOX_KNOWN_ANSWERS = (
 
 
 def philox4x32(counter, key, rounds=10):
-    """Four random 32-bit words from a counter of four words and a key of two: Python ints in, a tuple of ints out.
+    """Four random 32-bit words from a counter of four words and a key of two: Python ints in, a
+    tuple of ints out.
 
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
     """
@@ -65,18 +70,19 @@ def advantage(
 ):
     """Generalised advantage estimate with V-trace weights: (T, N).
 
-    values (T+1, N); rewards, terminals, truncations, bootstraps, ratios (T, N); valid (T+1, N) or (T, N): a row T is
-    not looked at, the last row of values always bootstraps.
+    values (T+1, N); rewards, terminals, truncations, bootstraps, ratios (T, N); valid (T+1, N) or
+    (T, N): a row T is not looked at, the last row of values always bootstraps.
 
         rho_t = min(ratio_t, rho_clip)    c_t = min(ratio_t, c_clip)    n_t = 1 - done_t
         delta_t = rho_t (r_t + gamma (n_t V_{t+1} + bootstraps_t) - V_t)
         A_t = delta_t + gamma lam c_t n_t A_{t+1}
 
-    An invalid step has A = 0 and hands the pair (A_{t+1}, V_{t+1}) that it got to the step before it, unchanged; if it
-    is done, it hands over (0, 0). So V_{t+1} and A_{t+1} of a valid step are those of the next valid step.
+    An invalid step has A = 0 and hands the pair (A_{t+1}, V_{t+1}) that it got to the step before
+    it, unchanged; if it is done, it hands over (0, 0). So V_{t+1} and A_{t+1} of a valid step are
+    those of the next valid step.
 
-    Source: Schulman et al. 2016 (GAE, equation 16), which it is where rho = c = 1; Espeholt et al. 2018 (V-trace): A is
-    vs - V of equation 1 with c_t = lambda min(ratio_t, c_clip) as in remark 2.
+    Source: Schulman et al. 2016 (GAE, equation 16), which it is where rho = c = 1; Espeholt et al.
+    2018 (V-trace): A is vs - V of equation 1 with c_t = lambda min(ratio_t, c_clip) as in remark 2.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(values[0])
@@ -96,7 +102,8 @@ def advantage(
 
 
 def priorities(advantages, valid, alpha):
-    """Probability of each segment to be drawn: (N,), sums to 1, exactly 0 for a segment with no valid step.
+    """Probability of each segment to be drawn: (N,), sums to 1, exactly 0 for a
+    segment with no valid step.
 
     advantages (T, N); valid (T, N) or (T+1, N), rows from T on are not looked at.
 
@@ -112,7 +119,8 @@ def priorities(advantages, valid, alpha):
 
 
 def importance_weights(p, beta):
-    """w_n = (N p_n)^(-beta), not divided by its maximum: (N,). N counts all segments; 0 where p_n = 0 (never drawn).
+    """w_n = (N p_n)^(-beta), not divided by its maximum: (N,). N counts all segments; 0 where
+    p_n = 0 (never drawn).
 
     Source: Schaul et al. 2016 (PER, section 3.4).
     """
@@ -120,10 +128,11 @@ def importance_weights(p, beta):
 
 
 def draw(p, u):
-    """Segment indices by inverse CDF: the first n with p_0 + ... + p_n > u * sum(p). p (N,), u in [0, 1) of any shape.
+    """Segment indices by inverse CDF: the first n with p_0 + ... + p_n > u * sum(p). p (N,), u in
+    [0, 1) of any shape.
 
-    Never a segment with p = 0. Clamped into 0..N-1, so that a NaN gives a legal index. Kernels that sum in another
-    order may differ where u lies within rounding (1e-12) of a step of the CDF.
+    Never a segment with p = 0. Clamped into 0..N-1, so that a NaN gives a legal index. Kernels that
+    sum in another order may differ where u lies within rounding (1e-12) of a step of the CDF.
     """
     cdf = p.cumsum(0)
     possible = (p > 0).nonzero()
@@ -134,8 +143,8 @@ def draw(p, u):
 def mingru_layer(x, hgp, state, resets, valid):
     """MinGRU with a highway gate: out (T, M, H) and the state after each step (T, M, H).
 
-    x (T, M, H) the layer's input; hgp (T, M, 3H) its linear map in the order h, g, p; state (M, H) before step 0;
-    resets, valid (T, M).
+    x (T, M, H) the layer's input; hgp (T, M, 3H) its linear map in the order h, g, p; state (M, H)
+    before step 0; resets, valid (T, M).
 
         z = sigmoid(g)        h~ = h + 1/2 if h >= 0 else sigmoid(h)
         s_t = (1 - z) s_{t-1} (1 - reset_t) + z h~
@@ -143,8 +152,8 @@ def mingru_layer(x, hgp, state, resets, valid):
 
     An invalid step takes in nothing: s_t = s_{t-1} (1 - reset_t), and out by the same formula.
 
-    Source: Feng et al. 2024 ("Were RNNs all we needed?", minGRU, with h~ as in the log-space form of appendix B);
-    Srivastava et al. 2015 (highway networks, equation 3).
+    Source: Feng et al. 2024 ("Were RNNs all we needed?", minGRU, with h~ as in the log-space form
+    of appendix B); Srivastava et al. 2015 (highway networks, equation 3).
     """
     h, g, p = hgp.chunk(3, dim=-1)
     z = torch.sigmoid(g)
@@ -162,11 +171,13 @@ def mingru_layer(x, hgp, state, resets, valid):
 
 
 def policy_forward(params, observations, state, resets, valid):
-    """The default network over whole segments: logits or mean (T, M, A), value (T, M), state after the last step.
+    """The default network over whole segments: logits or mean (T, M, A), value (T, M),
+    state after the last step.
 
-    params: dict of "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" and "layer_biases" (lists of L,
-    (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last row is the value, and for
-    continuous actions "log_std" (A,), not used here. observations (T, M, D), state (L, M, H), resets and valid (T, M).
+    params: dict of "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" and "layer_biases"
+    (lists of L, (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last
+    row is the value, and for continuous actions "log_std" (A,), not used here. observations (T, M,
+    D), state (L, M, H), resets and valid (T, M).
     """
     x = observations.double() @ params["encoder_weight"].T + params["encoder_bias"]
     final = []
@@ -178,7 +189,8 @@ def policy_forward(params, observations, state, resets, valid):
 
 
 def parameter_list(params):
-    """The tensors of a params dict in one order: encoder, layers' weights, layers' biases, decoder, log_std."""
+    """The tensors of a params dict in one order: encoder, layers' weights, layers'
+    biases, decoder, log_std."""
     names = ("decoder_weight", "decoder_bias") + (("log_std",) if "log_std" in params else ())
     layers = [*params["layer_weights"], *params["layer_biases"]]
     return [params["encoder_weight"], params["encoder_bias"], *layers, *(params[n] for n in names)]
@@ -201,8 +213,8 @@ def parameter_dict(tensors, layers):
 def log_softmax_heads(logits, heads, mask=None):
     """Log-probabilities of every action of every head, side by side: (..., sum(heads)).
 
-    logits and mask (..., sum(heads)); heads: a list of sizes. An action with mask 0 has log-probability -inf, which is
-    probability 0; each head needs one action that is allowed.
+    logits and mask (..., sum(heads)); heads: a list of sizes. An action with mask 0 has
+    log-probability -inf, which is probability 0; each head needs one action that is allowed.
     """
     if mask is not None:
         logits = logits.masked_fill(mask == 0, -math.inf)
@@ -210,15 +222,18 @@ def log_softmax_heads(logits, heads, mask=None):
 
 
 def discrete_logprob_entropy(logits, actions, heads, mask=None):
-    """Joint log-probability of the actions and joint entropy, each (...): both are sums over independent heads.
+    """Joint log-probability of the actions and joint entropy, each (...): both are sums over
+    independent heads.
 
-    logits and mask (..., sum(heads)); actions (..., len(heads)), integers. A masked action adds nothing to the entropy.
+    logits and mask (..., sum(heads)); actions (..., len(heads)), integers. A masked action adds
+    nothing to the entropy.
     """
     logp = log_softmax_heads(logits, heads, mask)
     chosen = [
         head.gather(-1, actions[..., i, None].long())[..., 0] for i, head in enumerate(logp.split(list(heads), dim=-1))
     ]
-    p_logp = logp.exp() * (logp if mask is None else logp.masked_fill(mask == 0, 0.0))  # 0 log 0 = 0
+    # 0 log 0 = 0
+    p_logp = logp.exp() * (logp if mask is None else logp.masked_fill(mask == 0, 0.0))
     return torch.stack(chosen).sum(0), -p_logp.sum(-1)
 
 
@@ -235,11 +250,12 @@ def gaussian_logprob_entropy(mean, log_std, actions):
 
 
 def squashed_logprob_entropy(mean, log_std, samples, squash):
-    """Joint log-density and entropy, each (...), of a = middle + half tanh(u) with u from a diagonal Gaussian.
+    """Joint log-density and entropy, each (...), of a = middle + half tanh(u) with u from a
+    diagonal Gaussian.
 
-    mean and samples u (..., A); log_std (A,); squash (3, A): middle, half and log half. The entropy, for which there is
-    no formula, is that of the Gaussian plus log da/du at these u = mean + std z, where z has no gradient.
-    Source: Haarnoja et al. 2018 (SAC), appendix C.
+    mean and samples u (..., A); log_std (A,); squash (3, A): middle, half and log half. The
+    entropy, for which there is no formula, is that of the Gaussian plus log da/du at these u = mean
+    + std z, where z has no gradient. Source: Haarnoja et al. 2018 (SAC), appendix C.
     """
     transforms = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(squash[0], squash[1])]
     normal = torch.distributions.Normal(mean, log_std.exp().expand_as(mean))
@@ -336,7 +352,8 @@ def ppo_loss(
 
 
 def newton_schulz(matrix):
-    """A matrix (rows, cols) of the same singular vectors with singular values near 1; zeros give zeros.
+    """A matrix (rows, cols) of the same singular vectors with singular values
+    near 1; zeros give zeros.
 
         X = G / (|G|_F + 1e-7), transposed while it is worked on if rows > cols
         five times, with that step's (a, b, c):  S = X X^T,  X <- (a I + b S + c S^2) X
@@ -353,7 +370,8 @@ def newton_schulz(matrix):
 
 
 def clip_gradients(grads, max_norm):
-    """The gradients times min(1, max_norm / (norm + 1e-6)), and the norm of all of them together before that.
+    """The gradients times min(1, max_norm / (norm + 1e-6)), and the norm of all of
+    them together before that.
 
     Source: Pascanu et al. 2013, as torch.nn.utils.clip_grad_norm_ does it.
     """
@@ -363,7 +381,8 @@ def clip_gradients(grads, max_norm):
 
 
 def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm):
-    """One step of Muon: lists of new params and new momenta. The three lists given go together and are not changed.
+    """One step of Muon: lists of new params and new momenta. The three lists given go
+    together and are not changed.
 
         g clipped to the global norm        m <- momentum m + g        u = g + momentum m
         of two and more dimensions: u as (first, rest) <- newton_schulz(u) sqrt(max(1, rows / cols));  else u as it is
@@ -388,7 +407,8 @@ def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm)
 
 
 def cosine_lr(step, total, lr, min_ratio):
-    """Learning rate after step of total: lr at 0, lr * min_ratio at total and beyond, half a cosine between.
+    """Learning rate after step of total: lr at 0, lr * min_ratio at total and beyond,
+    half a cosine between.
 
     Source: Loshchilov & Hutter 2017 (SGDR, equation 5, without restarts).
     """

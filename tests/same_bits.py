@@ -1,11 +1,13 @@
-"""Whether the tree trains to the same bits as a commit: run it after every step of a change that should not matter.
+"""Whether the tree trains to the same bits as a commit: run it after every step of a change that
+should not matter.
 
     python tests/same_bits.py                    # beside HEAD
     python tests/same_bits.py v1.2 --only masks  # beside another commit, one kind of run
 
-Each kind of run trains three epochs from the command line, in a clone of the commit and in this tree, on this machine,
-and the weights and the states at the end are compared bit for bit. The clone is kept in the folder for
-temporary files, with what was compiled in it. Ends with 1 if anything differs.
+Each kind of run trains three epochs from the command line, in a clone of the commit and in
+this tree, on this machine, and the weights and the states at the end are compared bit for
+bit. The clone is kept in the folder for temporary files, with what was compiled in it. Ends
+with 1 if anything differs.
 """
 
 import argparse
@@ -84,7 +86,8 @@ def digest(value, found=None):
 
 
 def bits(root, kind):
-    """Hashes of what a kind of run leaves: (weights, the optimizer's, the statistics' and the environments' state)."""
+    """Hashes of what a kind of run leaves: (weights, the optimizer's, the statistics' and the
+    environments' state)."""
     name, options = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "net.py").write_text(NET)
@@ -95,7 +98,8 @@ def bits(root, kind):
         else:
             run = train(root, name, options, folder, 3)
         state = torch.load(run / "trainer_state.pt", weights_only=True)
-        environments = state["environments"][32:]  # behind the name of the library, which tells folders apart
+        # behind the name of the library, which tells folders apart
+        environments = state["environments"][32:]
         return digest(state["model"]), digest([state["tensors"], state["adam"], environments])
 
 

@@ -1,4 +1,5 @@
-"""One rank of test_scale.py's fast tests: python tests/scale_rank.py FOLDER; what it saw goes to FOLDER/rank{R}.pt."""
+"""One rank of test_scale.py's fast tests: python tests/scale_rank.py FOLDER; what it saw goes to
+FOLDER/rank{R}.pt."""
 
 import sys
 from pathlib import Path
@@ -40,7 +41,8 @@ def make_trainer(case, num_envs, folder, **settings):
 
 
 def learn_from_given_segments(trainer, members):
-    """One minibatch of fixed draws of these ranks (of all of them in one process): its gradient and statistics."""
+    """One minibatch of fixed draws of these ranks (of all of them in one process): its
+    gradient and statistics."""
     found, agents = {}, trainer.num_agents // len(members)
     generators = [np.random.default_rng(rank) for rank in members]
     index = [np.sort(generator.integers(0, agents, DRAWN)) + i * agents for i, generator in enumerate(generators)]
@@ -99,7 +101,8 @@ def main(folder):
         trainer = make_trainer(case, num_envs, folder)
         weights = trainer.arena.flat("weights").clone()
         trainer.evaluate()
-        if case == "dead agents":  # many more on one rank than on the other: the mean is over all that live
+        # many more on one rank than on the other: the mean is over all that live
+        if case == "dead agents":
             trainer.storage["valid"][2:, : 10 * group.rank + 1] = 0
         arrays, state = keep(trainer)
         seen[case] = {"weights": weights, "arrays": arrays, "state": state,

@@ -35,12 +35,13 @@ def env_of(space, action=None):
                            single_action_space=action or spaces.Discrete(3))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The rules
 
 
 def test_the_shipped_configs_resolve_to_what_they_did():
-    """tests/shipped_settings.json was written before the defaults became automatic; a new setting is off in all."""
+    """tests/shipped_settings.json was written before the defaults became automatic; a new
+    setting is off in all."""
     shipped = json.loads(Path(__file__).with_name("shipped_settings.json").read_text())
     found = {path.stem for path in (ROOT / "config").glob("*.ini")} - {"default"}
     assert set(shipped) <= found
@@ -150,7 +151,7 @@ def test_environments_in_python_are_few_so_that_rollouts_are_long(name, steps, e
     assert pufferl.load_config(name, ["--vec.num-envs", "3"])["vec"]["num_envs"] == 3
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Normalisation
 
 
@@ -175,7 +176,8 @@ def test_normalised_observations_are_clipped_deviations():
     normalizer, rows = models.Normalizer(2), torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     normalizer.merge([normalizer.moments(rows, torch.ones(2, dtype=torch.uint8))])
     torch.testing.assert_close(normalizer(rows), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
-    assert normalizer(torch.tensor([[2.0, 6.0]])).tolist() == [[0.0, 10.0]]  # a number that never moved until now
+    # a number that never moved until now
+    assert normalizer(torch.tensor([[2.0, 6.0]])).tolist() == [[0.0, 10.0]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -282,7 +284,7 @@ int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
     torch.testing.assert_close(torch.tensor([float(x) for x in out.split()]).view(5, 4), expected, atol=1e-4, rtol=1e-4)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Networks
 
 
@@ -405,7 +407,8 @@ def test_an_edit_of_a_plain_network_is_what_runs():
 
 def test_an_error_about_shapes_says_which_form_was_given():
     class Timeless(Plain):
-        def forward(self, observations, state):  # takes a state, so that it is given time, and then a batch
+        # takes a state, so that it is given time, and then a batch
+        def forward(self, observations, state):
             hidden = self.body(observations.reshape(len(observations), 5))
             return self.logits(hidden), self.value(hidden)
 
@@ -449,7 +452,7 @@ def test_target_kl_moves_the_learning_rate_towards_it():
         trainer.release()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What a reading found
 
 

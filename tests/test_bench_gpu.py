@@ -1,4 +1,5 @@
-"""make gpu without a GPU: the runner and the report by steps that stand in, and what it says where there is no GPU."""
+"""make gpu without a GPU: the runner and the report by steps that stand in, and what it says
+where there is no GPU."""
 
 import contextlib
 import json

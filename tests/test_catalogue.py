@@ -24,7 +24,8 @@ def test_every_environment_has_a_line_of_its_own():
 
 
 def test_the_settings_of_an_ini_count():
-    """tetris.ini plays an action a piece, so that it has 41 actions and not the header's 8; drone_race is drone's."""
+    """tetris.ini plays an action a piece, so that it has 41 actions and not the header's 8;
+    drone_race is drone's."""
     race = catalogue.look("drone_race")
     assert race.agents == 8 and race.does == "4 numbers" and race.solved.score == 6 and not race.ships
     squared = catalogue.look("squared")

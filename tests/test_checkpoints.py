@@ -1,4 +1,5 @@
-"""Checkpoints: what is damaged, forged or something else is refused in one line; what loads elsewhere loads here."""
+"""Checkpoints: what is damaged, forged or something else is refused in one line; what loads
+elsewhere loads here."""
 
 import collections
 import json
@@ -72,7 +73,8 @@ def refused(trainer, path, message):
     assert callable(trainer.train)
 
 
-# -- damaged ----------------------------------------------------------------------------------------------------------
+# -- damaged
+# ----------------------------------------------------------------------------------------------------------
 
 
 def cut(share):
@@ -179,7 +181,8 @@ def test_every_byte_that_is_read_has_a_checksum(folder):
     assert found > 100
 
 
-# -- forged -----------------------------------------------------------------------------------------------------------
+# -- forged
+# -----------------------------------------------------------------------------------------------------------
 
 
 def with_(path, **changes):
@@ -353,7 +356,8 @@ def test_a_damaged_policy_that_ships_is_one_line(tmp_path, monkeypatch):
             configuration.read_baseline("squared")
 
 
-# -- what loads -------------------------------------------------------------------------------------------------------
+# -- what loads
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_state_dicts_of_others_load(folder, tmp_path):

@@ -1,4 +1,5 @@
-"""CleanRL's form over our policies: the same numbers as the policies' own, and the recipe's loop learns."""
+"""CleanRL's form over our policies: the same numbers as the policies' own, and
+the recipe's loop learns."""
 
 import re
 from pathlib import Path

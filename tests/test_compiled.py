@@ -1,4 +1,5 @@
-"""The matrix products of the default policy against float64, whatever the shapes, and how few calls a minibatch is.
+"""The matrix products of the default policy against float64, whatever the shapes, and how
+few calls a minibatch is.
 
     python -m pytest tests/test_compiled.py -k accumulate
 """
@@ -79,8 +80,8 @@ TILES = {  # what the same text is compiled for: (compiler, flags, what runs it)
 
 @pytest.mark.parametrize("target", TILES)
 def test_tile_on_every_processor(tmp_path, target):
-    """tile.c beside plain loops in double precision, at awkward sizes. Debian's gcc-aarch64-linux-gnu and
-    qemu-user-static stand for a processor with NEON."""
+    """tile.c beside plain loops in double precision, at awkward sizes. Debian's
+    gcc-aarch64-linux-gnu and qemu-user-static stand for a processor with NEON."""
     compiler, flags, runner = TILES[target]
     missing = [tool for tool in (compiler, *runner) if not shutil.which(tool)]
     if missing:
@@ -147,7 +148,8 @@ def test_add_rows(rows, columns):
 
 @PRECISIONS
 def test_any_split_gives_the_same_bits(half):
-    """Rows do not depend on how many there are beside them: a rollout's buffers may be of any size."""
+    """Rows do not depend on how many there are beside them: a rollout's
+    buffers may be of any size."""
     x, weight, bias = numbers(0, 300, 70), packed(numbers(2, 70, 130), half), numbers(3, 130)
     results = []
     for pieces in (1, 2, 5, 300):
@@ -180,7 +182,8 @@ def python_calls(segments, minibatch):
     settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9, "replay_ratio": 4,
                 "learning_rate": 0.01, "total_timesteps": 10**7}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 16))
-    trainer.engine.in_parallel = lambda function, workers: [function(worker) for worker in workers]  # to be counted
+    # to be counted
+    trainer.engine.in_parallel = lambda function, workers: [function(worker) for worker in workers]
     for _ in range(2):
         trainer.evaluate()
         trainer.train()
@@ -198,7 +201,8 @@ def python_calls(segments, minibatch):
 
 
 def test_a_minibatch_is_few_calls():
-    """However large it is: no Python goes between its segments. Most of them check the arguments of kernels."""
+    """However large it is: no Python goes between its segments. Most of them check
+    the arguments of kernels."""
     small, large = python_calls(64, 128), python_calls(256, 2048)
     assert small == large < 180
 

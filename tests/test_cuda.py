@@ -1,5 +1,6 @@
-"""The kernels of a GPU, through the tests of the CPU's: on a GPU, or without one. Then numba's drivers run in its
-simulator and, as a GPU's compiler leaves them, through tests/ptx.py; CUDA C++ runs behind tests/cuda_shim.h.
+"""The kernels of a GPU, through the tests of the CPU's: on a GPU, or without one. Then numba's
+drivers run in its simulator and, as a GPU's compiler leaves them, through tests/ptx.py; CUDA C++
+runs behind tests/cuda_shim.h.
 
     NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 python -m pytest tests/test_cuda.py -m cudasim
     python -m pytest tests/test_cuda.py -m gpu
@@ -89,13 +90,14 @@ for name in (
 ):
     globals()[f"test_{name}"] = borrowed(name)
 
-# Too large for the simulator; on a GPU these are for tests/bench_kernels.py and the tests of the trainer.
+# Too large for the simulator; on a GPU these are for tests/bench_kernels.py and
+# the tests of the trainer.
 for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", "nan_moments_norm_and_muon"):
     if not arena.SIMULATOR:
         globals()[f"test_{name}"] = borrowed(name, ["ptx"])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # PTX, for machines without a GPU
 
 SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu", "_gather_cuda",

@@ -1,4 +1,5 @@
-"""The house: layers without circles, files and functions of a readable size, pages that name what is there."""
+"""The house: layers without circles, files and functions of a readable size, pages
+that name what is there."""
 
 import ast
 import functools
@@ -100,7 +101,8 @@ PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md",
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_links_to_what_is_there(page):
-    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)  # code has brackets of its own
+    # code has brackets of its own
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
     for link in re.findall(r"\]\(([^)#]+)", text):
         if "://" not in link:
             assert ((ROOT / page).parent / link).exists(), f"{page}: {link}"

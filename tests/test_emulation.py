@@ -28,7 +28,7 @@ from emulation import (
     wrap,
 )
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Spaces
 
 BOX_DTYPES = [
@@ -184,12 +184,13 @@ def test_an_observation_space_that_cannot_be():
         FlatObservation(spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Gymnasium
 
 
 class Nested(gymnasium.Env):
-    """Structured observations and actions; rewards 1, truncated after `limit` steps, terminated at `end`."""
+    """Structured observations and actions; rewards 1, truncated after `limit`
+    steps, terminated at `end`."""
 
     observation_space = spaces.Dict(
         {
@@ -253,7 +254,8 @@ def test_obs_dtype_views_what_reset_and_step_return():
 
 
 def drive(env, steps, action=0):
-    """Step a wrapped environment as a vectorizer does; a list of copies of its row, with its infos, a step."""
+    """Step a wrapped environment as a vectorizer does; a list of copies of its row,
+    with its infos, a step."""
     env = wrap(env)
     rows = new_rows(env, emulation.slots(env))
     view, history = env.views(rows, 0), []
@@ -444,7 +446,7 @@ def test_wrap_names_what_it_cannot_take():
         wrap(3)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Gymnasium's vector environments, in their three autoreset modes
 
 
@@ -507,12 +509,13 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     assert len(infos) == (5 if mode == gymnasium.vector.AutoresetMode.NEXT_STEP else 6)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # PettingZoo
 
 
 class Leavers:
-    """Agent i leaves after i + 2 steps, the last one by truncation; observations are the step's number."""
+    """Agent i leaves after i + 2 steps, the last one by truncation; observations
+    are the step's number."""
 
     render_mode = None
 
@@ -682,7 +685,7 @@ def test_turn_based_games_are_converted():
     assert ends and all(5 <= info["episode_length"] <= 9 and info["episode_return"] == 0 for info in ends)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # PufferEnv
 
 
@@ -718,7 +721,8 @@ def test_a_puffer_env_works_alone_and_in_anothers_memory():
 
 
 class Keeps(PufferEnv):
-    """PufferLib's manner with C code: it gets the arrays once, and writes and reads there for ever."""
+    """PufferLib's manner with C code: it gets the arrays once, and writes
+    and reads there for ever."""
 
     def __init__(self, num_agents=2, buf=None, seed=0, late=False):
         self.single_observation_space = spaces.Box(0, 255, (3,), np.uint8)
@@ -814,7 +818,7 @@ def test_a_puffer_env_says_what_it_lacks(name):
         Lacking()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The network that reads structured observations
 
 

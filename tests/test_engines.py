@@ -1,4 +1,5 @@
-"""Engines: the fast ones compute what the network does, and whatever somebody changes is what runs."""
+"""Engines: the fast ones compute what the network does, and whatever
+somebody changes is what runs."""
 
 import shutil
 import subprocess
@@ -230,8 +231,8 @@ class Own(torch.optim.Adam):
 @pytest.mark.parametrize("optimizer", ["muon", "adam", "own.py:Own"])
 @pytest.mark.parametrize("kind", [models.MinGRUPolicy, Tripled, Lstm])
 def test_what_is_frozen_stays(kind, optimizer, tmp_path):
-    """Bit for bit, from the start, in the middle of a run (with momentum), and in a resumed one; the rest is trained
-    as if nothing else were there."""
+    """Bit for bit, from the start, in the middle of a run (with momentum), and in a resumed one;
+    the rest is trained as if nothing else were there."""
     (tmp_path / "own.py").write_text(OWN_ADAM)
     settings = {"kind": kind, "optimizer": optimizer.replace("own.py", f"{tmp_path}/own.py"), "weight_decay": 0.1}
     trainer = make_trainer(lambda policy: part_of(policy).requires_grad_(False), **settings)
@@ -336,7 +337,8 @@ def test_an_engine_that_cannot_run_this_is_refused(settings, text):
 
 
 def test_a_minibatch_goes_through_in_parts_of_equal_size(monkeypatch):
-    """They add up to the whole minibatch; a batch norm gets all of it, and so does who asks for it."""
+    """They add up to the whole minibatch; a batch norm gets all of it, and
+    so does who asks for it."""
     whole = learn(make_trainer(engine="autograd"))
     monkeypatch.setattr(engines, "PASS", 3 * 8 * 48)  # three segments; hgp is 48 wide
     trainer = make_trainer(engine="autograd")
@@ -376,7 +378,8 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
 
 
 def test_a_loss_term_of_ones_own_sees_the_samples_that_a_tanh_squashes():
-    """So that what it makes of them by the network's Normal are the log-probabilities that it is given."""
+    """So that what it makes of them by the network's Normal are the
+    log-probabilities that it is given."""
     seen = []
 
     def extra(minibatch):

@@ -1,4 +1,5 @@
-"""Families without Gymnasium ids: each that is installed runs, repeats its episodes and keeps to its spaces."""
+"""Families without Gymnasium ids: each that is installed runs, repeats its episodes
+and keeps to its spaces."""
 
 import contextlib
 import importlib.util
@@ -19,7 +20,8 @@ import vector
 ROOT = Path(__file__).resolve().parent.parent
 # name, its package, settings, whether a seed repeats the episodes
 FAMILIES = [
-    ("crafter/reward", "crafter", {"length": 30}, False),  # its creatures come in the order of their addresses
+    # its creatures come in the order of their addresses
+    ("crafter/reward", "crafter", {"length": 30}, False),
     ("procgen/coinrun", "procgen", {"num_envs": 2}, True),
     ("open_spiel/tic_tac_toe", "shimmy", {}, True),
     ("dm_control/hopper/hop", "dm_control", {"time_limit": 0.2}, True),
@@ -57,8 +59,8 @@ def summed(name):
     return gymnasium.wrappers.TransformReward(gymnasium.make(name), sum)
 
 
-# Packages that nobody had in mind here: module, id, how it is made, steps (2,000, fewer of those that take too long, or
-# whose later episodes differ under one seed by themselves)
+# Packages that nobody had in mind here: module, id, how it is made, steps (2,000, fewer of those
+# that take too long, or whose later episodes differ under one seed by themselves)
 BARE = [
     ("flappy_bird_gymnasium", "FlappyBird-v0", gymnasium.make, 2000),
     ("highway_env", "highway-fast-v0", gymnasium.make, 100),
@@ -89,8 +91,9 @@ def test_an_environment_is_what_it_is_without_us(package, name, make, steps):
 
 
 def same_as_bare(make, steps=2000, seed=5):
-    """Hold what the trainer sees of an environment of Gymnasium's, step by step, to what it gives by itself under the
-    same seed and actions: observations unflattened, rewards, ends, final observations. Returns the episodes seen."""
+    """Hold what the trainer sees of an environment of Gymnasium's, step by step, to what it gives
+    by itself under the same seed and actions: observations unflattened, rewards, ends, final
+    observations. Returns the episodes seen."""
     rng, episodes = np.random.default_rng(seed), 0
     with contextlib.closing(make()) as bare, vector.make(make, 1, backend="serial") as vecenv:
         observation, action = emulation.FlatObservation(bare.observation_space), emulation.FlatAction(bare.action_space)
@@ -222,11 +225,13 @@ def test_two_files_may_have_one_name(tmp_path):
 def test_settings_and_default_counts():
     assert environments.load_creator("crafter/reward").settings == {"size": 64, "length": 10_000}
     assert environments.load_creator("crafter/reward").takes_copies
-    assert not environments.load_creator("procgen/coinrun").takes_copies  # env.num_envs says how many
+    # env.num_envs says how many
+    assert not environments.load_creator("procgen/coinrun").takes_copies
 
 
 def test_dm_control_is_the_bare_environment():
-    """Step by step and over episodes: the fields side by side, the limit as a truncation, the bounds of the actions."""
+    """Step by step and over episodes: the fields side by side, the limit as a truncation, the
+    bounds of the actions."""
     pytest.importorskip("dm_control", reason="needs dm_control (requirements-extras.txt)")
     pytest.importorskip("shimmy", reason="needs shimmy (requirements-extras.txt)")
     from dm_control import suite

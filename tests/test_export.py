@@ -1,4 +1,5 @@
-"""export.py, ocean/policy.h, ocean/main.c and the page: the same numbers and the same games as in Python."""
+"""export.py, ocean/policy.h, ocean/main.c and the page: the same numbers and the
+same games as in Python."""
 
 import base64
 import ctypes
@@ -73,7 +74,7 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
     return policy, env
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # policy.h
 
 DRIVER = r"""
@@ -165,7 +166,8 @@ def test_c_network_equals_the_plain_one(driver, observation, action, hidden, lay
     expected = plain(policy, observations, resets)
     assert np.abs(expected).max() > 0.05
     np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=0)
-    without = plain(policy, observations, np.zeros_like(resets))  # the resets matter, so the test sees them
+    # the resets matter, so the test sees them
+    without = plain(policy, observations, np.zeros_like(resets))
     assert np.abs(without - expected).max() > 1e-3
 
 
@@ -180,7 +182,8 @@ def test_c_actions_are_the_trainers(driver, action, deterministic):
     if heads:
         masks = (np.random.default_rng(1).random((3000, width - 1)) < 0.6).astype(np.uint8)
         for first, size in zip(np.cumsum([0, *heads]), heads, strict=False):
-            masks[:, first] |= masks[:, first : first + size].sum(axis=1) == 0  # one is always allowed
+            # one is always allowed
+            masks[:, first] |= masks[:, first : first + size].sum(axis=1) == 0
     seed, agent = 2**40 + 12345, 77
     outputs, actions = run_c(driver, flat, observations, resets, width, np.empty((3000, columns), dtype), masks=masks,
                              seed=seed, agent=agent, deterministic=deterministic)
@@ -245,7 +248,7 @@ def test_flat_file_is_for_the_default_network_only():
         export.flat_policy(policy, odd)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # main.c
 
 
@@ -350,7 +353,8 @@ def test_main_compiles_with_the_keys_of_each_environment(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ocean.names())
 def test_compilers_agree_on_the_games(tmp_path, name):
-    """Random numbers are drawn in an order that the C standard fixes: gcc and clang play the same episodes."""
+    """Random numbers are drawn in an order that the C standard fixes: gcc and clang
+    play the same episodes."""
     clang = next(filter(None, map(shutil.which, ("clang", "clang-14", "clang-16", "clang-19"))), None)
     if clang is None or shutil.which("gcc") is None:
         pytest.skip("needs gcc and clang")
@@ -370,7 +374,8 @@ def run_python(*arguments, **options):
 
 @pytest.mark.skipif(CC is None, reason="there is no C compiler")
 def test_command_line_writes_a_program(tmp_path):
-    """As a user: a folder that make builds and runs anywhere, with the settings that the policy was exported with."""
+    """As a user: a folder that make builds and runs anywhere, with the settings that the
+    policy was exported with."""
     result = run_python(ROOT / "pufferl.py", "export", "squared", "--env.distance", 3, "--export.c", tmp_path / "game",
                      "--export.flat", tmp_path / "p.bin", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -395,7 +400,7 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
         export.write_onnx(*make_policy(), str(tmp_path / "x.onnx"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # ONNX
 
 
@@ -405,7 +410,8 @@ def need_onnx():
 
 
 def check_onnx_run(kind, observation, action, path, steps=100):
-    """The file in a loop with its own states, resets by zeroing them, against the policy with its `resets`."""
+    """The file in a loop with its own states, resets by zeroing them, against the
+    policy with its `resets`."""
     import onnx
     import onnxruntime
 
@@ -477,7 +483,8 @@ def test_onnx_by_kind_of_observation(tmp_path, space):
     if isinstance(space, spaces.Dict):
         with pytest.raises(pufferl.ConfigError, match=r"Encoded: observations are a Dict or Tuple.*plain"):
             export.write_onnx(models.Encoded(env, hidden_size=8), env, path)
-        assert export.write_onnx(models.FeedForward(env, hidden_size=8), env, path) < 1e-5  # reads bytes
+        # reads bytes
+        assert export.write_onnx(models.FeedForward(env, hidden_size=8), env, path) < 1e-5
     else:
         assert export.write_onnx(models.Encoded(env, hidden_size=8), env, path) < 1e-5
 
@@ -490,7 +497,7 @@ def test_onnx_equals_torch_for_all(tmp_path, kind, action):
     check_onnx_run(kind, "float32", action, tmp_path / "policy.onnx")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The page
 
 
@@ -502,7 +509,8 @@ def prototypes(path):
 
 def test_the_canvas_has_every_drawing_function():
     wanted = prototypes(ocean.FOLDER / "draw.h") | prototypes(ocean.FOLDER / "main.c")
-    wanted -= {"WindowShouldClose", "SetTargetFPS"}  # of the window's loop, which a browser has of its own
+    # of the window's loop, which a browser has of its own
+    wanted -= {"WindowShouldClose", "SetTargetFPS"}
     assert {"DrawRing", "MeasureText", "IsKeyDown", "InitWindow"} <= wanted
     source = (ocean.FOLDER / "web" / "canvas.js").read_text()
     assert wanted == set(re.findall(r"^  ([A-Z]\w*): function", source, re.M))
@@ -580,7 +588,8 @@ def test_page_plays_breakout(browser, tmp_path):
         page.wait_for_function("!document.getElementById('status').textContent.includes('mean score 0.00')")
         assert page.inner_text("#status").startswith("the policy plays")
 
-        page.select_option("#speed", "4")  # the player holds the paddle at a wall, then the policy has it back
+        # the player holds the paddle at a wall, then the policy has it back
+        page.select_option("#speed", "4")
         page.keyboard.down("ArrowLeft")
         page.wait_for_function("document.getElementById('status').textContent.startsWith('you')")
         for _ in range(300):  # a lost ball puts the paddle back into the middle
@@ -616,7 +625,8 @@ def test_page_waits_for_the_players_turn(browser, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ocean.names())
 def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name):
-    """After some steps of the same policy the canvas shows what raylib draws: alike but for letters and edges."""
+    """After some steps of the same policy the canvas shows what raylib draws: alike but
+    for letters and edges."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
     policy = build_page(name, tmp_path)
@@ -628,7 +638,8 @@ def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name
         game.step()
     theirs = game.envs.render()
     assert ours.shape == theirs.shape
-    height, width = (size // 4 * 4 for size in ours.shape[:2])  # means of 4 × 4 pixels hardly see smoothed edges
+    # means of 4 × 4 pixels hardly see smoothed edges
+    height, width = (size // 4 * 4 for size in ours.shape[:2])
     ours, theirs = (image[:height, :width].reshape(height // 4, 4, width // 4, 4, 3).mean(axis=(1, 3))
                     for image in (ours, theirs))
     far = (np.abs(ours - theirs).max(axis=-1) > 40).mean()

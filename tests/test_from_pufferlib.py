@@ -1,4 +1,5 @@
-"""What PufferLib's users already wrote runs here: its import names, calls and command lines (docs/from_pufferlib.md).
+"""What PufferLib's users already wrote runs here: its import names, calls and command lines
+(docs/from_pufferlib.md).
 
 In code of our own, call by call, what PufferLib's documentation shows.
 """
@@ -58,7 +59,7 @@ def a_policy(vecenv, hidden_size=16):
     return models.MinGRUPolicy(vecenv.driver_env, hidden_size=hidden_size)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Import names
 
 
@@ -133,7 +134,7 @@ def test_modules_run_as_commands():
     assert "64 agents × horizon 32" in text and "engine autograd" in text and "4,096 steps" in text
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Vectorization
 
 
@@ -215,7 +216,8 @@ def test_a_subclass_of_an_environment_in_c_is_stepped_itself():
 
 
 class Counter(pufferlib.PufferEnv):
-    """As PufferLib's contract allows: it binds its arrays once, and never clears what it does not change."""
+    """As PufferLib's contract allows: it binds its arrays once, and never clears
+    what it does not change."""
 
     def __init__(self, num_envs=2, bonus=0.0, buf=None, seed=0):
         self.single_observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
@@ -329,7 +331,7 @@ def test_rewards_are_shaped_over_an_environment_in_c():
     trainer.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Emulation
 
 
@@ -414,7 +416,7 @@ def test_arguments_of_each_environment():
         assert [env.bonus for env in vecenv.envs] == [1.0, 2.0] and vecenv.num_agents == 2
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Policies
 
 
@@ -521,7 +523,7 @@ def test_the_advantage_in_their_layout():
     torch.testing.assert_close(ours, expected)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The trainer
 
 
@@ -595,7 +597,7 @@ def test_sizes_in_a_configuration(settings, horizon):
     assert configuration.sizes_of({**settings, "num_iterations": 5}, 16)["total_timesteps"] == 5 * 16 * horizon
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The command line
 
 
@@ -656,7 +658,7 @@ def test_modes_of_the_command_line(monkeypatch, capsys):
         pufferl.main(["train", "snake", "--mode", "train"])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Protein
 
 
@@ -683,7 +685,7 @@ def test_protein_optimizes(tmp_path):
     assert best["train.learning_rate"] in (1e-3, 3e-2) and best["train.horizon"] in (32, 64)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # CleanRL's script
 
 

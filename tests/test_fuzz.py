@@ -1,4 +1,5 @@
-"""What nobody would write ends in a few lines and harms nothing: tests/fuzz.py, some of it, and a thousand cases."""
+"""What nobody would write ends in a few lines and harms nothing: tests/fuzz.py, some of
+it, and a thousand cases."""
 
 import json
 import subprocess
@@ -36,7 +37,8 @@ def test_a_thousand_made_up_cases():
 
 
 def test_a_fault_is_found(tmp_path):
-    """The judge is not blind: a traceback, a hang, too many lines, a process left and a file that is harmed."""
+    """The judge is not blind: a traceback, a hang, too many lines, a process left and
+    a file that is harmed."""
     script = f"""
 import os, sys, time
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""The ground that the trainer stands on where there is a GPU, a thing at a time: `make gpu STEPS=smoke`.
+"""The ground that the trainer stands on where there is a GPU, a thing at a time:
+`make gpu STEPS=smoke`.
 
-Pinned copies, streams, graphs that the driver replays, kernels of numba-cuda and of CuPy on torch's streams, eagerly
-and in a graph. If one of these fails, so does what is built upon it. Each takes what the trainer takes.
+Pinned copies, streams, graphs that the driver replays, kernels of numba-cuda and of CuPy on torch's
+streams, eagerly and in a graph. If one of these fails, so does what is built upon it. Each takes
+what the trainer takes.
 """
 
 import ctypes
@@ -113,7 +115,8 @@ def multiply(begin, end, factor, numbers, flags):
 
 
 def numba_kernel(numbers, factor, flags):
-    """multiply() by arena.run, which hands a kernel its arguments as one tuple, on torch's stream."""
+    """multiply() by arena.run, which hands a kernel its arguments as one
+    tuple, on torch's stream."""
     import arena
     from kernels import driver
 

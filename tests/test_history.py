@@ -24,7 +24,8 @@ def leave(folder, name, minutes, scores=SCORES, **train):
     entries = [{"step": 600_000 * (i + 1), "environment/score": score, "losses/entropy": 1.0 - i / 10,
                 "performance/uptime": 2.0 * (i + 1)} for i, score in enumerate(scores)]
     path = folder / name / "metrics.jsonl"
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"step": 9000000, "environ')  # torn
+    # torn
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"step": 9000000, "environ')
     os.utime(path, (time.time() - 60 * minutes,) * 2)
     return folder / name
 

@@ -1,5 +1,6 @@
-"""What the kernels promise besides their numbers: errors that name the tensor, NaNs that are never lost, the same bits
-for any thread count, vectorised loops in single precision, no memory kept and none made.
+"""What the kernels promise besides their numbers: errors that name the tensor, NaNs that are
+never lost, the same bits for any thread count, vectorised loops in single precision, no
+memory kept and none made.
 
     python -m pytest tests/test_kernel_promises.py -k nan
 """
@@ -42,12 +43,13 @@ import kernels
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Errors that name the tensor
 
 
 def good_calls():
-    """kernel -> (function, tensors by argument name, other arguments): small calls that are right."""
+    """kernel -> (function, tensors by argument name, other arguments):
+    small calls that are right."""
     T, N, M, H, A = 3, 5, 4, 6, 4
     f = torch.rand
     byte = lambda *shape: torch.ones(shape, dtype=torch.uint8)  # noqa: E731
@@ -110,7 +112,8 @@ LONGER = {("mingru_scan", "resets"), ("mingru_scan", "valid"),
 
 
 def spacious(tensor):
-    """The same tensor in the middle of a much larger buffer: an overrun that no check stops stays in memory of ours."""
+    """The same tensor in the middle of a much larger buffer: an overrun that no check stops stays
+    in memory of ours."""
     memory = torch.zeros(8192 + 64 * tensor.numel(), dtype=tensor.dtype)
     view = memory[4096 : 4096 + tensor.numel()].view(tensor.shape)
     return view.copy_(tensor)
@@ -189,7 +192,7 @@ def test_heads_that_do_not_add_up_are_refused(call):
         call_with(call, "heads", lambda x: torch.tensor([2, 1]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A NaN is never lost
 
 
@@ -272,7 +275,8 @@ def test_nan_mingru(name, valid):
 @pytest.mark.parametrize("name", ["logits", "value", "logprobs", "values", "advantages", "weights"])
 def test_nan_ppo_loss(name, kind):
     data = minibatch(4, 5, **kind, live=1.0)
-    settings_ = loss_settings(data, **COEFFICIENTS)  # of clean data, so that the NaN has only its own way out
+    # of clean data, so that the NaN has only its own way out
+    settings_ = loss_settings(data, **COEFFICIENTS)
     if name == "logits":
         first = 0 if "masks" not in data else int(data["masks"][2, 3].argmax())
         data["outputs"][2, 3, first] = NAN
@@ -313,7 +317,7 @@ def test_nan_moments_norm_and_muon():
         assert torch.equal(module.tensors[0], before), "an update without a finite gradient must change nothing"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The same bits for any thread count
 
 
@@ -395,7 +399,7 @@ def test_kernels_run_from_several_python_threads_at_once():
     assert all(torch.equal(out, e) for (_, out), e in zip(jobs, expected, strict=True))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What the compiler made of it
 
 FEATURES = llvmlite.binding.get_host_cpu_features()
@@ -408,7 +412,8 @@ f4 = numba.float32
 
 
 def assembly_of(compiled):
-    """The machine code without the wrapper for Python callers, which turns Python's double scalars to single."""
+    """The machine code without the wrapper for Python callers, which turns Python's
+    double scalars to single."""
     (text,) = compiled.inspect_asm().values()
     parts = FUNCTION.split(text)[1:]
     code = [body for name, body in zip(parts[::2], parts[1::2], strict=True) if "cpython" not in name]
@@ -501,7 +506,8 @@ def test_the_conversion_check_sees_a_bare_literal():
         pytest.skip("the check reads x86-64 assembly")
 
 
-# Packed arithmetic that each hot loop needs at least: the divisions of its sigmoids, or its multiplications.
+# Packed arithmetic that each hot loop needs at least: the divisions of its sigmoids,
+# or its multiplications.
 DRIVERS = {"_advantage_cpu": "mul", "_mingru_step_cpu": "div", "_mingru_scan_cpu": "div",
            "_mingru_scan_grad_cpu": "mul", "_nesterov_cpu": "mul", "_apply_cpu": "mul"}
 
@@ -528,7 +534,7 @@ def test_cpu_driver_is_vectorised(name):
     assert not CONVERSIONS.search(assembly), CONVERSIONS.search(assembly)[0]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Nothing is kept, nothing large is made
 
 
@@ -549,7 +555,8 @@ def counting():
 
 
 def growth(function, repeats=50):
-    """(Python and numpy bytes kept, their peak above the start, numba blocks kept) over the repeats."""
+    """(Python and numpy bytes kept, their peak above the start, numba blocks
+    kept) over the repeats."""
     for _ in range(3):
         function()
     blocks, (before, _) = held_by_numba(), tracemalloc.get_traced_memory()
@@ -576,7 +583,8 @@ def test_the_memory_check_sees_a_leak(counting):
 @pytest.mark.parametrize("call", good_calls())
 def test_repeated_calls_keep_no_memory(call, counting):
     function, tensors, options = good_calls()[call]
-    seen = []  # what is kept is kept each time; another thread of the test's process may allocate once
+    # what is kept is kept each time; another thread of the test's process may allocate once
+    seen = []
     for _ in range(3):
         seen.append(growth(lambda: function(**tensors, **options)))
         kept, peak, blocks = seen[-1]

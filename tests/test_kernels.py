@@ -1,5 +1,6 @@
-"""Every kernel against its float64 reference (tests/reference.py): values and every gradient, at awkward sizes, with
-outputs full of NaN before the call. (What the kernels promise besides: tests/test_kernel_promises.py.)
+"""Every kernel against its float64 reference (tests/reference.py): values and every gradient, at
+awkward sizes, with outputs full of NaN before the call. (What the kernels promise besides:
+tests/test_kernel_promises.py.)
 
     python -m pytest tests/test_kernels.py -k advantage
 """
@@ -56,12 +57,13 @@ def bits(tensor):
 THREAD_COUNTS = (1, 2, 3)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Arena
 
 
 class Recurrent(torch.nn.Module):
-    """Odd sizes before and after an LSTM, so that alignment and packing have something to get wrong."""
+    """Odd sizes before and after an LSTM, so that alignment and packing have
+    something to get wrong."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +106,8 @@ def test_arena_views_are_aligned_zero_and_in_one_allocation():
 
 def test_arena_groups_are_contiguous_and_flat_is_their_memory():
     arena = kernels.Arena()
-    for i, group in enumerate(["g", "other", "g", "other", "g"]):  # registered interleaved, laid out side by side
+    # registered interleaved, laid out side by side
+    for i, group in enumerate(["g", "other", "g", "other", "g"]):
         arena.register(f"t{i}", (i + 1, 3), group=group)
     arena.allocate()
     for group, members in (("g", [0, 2, 4]), ("other", [1, 3])):
@@ -199,7 +202,7 @@ def test_two_modules_under_two_prefixes():
     assert second.bias_hh_l0.data_ptr() == arena["weights/second.bias_hh_l0"].data_ptr()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The numpy view that is kept on a tensor
 
 
@@ -229,7 +232,7 @@ def test_tensors_that_kernels_have_seen_can_be_saved():
     assert torch.equal(torch.load(file, weights_only=True)["weights"], tensor)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Scalar mathematics
 
 
@@ -270,12 +273,14 @@ def bfloat_probe(x, bits, back):
 
 def test_bfloat16_rounds_to_the_nearest():
     words = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint32)
-    ties = (np.arange(2**16, dtype=np.uint32) << 16) | 0x8000  # half way between two, and just beside
+    # half way between two, and just beside
+    ties = (np.arange(2**16, dtype=np.uint32) << 16) | 0x8000
     x = np.concatenate([words, ties, ties - 1, ties + 1]).view(np.float32)
     x = np.concatenate([x[~np.isnan(x)], np.float32([np.nan])])
     bits, back = np.zeros(len(x), np.uint16), np.zeros_like(x)
     bfloat_probe(x, bits, back)
-    away = (x.view(np.uint32) & 0xFFFF) == 0x8000  # torch rounds a tie to even, the kernels away from zero
+    # torch rounds a tie to even, the kernels away from zero
+    away = (x.view(np.uint32) & 0xFFFF) == 0x8000
     expected = torch.from_numpy(np.where(away, (x.view(np.uint32) + 1).view(np.float32), x)).bfloat16()
     assert np.array_equal(back, expected.float().numpy(), equal_nan=True)
     assert np.array_equal(bits[:-1], expected.view(torch.uint16).numpy()[:-1])
@@ -306,7 +311,7 @@ def test_philox_known_answers(counter, key, expected):
     assert reference.philox4x32(counter, key) == expected
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Sample
 
 
@@ -387,7 +392,8 @@ def test_sample_continuous(n, dims, wide):
 
 @pytest.mark.parametrize("n, dims", [(1, 1), (257, 3)])
 def test_sample_squashed(n, dims):
-    """The same noise as without; actions within the bounds, and the density is torch's of the actions."""
+    """The same noise as without; actions within the bounds, and the density is
+    torch's of the actions."""
     rng, squash, samples = generator(n), bounds(dims), poison(n, dims)
     outputs, log_std = torch.randn(n, dims + 1, generator=rng), 0.5 * torch.randn(dims, generator=rng)
     unbounded, _, _ = draw_actions(outputs, log_std=log_std)
@@ -505,7 +511,7 @@ def test_sample_deterministic_is_argmax_or_mean():
     close(logprobs, expected, 1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Advantage
 
 
@@ -567,7 +573,7 @@ def test_advantage_of_drawn_segments_equals_the_full_pass(index):
     assert part[:, ~chosen].isnan().all()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Priorities, draw, gather, write back
 
 
@@ -693,7 +699,7 @@ def test_write_back(N):
     assert torch.equal(values, expected_values) and torch.equal(ratios, expected_ratios)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # MinGRU
 
 
@@ -802,7 +808,7 @@ def test_mingru_extreme_gates_stay_finite():
     close(out / 5e4, expected / 5e4, 1e-6)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # PPO loss
 
 
@@ -818,14 +824,16 @@ def bounds(dims):
 
 def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None, wide=False,
               squash=False):
-    """Inputs of one loss over B segments, which are columns `index` of a rollout of N (all in order if N is None); at
-    least one step is valid. `wide`: the log-std has a row for every step of every segment."""
+    """Inputs of one loss over B segments, which are columns `index` of a rollout of N (all in
+    order if N is None); at least one step is valid. `wide`: the log-std has a row for every
+    step of every segment."""
     rng = generator(seed)
     index = None if N is None else torch.randint(N, (B,), generator=rng).sort().values
     N, columns = N or B, slice(None) if index is None else index
     width = (sum(heads) if heads else dims) + 1
     outputs = torch.randn(T, N, width, generator=rng)
-    data = {"values": torch.cat([torch.randn(T, N, generator=rng), poison(1, N)]),  # row T is not looked at
+    # row T is not looked at
+    data = {"values": torch.cat([torch.randn(T, N, generator=rng), poison(1, N)]),
             "advantages": 2 * torch.randn(T, N, generator=rng) + 0.3, "weights": torch.rand(B, generator=rng) + 0.5,
             "valid": flags(rng, live, T + 1, N), "index": index}
     data["valid"][T // 2, N // 2 if index is None else index[B // 2]] = 1
@@ -867,7 +875,8 @@ def expected_loss(data, **coefficients):
     log_std = data["log_std"].double().requires_grad_() if "log_std" in data else None
     on, rows = drawn(data, "valid") != 0, log_std
     if log_std is not None and log_std.ndim > 1:
-        rows = log_std[on]  # the reference takes one log-std a row as well, once only the valid rows are left
+        # the reference takes one log-std a row as well, once only the valid rows are left
+        rows = log_std[on]
     loss = reference.ppo_loss(
         outputs[..., :-1], outputs[..., -1],
         *(drawn(data, name) for name in ("actions", "logprobs", "values", "advantages")), data["weights"].double(),
@@ -894,7 +903,8 @@ def run_loss(data, settings_, outputs, grad, new_values, ratios, sums, grad_log_
 
 
 def fused_loss(data, chunks=None, **coefficients):
-    """(statistics, grad, grad_log_std or None, ratios, new_values, sums) of the kernel, in chunks of segments."""
+    """(statistics, grad, grad_log_std or None, ratios, new_values, sums) of the kernel,
+    in chunks of segments."""
     T, B, width = data["outputs"].shape
     settings_ = loss_settings(data, **coefficients)
     new_values, ratios = poison(T, B), poison(T, B)
@@ -992,7 +1002,8 @@ def test_ppo_loss_and_every_gradient(T, B, kind):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("T, B, N", [(3, 5, 17), (5, 9, 4), (2, 1, 3)])
 def test_ppo_loss_of_drawn_segments(T, B, N, kind):
-    """The rollout read through `index`, a segment drawn twice counting twice; other columns do not matter."""
+    """The rollout read through `index`, a segment drawn twice counting twice; other
+    columns do not matter."""
     data = minibatch(T, B, **kind, N=N, seed=B)
     for name in ("values", "advantages", "logprobs"):
         unused = torch.ones(N, dtype=torch.bool)
@@ -1014,7 +1025,8 @@ def test_ppo_loss_any_settings(T, B, N, kind, seed, live, clip_coef, vf_clip_coe
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_ppo_loss_at_ratio_one(kind):
-    """The first minibatch of an epoch: both sides of each max are equal, and the gradient must not vanish."""
+    """The first minibatch of an epoch: both sides of each max are equal, and the
+    gradient must not vanish."""
     check_loss(minibatch(5, 7, **kind, spread=0.0))
 
 
@@ -1061,7 +1073,8 @@ def test_ppo_loss_sums_are_added_to():
 
 
 def test_explained_variance_of_large_returns():
-    """Returns of 1,000 ± 1 that the value explains to 10%: their squares must not be summed in float32."""
+    """Returns of 1,000 ± 1 that the value explains to 10%: their squares must
+    not be summed in float32."""
     data = minibatch(64, 65, heads=[3], live=1.0)
     data["values"] = 1000 + data["values"]
     data["advantages"] *= 0.1
@@ -1112,7 +1125,7 @@ def test_add_rows(n, columns, dtype):
     close(gradient, expected, 1e-6 * n**0.5)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Muon
 
 
@@ -1255,7 +1268,8 @@ def test_muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero(together):
 
 
 def test_muon_against_torch(monkeypatch):
-    """torch's takes one (a, b, c), damps its momentum (which the normalisation undoes) and works in bfloat16."""
+    """torch's takes one (a, b, c), damps its momentum (which the normalisation undoes)
+    and works in bfloat16."""
     triple = (3.4445, -4.7750, 2.0315)
     monkeypatch.setattr(kernels, "NEWTON_SCHULZ", (triple,) * 5)
     shapes = [(64, 118), (192, 64), (40, 64), (17, 17)]

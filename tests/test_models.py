@@ -1,4 +1,5 @@
-"""The networks: the fused default policy against its torch form, the wrappers, resets and dead steps."""
+"""The networks: the fused default policy against its torch form, the wrappers,
+resets and dead steps."""
 
 import math
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ import kernels
 import models
 import pufferl
 
-both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])  # here fused is on a CPU
+# here fused is on a CPU
+both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])
 
 DISCRETE = gymnasium.spaces.Discrete(3)
 MULTI = gymnasium.spaces.MultiDiscrete([2, 3])
@@ -49,7 +51,8 @@ def sample(engine, policy, steps, rows, precision=torch.float32):
 @both
 @pytest.mark.parametrize("layers", [1, 3])
 def test_bfloat16_is_near_float32(engine, layers):
-    """Outputs within the rounding of 8 bits, gradients of the same direction and length, the rollout's step alike."""
+    """Outputs within the rounding of 8 bits, gradients of the same direction and length, the
+    rollout's step alike."""
     torch.manual_seed(0)
     policy = models.MinGRUPolicy(environment(MULTI), hidden_size=64, num_layers=layers)
     with torch.no_grad():
@@ -328,7 +331,8 @@ def test_impala_forward_equals_forward_eval_and_every_weight_learns(shape, high)
 
 
 def test_impala_is_the_network_of_the_paper():
-    """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up; all again by hand."""
+    """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up;
+    all again by hand."""
     torch.manual_seed(0)
     policy = models.Impala(seen(image(72, 96, 3)))
     convolutions = [module for module in policy.modules() if isinstance(module, torch.nn.Conv2d)]

@@ -1,4 +1,5 @@
-"""The environments in C: loading and settings, the rules of the first five, headers of one's own, drawing."""
+"""The environments in C: loading and settings, the rules of the first five, headers
+of one's own, drawing."""
 
 import ctypes
 import gc
@@ -251,7 +252,8 @@ def test_memory_cues_are_even():
 
 
 def test_target_rules():
-    """Positions are recovered from the differences that are observed; rewards follow from distances."""
+    """Positions are recovered from the differences that are observed; rewards
+    follow from distances."""
     radius, patience, agents, goals = 60.0, 40, 3, 2
     vector = Vector("target", 16, {"num_agents": agents, "num_goals": goals, "radius": radius, "patience": patience,
                                     "max_speed": 4.0})
@@ -272,7 +274,8 @@ def test_target_rules():
         was, now, final = (seen[:, : 2 * goals].reshape(-1, goals, 2) * 1080
                            for seen in (before, vector.observations, vector.final_observations))
         assert (np.diff(np.hypot(*np.moveaxis(now, -1, 0))) >= -1e-3).all(), "the nearest goal comes first"
-        # Where no goal of the plane moved, an agent's motion shows in the middle of the goals: speed along the heading.
+        # Where no goal of the plane moved, an agent's motion shows in the middle of the goals:
+        # speed along the heading.
         unmoved = ~hit.reshape(-1, agents).any(axis=1).repeat(agents)
         still = unmoved & ~cut
         delta, wanted = (was - now).mean(axis=1)[still], vector.actions[still, 1]
@@ -339,7 +342,8 @@ class Breakout(Vector):
     bricks = property(lambda self: self.observations[:, 10:] == 1)
 
     def follow(self, aim=0.0):
-        """Moves the middle of the paddle to the ball; aim, in paddle halves, is where it shall be struck."""
+        """Moves the middle of the paddle to the ball; aim, in paddle halves, is
+        where it shall be struck."""
         away = self.x + BALL / 2 + aim * self.paddle_width / 2 - self.paddle_x - self.paddle_width / 2
         self.step(np.clip(away / (620 * 4 / 60), -1, 1))
 
@@ -370,7 +374,8 @@ def test_breakout_starts_as_told():
 
 
 def test_breakout_is_won_by_following_the_ball():
-    """A whole game: points, speeds, the halved paddle and the second wall, each as the rules have it."""
+    """A whole game: points, speeds, the halved paddle and the second wall,
+    each as the rules have it."""
     game = Breakout(16, continuous=True)
     rng = np.random.default_rng(7)
     aim = rng.uniform(-0.6, 0.6, 16)
@@ -409,7 +414,8 @@ def test_breakout_is_won_by_following_the_ball():
 
 
 def test_breakout_ends_after_the_balls_in_reserve():
-    """The paddle hides in a corner, under balls that fall elsewhere: one in play and five in reserve."""
+    """The paddle hides in a corner, under balls that fall elsewhere: one in
+    play and five in reserve."""
     game, reserves, episodes = Breakout(8), [], 0
     for _ in range(2000):
         reserve, score = game.reserve, game.score
@@ -427,10 +433,12 @@ def test_breakout_ends_after_the_balls_in_reserve():
 
 
 def test_breakout_time_does_not_depend_on_ticks():
-    """One step of 60 ticks gives what 60 steps of one tick give: nothing is passed through at any speed.
+    """One step of 60 ticks gives what 60 steps of one tick give: nothing is
+    passed through at any speed.
 
-    Rounding errors grow with every bounce, and a brick touched at its very corner may fall in one game only; from
-    there on the two are different games. So each pair is compared until it parts, and few may part.
+    Rounding errors grow with every bounce, and a brick touched at its very corner may fall in
+    one game only; from there on the two are different games. So each pair is compared until it
+    parts, and few may part.
     """
     rng = np.random.default_rng(0)
     steps = parted = 0
@@ -446,7 +454,8 @@ def test_breakout_time_does_not_depend_on_ticks():
                 total += fine.rewards[0]
                 in_play &= fine.observations[0, 6] == 1
             if not in_play or coarse.observations[0, 6] == 0:
-                break  # a lost ball: the rest of the step is dropped, which is another time in either
+                # a lost ball: the rest of the step is dropped, which is another time in either
+                break
             steps += 1
             if not np.array_equal(coarse.observations[0, 10:], fine.observations[0, 10:]):
                 parted += 1
@@ -457,7 +466,8 @@ def test_breakout_time_does_not_depend_on_ticks():
 
 
 def test_a_long_step_of_breakout_misses_no_brick():
-    """Where the ball comes back from behind the wall within a step: rounding gives as many points as it takes."""
+    """Where the ball comes back from behind the wall within a step: rounding gives as
+    many points as it takes."""
     count, options = 2000, {"ball_speed": 512.0, "max_ball_speed": 512.0, "paddle_width": 576.0}
     coarse, fine = (Vector("breakout", count, {**options, "frameskip": ticks}) for ticks in (60, 1))
     same, fewer, more = np.ones(count, bool), 0, 0
@@ -650,12 +660,14 @@ def test_keys_of_our_environments():
 
 
 def test_random_integers_have_no_bias(tmp_path):
-    """The upper half of a draw times 3 << 29 alone is two thirds of the numbers 3 times in 8, the others 2 times."""
+    """The upper half of a draw times 3 << 29 alone is two thirds of the numbers 3 times in
+    8, the others 2 times."""
     vector, counts = Vector(load_small(tmp_path).header, 64), np.zeros(3)
     for _ in range(500):
         vector.step(np.zeros(64))
         counts += np.bincount(vector.observations.ravel() % 3, minlength=3)
-    assert np.abs(counts / counts.sum() - 1 / 3).max() < 0.01, counts  # 4 deviations; with the bias 0.08
+    # 4 deviations; with the bias 0.08
+    assert np.abs(counts / counts.sum() - 1 / 3).max() < 0.01, counts
 
 
 def test_an_edited_header_is_loaded_anew(tmp_path):

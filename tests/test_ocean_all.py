@@ -1,4 +1,5 @@
-"""What must hold for every environment in ocean/, each with the settings under which a random agent sees all of it."""
+"""What must hold for every environment in ocean/, each with the settings under which a
+random agent sees all of it."""
 
 import threading
 
@@ -8,12 +9,14 @@ from ocean_vector import VARIANTS, Vector, count, run_sanitized
 
 import ocean
 
-SEEDLESS = {"bandit", "password", "stochastic", "multiagent", "performance"}  # all episodes look the same
+# all episodes look the same
+SEEDLESS = {"bandit", "password", "stochastic", "multiagent", "performance"}
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_all_is_written_and_nothing_else(name, options):
-    """Twins on buffers with different garbage see the same, so every element is written; guards stay whole."""
+    """Twins on buffers with different garbage see the same, so every element is
+    written; guards stay whole."""
     num_envs = count(name, options, 5)
     twins = [Vector(name, num_envs, options), Vector(name, num_envs, options)]
     rng = np.random.default_rng(1)

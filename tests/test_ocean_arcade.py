@@ -149,7 +149,8 @@ def test_snakes_leave_corpses():
 
 
 def test_freeway_shows_the_lanes_around_the_chicken():
-    """The six lanes shift by one when the chicken enters the next lane, and what is beside the road is empty."""
+    """The six lanes shift by one when the chicken enters the next lane, and what is
+    beside the road is empty."""
     vector, rng = Vector("freeway", 8, {"stun": 0.0}), np.random.default_rng(1)
     order = [0.12, 0.15, 0.19, 0.24, 0.32, -0.32, -0.24, -0.19, -0.15, -0.12]
     seen = set()
@@ -193,7 +194,8 @@ def test_freeway_crossings_and_hits(level):
 
 
 def test_freeway_looking_out_pays():
-    """Waits where a car of the next lane is near: more crossings and fewer hits than running blindly."""
+    """Waits where a car of the next lane is near: more crossings and fewer
+    hits than running blindly."""
     logs = []
     for careful in (False, True):
         vector = Vector("freeway", 32, {"level": 1, "hard": True})
@@ -302,7 +304,8 @@ def test_asteroids_start_and_flight():
     np.testing.assert_allclose(game.observations[:, 0], expected, rtol=1e-5)
     np.testing.assert_allclose(game.observations[:, 1], 0, atol=1e-6)
     for _ in range(5):
-        game.step(np.tile([2, 0, 0], (8, 1)))  # to the right by 20 * 0.075 rad: the speed shows on the left
+        # to the right by 20 * 0.075 rad: the speed shows on the left
+        game.step(np.tile([2, 0, 0], (8, 1)))
     heading = game.observations[:, :2] / np.linalg.norm(game.observations[:, :2], axis=1, keepdims=True)
     np.testing.assert_allclose(np.arctan2(heading[:, 1], heading[:, 0]), -20 * 4.5 / 60, atol=1e-3)
 
@@ -351,7 +354,8 @@ def test_asteroids_saucers_ships_and_hyperspace():
         lost += loss.sum()
         ships = now
         saucers, shots = saucers + game.observations[:, 6].sum(), shots + game.observations[:, 10].sum()
-        assert set(np.unique(game.observations[:, 9]).tolist()) <= {0.0, 1.0}  # the large one at first
+        # the large one at first
+        assert set(np.unique(game.observations[:, 9]).tolist()) <= {0.0, 1.0}
     assert saucers > 100 and shots > 100 and lost > 20
     game = Asteroids(600, saucer_seconds=1e6)
     game.step(np.tile([0, 2, 0], (600, 1)))
@@ -468,15 +472,16 @@ def test_tetris_piece_cannot_be_kept_alive(cycle):
 
 
 def test_tetris_placements():
-    """Every action brings the piece's leftmost cell to its column, or as far as the wall lets it, and drops it; what
-    it leads to was seen before."""
+    """Every action brings the piece's leftmost cell to its column, or as far as the wall lets it,
+    and drops it; what it leads to was seen before."""
     game, seen, pieces, lines = Tetris(placements=True, seed=16, height=40), set(), 0, 0
     turned = {name: [np.rot90(np.array([list(map(int, row)) for row in rows]), -k) for k in range(4)]
               for name, rows in SHAPES.items()}
     rng = np.random.default_rng(2)
     for _ in range(3000):
         lies, outcomes, which, can_hold = *(part.copy() for part in game.parts[:3]), game.parts[3][0]
-        good = np.tensordot([3.0, -2.0, -0.5, -1.0], outcomes.reshape(4, 40), 1)  # lines, holes, bumps, rows below
+        # lines, holes, bumps, rows below
+        good = np.tensordot([3.0, -2.0, -0.5, -1.0], outcomes.reshape(4, 40), 1)
         action = int(good.argmax() if rng.random() < 0.5 else rng.integers(41))
         game.step(action)
         if game.terminals[0]:
@@ -527,7 +532,8 @@ def test_tetris_rewards_of_shape():
 
 
 def test_tetris_lines_by_search():
-    """A greedy player (heights, holes, bumps) clears lines; each reward is that of the lines that went."""
+    """A greedy player (heights, holes, bumps) clears lines; each reward is that
+    of the lines that went."""
     game = Tetris(ticks=1, seed=13, max_steps=0)
     rewards, cleared, points = [], 0, {1: 1, 2: 3, 3: 5, 4: 8}
     envs = game.envs
@@ -583,7 +589,8 @@ def slid(line):
 
 
 def compared(board):
-    """(72,): of each two neighbours, side by side and then one above the other: equal tiles, more than, less than."""
+    """(72,): of each two neighbours, side by side and then one above the other: equal
+    tiles, more than, less than."""
     ones = np.concatenate([board[:, :-1].ravel(), board[:-1].ravel()])
     others = np.concatenate([board[:, 1:].ravel(), board[1:].ravel()])
     return np.stack([(ones == others) & (ones > 0), ones > others, ones < others], axis=1).ravel().astype(int)

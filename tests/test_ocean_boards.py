@@ -139,7 +139,8 @@ def group_and_liberties(board, start):
 
 
 def put(board, color, cell):
-    """The board after a move, and the stones that it takes; None where it is suicide or not free."""
+    """The board after a move, and the stones that it takes; None where it
+    is suicide or not free."""
     if board[cell]:
         return None, 0
     after, taken = board.copy(), set()
@@ -175,7 +176,8 @@ def area(board, color):
 
 @pytest.mark.parametrize("n", [5, 7, 9])
 def test_go_follows_the_rules(n):
-    """Every move of both sides is replayed on a slow board: stones, captures, ko, legal points, atari and the count."""
+    """Every move of both sides is replayed on a slow board: stones, captures, ko, legal points,
+    atari and the count."""
     vector, rng = Vector("go", 6, {"size": n, "komi": 0.5}, seed=n), np.random.default_rng(n)
     ends = captures = kos = 0
     for _ in range(250):
@@ -220,7 +222,8 @@ def test_go_follows_the_rules(n):
 
 
 def test_go_is_counted_by_area():
-    """Two passes on an almost empty board: the script, ahead by its one stone or the komi, passes too."""
+    """Two passes on an almost empty board: the script, ahead by its one stone
+    or the komi, passes too."""
     vector, ends, n = Vector("go", 40, {"komi": 5.5}), 0, 7
     for _ in range(3):
         planes = vector.observations.reshape(40, 7, n, n).astype(int)
@@ -282,7 +285,8 @@ def test_minesweeper_rules(width, height, mines):
             number = after.argmax(axis=0) - 1
             if first and mines <= width * height - 9:
                 assert number[row, column] == 0
-            # A zero's neighbours are all uncovered, and no number is above that of its covered neighbours.
+            # A zero's neighbours are all uncovered, and no number is above that of
+            # its covered neighbours.
             for r, c in np.argwhere(after[0] == 0):
                 around = after[0, max(r - 1, 0) : r + 2, max(c - 1, 0) : c + 2].sum()
                 assert number[r, c] <= around and (number[r, c] > 0 or around == 0)
@@ -295,7 +299,8 @@ def test_minesweeper_rules(width, height, mines):
 
 
 def test_minesweeper_is_won_by_deduction():
-    """Cells that a single number proves safe; a guess where there is none. One game in two or more is won."""
+    """Cells that a single number proves safe; a guess where there is none. One game
+    in two or more is won."""
     vector, rng = Vector("minesweeper", 16, {"mines": 8}), np.random.default_rng(5)
     for _ in range(150):
         action = legal_actions(vector, rng)
@@ -356,7 +361,8 @@ def test_maze_has_one_way_and_walls_hold(size, vision):
 
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_maze_marks_lead_through_every_maze(size):
-    """On to new cells, or else back along the trail: all mazes without loops are solved in time, by what is near."""
+    """On to new cells, or else back along the trail: all mazes without loops are solved in
+    time, by what is near."""
     vector, rng = Vector("maze", 64, {"size": size, "vision": 1}), np.random.default_rng(8)
     beside = ([0, 2, 1, 1], [1, 1, 0, 2])
     for _ in range(4 * 4 * size * size):
@@ -416,7 +422,8 @@ def test_cube_turns_are_those_of_the_group(size):
         moved = apply([2 * side]) != start
         assert moved.sum() <= (20 if size == 3 else 12)
         apply([2 * side + 1])
-    # A commutator of neighbours has order 6, (right, up) one of 105; turns of opposite sides commute.
+    # A commutator of neighbours has order 6, (right, up) one of 105; turns of
+    # opposite sides commute.
     up, right, down = 0, 2, 6
     assert np.array_equal(apply([right, up, right + 1, up + 1] * 6), start)
     order = next(k for k in range(1, 200) if np.array_equal(apply([right, up]), start))
@@ -428,7 +435,8 @@ def test_cube_turns_are_those_of_the_group(size):
 
 @pytest.mark.parametrize(("size", "count"), [(2, 156), (3, 480)])
 def test_cube_tells_which_stickers_are_of_one_colour(size, count):
-    """Of neighbours as they are, in the order of the stickers; what is seen after a turn could be read before it."""
+    """Of neighbours as they are, in the order of the stickers; what is seen after a turn
+    could be read before it."""
     vector = Vector("cube", 300, {"size": size, "scramble_min": 20, "scramble_max": 20, "max_steps": 100})
     stickers, pairs = 6 * size * size, []
     for i in range(stickers):

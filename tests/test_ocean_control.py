@@ -26,7 +26,8 @@ def test_wrong_settings(name, options, message):
 
 
 def follow(name, environment_id, options, to_state, to_action, steps, atol):
-    """Steps ours and Gymnasium's environment from the same states: same observations, rewards and ends."""
+    """Steps ours and Gymnasium's environment from the same states: same
+    observations, rewards and ends."""
     vector, reference = Vector(name, 32, options), gymnasium.make(environment_id).unwrapped
     reference.reset(seed=0)
     rng, ended = np.random.default_rng(0), 0
@@ -109,7 +110,8 @@ def test_double_pendulum_keeps_its_energy():
         alive &= vector.terminals == 0
         now = energy(vector.observations.astype(np.float64))
         np.testing.assert_allclose(now[alive], start[alive], rtol=2e-4)
-        # Nobody pushes from outside: the momentum along the track stays too, which shows as small velocities only.
+        # Nobody pushes from outside: the momentum along the track stays too, which shows as
+        # small velocities only.
         assert (np.abs(vector.observations - before)[alive, 5] < 0.5).all()
     assert alive.sum() > 5
 
@@ -248,8 +250,10 @@ def test_drone_hangs_in_the_air_and_falls():
 @pytest.mark.parametrize(
     ("motors", "axis", "tilt"),
     [
-        ([1, 1, -1, -1], 0, [0, 1, 0]),  # the left ones: rolls to the right, so that "up" leans to its left
-        ([-1, 1, 1, -1], 1, [-1, 0, 0]),  # the back ones: the nose goes down, "up" leans to its back
+        # the left ones: rolls to the right, so that "up" leans to its left
+        ([1, 1, -1, -1], 0, [0, 1, 0]),
+        # the back ones: the nose goes down, "up" leans to its back
+        ([-1, 1, 1, -1], 1, [-1, 0, 0]),
         ([1, -1, 1, -1], 2, [0, 0, 0]),  # one diagonal: turns
     ],
 )

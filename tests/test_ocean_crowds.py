@@ -34,7 +34,8 @@ def boid_neighbours(observations):
 
 
 def test_boids_see_each_other_and_the_nearest_first():
-    """With room for all, sight is mutual and agrees in distance; with room for three it is the first three of these."""
+    """With room for all, sight is mutual and agrees in distance; with room for three it is the
+    first three of these."""
     world = {"num_agents": 17, "width": 330.0, "height": 300.0}
     wide, narrow = Vector("boids", 4, {**world, "neighbours": 16}), Vector("boids", 4, {**world, "neighbours": 3})
     rng, pairs = np.random.default_rng(1), 0
@@ -85,7 +86,8 @@ def test_boids_are_paid_for_what_they_see():
 
 
 def test_boids_fly_as_they_are_told():
-    """Two of them: what one sees of the other moves as both of them steer, across the joined edges too."""
+    """Two of them: what one sees of the other moves as both of them steer,
+    across the joined edges too."""
     options = {"num_agents": 2, "neighbours": 1, "width": 300.0, "height": 300.0, "continuous": True,
                "max_steps": 10**6}
     vector, rng, seen = Vector("boids", 64, options), np.random.default_rng(3), 0
@@ -98,7 +100,8 @@ def test_boids_fly_as_they_are_told():
         speed = np.clip(before[:, 0] * 8 + told[:, 1], 2, 8)
         np.testing.assert_allclose(after[:, 0] * 8, speed, atol=1e-5)
         both = (before[:, 6] > 0) & (after[:, 6] > 0)
-        velocity = before[:, 9:11] * 16 + np.stack([before[:, 0] * 8, 0 * speed], axis=1)  # of the other, before
+        # of the other, before
+        velocity = before[:, 9:11] * 16 + np.stack([before[:, 0] * 8, 0 * speed], axis=1)
         swap = np.arange(128) ^ 1
         bend = told[swap, 0] * 0.2
         unit = velocity / np.maximum(np.hypot(*velocity.T), 1e-9)[:, None]
@@ -175,7 +178,8 @@ def test_trash_follows_the_rules():
     """Four agents on small fields against the rules written out once more."""
     options = {"num_agents": 4, "num_trash": 14, "num_bins": 2, "width": 8, "height": 6, "team": 0.4, "max_steps": 200}
     game, rng = Trash(3, **options), np.random.default_rng(6)
-    dropped, drops, ends, cleared, cut = np.zeros(3, int), 0, 0, 0, 0  # cut: of the first episodes, not logged
+    # cut: of the first episodes, not logged
+    dropped, drops, ends, cleared, cut = np.zeros(3, int), 0, 0, 0, 0
     first = np.ones(3, bool)
     game.step(0 * game.actions)
     for _ in range(500):
@@ -280,7 +284,8 @@ class Moba(Vector):
 
 
 def test_moba_teams_are_mirror_images():
-    """Without chance in the damage two teams that act alike see the same, to the last bit, and earn as much."""
+    """Without chance in the damage two teams that act alike see the same, to the last
+    bit, and earn as much."""
     game = Moba(2, self_play=True, spread=0.0, max_ticks=1500, tower_health=60.0, creep_speed=0.6)
     deaths = fallen = 0
     for _ in range(2500):
@@ -314,11 +319,13 @@ def test_moba_heroes_walk_and_trees_stop_them():
             game.step(np.tile([k + 1, 0, 0], (40, 1)))
             moved = (game.observations - before)[:, PLACE : PLACE + 2] * 32
             stays = game.terminals + game.truncations == 0
-            free = stays & (before[:, WALKS + k] == 1)  # for 1.5 tiles, and what is next to it may be a corner
+            # for 1.5 tiles, and what is next to it may be a corner
+            free = stays & (before[:, WALKS + k] == 1)
             step = speeds * ways[k]
             whole = np.abs(moved - step).max(axis=1) < 1e-4
             walked, corners = walked + (free & whole).sum(), corners + (free & ~whole).sum()
-            assert ((np.abs(moved) < 1e-5) | (np.abs(moved - step) < 1e-4))[stays].all()  # or slides along
+            # or slides along
+            assert ((np.abs(moved) < 1e-5) | (np.abs(moved - step) < 1e-4))[stays].all()
             blocked += (~whole).sum()
     assert blocked > 100 and walked > 1000 and corners < 0.05 * walked
 
@@ -352,7 +359,8 @@ def test_moba_acts_cost_time_and_mana_and_illegal_ones_nothing():
                     continue
                 assert round(after[i, COOLDOWN + act - 2] * 100) == RECOVERY[role][act - 2] - 1
                 spent = (before[i, MANA] - after[i, MANA]) * 1000
-                # What flows back in a tick: a five-hundredth, a twentieth at home, and no more than there is room for.
+                # What flows back in a tick: a five-hundredth, a twentieth at home, and no more than
+                # there is room for.
                 assert -0.01 <= COSTS[role][act - 2] - spent <= 25
             game.envs.load(saved)
             game.actions[:] = actions
@@ -361,7 +369,8 @@ def test_moba_acts_cost_time_and_mana_and_illegal_ones_nothing():
 
 
 def test_moba_experience_and_levels():
-    """With rewards for experience alone, what was earned is what the levels took and what is left of it."""
+    """With rewards for experience alone, what was earned is what the levels took
+    and what is left of it."""
     only = {"reward_win": 0.0, "reward_tower": 0.0, "reward_siege": 0.0, "reward_kill": 0.0, "reward_death": 0.0}
     game = Moba(8, demo=True, reward_xp=1.0, frameskip=4, max_ticks=1200, **only)
     takes = 60 * (1 + np.arange(15) * 2 / 3)
@@ -413,14 +422,16 @@ def test_moba_towers_fall_in_order_and_sight_is_shared():
         o, ends = game.observations, game.terminals[::5] + game.truncations[::5] > 0
         teams = o.reshape(12, 5, -1)
         enemies = teams[..., ENEMIES:124].reshape(12, 5, 5, 7)
-        assert (enemies[:, :, :, :2] == enemies[:, :1, :, :2]).all()  # dead and seen: the team knows
+        # dead and seen: the team knows
+        assert (enemies[:, :, :, :2] == enemies[:, :1, :, :2]).all()
         assert not (enemies[..., 0] * enemies[..., 1]).any()
         assert not enemies[..., 2:][enemies[..., 1] == 0].any()
         unseen += (enemies[..., 1] == 0).sum()
         lanes = teams[:, 0, LANES:48].reshape(12, 3, 4)
         kept = before[:, LANES:48].reshape(12, 3, 4)
         assert (lanes[..., 2:] <= kept[..., 2:])[~ends].all()
-        np.testing.assert_array_equal(lanes[::2, :, 2], lanes[1::2, ::-1, 3])  # the other team's view
+        # the other team's view
+        np.testing.assert_array_equal(lanes[::2, :, 2], lanes[1::2, ::-1, 3])
         fallen = max(fallen, (lanes[..., 2] == 0).sum())
         won += game.terminals[::10].sum()
         assert (np.sign(game.rewards[::10]) == -np.sign(game.rewards[5::10]))[game.terminals[::10] == 1].all()

@@ -1,4 +1,5 @@
-"""The environments in C as Gymnasium's and PettingZoo's: their own checkers, and episodes held to our own stepping."""
+"""The environments in C as Gymnasium's and PettingZoo's: their own checkers, and episodes
+held to our own stepping."""
 
 import re
 import warnings
@@ -37,7 +38,8 @@ def test_gymnasium_checks_it(name):
         env = gymnasium.make(environment_id(name))
         check_env(env.unwrapped)
         env.close()
-    rest = [str(w.message) for w in caught if "This is probably too" not in str(w.message)]  # bounds at infinity
+    # bounds at infinity
+    rest = [str(w.message) for w in caught if "This is probably too" not in str(w.message)]
     assert not rest
 
 
@@ -136,8 +138,8 @@ def test_an_action_is_missing():
 
 
 def own_steps(name, num_envs, steps, settings):
-    """Our own stepping: the first observations, and [(actions, observations, rewards, terminals, truncations, final
-    observations)] of each step."""
+    """Our own stepping: the first observations, and [(actions, observations, rewards, terminals,
+    truncations, final observations)] of each step."""
     own, rng = Vector(name, num_envs, settings, seed=3), np.random.default_rng(0)
     first, taken = own.observations.copy(), []
     for _ in range(steps):
@@ -269,7 +271,8 @@ def test_a_parallel_environment_plays_what_we_play(name):
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(VARIANTS)])
 def test_final_observations_of_the_terminated_change_nothing_else(name, settings):
-    """With every_final each episode's end has one, within the declared bounds; all else is as without."""
+    """With every_final each episode's end has one, within the declared bounds;
+    all else is as without."""
     number, rng = count(name, settings, 16), np.random.default_rng(0)
     plain, full = (Vector(name, number, settings, seed=1) for _ in range(2))
     full.envs.every_final()

@@ -1,4 +1,5 @@
-"""Environments are solved with the configurations that they ship with: a fixed seed, a threshold of perf or score."""
+"""Environments are solved with the configurations that they ship with: a fixed seed, a
+threshold of perf or score."""
 
 import re
 
@@ -23,7 +24,8 @@ class Keep(pufferl.NoLogger):
 
 
 def learn(name, folder, *options):
-    """Statistics of the last epochs of a training, and what its signs said, {detector: (step, sentence)}."""
+    """Statistics of the last epochs of a training, and what its signs said,
+    {detector: (step, sentence)}."""
     args = pufferl.load_config(name, options)
     vecenv = pufferl.load_env(name, args)
     policy = pufferl.load_policy(args, vecenv, name)
@@ -73,7 +75,8 @@ def test_is_solved(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [*((name, 0) for name in FRESH), ("breakout", 1), ("breakout", 2)])
 def test_is_solved_in_fresh_episodes(name, seed, tmp_path):
-    """As a user would: train, then play new episodes (enduro's are so long that none ends in the last epochs)."""
+    """As a user would: train, then play new episodes (enduro's are so long that none
+    ends in the last epochs)."""
     args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", str(seed)])
     trainer = pufferl.train(name, args)
     args["eval"]["episodes"] = 32 if name in ("enduro", "freeway") else 256

@@ -1,4 +1,5 @@
-"""`python -m ocean`: the check finds planted bugs and none where there are none; pictures without a window."""
+"""`python -m ocean`: the check finds planted bugs and none where there are none;
+pictures without a window."""
 
 import re
 import shutil
@@ -161,7 +162,8 @@ def test_command_line(tmp_path):
 
 
 class Pressed:
-    """Raylib with a keyboard on which {frame: keys} are pressed and right is held; the window closes after `last`."""
+    """Raylib with a keyboard on which {frame: keys} are pressed and right is held; the window
+    closes after `last`."""
 
     def __init__(self, raylib, keys, last):
         self.raylib, self.keys, self.last, self.frame = raylib, keys, last, 0
@@ -185,7 +187,8 @@ def test_keys_that_save_pictures(tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     f12, control = 301, 341  # KEY_F12 and KEY_LEFT_CONTROL of raylib.h
-    raylib = ocean._raylib()  # first: without a display it sets the driver for all that is drawn later in this process
+    # first: without a display it sets the driver for all that is drawn later in this process
+    raylib = ocean._raylib()
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     pressed = Pressed(raylib, {3: {f12}, 5: {f12, control}, 9: {f12, control}}, last=11)
     monkeypatch.setattr(ocean, "_raylib", lambda: pressed)

@@ -1,6 +1,8 @@
-"""The rules of nmmo3, each in a scene of its own and all of them in a crowd. docs/nmmo3.md says what they are.
+"""The rules of nmmo3, each in a scene of its own and all of them in a crowd.
+docs/nmmo3.md says what they are.
 
-The header is compiled once more with functions that look into a world, set a scene, and add everything up.
+The header is compiled once more with functions that look into a world, set a scene,
+and add everything up.
 """
 
 import ctypes
@@ -186,7 +188,8 @@ const char* check(Env* env) {
 
 
 class World(Vector):
-    """One world with the probe's functions as methods: world.get_health(0), world.give(0, "wood", 1, 3), ..."""
+    """One world with the probe's functions as methods: world.get_health(0),
+    world.give(0, "wood", 1, 3), ..."""
 
     def __init__(self, options, seed=0):
         super().__init__(self.header, 1, options, seed=seed)
@@ -220,14 +223,16 @@ class World(Vector):
 
 @pytest.fixture(scope="module", autouse=True)
 def probe(tmp_path_factory):
-    """The header with the probe, named by its contents so that no older build of it is found again."""
+    """The header with the probe, named by its contents so that no older
+    build of it is found again."""
     source = (ocean.FOLDER / "nmmo3" / "nmmo3.h").read_bytes()
     World.header = tmp_path_factory.mktemp("nmmo3") / f"probe_{hashlib.sha256(source).hexdigest()[:12]}.h"
     World.header.write_text(PROBE)
 
 
 def scene(seed=0, **options):
-    """A plain with the village somewhere, agent 0 eight and agent 1 eleven steps from it, on land of tier 2."""
+    """A plain with the village somewhere, agent 0 eight and agent 1 eleven steps from
+    it, on land of tier 2."""
     world = World({**PLAIN, **options}, seed)
     for row in range(40):
         for column in range(40):
@@ -285,7 +290,8 @@ def test_the_page_names_the_defaults():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_land_has_the_tiers_of_its_distance(seed):
-    """Tiers by a breadth-first search of our own; nodes where they belong; agents at home, foes outside villages."""
+    """Tiers by a breadth-first search of our own; nodes where they belong; agents at home,
+    foes outside villages."""
     world = World({"num_agents": 100, "num_foes": 60, "width": 96, "height": 80, "villages": 5, "home": 9}, seed)
     size = [(column, row) for row in range(80) for column in range(96)]
     ground = {at: world.get_ground(*at) for at in size}
@@ -356,7 +362,8 @@ def test_a_crowd_keeps_the_world_whole(seed):
 
 
 def test_what_the_mask_forbids_does_nothing():
-    """From a saved state an illegal action leaves exactly what doing nothing leaves, a legal one something else."""
+    """From a saved state an illegal action leaves exactly what doing nothing leaves, a
+    legal one something else."""
     world, rng = World({**CROWD, "num_foes": 10}, 3), np.random.default_rng(0)
     illegal = legal = 0
     for t in range(600):
@@ -640,7 +647,8 @@ def test_foes_of_tier_one_are_peaceful_and_others_hunt():
             assert world.get_health(0) == 100
             continue
         assert world.get_health(0) < 100
-        # It strikes every second step, follows, does not leave land of its tier, and gives up behind the leash.
+        # It strikes every second step, follows, does not leave land of its tier, and
+        # gives up behind the leash.
         world.set_health(0, 100)
         before = world.get_health(0)
         for _ in range(8):
@@ -662,7 +670,8 @@ def test_no_foe_in_a_village():
     for _ in range(500):
         world.random_actions(rng)
         world.step()
-        assert world.check() is None, world.check()  # among others: no foe in a village or below its tier
+        # among others: no foe in a village or below its tier
+        assert world.check() is None, world.check()
 
 
 # The market
@@ -796,7 +805,8 @@ def test_old_age_is_a_truncation_with_its_last_view():
 
 
 def test_the_default_world_is_full_of_life():
-    """1,024 agents and 768 foes on 256 x 256 tiles; births anywhere at home, in all three callings."""
+    """1,024 agents and 768 foes on 256 x 256 tiles; births anywhere at home,
+    in all three callings."""
     world, rng = World({}), np.random.default_rng(0)
     assert world.envs.num_agents == 1024 and world.observations.shape == (1024, 1536)
     for _ in range(60):

@@ -1,4 +1,5 @@
-"""The rules of the sanity suite: bandit, password, stochastic, continuous, multiagent, spaces, masked, performance."""
+"""The rules of the sanity suite: bandit, password, stochastic, continuous, multiagent, spaces,
+masked, performance."""
 
 import time
 

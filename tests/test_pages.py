@@ -1,5 +1,5 @@
-"""Every command in the pages for users can be typed: its verb, environment and options exist, as the real command line
-reads them. Nothing is run. Speaks of no wording of a page."""
+"""Every command in the pages for users can be typed: its verb, environment and options exist, as
+the real command line reads them. Nothing is run. Speaks of no wording of a page."""
 
 import functools
 import re
@@ -27,7 +27,8 @@ import watch
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = "README.md", *(f"docs/{name}.md" for name in ("tour", "write_an_environment", "watch", "export", "sweeps"))
 BEGINNINGS = re.compile(r"(make|python (pufferl|watch|protein|sweep)\.py|python -m ocean)(?= |$)")
-OWN = {"mine": "squared", "ocean/mine/mine.h": "squared"}  # what write_an_environment.md has its reader make
+# what write_an_environment.md has its reader make
+OWN = {"mine": "squared", "ocean/mine/mine.h": "squared"}
 EXAMPLE = """
 import gymnasium
 import torch
@@ -41,8 +42,8 @@ class MyPolicy(torch.nn.Module):
 
 
 def shell(page):
-    """The lines of a page's blocks of code that are typed in a shell, without their comments and what is wrong on
-    purpose; a line that ends with a backslash goes on in the next."""
+    """The lines of a page's blocks of code that are typed in a shell, without their comments and
+    what is wrong on purpose; a line that ends with a backslash goes on in the next."""
     text = re.sub(r"^```(?!(?:sh|bash|console)?[ \n])\w.*?^```$", "", page, flags=re.M | re.S)
     text = re.sub(r"^```sh wrong\n.*?^```$", "", text, flags=re.M | re.S)
     blocks = re.findall(r"^```.*?\n(.*?)^```$", text, flags=re.M | re.S)
@@ -59,7 +60,8 @@ def commands(page):
 
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
-    """Reads a command as the command line does, up to where it would begin; SystemExit if it is wrong."""
+    """Reads a command as the command line does, up to where it would begin;
+    SystemExit if it is wrong."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_file.py").write_text(EXAMPLE)
     for name in ("kite.h", "broken.h"):
@@ -101,7 +103,8 @@ def parse(tmp_path, monkeypatch):
 
 
 def stand_in(word):
-    """What is read in place of an environment that a page's reader makes, or whose package need not be here."""
+    """What is read in place of an environment that a page's reader makes, or whose
+    package need not be here."""
     family, slash, _ = word.partition("/")
     foreign = slash and ".py:" not in word and family in ("gym", "pettingzoo", *environments.FAMILIES)
     return "gym/CartPole-v1" if foreign else OWN.get(word, word)

@@ -1,4 +1,5 @@
-"""ppo.py says what pufferl.py does: the same actions, the same draws, the same weights, an epoch after the other."""
+"""ppo.py says what pufferl.py does: the same actions, the same draws, the same weights, an
+epoch after the other."""
 
 import math
 
@@ -13,7 +14,8 @@ import vector
 from pufferl import PuffeRL
 
 EPOCHS = 10
-NEAR = 1e-5  # distance of a random word from a boundary between two actions below which rounding decides
+# distance of a random word from a boundary between two actions below which rounding decides
+NEAR = 1e-5
 SETTINGS = {
     "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.3, "learning_rate": 0.01, "momentum": 0.9,
     "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9, "vtrace_rho_clip": 1.1,
@@ -24,11 +26,13 @@ SETTINGS = {
 
 
 class Chances:
-    """In place of the module `kernels` in ppo.py: samples and draws as it does, holds what comes out against the
-    trainer's, and takes the trainer's where a random word lies next to a boundary."""
+    """In place of the module `kernels` in ppo.py: samples and draws as it does, holds
+    what comes out against the trainer's, and takes the trainer's where a random word
+    lies next to a boundary."""
 
     def __init__(self):
-        self.actions, self.samples, self.draws, self.taken = [], [], [], 0  # the trainer's of the epoch, in order
+        # the trainer's of the epoch, in order
+        self.actions, self.samples, self.draws, self.taken = [], [], [], 0
 
     def sample(self, outputs, actions, logprobs, values, **options):
         kernels.sample(outputs, actions, logprobs, values, **options)
@@ -39,14 +43,16 @@ class Chances:
             first = torch.cat([torch.zeros(1, dtype=torch.int64), options["heads"].cumsum(0)[:-1]])
             for agent in (actions != theirs).any(-1).nonzero()[:, 0].tolist():
                 row = outputs[agent : agent + 1].clone()
-                row[0, first + theirs[agent]] += 4 * NEAR  # of a logit: at most NEAR of a probability
+                # of a logit: at most NEAR of a probability
+                row[0, first + theirs[agent]] += 4 * NEAR
                 masks = options.get("masks")
                 nudged = torch.zeros_like(actions[:1]), torch.zeros(1), torch.zeros(1)
                 kernels.sample(row, *nudged, **{**options, "first_agent": agent,
                                                 "masks": None if masks is None else masks[agent : agent + 1]})
                 assert torch.equal(nudged[0][0], theirs[agent]), f"agent {agent}: {actions[agent]}, not {theirs[agent]}"
                 self.taken += 1
-        actions.copy_(theirs)  # continuous ones may differ in their last bits, and environments are to see the same
+        # continuous ones may differ in their last bits, and environments are to see the same
+        actions.copy_(theirs)
         if options["squash"] is not None:
             torch.testing.assert_close(options["samples"], self.samples[0], atol=1e-3, rtol=1e-3)
             options["samples"].copy_(self.samples.pop(0))
@@ -127,7 +133,8 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps", "score"), [("cartpole", 2_000_000, 475), ("breakout", 2_600_000, 10.2)])
 def test_the_page_learns(name, steps, score):
-    """With its own defaults; a random policy has 2.04 at Breakout, and 2.6 million steps take about a minute."""
+    """With its own defaults; a random policy has 2.04 at Breakout, and 2.6 million
+    steps take about a minute."""
     threads = torch.get_num_threads()
     args, scores = ppo.Args(env=name, total_timesteps=steps), []
     envs = vector.make(name, num_envs=args.num_envs, num_buffers=1)

@@ -1,4 +1,5 @@
-"""processes.py: nothing is left running or started that the machine cannot hold, and Ctrl-C shows no traceback."""
+"""processes.py: nothing is left running or started that the machine cannot hold, and
+Ctrl-C shows no traceback."""
 
 import contextlib
 import os
@@ -47,8 +48,8 @@ def alive(mark):
 
 
 def left_after_kill(kind, folder, moment, children):
-    """Start a parent, kill -9 it `moment` seconds after it has so many children: the command lines of what is there 5
-    seconds later."""
+    """Start a parent, kill -9 it `moment` seconds after it has so many children: the command lines
+    of what is there 5 seconds later."""
     mark, deadline = secrets.token_hex(8), time.monotonic() + 120
     folder.mkdir()
     for name in ("squared", "breakout"):  # a compiler ends by itself, but it may take longer
@@ -130,7 +131,8 @@ def test_a_launch_that_fails_half_way_leaves_no_rank(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-# -- Ctrl-C, and outputs that nobody reads ----------------------------------------------------------------------------
+# -- Ctrl-C, and outputs that nobody reads
+# ----------------------------------------------------------------------------
 
 
 @LINUX
@@ -177,7 +179,8 @@ def test_outputs_are_what_they_were_until_nobody_reads_them(options):
     assert process.returncode == 0 and errors.decode() == "BrokenPipeError\n"
 
 
-# -- what a machine can hold ------------------------------------------------------------------------------------------
+# -- what a machine can hold
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
@@ -192,7 +195,8 @@ def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
 
 
 def test_kept_code_lies_where_nobody_else_can_put_any(tmp_path, monkeypatch, capsys):
-    """A link that somebody else made leads elsewhere, and a folder that others may write to is not taken."""
+    """A link that somebody else made leads elsewhere, and a folder that others may
+    write to is not taken."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     known = tmp_path / f"kept-{os.getuid()}"
     assert processes.spare_folder("kernels are") == known == processes.spare_folder("kernels are")

@@ -1,5 +1,5 @@
-"""protein.py: the search space, the models against closed forms and gpytorch, the tuners on problems with a known
-front."""
+"""protein.py: the search space, the models against closed forms and gpytorch, the tuners on
+problems with a known front."""
 
 import contextlib
 import json
@@ -21,7 +21,8 @@ from protein import GP, Grid, ParetoGenetic, Protein, Random, Space, SpaceError
 UNIT = {"distribution": "uniform", "min": 0, "max": 1}
 
 
-# -- the search space -------------------------------------------------------------------------------------------------
+# -- the search space
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", [
@@ -158,7 +159,8 @@ SWEPT = [path.stem for path in INIS if path.stem in ocean.names() and "[sweep." 
 
 @pytest.mark.parametrize("name", SWEPT)
 def test_the_sweep_of_each_environment_begins_at_its_own_settings(name):
-    """So that what is known to learn is the first trial: every present value lies in its range, and is its mean."""
+    """So that what is known to learn is the first trial: every present value lies in its
+    range, and is its mean."""
     space, args = sweep.searched_settings(name, None), configuration.load_config(name)
     settings = dict(args["env"])
     num_envs = settings.pop("num_envs") * args["vec"]["num_envs"]
@@ -193,7 +195,8 @@ def test_preference_has_the_mean_and_the_scale():
     assert space.log_preference(np.array([[0.3, 0.9], [0.4, 0.9]])) == pytest.approx([0, -0.5])
 
 
-# -- the Gaussian process ---------------------------------------------------------------------------------------------
+# -- the Gaussian process
+# ---------------------------------------------------------------------------------------------
 
 
 def regression_data(n=30, features=4, seed=0):
@@ -272,7 +275,8 @@ def test_against_gpytorch():
         theirs.backward()
         value, gradient = gp.loss(gp.theta, X, y)
         assert value - 0.5 * z @ z == pytest.approx(theirs.item(), rel=1e-8)
-        ours = (gradient - z / gp.prior_sd)[:3]  # by log length; theirs is by the raw, softplus-transformed one
+        # by log length; theirs is by the raw, softplus-transformed one
+        ours = (gradient - z / gp.prior_sd)[:3]
         raw = model.smooth.base_kernel.raw_lengthscale
         chain = lengths / torch.sigmoid(raw.detach()).numpy().ravel()
         np.testing.assert_allclose(ours, raw.grad.numpy().ravel() * chain, rtol=1e-6)
@@ -299,11 +303,13 @@ def test_fit_finds_the_settings_that_matter_and_predicts():
     assert (np.abs(error) < 2 * sd).mean() > 0.8
 
 
-# -- tuners -----------------------------------------------------------------------------------------------------------
+# -- tuners
+# -----------------------------------------------------------------------------------------------------------
 
 
 def play(tuner, objective, trials):
-    """Run `trials` of objective(config, rng) -> (score, cost); returns the coordinates (trials, d)."""
+    """Run `trials` of objective(config, rng) -> (score, cost); returns the
+    coordinates (trials, d)."""
     rng = np.random.default_rng(tuner.seed)
     for _ in range(trials):
         config = tuner.suggest()
@@ -328,7 +334,8 @@ def test_finds_the_front_better_than_random(name):
 
 
 def test_does_not_hug_the_bounds():
-    """Six settings with an optimum inside and two idle ones: by chance 4% of coordinates lie within 2% of a bound."""
+    """Six settings with an optimum inside and two idle ones: by chance 4% of coordinates
+    lie within 2% of a bound."""
     space = {f"env.x{i}": UNIT for i in range(8)}
 
     def objective(config, rng):
@@ -348,7 +355,8 @@ def test_respects_the_mean():
         units = play(tuner, lambda config, rng: (rng.standard_normal(), 1 + rng.random()), 25)
         np.testing.assert_allclose(units[0], 0.2, err_msg="the first trial is the mean itself")
         assert abs(units.mean() - 0.2) < 0.08, method
-    away = Protein(search_space=space, num_trials=60, seed=0)  # and yet it leaves when the scores say so
+    # and yet it leaves when the scores say so
+    away = Protein(search_space=space, num_trials=60, seed=0)
     units = play(away, lambda config, rng: (-sum((x - 0.8) ** 2 for x in config.values()), 1.0), 60)
     assert np.abs(units[-15:] - 0.8).mean() < 0.15
 
@@ -426,7 +434,8 @@ def test_minimise_and_optimize_in_python():
 
 
 def test_a_sweep_that_goes_on_suggests_as_if_it_had_not_stopped_repeating_nothing():
-    """A tuner that is made anew and told the same draws new points in the random start, and the same as the old one."""
+    """A tuner that is made anew and told the same draws new points in the random start, and the
+    same as the old one."""
     problem = bench_protein.PROBLEMS["branin"]
     whole = Protein(search_space=problem.space, num_trials=40, seed=5)
     play(whole, problem.evaluate, 4)
@@ -438,8 +447,8 @@ def test_a_sweep_that_goes_on_suggests_as_if_it_had_not_stopped_repeating_nothin
 
 
 def test_curves_teach_without_counting_a_lucky_trial_five_times():
-    """With the curve's points, the model learns how cost grows along the schedule; the group term takes what a trial's
-    points share."""
+    """With the curve's points, the model learns how cost grows along the schedule; the group term
+    takes what a trial's points share."""
     tuner = Protein(search_space={"train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e7},
                                   "train.learning_rate": {"distribution": "log_normal", "min": 1e-3, "max": 1}},
                     num_trials=100, seed=0)

@@ -1,4 +1,5 @@
-"""The trainer: one epoch against the float64 reference, determinism, resume, configuration, the command line."""
+"""The trainer: one epoch against the float64 reference, determinism, resume,
+configuration, the command line."""
 
 import contextlib
 import dataclasses
@@ -211,7 +212,8 @@ def test_rollout_stores_what_the_policy_said(tmp_path):
 
 
 def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(vector.Native, "can_step_in_kernels", False)  # step by step, so that one can look between
+    # step by step, so that one can look between
+    monkeypatch.setattr(vector.Native, "can_step_in_kernels", False)
     trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 5}, num_buffers=1, num_threads=1)
     seen, bootstrap = [], trainer.engine._bootstrap
 
@@ -267,7 +269,8 @@ def run_epochs(trainer, epochs):
 def test_a_run_repeats_bit_for_bit_and_resumes_bit_for_bit(tmp_path, optimizer):
     settings = {"optimizer": optimizer, "env_kwargs": {"max_steps": 30}, "replay_ratio": 1.3}
     whole = run_epochs(make_trainer(tmp_path, **settings), 6)
-    shift = [np.empty(n) for n in range(1, 200, 7)]  # the allocator hands out other places than before
+    # the allocator hands out other places than before
+    shift = [np.empty(n) for n in range(1, 200, 7)]
     again = run_epochs(make_trainer(tmp_path, **settings), 6)
     assert len(shift) and make_trainer(tmp_path, **settings).vecenv.storage.observations.ctypes.data % 256 == 0
     assert all(torch.equal(whole[name], again[name]) for name in whole)
@@ -694,7 +697,8 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
                          ids=["default", "lstm"])
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
-    """The rollout's logits differ in the third digit, so most actions and what is learnt from them are the same."""
+    """The rollout's logits differ in the third digit, so most actions and what is learnt
+    from them are the same."""
     values, losses, steps = [], [], []
     for precision in ("float32", "bfloat16"):
         trainer = make_trainer(tmp_path, env, policy, precision=precision)
@@ -890,7 +894,8 @@ def test_a_reward_that_is_not_finite_is_caught_in_the_first_epoch_without_beta(t
 
 
 def test_masks_of_the_dead_are_no_cause(tmp_path):
-    """A dead agent's mask may forbid everything: its log-probability is not finite, and never used."""
+    """A dead agent's mask may forbid everything: its log-probability is not
+    finite, and never used."""
     trainer = make_trainer(tmp_path, env="masked")
 
     def kill():
@@ -913,7 +918,8 @@ def test_masks_of_the_dead_are_no_cause(tmp_path):
 
 
 class RulesOut(torch.nn.Module):
-    """A network that rules out by itself, with logits of `low`, the first choice of each head, or all of them."""
+    """A network that rules out by itself, with logits of `low`, the first choice of
+    each head, or all of them."""
 
     def __init__(self, env, low, everything=False):
         super().__init__()
@@ -1212,7 +1218,8 @@ def test_interrupt_saves_a_checkpoint(tmp_path):
     assert torch.load(model, weights_only=True)
 
 
-# -- learning: threshold and seed -----------------------------------------------------------------------------------
+# -- learning: threshold and seed
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -1222,7 +1229,8 @@ def test_memory_needs_the_recurrent_state(tmp_path):
     assert watch.evaluate("memory", args)["score"][0] < 0.65
 
 
-# -- numbers that a machine cannot hold, and what a command line says of errors ----------------------------------------
+# -- numbers that a machine cannot hold, and what a command line says of errors
+# ----------------------------------------
 
 MANY = {
     "--train.gpus 50": r"train.gpus = 50: this machine has \d+ cores and no GPU; the most is \d+\.",

@@ -125,7 +125,8 @@ def test_own_loss_and_optimizer(recipe):
 
 
 def test_batch_norm_and_dropout_are_in_training_mode(monkeypatch):
-    """As the page says: in rollouts and in learning, unless the network itself is told otherwise."""
+    """As the page says: in rollouts and in learning, unless the network
+    itself is told otherwise."""
     import pufferl
     import vector
 
@@ -262,7 +263,8 @@ def test_checkpoints(recipe, capsys):
 def test_settings_in_the_docs_exist():
     schema, _ = configuration.resolve("squared")
     names = {f"{section}.{field.name}" for section, cls in schema.items() for field in dataclasses.fields(cls)}
-    names |= {f"train.{size}" for size in configuration.SIZES}  # of the command line, in the place of others
+    # of the command line, in the place of others
+    names |= {f"train.{size}" for size in configuration.SIZES}
     named = {}
     for path in sorted((ROOT / "docs").glob("*.md")):
         if path.name not in ("LOG.md", "sweeps.md"):

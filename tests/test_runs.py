@@ -1,4 +1,5 @@
-"""Runs that can be trusted: crashes, signals, full disks, resume, NaNs, memory, policies taken over."""
+"""Runs that can be trusted: crashes, signals, full disks, resume, NaNs,
+memory, policies taken over."""
 
 import collections
 import contextlib
@@ -46,12 +47,14 @@ def start(*arguments, cwd, **options):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
 
-# -- crashes and signals ----------------------------------------------------------------------------------------------
+# -- crashes and signals
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
-    """One run, killed 20 times while it trains and writes, ends with the weights of an undisturbed one."""
+    """One run, killed 20 times while it trains and writes, ends with the weights
+    of an undisturbed one."""
     interval, epoch, epochs = 2, 64 * 64, 400
     command = ["train", "squared", *SMALL, "--train.total-timesteps", str(epochs * epoch)]
     often = ["--train.checkpoint-interval", str(interval), "--train.log-interval", "0"]
@@ -64,7 +67,8 @@ def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
         if kill:
             resumed = int(output.split("at step ")[1].split()[0].replace(",", ""))
             assert resumed >= reached - interval * epoch, "more than an interval was lost"
-        log, more = run / "metrics.jsonl", moments.randint(0, 30)  # epochs from now, whatever else this machine does
+        # epochs from now, whatever else this machine does
+        log, more = run / "metrics.jsonl", moments.randint(0, 30)
         size = lambda: log.stat().st_size if log.exists() else 0  # noqa: B023, E731
         before, deadline = size(), time.monotonic() + 60
         while size() <= before + 500 * more and time.monotonic() < deadline:
@@ -74,7 +78,8 @@ def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
         process.communicate()
         assert torch.load(run / "trainer_state.pt", weights_only=True)["model"]
         json.loads((run / "config.json").read_text())
-        *whole, _ = log.read_text().split("\n") if log.exists() else [""]  # the last one may be torn
+        # the last one may be torn
+        *whole, _ = log.read_text().split("\n") if log.exists() else [""]
         steps = [json.loads(line)["step"] for line in whole]
         assert steps == sorted(set(steps))
         reached = max(steps, default=0)
@@ -105,7 +110,8 @@ def test_every_kind_of_run_is_whole_after_kills_and_on_full_disks():
 
 @pytest.mark.slow
 def test_the_crash_benchmark_is_not_blind(tmp_path):
-    """A step that is missing, another number, another weight, a torn file, half a file, and a process that is left."""
+    """A step that is missing, another number, another weight, a torn file, half a file, and a
+    process that is left."""
     script = f"""
 import json, shutil, subprocess, sys
 from pathlib import Path
@@ -250,7 +256,8 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     assert not runs.is_running(trainer.run_folder)
 
 
-# -- disks ------------------------------------------------------------------------------------------------------------
+# -- disks
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_unwritable_folder_is_an_error_before_anything_starts(tmp_path):
@@ -327,7 +334,8 @@ def small_disk(folder, megabytes):
 
 
 def check_full_disk(trainer, fill, free, capfd):
-    """Training goes on over a full disk, the last checkpoint loads, and later ones are written again."""
+    """Training goes on over a full disk, the last checkpoint loads, and later
+    ones are written again."""
     run_epochs(trainer, 2)
     path = trainer.run_folder / "trainer_state.pt"
     assert torch.load(path, weights_only=True)["epoch"] == 2
@@ -344,7 +352,8 @@ def check_full_disk(trainer, fill, free, capfd):
     assert steps == sorted(set(steps)) and steps[-1] == trainer.global_step
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's writer
+# TensorBoard's writer
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_really_full_disk_keeps_the_run_and_the_checkpoint(tmp_path, capfd):
     with small_disk(tmp_path / "disk", 2) as disk:
         filler = disk / "filler"
@@ -389,7 +398,8 @@ def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
     assert f"compiled environments are kept in {rest}" in done.stderr
 
 
-# -- checkpoints and resume -------------------------------------------------------------------------------------------
+# -- checkpoints and resume
+# -------------------------------------------------------------------------------------------
 
 
 def test_the_last_models_are_kept_and_the_best(tmp_path):
@@ -408,7 +418,8 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     assert all(torch.equal(best[name], weights[2][name]) for name in best), "the weights that played"
     assert configuration.find_model("best", tmp_path, "squared").name == "best_squared.pt"
     assert configuration.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
-    for name, other in (("squared_mine_1", "squared_mine"), ("squared_2", "squared")):  # the newer one has no best
+    # the newer one has no best
+    for name, other in (("squared_mine_1", "squared_mine"), ("squared_2", "squared")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"env_name": other, "turn": 2,
                                                                   "policy": {"hidden_size": 77}}))
@@ -589,7 +600,8 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
         trainer.save_checkpoint()
 
 
-# -- statistics -------------------------------------------------------------------------------------------------------
+# -- statistics
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("none", ["None", "none", "NONE"])
@@ -633,11 +645,13 @@ def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
     trainer.release()
 
 
-# -- NaNs -------------------------------------------------------------------------------------------------------------
+# -- NaNs
+# -------------------------------------------------------------------------------------------------------------
 
 
 def plant(trainer, name, epoch, t=3):
-    """Have environments write a NaN into `name` at step t of an epoch, or break the weights before it."""
+    """Have environments write a NaN into `name` at step t of an epoch, or break
+    the weights before it."""
     advance = trainer.vecenv.advance
 
     def broken(buffer):
@@ -721,7 +735,8 @@ def test_outputs_that_overflow_are_named(tmp_path):
     trainer.release()
 
 
-# -- short forms, memory ----------------------------------------------------------------------------------------------
+# -- short forms, memory
+# ----------------------------------------------------------------------------------------------
 
 
 def test_the_short_form_takes_keywords():

@@ -42,7 +42,8 @@ def lines_of(run):
 
 
 def wandb_records(path):
-    """The records of a .wandb file: LevelDB's log format, blocks of 32 kB, after a header of 7 bytes."""
+    """The records of a .wandb file: LevelDB's log format, blocks of 32 kB,
+    after a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, position, parts = path.read_bytes(), 7, b""

@@ -1,6 +1,8 @@
-"""Several ranks on one policy: the same gradient as one process, the same weights, resume, interrupts, crashes, nodes.
+"""Several ranks on one policy: the same gradient as one process, the same weights, resume,
+interrupts, crashes, nodes.
 
-The fast tests ask two ranks, which scale_rank.py runs once for all of them; the slow ones start torchrun.
+The fast tests ask two ranks, which scale_rank.py runs once for all of them; the
+slow ones start torchrun.
 """
 
 import json
@@ -63,8 +65,8 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
     arrays, state = scale_rank.keep(trainer)
     for name, tensor in arrays.items():
         joined = torch.cat([part["arrays"][name] for part in parts], dim=0 if name == "final_observations" else 1)
-        # Environments, agents and random words are numbered through: the rollout is that of one process, but for
-        # rounding, which matters to nothing that is drawn before the first action.
+        # Environments, agents and random words are numbered through: the rollout is that of one
+        # process, but for rounding, which matters to nothing that is drawn before the first action.
         if name == "actions":
             assert torch.allclose(joined[0].double(), tensor[0].double(), atol=1e-5)
         if name == "observations":
@@ -107,7 +109,8 @@ def test_unequal_weights_and_settings_are_errors_that_name_them(two):
 
 
 def test_a_last_checkpoint_that_cannot_be_written_ends_all_ranks_with_an_error(two):
-    """Rank 0 says why; the others end with 1 as well, so that no launcher takes the run for a whole one."""
+    """Rank 0 says why; the others end with 1 as well, so that no launcher takes
+    the run for a whole one."""
     (first, first_elsewhere), (second, second_elsewhere) = (seen["lost"] for seen in two[0])
     assert "ConfigError: the last checkpoint, of epoch 4, was not written: No space left" in first
     assert "ConfigError: rank 0 could not write the last checkpoint" in second
@@ -177,7 +180,8 @@ def test_one_rank_is_no_group(monkeypatch):
     assert group.merge_log({"score": 1.0, "n": 2}) == {"score": 1.0, "n": 2} and group.bytes == 0
 
 
-# -- whole runs under torchrun ---------------------------------------------------------------------------------------
+# -- whole runs under torchrun
+# ---------------------------------------------------------------------------------------
 
 SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none", "--vec.num-buffers", "1"]
 FOREVER = [*SMALL, "--train.total-timesteps", "1000000000", "--train.checkpoint-interval", "5"]
@@ -256,7 +260,8 @@ def test_gpus_trains_interrupts_and_resumes_with_one_rank_and_two(tmp_path):
     assert "there were 1 ranks, now there are 2" in text and steps(tmp_path)[-1] == int(stop)
     assert steps(tmp_path) == sorted(steps(tmp_path))
     stop = str(int(stop) + 2 * 64 * 64)
-    text = run([*again, "--train.total-timesteps", stop], tmp_path)  # the run remembers that it has two ranks
+    # the run remembers that it has two ranks
+    text = run([*again, "--train.total-timesteps", stop], tmp_path)
     assert text.count("now there are") == 2 and steps(tmp_path)[-1] == int(stop)
 
 
@@ -299,7 +304,8 @@ def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs",
                "4", "--vec.backend", "serial", "--train.total-timesteps", "1000000", "--logger", "none"]
     code, text = finish(start(command, tmp_path), tmp_path)
-    assert code == 1 and text.count("ValueError: the sky has fallen") >= 2, text  # its own, and in torchrun's summary
+    # its own, and in torchrun's summary
+    assert code == 1 and text.count("ValueError: the sky has fallen") >= 2, text
     assert re.search("Root Cause.*rank      : 1", text, re.DOTALL), text
 
 
@@ -316,7 +322,8 @@ def test_settings_that_cannot_work_are_said_once(tmp_path):
 
 @pytest.mark.slow
 def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
-    old = tmp_path / "experiments" / "squared_old"  # another run of this environment, and a newer one
+    # another run of this environment, and a newer one
+    old = tmp_path / "experiments" / "squared_old"
     old.mkdir(parents=True)
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL, "train", "squared"]
     process = start([*command, *FOREVER], tmp_path)
@@ -381,7 +388,8 @@ print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{weights:.6f
 
 
 def two_nodes(command, folder, *options):
-    """The same command on two nodes at 127.0.0.1 and 127.0.0.2, with torchrun's options; what both printed."""
+    """The same command on two nodes at 127.0.0.1 and 127.0.0.2, with torchrun's
+    options; what both printed."""
     nodes = []
     for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
         (folder / f"node{node}").mkdir()

@@ -1,4 +1,5 @@
-"""signs.py: each detector names a failure that is planted in a real run, and stays silent on others."""
+"""signs.py: each detector names a failure that is planted in a real run, and
+stays silent on others."""
 
 import json
 import math
@@ -18,7 +19,8 @@ AGENTS, EPOCHS = 16, 30
 
 
 class World(gymnasium.Env):
-    """Four steps an episode; the action that is the observation's number is right. Keywords plant failures."""
+    """Four steps an episode; the action that is the observation's number is right.
+    Keywords plant failures."""
 
     def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -61,7 +63,8 @@ def said(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, meddle=None, **s
 
 
 def change_metrics(**functions):
-    """Let a metric be another function of the entry's number: for what no small run does by itself."""
+    """Let a metric be another function of the entry's number: for what no
+    small run does by itself."""
     def meddle(patch):
         see, count = signs.Signs.see, [0]
 

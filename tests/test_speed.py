@@ -1,5 +1,6 @@
-"""Speed: a trace that a browser can open and a table of the stages, nothing left behind; and the search for the fastest
-backend, whose candidates can all work, and which finds the fastest, or a simpler equal."""
+"""Speed: a trace that a browser can open and a table of the stages, nothing left behind; and
+the search for the fastest backend, whose candidates can all work, and which finds the
+fastest, or a simpler equal."""
 
 import json
 import time
@@ -116,7 +117,8 @@ def test_flags_are_what_differs():
 
 @pytest.mark.slow
 def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
-    """Four environments that sleep: more workers than one are several times as fast, and the flags work."""
+    """Four environments that sleep: more workers than one are several times as
+    fast, and the flags work."""
     import pufferl
 
     name = f"{__file__}:Slow"

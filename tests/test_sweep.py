@@ -1,5 +1,5 @@
-"""sweep.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the real one (slow),
-on one machine and on Ray."""
+"""sweep.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the
+real one (slow), on one machine and on Ray."""
 
 import contextlib
 import json
@@ -30,7 +30,8 @@ FAKE_SPACE = {"train.learning_rate": {"distribution": "log_normal", "min": 3e-4,
               "train.total_timesteps": {"distribution": "log_normal", "min": 1000, "max": 20000}}
 
 
-# -- the ledger -------------------------------------------------------------------------------------------------------
+# -- the ledger
+# -------------------------------------------------------------------------------------------------------
 
 
 def record(number, score=1.0, cost=1.0, status="done", **settings):
@@ -144,7 +145,8 @@ def test_a_number_that_is_being_taken_over_is_nobody_elses(tmp_path, monkeypatch
     assert mine["trial"] == 0 and mine["settings"] == {"x": 0} and json.loads(ours._path(mine).read_text()) == mine
     assert list(seen[0]) == [0], "a sweep must not end while it is left"
     assert seen[1]["trial"] == 1
-    monkeypatch.setattr(ours, "_appear", lambda path, content: False)  # another looks in this moment whether it is free
+    # another looks in this moment whether it is free
+    monkeypatch.setattr(ours, "_appear", lambda path, content: False)
     dead_owner(tmp_path, 2)
     assert ours.take_over() is None and list(ours.claims()) == [0, 1, 2] and ours.claim(2, below=3) is None
 
@@ -181,7 +183,8 @@ def test_given_back_trials_keep_their_settings_and_attempts(tmp_path):
     assert claim["settings"] == {"x": 3} and claim["attempts"] == 0 and claim["predicted"] == {"score": 1}
 
 
-# -- curves -----------------------------------------------------------------------------------------------------------
+# -- curves
+# -----------------------------------------------------------------------------------------------------------
 
 
 def write_metrics(path, entries):
@@ -194,7 +197,8 @@ def test_curve_of_a_run_and_of_a_resumed_one(tmp_path):
     write_metrics(path, [(10, 1.0, 1.0), (20, None, 2.0), (30, 3.0, 3.0), (40, math.nan, 4.0)])
     curve = Curve.read(path, "score")
     assert curve.step.tolist() == [10, 30] and curve.cost.tolist() == [1, 3] and "performance/uptime" in curve.names
-    # the checkpoint was at 20, resumed with the clock where it stood: what came after it is replaced
+    # the checkpoint was at 20, resumed with the clock where it stood: what
+    # came after it is replaced
     write_metrics(path, [(10, 1.0, 1.0), (20, 2.0, 2.0), (30, 9.0, 3.0), (30, 3.0, 3.5), (40, 4.0, 4.5)])
     curve = Curve.read(path, "score")
     assert curve.step.tolist() == [10, 20, 30, 40] and curve.score.tolist() == [1, 2, 3, 4]
@@ -223,7 +227,8 @@ def test_hopeless():
     assert not sweep.hopeless(curve(-9.0, cost=0.5), 1000, rule) and not sweep.hopeless(curve(0.2), 1000, None)
 
 
-# -- sweeps with a stand-in trainer -----------------------------------------------------------------------------------
+# -- sweeps with a stand-in trainer
+# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -351,7 +356,8 @@ def test_trials_are_spread_over_gpus(monkeypatch):
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatch, how):
-    """A training run that is told to stop saves and ends well; one that is killed does not: neither ends the trial."""
+    """A training run that is told to stop saves and ends well; one that is killed does not:
+    neither ends the trial."""
     monkeypatch.setenv("FAKE_SECONDS", "2")
 
     def stop_it():
@@ -384,7 +390,8 @@ def start_sweep(folder, count, workers=2, seconds=1.0):
 
 
 def test_kill_and_interrupt_lose_nothing(tmp_path):
-    """kill -9, then Ctrl-C, then to the end: every trial once, running ones resumed where they stood."""
+    """kill -9, then Ctrl-C, then to the end: every trial once, running ones
+    resumed where they stood."""
     files = tmp_path / "sweep_squared" / "trials"
 
     def steps():
@@ -413,7 +420,8 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
     assert list(results) == list(range(5)) and {r["status"] for r in results.values()} == {"done"}
     assert all((files / name).read_text() == text for name, text in finished.items())
     assert all(results[int(number)]["settings"] == settings for number, settings in claimed.items() if settings)
-    for r in results.values():  # resumed, not begun anew: one run folder each, and the full schedule's cost
+    # resumed, not begun anew: one run folder each, and the full schedule's cost
+    for r in results.values():
         assert len(list((ledger.folder / "runs" / f"{r['trial']:05d}").glob("*/config.json"))) == 1
         assert r["cost"] == pytest.approx(r["settings"]["train.total_timesteps"] / 1000, rel=1e-6)
     assert f"best settings: python pufferl.py train squared --data-dir {tmp_path} --train." in output
@@ -458,7 +466,8 @@ def test_what_brings_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep.ROOT)
 
 
-# -- the command line -----------------------------------------------------------------------------------------------
+# -- the command line
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
@@ -519,7 +528,8 @@ def test_command_line_errors(tmp_path, capsys):
     assert "report PATH" in capsys.readouterr().out
 
 
-# -- what loggers get --------------------------------------------------------------------------------------------------
+# -- what loggers get
+# --------------------------------------------------------------------------------------------------
 
 
 LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}), "steps": 1000.0,
@@ -539,7 +549,8 @@ def test_tensorboard_holds_settings_and_curves(tmp_path):
 
     log_all("tensorboard", tmp_path)
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["00000"]
-    assert len(list((tmp_path / "tensorboard" / "00000").iterdir())) == 1  # of two files, either may be read first
+    # of two files, either may be read first
+    assert len(list((tmp_path / "tensorboard" / "00000").iterdir())) == 1
     events = EventAccumulator(str(tmp_path / "tensorboard" / "00000")).Reload()
     curve = [(event.step, event.value) for event in events.Scalars("sweep/score")]
     assert curve == [(500, pytest.approx(0.5)), (1000, pytest.approx(0.9))]
@@ -580,12 +591,14 @@ def test_a_logger_that_fails_does_not_end_the_sweep(tmp_path, capsys):
     assert "trial 0 was not logged to tensorboard" in capsys.readouterr().err
 
 
-# -- real clusters and real training (slow) ----------------------------------------------------------------------------
+# -- real clusters and real training (slow)
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
-    """Trials spread over both nodes; those of a node that goes down are run again; each counts once."""
+    """Trials spread over both nodes; those of a node that goes down are run
+    again; each counts once."""
     pytest.importorskip("ray", reason="the cluster; pip install ray")
     from ray.cluster_utils import Cluster
 
@@ -627,9 +640,9 @@ def steps_to(run, score):
 
 @pytest.mark.slow
 def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
-    """Through the command line, with the real trainer: from a tenth of the shipped learning rate and eight times its
-    minibatch, to the shipped settings' steps to a score of 0.9, or 25% more. With both cores of a small machine to
-    itself it takes some five minutes."""
+    """Through the command line, with the real trainer: from a tenth of the shipped learning rate
+    and eight times its minibatch, to the shipped settings' steps to a score of 0.9, or 25% more.
+    With both cores of a small machine to itself it takes some five minutes."""
     shipped = tmp_path / "shipped"
     subprocess.run([sys.executable, str(sweep.ROOT / "pufferl.py"), "train", "squared", "--data-dir", str(shipped)],
                    check=True, capture_output=True, timeout=3600)

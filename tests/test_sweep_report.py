@@ -1,4 +1,5 @@
-"""The report of sweep.py: what the page shows is the ledger, in figures, in its text and in a real browser."""
+"""The report of sweep.py: what the page shows is the ledger, in figures, in its text
+and in a real browser."""
 
 import json
 
@@ -94,8 +95,8 @@ def write_run(folder, env, tag, env_settings, gamma, slope):
 
 @pytest.fixture
 def two_environments(tmp_path):
-    """A folder of six runs: four of squared, of which one sets a distance and one another, two of breakout, which comes
-    first; tags north and south in turn."""
+    """A folder of six runs: four of squared, of which one sets a distance and one another, two of
+    breakout, which comes first; tags north and south in turn."""
     folder = tmp_path / "both"
     for i, (env, settings) in enumerate([("breakout", {"balls": 5}), ("breakout", {"balls": 5}), ("squared", {}),
                                          ("squared", {"distance": 3}), ("squared", {"distance": 4}), ("squared", {})]):
@@ -157,7 +158,8 @@ def test_the_live_page_outlives_bad_requests_and_a_broken_ledger(live, swept, ca
     assert ask(port, "GET", "/")[0] == 200
     said = capfd.readouterr().err
     assert "Traceback" not in said and said.count("could not be made") == 2
-    assert live.RequestHandlerClass.timeout == 60  # seconds until a connection that says nothing is closed
+    # seconds until a connection that says nothing is closed
+    assert live.RequestHandlerClass.timeout == 60
 
 
 def test_tsne_keeps_clusters_apart():
@@ -170,8 +172,8 @@ def test_tsne_keeps_clusters_apart():
 
 @pytest.fixture
 def browser():
-    """A function that opens an address in a headless Chromium which finds no other machine; fails on the page's errors
-    and on any request but that of the page itself."""
+    """A function that opens an address in a headless Chromium which finds no other machine; fails
+    on the page's errors and on any request but that of the page itself."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
     with playwright.sync_playwright() as started:
@@ -217,7 +219,8 @@ def test_report_in_a_browser(swept, browser, tmp_path):
 
 @pytest.mark.slow
 def test_the_live_page_in_a_browser(live, browser):
-    """What the server lets the page load is enough for all of its figures, also for those that WebGL draws."""
+    """What the server lets the page load is enough for all of its figures, also for
+    those that WebGL draws."""
     page = browser(f"http://localhost:{live.server_address[1]}/")
     assert page.locator(".js-plotly-plot").count() == 6 and page.locator("tbody tr").count() == 12
     page.wait_for_selector(".parcoords", state="attached")

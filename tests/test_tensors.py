@@ -1,5 +1,5 @@
-"""Environments of torch and JAX: the same episodes as elsewhere, no copy but one, nothing that waits for a device, and
-the shapes that simulators return."""
+"""Environments of torch and JAX: the same episodes as elsewhere, no copy but one, nothing that
+waits for a device, and the shapes that simulators return."""
 
 import importlib.util
 import math
@@ -42,8 +42,8 @@ def convert(array, kind):
 
 
 class Walks(gymnasium.vector.VectorEnv):
-    """Walkers that begin where their number and the episode's say: the same logic for any kind of array and any mode of
-    autoreset. A walk ends far out, and is cut after `limit` steps."""
+    """Walkers that begin where their number and the episode's say: the same logic for any kind of
+    array and any mode of autoreset. A walk ends far out, and is cut after `limit` steps."""
 
     single_observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float32), "t": spaces.Discrete(50)})
     single_action_space = spaces.Discrete(3, start=-1)
@@ -121,7 +121,8 @@ class Walk(gymnasium.Env):
 
 
 def rollouts(vecenv, count=3, horizon=16):
-    """[{name: array}] of rollouts with fixed actions, final observations where an episode was cut, and the log."""
+    """[{name: array}] of rollouts with fixed actions, final observations where an
+    episode was cut, and the log."""
     rng, history, final = np.random.default_rng(1), [], []
     with vecenv:
         storage = vecenv.allocate(horizon)
@@ -152,7 +153,8 @@ def assert_same_rollouts(ours, theirs):
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rollout_is_that_of_the_same_environment_in_numpy(kind, mode):
-    """Dict observations of two dtypes, masks, an action space that begins at -1, statistics of the last info."""
+    """Dict observations of two dtypes, masks, an action space that begins at -1,
+    statistics of the last info."""
     ours = rollouts(vector.make(lambda: Walks(kind=kind, mode=mode)))
     theirs = rollouts(vector.make(lambda: Walks(kind="numpy", mode=mode), backend="serial"))
     assert_same_rollouts(ours, theirs)
@@ -192,7 +194,7 @@ def test_means_of_one_environment():
         assert (one["n"], one["episode_length"], others["n"]) == (1, 7, 4) and vecenv.log() == {}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Copies and waits
 
 
@@ -229,7 +231,8 @@ class Kept(Walks):
 
 
 def test_what_is_copied():
-    """An observation once, from the environment's tensor into the rollout's row; actions, which it may change, once."""
+    """An observation once, from the environment's tensor into the rollout's row; actions,
+    which it may change, once."""
     env = Kept(64, limit=100)
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(4)
@@ -240,7 +243,8 @@ def test_what_is_copied():
             assert "aten::clone" in watched.names
             copied = [(source, target) for source, target, size in watched.copies if size == 2 * 64]
             assert copied == [(env.seen.data_ptr(), storage.observations[t + 1].ctypes.data)]
-            assert sum(size for _, _, size in watched.copies) == 64 * (2 + 4)  # reward, two flags and resets
+            # reward, two flags and resets
+            assert sum(size for _, _, size in watched.copies) == 64 * (2 + 4)
         np.testing.assert_array_equal(storage.observations[4], env.seen.numpy())
 
 
@@ -268,7 +272,8 @@ def test_arrays_of_jax_are_seen_where_they_lie():
     jax = pytest.importorskip("jax")
     env = Kept(64, kind="jax")
     with vector.make(lambda: env) as vecenv:
-        storage = vecenv.allocate(4)  # 64 agents: each row begins at a multiple of 64 bytes, which JAX wants
+        # 64 agents: each row begins at a multiple of 64 bytes, which JAX wants
+        storage = vecenv.allocate(4)
         for t in range(4):
             with Watched() as watched:
                 vecenv.advance(0)
@@ -286,7 +291,8 @@ def test_the_policy_reads_the_rows_that_the_environment_wrote():
 
 
 class Unmoved:
-    """Environments whose arrays cost nothing to make: what is seen then are the backend's own operations."""
+    """Environments whose arrays cost nothing to make: what is seen then are the
+    backend's own operations."""
 
     num_envs = 8
     single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
@@ -347,8 +353,8 @@ def trained(epochs, mode, **settings):
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
 @pytest.mark.parametrize("network", [models.MinGRUPolicy, models.FeedForward])
 def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
-    """On what stands for a GPU in tests/test_devices.py: environments write the policy's arrays, and the run is that of
-    environments that write the host's, graphs or not."""
+    """On what stands for a GPU in tests/test_devices.py: environments write the policy's arrays,
+    and the run is that of environments that write the host's, graphs or not."""
     from test_devices import install, on_a_cpu
 
     install(monkeypatch, on_a_cpu)
@@ -368,13 +374,14 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
     assert same and all(direct[3][name] == pytest.approx(through_host[3][name], nan_ok=True) for name in same)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What simulators return
 
 
 class IsaacLabStandIn(gymnasium.Env):
-    """The types of Isaac Lab's ManagerBasedRLEnv: dicts of groups, float rewards, bool flags, extras that live on with
-    a "log" of the last reset; ended episodes begin anew within the step, and nobody sees their last observation."""
+    """The types of Isaac Lab's ManagerBasedRLEnv: dicts of groups, float rewards, bool flags,
+    extras that live on with a "log" of the last reset; ended episodes begin anew within the step,
+    and nobody sees their last observation."""
 
     metadata = {"render_modes": [None]}  # noqa: RUF012
 
@@ -425,7 +432,8 @@ def test_isaac_lab():
         np.testing.assert_array_equal(storage.terminals[:, 3], [0, 0, 0, 1, 0])
         np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
         np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
-        # the observation that the last action was taken from, in place of the last one, which is not given
+        # the observation that the last action was taken from, in place of the last
+        # one, which is not given
         np.testing.assert_array_equal(storage.final_observations[:3], storage.observations[4, :3])
         log = vecenv.log()
         assert (log["n"], log["episode_length"]) == (4, 4.75)
@@ -435,7 +443,8 @@ def test_isaac_lab():
 
 
 class MjlabStandIn(IsaacLabStandIn):
-    """mjlab's differences: spaces of its own, groups by other names, and resets that are the caller's if it wants."""
+    """mjlab's differences: spaces of its own, groups by other names, and resets that are the
+    caller's if it wants."""
 
     def __init__(self):
         super().__init__()
@@ -473,14 +482,16 @@ def test_mjlab():
             vecenv.advance(0)
         np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
         np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
-        np.testing.assert_array_equal(storage.final_observations[:3], [[0, 5], [5, 5], [10, 5]])  # the true ones
+        # the true ones
+        np.testing.assert_array_equal(storage.final_observations[:3], [[0, 5], [5, 5], [10, 5]])
     with pytest.raises(ValueError, match="no group 'policy' of observations; it has 'actor'"):
         tensors.IsaacLab(MjlabStandIn())
 
 
 class ManiSkillStandIn(gymnasium.vector.VectorEnv):
-    """The types of ManiSkillVectorEnv with record_metrics: no word of autoreset in its metadata; the final observation
-    and info of all environments, with masks of those that ended; partial resets by env_idx."""
+    """The types of ManiSkillVectorEnv with record_metrics: no word of autoreset in its metadata;
+    the final observation and info of all environments, with masks of those that ended; partial
+    resets by env_idx."""
 
     auto_reset = True
 
@@ -536,7 +547,8 @@ def test_maniskill():
         assert log["episode_return"] == log["episode/return"] == (0 + 5 + 6 + 6) / 4
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])  # its wrapper cannot convert the info of SameStep
+# its wrapper cannot convert the info of SameStep
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
 def test_gymnasiums_own_vector_environments_in_torch(mode):
     """Gymnasium's CartPoles through its NumpyToTorch, beside the same ones without."""
     pytest.importorskip("array_api_compat", reason="pip install array_api_compat")
@@ -563,12 +575,13 @@ def test_gymnasiums_environments_in_jax():
         assert ends.any() and np.array_equal(storage.valid[1:], 1 - ends) and vecenv.log()["n"] == ends.sum()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # JAX by name
 
 
 def test_gymnax():
-    """Ends told from time limits, with the true last observation, which has no place among the first ones."""
+    """Ends told from time limits, with the true last observation, which has no
+    place among the first ones."""
     pytest.importorskip("gymnax")
     with vector.make("gymnax/CartPole-v1", 64, env_kwargs={"max_steps_in_episode": 30}, seed=3) as vecenv:
         assert type(vecenv) is vector.Tensors and vecenv.num_envs == 64
@@ -619,7 +632,7 @@ def test_families_know_what_they_are():
     assert vector.choose_backend(creator, "serial") is vector.Serial
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Which backend, and errors
 
 
@@ -754,12 +767,13 @@ def test_other_backends_say_who_takes_them():
             call()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Runs
 
 
 def test_a_later_nan_ends_the_run_with_its_place():
-    """Only the first reset and step are checked; then the trainer finds it before it learns from it."""
+    """Only the first reset and step are checked; then the trainer finds it
+    before it learns from it."""
 
     class Late(Kept):
         def _see(self):
@@ -777,7 +791,8 @@ def test_a_later_nan_ends_the_run_with_its_place():
 
 
 def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
-    """Weights, optimizer and step count go on; episodes begin anew, from the same seed each time."""
+    """Weights, optimizer and step count go on; episodes begin anew, from
+    the same seed each time."""
 
     def run(path, **settings):
         vecenv = vector.make(CARTPOLE, env_kwargs={"num_envs": 32}, seed=1)

@@ -1,5 +1,5 @@
-"""docs/tour.md and its notebook: what is typed there runs, and prints what stands there. tests/test_pages.py reads the
-commands that only the slow tests run."""
+"""docs/tour.md and its notebook: what is typed there runs, and prints what stands there.
+tests/test_pages.py reads the commands that only the slow tests run."""
 
 import json
 import os
@@ -70,7 +70,8 @@ def test_what_takes_no_time(tmp_path, monkeypatch, capfd):
 
 
 def test_the_game(tmp_path):
-    """The rules that the page tells: who always flies towards the middle passes every gate, and is then cut off."""
+    """The rules that the page tells: who always flies towards the middle passes every
+    gate, and is then cut off."""
     (tmp_path / "kite.h").write_text(tour.header())
     agents = ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 8, {})
     rewards, ends, cut = 0.0, 0, 0

@@ -1,4 +1,5 @@
-"""Backends for environments in Python: the same numbers from each; nothing left running when something breaks."""
+"""Backends for environments in Python: the same numbers from each; nothing left running
+when something breaks."""
 
 import os
 import re
@@ -139,7 +140,7 @@ def assert_same(a, b):
         assert value == pytest.approx(b[1][name])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -430,7 +431,8 @@ def test_a_vector_environment_counts_as_its_copies():
 def test_a_packages_own_vector_environment(name, backend):
     if "ALE" in name:
         pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
-    limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}  # 4 frames a step
+    # 4 frames a step
+    limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}
     kwargs = {**limit, "reward_scale": 0.5}
     serial = vector.make(name, env_kwargs=kwargs)
     with serial, vector.make(environments.load_creator(name), 4, backend, env_kwargs=kwargs) as native:
@@ -439,11 +441,13 @@ def test_a_packages_own_vector_environment(name, backend):
         assert native.single_action_space == serial.single_action_space
         assert (native.num_envs, native.num_agents) == (4, 4)
         history = [native.reset(seed=3)[0].copy()] + [native.step(np.ones(4, int))[0].copy() for _ in range(85)]
-        assert any((observations != observations[0]).any() for observations in history)  # each has its own seed
+        # each has its own seed
+        assert any((observations != observations[0]).any() for observations in history)
         log = native.log(2)
         assert 0 < log["episode_length"] <= 80 and "env_id" not in log and native.log()["n"] >= 3
         if "CartPole" in name:
-            assert log["episode_return"] == log["episode_length"]  # the true one, whatever reward_scale is
+            # the true one, whatever reward_scale is
+            assert log["episode_return"] == log["episode_length"]
         np.testing.assert_array_equal(native.reset(seed=3)[0], history[0])
         for expected in history[1:]:
             np.testing.assert_array_equal(native.step(np.ones(4, int))[0], expected)
@@ -493,7 +497,7 @@ def test_environments_by_name():
         assert vecenv.step([1, 1])[3].all()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Under the trainer
 
 
@@ -559,8 +563,8 @@ def test_dead_steps_of_next_step_autoreset_count_for_nothing(tmp_path):
 
 
 class Copycats(vector.Vector):
-    """A backend from nothing but the docstring of Vector: agents in numpy are rewarded for the number that they see.
-    An agent is cut off after 4 steps; two buffers."""
+    """A backend from nothing but the docstring of Vector: agents in numpy are rewarded for the
+    number that they see. An agent is cut off after 4 steps; two buffers."""
 
     def __init__(self, agents):
         self.name, self.seed, self.num_envs, self.num_agents = "copycat", 3, agents, agents
@@ -727,7 +731,8 @@ def test_the_command_line_takes_python_environments(tmp_path):
         pufferl.load_config("gym/CartPol-v1")
 
 
-CONFIGS = [  # with the seed of its training, the mean return it must reach, and the package it needs
+# with the seed of its training, the mean return it must reach, and the package it needs
+CONFIGS = [
     ("gym_cartpole", 0, 475, "gymnasium"),
     ("gym_acrobot", 0, -100, "gymnasium"),
     ("gym_pendulum", 0, -250, "gymnasium"),
@@ -748,7 +753,8 @@ def test_shipped_configs_learn(name, seed, threshold, package, tmp_path):
     pytest.importorskip(package, reason=f"needs {package} (requirements-extras.txt)")
     options = ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", str(seed)]
     if package != "gymnasium":
-        options += ["--vec.num-threads", "1"]  # what the figures in docs/environments.md were reached with
+        # what the figures in docs/environments.md were reached with
+        options += ["--vec.num-threads", "1"]
     trainer = pufferl.train(name, pufferl.load_config(name, options))
     if name == "gym_cartpole" and os.getloadavg()[0] < 2 * vector.physical_cores():
         assert trainer.uptime < 60

@@ -1,4 +1,5 @@
-"""Evaluation counts fairly; shipped policies load and score; pictures, videos and the page show the game."""
+"""Evaluation counts fairly; shipped policies load and score; pictures, videos and
+the page show the game."""
 
 import base64
 import contextlib
@@ -34,7 +35,8 @@ import watch
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# -- counting ---------------------------------------------------------------------------------------------------------
+# -- counting
+# ---------------------------------------------------------------------------------------------------------
 
 
 class Uneven(gymnasium.Env):
@@ -73,8 +75,8 @@ def test_short_episodes_are_not_favoured():
 
 
 def steps_of_agents(lengths, values):
-    """(resets, log) of each step of one environment whose agents report by themselves; lengths and values: of the
-    episodes of each agent."""
+    """(resets, log) of each step of one environment whose agents report by themselves; lengths and
+    values: of the episodes of each agent."""
     ends = [dict(zip(np.cumsum(one).tolist(), of, strict=True)) for one, of in zip(lengths, values, strict=True)]
     for t in range(1, max(max(one) for one in ends) + 1):
         now = [one[t] for one in ends if t in one]
@@ -91,7 +93,8 @@ def test_each_agents_first_episodes_count():
         if not counted.open:
             break
     score = counted.statistics()["score"]
-    assert score.mean == np.mean([10, 20, 40, 50])  # at step 3 both end within their quota: 20 and 40
+    # at step 3 both end within their quota: 20 and 40
+    assert score.mean == np.mean([10, 20, 40, 50])
     assert (score.min, score.max) == (10, 50)
 
 
@@ -178,7 +181,8 @@ def test_what_a_policy_thinks_of_squashed_actions_is_in_the_environments_units()
     view.close()
 
 
-# -- the policies that ship -------------------------------------------------------------------------------------------
+# -- the policies that ship
+# -------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch, capsys):
@@ -232,7 +236,8 @@ def test_shipped_policies_are_small_and_fit_their_environments():
 def test_a_shipped_policy_scores_what_it_says(name):
     about = configuration.read_baseline(name)[1]
     args = pufferl.load_config(name, ["--baseline", "--train.seed", "7"])
-    args["eval"]["episodes"] = min(64, args["eval"]["episodes"])  # worlds of a thousand agents say that fewer will do
+    # worlds of a thousand agents say that fewer will do
+    args["eval"]["episodes"] = min(64, args["eval"]["episodes"])
     score = watch.evaluate(name, args)["score"]
     assert abs(score.mean - about["score"]) < 5 * np.hypot(score.error, about["score_error"]) + 1e-3
 
@@ -244,7 +249,8 @@ def test_flags_need_no_value():
     assert args["eval"]["episodes"] == 3
 
 
-# -- pictures and videos ----------------------------------------------------------------------------------------------
+# -- pictures and videos
+# ----------------------------------------------------------------------------------------------
 
 
 def frames_of(path):
@@ -325,7 +331,8 @@ def test_a_policy_is_evaluated_without_dropout(tmp_path):
     play.vecenv.close()
 
 
-# -- the terminal -----------------------------------------------------------------------------------------------------
+# -- the terminal
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_the_terminal_shows_two_pixels_a_character():
@@ -416,7 +423,8 @@ def test_a_window_shows_the_game(name, tmp_path):
         assert len(pole) and len(cart) and pole[:, 0].mean() < cart[:, 0].mean()
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -453,7 +461,8 @@ def test_the_page_is_for_this_machine_only(server):
     process, port = server
     listening = [one.laddr.ip for one in psutil.Process(process.pid).net_connections() if one.status == "LISTEN"]
     assert listening == ["127.0.0.1"]
-    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:1234", f"[::1]:{port}"):  # a tunnel has its own
+    # a tunnel has its own
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:1234", f"[::1]:{port}"):
         assert ask(port, "GET", "/", Host=host)[0] == 200
     for host in ("evil.test", f"evil.test:{port}", "127.0.0.1.evil.test", "localhost@evil.test", "", "[", "0.0.0.0"):
         assert ask(port, "GET", "/state?after=0", Host=host)[0] == 403
@@ -477,7 +486,8 @@ def send(port, data, read=True):
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)
         if not read:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a crash does
+            # as a crash does
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return b""
         connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))

@@ -1,4 +1,5 @@
-"""Environments on the other side: stepped together as one by one, and nothing left running when something breaks."""
+"""Environments on the other side: stepped together as one by one, and nothing left running
+when something breaks."""
 
 import shutil
 import signal
@@ -41,7 +42,7 @@ def test_a_worker_imports_no_torch():
     assert done.stdout == "set()\n"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Stepped together, or one by one
 
 
@@ -67,7 +68,8 @@ class Endless(gymnasium.Env):
 
 @pytest.mark.filterwarnings("ignore:.*share an object")
 def test_time_limits_are_those_of_the_wrappers():
-    """The wrappers that gymnasium.make adds are stepped past; episodes are the same as with them."""
+    """The wrappers that gymnasium.make adds are stepped past; episodes are
+    the same as with them."""
 
     def limited(first, second):
         env = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(Endless()))
@@ -248,11 +250,13 @@ KINDS = {  # creator of environment i, whether they can be stepped together
 
 
 def played(creator, number, horizon, seed, again):
-    """(all arrays and infos of three rollouts, whether they were stepped together); new episodes after one of them."""
+    """(all arrays and infos of three rollouts, whether they were stepped together); new episodes
+    after one of them."""
     history = []
 
     def finish(worker, infos):
-        history.append([(env, {name: value for name, value in info.items() if name != "episode/t"})  # the time it took
+        # the time it took
+        history.append([(env, {name: value for name, value in info.items() if name != "episode/t"})
                         for env, info in infos])
         Serial._finish(vecenv, worker, infos)
 
@@ -377,7 +381,7 @@ def test_an_edited_file_is_the_one_that_runs(tmp_path):
     assert done.stdout == "[2.0, 2.0]\n" and "was edited" in done.stderr
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What breaks
 
 
@@ -401,7 +405,8 @@ def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
     with pytest.raises(emulation.Fault if trouble == "shape" else WorkerError, match=message):
         for _ in range(4):
             vecenv.step(np.ones(4, int))
-    assert time.perf_counter() - begun < 100  # what hangs sleeps 1,000 s, and what dies is noticed at once
+    # what hangs sleeps 1,000 s, and what dies is noticed at once
+    assert time.perf_counter() - begun < 100
 
 
 def hang_beside_another(backend):
@@ -604,7 +609,8 @@ def test_closing_ends_what_it_can(options, tmp_path):
     with pytest.raises(OSError, match="the window is gone"):
         vecenv.close()
     times = [(tmp_path / str(i)).read_text().split().count("closed") for i in range(3)]
-    assert times == [1 if options["backend"] is Serial else 2, 1, 1]  # processes have an environment 0 and we have one
+    # processes have an environment 0 and we have one
+    assert times == [1 if options["backend"] is Serial else 2, 1, 1]
     envs[1].update(trouble="raise", seconds=0.0)
     vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
     vecenv.reset(seed=0)

@@ -2,8 +2,8 @@
 
     python tests/tour.py        # writes docs/tour.ipynb from the page
 
-What follows a block's `sh` says who types it: fast (the fast tests too), wrong (the same; it ends in an error),
-slow, or typed (a reader: here it is only parsed).
+What follows a block's `sh` says who types it: fast (the fast tests too), wrong (the same; it ends
+in an error), slow, or typed (a reader: here it is only parsed).
 """
 
 import json
@@ -51,7 +51,8 @@ def steps(page=None):
 
 
 def typed(*who):
-    """(command, what is seen) of the blocks for `who`; what is seen is that of a block's last command."""
+    """(command, what is seen) of the blocks for `who`; what is seen is that of
+    a block's last command."""
     for step in steps():
         if step.kind == "sh" and step.who in who:
             *before, last = step.text.splitlines()
@@ -65,8 +66,8 @@ def header():
 
 
 def missing(seen, printed):
-    """The first line of the page's output that was not printed after the ones before it, or None. Numbers, dates,
-    curves and the width of spaces may differ; ... stands for anything."""
+    """The first line of the page's output that was not printed after the ones before it, or None.
+    Numbers, dates, curves and the width of spaces may differ; ... stands for anything."""
     printed = printed.replace(sys.executable, "python").splitlines()
     for line in seen.splitlines():
         parts, at = [], 0
@@ -93,7 +94,8 @@ def as_cell(lines):
 
 
 def notebook():
-    """The page as a notebook: the same words, each block a cell, which prints by itself what the page shows."""
+    """The page as a notebook: the same words, each block a cell, which prints by
+    itself what the page shows."""
     cells, page, at = [], PAGE.read_text(), 0
 
     def add(kind, text):
