@@ -477,17 +477,20 @@ class TorchProducts:
         weight = self.weights[f"{name}.weight"]
         torch.addmm(out, grad, weight, out=out) if add else torch.mm(grad, weight, out=out)
 
-    def weight_gradient(self, name, grad, x):
-        """Add grad^T · x to the weight's gradient."""
-        gradient = self.gradients[f"{name}.weight"]
-        if grad.dtype == gradient.dtype:
+    def weight_gradient(self, name, grad, x, *, add):
+        """The weight's gradient (+)= grad^T · x."""
+        gradient, rounded = self.gradients[f"{name}.weight"], self.products.get(f"{name}.weight")
+        if grad.dtype != gradient.dtype:
+            torch.mm(grad.t(), x, out=rounded)
+            gradient.add_(rounded) if add else gradient.copy_(rounded)
+        elif add:
             torch.addmm(gradient, grad.t(), x, out=gradient)
         else:
-            gradient.add_(torch.mm(grad.t(), x, out=self.products[f"{name}.weight"]))
+            torch.mm(grad.t(), x, out=gradient)
 
-    def add_rows(self, name, rows):
-        """Add the sum over rows (n, columns) to a gradient."""
-        kernels.add_rows(rows, self.gradients[name])
+    def bias_gradient(self, name, rows, *, add):
+        """A vector's gradient (+)= the sum over rows (n, columns)."""
+        kernels.add_rows(rows, self.gradients[name], add)
 
 
 class Layers:
@@ -499,7 +502,7 @@ class Layers:
         chunk = layers.chunk(n)                                          # the buffers, cut to n <= rows segments
         layers.gather(chunk, observations, index, start)                 # and chunk.states[i][0], the initial states
         layers.forward(chunk, resets, valid, index, start)               # -> chunk.outputs
-        layers.backward(chunk, resets, valid, index, start)              # from chunk.grad_outputs, into the gradients
+        layers.backward(chunk, resets, valid, index, start, add=False)   # from chunk.grad_outputs, into the gradients
 
     With steps=0 it holds what `step`, the rollout's form, needs.
 
@@ -587,22 +590,23 @@ class Layers:
                                 initial=None if initial is None else initial[i])
         linear("decoder", chunk.flat_last, chunk.flat_outputs)
 
-    def backward(self, chunk, resets, valid, index, start):
-        """Add the gradients of all weights, given chunk.grad_outputs; consumes the activations."""
+    def backward(self, chunk, resets, valid, index, start, *, add):
+        """The gradients of all weights, written or, with `add`, added to, given chunk.grad_outputs; consumes the
+        activations."""
         products, grad_x = self.products, chunk.flat_grad_x
-        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last)
-        products.add_rows("decoder.bias", chunk.flat_grad_outputs)
+        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last, add=add)
+        products.bias_gradient("decoder.bias", chunk.flat_grad_outputs, add=add)
         if self.policy.decoder.log_std is not None:
-            products.add_rows("decoder.log_std", chunk.flat_grad_log_std)
+            products.bias_gradient("decoder.log_std", chunk.flat_grad_log_std, add=add)
         products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
         for i in reversed(range(self.policy.num_layers)):
             kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
                                      index=index, start=start)
-            products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i])
-            products.add_rows(f"rnn.layers.{i}.bias", chunk.sums)
+            products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i], add=add)
+            products.bias_gradient(f"rnn.layers.{i}.bias", chunk.sums, add=add)
             products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
-        products.weight_gradient("encoder", grad_x, chunk.flat_observations)
-        products.add_rows("encoder.bias", grad_x)
+        products.weight_gradient("encoder", grad_x, chunk.flat_observations, add=add)
+        products.bias_gradient("encoder.bias", grad_x, add=add)
 
 
 class Sample:
@@ -633,12 +637,12 @@ class Sample:
         return chunk.outputs
 
     def backward(self, grad_outputs, grad_log_std=None):
-        """Add the gradients of all weights, after `forward`."""
+        """Write the gradients of all weights, after `forward`."""
         chunk = self.layers.chunk(self.rows)
         chunk.grad_outputs.copy_(grad_outputs)
         if grad_log_std is not None:
             chunk.grad_log_std.copy_(grad_log_std)
-        self.layers.backward(chunk, *self.flags)
+        self.layers.backward(chunk, *self.flags, add=False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -738,7 +742,6 @@ class Fused(engines.Restated, Graphs):
 
     def learn(self, index):
         s, layers, log_std = self.storage, self.layers, self.policy.decoder.log_std
-        self.arena.flat("gradients").zero_()
         layers.refresh()
         for start, count in self.chunks:
             chunk = layers.chunk(count)
@@ -747,7 +750,7 @@ class Fused(engines.Restated, Graphs):
             layers.forward(chunk, *flags, self.initial_state["mingru"])
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
                        None if log_std is None else log_std.data, chunk.grad_log_std)
-            layers.backward(chunk, *flags)
+            layers.backward(chunk, *flags, add=start > 0)
 
     def _learning_calls(self):
         if ranks.connect().count > 1 or own_optimizer(self.config):

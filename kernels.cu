@@ -238,10 +238,10 @@ extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, 
     scalars[1] = momentum, scalars[2] = 1.0f - rate[0] * weight_decay, scalars[3] = rate[0];
 }
 
-// gradient += the sum of the rows. A block has some rows and up to blockDim.x columns: neighbouring threads read what
+// gradient = the sum of the rows, or += if `add`. A block has some rows and up to blockDim.x columns: neighbouring threads read what
 // lies side by side, also where there are few columns.
 template <class Real> CELL void add_rows_block(i64 rows, i64 columns, i64 chunk, const Real *values, double *parts,
-                                               int *ticket, float *gradient, double *shared, int *last) {
+                                               int *ticket, bool add, float *gradient, double *shared, int *last) {
     i64 width = columns < blockDim.x ? columns : blockDim.x, side_by_side = blockDim.x / width;
     i64 tiles = (columns + width - 1) / width, piece = blockIdx.x / tiles;
     i64 column = blockIdx.x % tiles * width + threadIdx.x % width, row = piece * chunk + threadIdx.x / width;
@@ -261,22 +261,22 @@ template <class Real> CELL void add_rows_block(i64 rows, i64 columns, i64 chunk,
     for (i64 c = threadIdx.x; c < columns; c += blockDim.x) {
         double total = 0.0;
         for (i64 i = 0; i < gridDim.x / tiles; i++) total += __ldcg(parts + i * columns + c);
-        gradient[c] += (float)total;
+        gradient[c] = (add ? gradient[c] : 0.0f) + (float)total;
     }
 }
 
 extern "C" __global__ void add_rows(i64 rows, i64 columns, i64 chunk, const float *values, double *parts, int *ticket,
-                                    float *gradient) {
+                                    bool add, float *gradient) {
     __shared__ double shared[256];
     __shared__ int last;
-    add_rows_block(rows, columns, chunk, values, parts, ticket, gradient, shared, &last);
+    add_rows_block(rows, columns, chunk, values, parts, ticket, add, gradient, shared, &last);
 }
 
 extern "C" __global__ void add_rows_half(i64 rows, i64 columns, i64 chunk, const u16 *values, double *parts,
-                                         int *ticket, float *gradient) {
+                                         int *ticket, bool add, float *gradient) {
     __shared__ double shared[256];
     __shared__ int last;
-    add_rows_block(rows, columns, chunk, values, parts, ticket, gradient, shared, &last);
+    add_rows_block(rows, columns, chunk, values, parts, ticket, add, gradient, shared, &last);
 }
 
 // --------------------------------------------------------------------------------------------------------------------

@@ -1191,17 +1191,18 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     sums += torch.as_tensor(parts.sum(0))
 
 
-def add_rows(rows, gradient):
-    """gradient (columns,) += the sum of rows (n, columns), floats, over n: what a bias gets."""
+def add_rows(rows, gradient, add=True):
+    """gradient (columns,) += the sum of rows (n, columns), floats, over n: a bias's. Without `add` it is set."""
     n, columns = check_sizes("add_rows", "rows", rows, 2)
     if not on_gpu(rows):
-        gradient += rows.sum(0, dtype=gradient.dtype)
+        total = rows.sum(0, dtype=gradient.dtype)
+        gradient.copy_(gradient + total if add else total)
         return
     values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
     chunk = max(-(-n // 256), 8 * (256 // min(columns, 256)))  # 8 rows a thread at least, 256 pieces at most
     pieces = -(-n // chunk)
     CUDA.launch("add_rows_half" if values.dtype == u16 else "add_rows", -(-columns // 256) * pieces, 256, n, columns,
-                chunk, values, *_sums_of_blocks(rows, pieces * columns),
+                chunk, values, *_sums_of_blocks(rows, pieces * columns), add,
                 checked("add_rows", "gradient", gradient, (columns,)))
 
 
@@ -1216,8 +1217,10 @@ def loss_statistics(sums):
 
 
 @driver
-def _write_back(begin, end, size, index, new_values, new_ratios, values, ratios):
+def _write_back(begin, end, size, index, new_values, new_ratios, clock, values, ratios):
     M = len(index)
+    if begin == 0:
+        clock[1] += 1
     for lane in range(begin, end):
         t, first = lane * size // M, lane * size % M
         for m in range(first, first + size):
@@ -1225,15 +1228,16 @@ def _write_back(begin, end, size, index, new_values, new_ratios, values, ratios)
             ratios[t, index[m]] = new_ratios[t, m]
 
 
-def write_back(index, new_values, new_ratios, values, ratios):
+def write_back(index, new_values, new_ratios, clock, values, ratios):
     """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
-    values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns."""
+    values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns.
+    The minibatch ends with it, so clock (2,) int64, (epoch, minibatch), goes on to the next one."""
     T, N = check_sizes("write_back", "ratios", ratios, 2)
     columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
     lanes, size = _lanes(ratios, T, M)
     run(_write_back, lanes, 8, size, columns, checked("write_back", "new_values", new_values, (T, M)),
-        checked("write_back", "new_ratios", new_ratios, (T, M)),
+        checked("write_back", "new_ratios", new_ratios, (T, M)), checked("write_back", "clock", clock, (2,), np.int64),
         checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
 
 

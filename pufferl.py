@@ -322,9 +322,8 @@ class PuffeRL:
 
     def _write_back(self):
         """The drawn segments' new values and ratios, and what follows from them."""
-        kernels.write_back(self.index, self.new_values, self.new_ratios, self.values, self.ratios)
+        kernels.write_back(self.index, self.new_values, self.new_ratios, self.clock, self.values, self.ratios)
         self._advantages(self.index)
-        self.clock[1:].add_(1)
 
     def _merge_observations(self):
         """Add the rollout's observations to the moments that normalise those of the next."""

@@ -175,8 +175,9 @@ def gather_cases():
         close("values", values[:T, index], new_values, 0)
         close("ratios", ratios[:, index], new_ratios, 0)
 
-    yield "write_back", Case(lambda: kernels.write_back(index, new_values, new_ratios, values, ratios), check, T * B,
-                             2 * size(new_values, new_ratios))
+    clock = torch.zeros(2, dtype=torch.int64)
+    yield "write_back", Case(lambda: kernels.write_back(index, new_values, new_ratios, clock, values, ratios), check,
+                             T * B, 2 * size(new_values, new_ratios))
 
 
 def step_case():

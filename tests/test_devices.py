@@ -243,8 +243,9 @@ def test_graphs_change_no_result(device, case, monkeypatch):
 
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
 def test_small_minibatches_are_few_launches(device):
-    """What a minibatch costs on a GPU where it is small: 140 before its small kernels were put together, 64 (and the
-    copies that torch hides in ten of them) before those of kernels.cu."""
+    """What a minibatch costs on a GPU if it is small: 140 before its small kernels were put together, 64 (and the
+    copies that torch hides in ten of them) before those of kernels.cu, 34 before the gradients were written without
+    a zero first and the write-back counted the minibatches."""
     trainer = make_trainer(cudagraphs=1)
     for _ in range(3):
         trainer.evaluate()
@@ -253,7 +254,7 @@ def test_small_minibatches_are_few_launches(device):
     torch_calls = [call for call in calls if hasattr(call[0], "_schema")]
     free = [call for call in torch_calls if "empty" in str(call[0]) or (  # as views are
         call[3] is None and not call[0]._schema.is_mutable)]
-    assert 30 < len(calls) - len(free) <= 34, [str(call[0]) for call in calls]
+    assert 30 < len(calls) - len(free) <= 32, [str(call[0]) for call in calls]
     trainer.release()
 
 

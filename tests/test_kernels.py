@@ -695,8 +695,10 @@ def test_write_back(N):
     values, ratios = torch.randn(5, N, generator=rng), torch.randn(4, N, generator=rng)
     expected_values, expected_ratios = values.clone(), ratios.clone()
     expected_values[:4, index], expected_ratios[:, index] = columns
-    kernels.write_back(index, *(c.contiguous() for c in columns), values, ratios)
+    clock = torch.tensor([3, 7])
+    kernels.write_back(index, *(c.contiguous() for c in columns), clock, values, ratios)
     assert torch.equal(values, expected_values) and torch.equal(ratios, expected_ratios)
+    assert clock.tolist() == [3, 8]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1118,9 +1120,13 @@ def test_advantage_moments_and_normalisation(N):
 @pytest.mark.parametrize("n, columns", [(1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_add_rows(n, columns, dtype):
+    """To what is there, or in its place, whatever it was."""
     rng = generator(n)
     rows, gradient = torch.randn(n, columns, generator=rng).to(dtype), torch.randn(columns, generator=rng)
-    expected = gradient.double() + rows.double().sum(0)
+    fresh, expected = poison(columns), rows.double().sum(0)
+    kernels.add_rows(rows, fresh, add=False)
+    close(fresh, expected, 1e-6 * n**0.5)
+    expected += gradient.double()
     kernels.add_rows(rows, gradient)
     close(gradient, expected, 1e-6 * n**0.5)
 
