@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -196,6 +197,70 @@ def lost_output():
     """Why nobody reads stdout any more; None if somebody may."""
     buffer = getattr(sys.stdout, "buffer", None)
     return getattr(getattr(buffer, "raw", buffer), "lost", None)
+
+
+def in_front():
+    """Whether a terminal's keys are for this process: its shell waits for it, or for the launcher of its rank."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # torchrun gives a rank a session of its own
+        with contextlib.suppress(OSError):
+            launcher = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+            return "TORCHELASTIC_RUN_ID" in os.environ and launcher[2] == launcher[5]  # its group, the terminal's group
+    return False
+
+
+class Keys:
+    """Within it, a terminal at stdin gives each key as it is pressed, without Enter, and does not show it. At the end,
+    and while Ctrl-Z stops the process, the terminal is as it was. `possible` says whether there is one to read: only
+    the main thread can."""
+
+    def __init__(self, wanted=True):
+        self.possible = wanted and os.isatty(0) and threading.current_thread() is threading.main_thread()
+        self._usual = None  # the terminal's mode before
+
+    def __enter__(self):
+        if self.possible:
+            self._gives_lines()
+            self._before = signal.signal(signal.SIGTSTP, self._stop)
+        return self
+
+    def __exit__(self, *_):
+        if self.possible:
+            self.leave()
+            signal.signal(signal.SIGTSTP, self._before)
+
+    def _gives_lines(self):
+        """Whether the terminal is in its usual mode, which is remembered."""
+        mode = termios.tcgetattr(0)
+        if mode[3] & termios.ICANON:
+            self._usual = mode
+        return bool(mode[3] & termios.ICANON)
+
+    def pressed(self):
+        """The keys since the last call, as bytes; never waits. None are read while the process is in the background."""
+        if self.possible and in_front():
+            with contextlib.suppress(OSError, termios.error):  # the terminal was closed
+                if self._gives_lines():  # at first, and again after Ctrl-Z
+                    mode = [*self._usual]
+                    mode[3] &= ~(termios.ICANON | termios.ECHO)
+                    termios.tcsetattr(0, termios.TCSANOW, mode)
+                if select.select([0], [], [], 0)[0]:
+                    return os.read(0, 1024)
+        return b""
+
+    def leave(self):
+        """Give the terminal back as it was; may be called by a signal's handler."""
+        if self._usual is not None and in_front():  # in the background Linux would stop this process for it
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(0, termios.TCSANOW, self._usual)
+                os.write(0, b"\x1b[?25h")  # the cursor, which a live panel hides
+
+    def _stop(self, number, frame):
+        self.leave()
+        signal.signal(number, self._before)
+        os.kill(os.getpid(), number)  # returns once `fg` has it go on
+        signal.signal(number, self._stop)
 
 
 def stop_at_once():

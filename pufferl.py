@@ -820,10 +820,10 @@ def forbidden(trainer):
 class Interrupts:
     """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end; the second
     one leaves at once, unless it is a SIGHUP: a terminal that closes may send several. With nohup
-    SIGHUP is ignored, and stays so."""
+    SIGHUP is ignored, and stays so. leave: called before the process ends at once."""
 
-    def __init__(self):
-        self.requested = False
+    def __init__(self, leave=lambda: None):
+        self.requested, self.leave = False, leave
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -836,6 +836,7 @@ class Interrupts:
         if self.requested and number == signal.SIGHUP:
             return
         if self.requested:
+            self.leave()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.requested = True
@@ -1051,8 +1052,10 @@ def start(trainer, args, facts, say):
 
 def learn(trainer, args):
     """Train until the steps are done or somebody asks for a stop, and show how it goes."""
-    group, shown, heard = ranks.connect(), 0.0, True
-    with Interrupts() as interrupts:
+    group, screen, shown, heard = ranks.connect(), trainer._dashboard, 0.0, True
+    keys = processes.Keys(group.rank == 0 and screen.console.is_terminal)
+    screen.explaining = False if keys.possible else None
+    with Interrupts(keys.leave) as interrupts, keys:
         while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
             trainer.evaluate()
             trainer.train()
@@ -1063,6 +1066,11 @@ def learn(trainer, args):
             if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
                 trainer.print_dashboard()
                 shown = time.perf_counter()
+            if keys.pressed().count(b"?") % 2:
+                screen.explaining ^= True
+                screen.draw(trainer)
+        screen.explaining = None
+        screen.draw(trainer)
 
 
 USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]

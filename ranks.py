@@ -377,7 +377,8 @@ def launch(count, command):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, forward)
     try:
-        run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
+        with processes.Keys():  # a rank that was killed cannot give the terminal back
+            run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1

@@ -654,6 +654,7 @@ class Dashboard:
 
         self.console, self.live, self.first = Console(), None, None
         self.scores, self.goal = [], (None, None)  # of each call; what counts as solved
+        self.explaining = None  # whether the words are explained; None if nobody can ask for it
 
     def compiling(self):
         """Say that kernels are compiled, on a terminal until the first `show`."""
@@ -688,7 +689,13 @@ class Dashboard:
 
             self.live = Live(console=self.console, auto_refresh=False)
             self.live.start()
-        self.live.update(panel(trainer, self.scores, self.goal, time_left(trainer, *self.first)), refresh=True)
+        self.draw(trainer)
+
+    def draw(self, trainer):
+        """The live panel anew, if there is one."""
+        if self.live is not None:
+            self.live.update(panel(trainer, self.scores, self.goal, time_left(trainer, *self.first), self.explaining),
+                             refresh=True)
 
     def close(self):
         compiling.announce = lambda: None
@@ -791,23 +798,38 @@ def closing(trainer, args, model):
 # docs/troubleshooting.md
 WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
 MOST_ROWS = 14  # of a table
-EXPLAINED = 5  # seconds that a metric is explained
 
 
 @functools.cache
 def meanings():
-    """{metric: what it is}, as docs/metrics.md says it."""
+    """{metric or word of the dashboard: what it is}, as docs/metrics.md says it."""
     page, found = ROOT / "docs/metrics.md", {}
     rows = re.findall(r"^\| (`\w+/.*?`) \| (.*) \|$", page.read_text(), re.M) if page.exists() else []
     for names, what in rows:
-        found |= dict.fromkeys(re.findall(r"`\w+/(\w+)`", names), what.replace("`", ""))
+        what = re.sub(r"`|\[(.+?)\]\(.*?\)", r"\1", what)  # without links
+        found |= dict.fromkeys(re.findall(r"`(\w+/[^`]+)`", names), what)
     return found
 
 
-def panel(trainer, scores, goal, time):
+def words(tables):
+    """What the words of a panel's tables mean, as a rich renderable; first those that a newcomer will not know."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, show_header=False, padding=(0, 1))
+    for title in ("losses", "environment", "time", "run"):
+        for name, _ in tables[title]:
+            what = meanings().get(f"performance/seconds_{name}" if title == "time" else f"{title}/{name}")
+            if what is not None:
+                grid.add_row(Text(name, "bold"), Text(what))
+    return grid
+
+
+def panel(trainer, scores, goal, time, explaining=None):
     """The live panel, as a rich renderable. Green is reached, yellow is worth a look.
     scores: of each call so far; goal: (what they are, how much counts as solved); time: what
-    is gone and left, in words."""
+    is gone and left, in words; explaining: whether what the words mean stands in the place of
+    the numbers, None if nobody can ask for it."""
     from rich.columns import Columns
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
@@ -828,17 +850,18 @@ def panel(trainer, scores, goal, time):
         return grid
 
     process, stages = psutil.Process(), trainer.statistics.stages
-    summary = table("run", [
+    summary = [
         ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
         ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
         ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
         ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
         ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
-        *trainer.engine.usage().items()])
+        *trainer.engine.usage().items()]
     total = max(sum(stages.values()), 1e-9)
-    parts = table("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])
+    parts = [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()]
     numbers = lambda metrics: [(name, float(value)) for name, value in metrics.items()]  # noqa: E731
-    losses, environment = table("losses", numbers(trainer.losses)), table("environment", numbers(trainer.environment))
+    tables = {"run": summary, "time": parts, "losses": numbers(trainer.losses),
+              "environment": numbers(trainer.environment)}
     metric, least = goal
     reached = least is not None and scores[-1] >= least
     grid = Table.grid()
@@ -846,13 +869,14 @@ def panel(trainer, scores, goal, time):
                                (f"{figure(scores[-1]):>10} ", "bold green" if reached else "bold"),
                                (sparkline(scores, 40), "cyan"),
                                "" if least is None else f"  {figure(least)} counts as solved"))
-    grid.add_row(Columns([summary, parts, losses, environment]))
+    if not explaining:
+        grid.add_row(Columns([table(*one) for one in tables.items()]))
     for _, sentence in sorted(trainer.signs.said.values()):
         grid.add_row(Text(sentence, "yellow"))
     grid.add_row(Text(f" {time}"))
     grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
-    shown = [name for name in meanings() if name in {**trainer.losses, **trainer.environment}]
-    if shown:
-        name = shown[int(trainer.uptime / EXPLAINED) % len(shown)]
-        grid.add_row(Text(f" {name}: {meanings()[name]}", "dim", no_wrap=True, overflow="ellipsis"))
+    if explaining is not None:
+        grid.add_row(Text(" ? shows the numbers again" if explaining else " ? explains these words", "dim"))
+    if explaining:  # last, because a small terminal shows no more than it can hold
+        grid.add_row(words(tables))
     return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan")

@@ -1,13 +1,25 @@
 """What a training says on a terminal and elsewhere."""
 
+import contextlib
+import fcntl
 import io
 import math
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from rich.console import Console
 
 import configuration
+import processes
 import pufferl
 import runs
 
@@ -46,7 +58,7 @@ def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_panel_has_a_curve_colours_and_an_explanation(width):
+def test_the_panel_has_a_curve_and_colours(width):
     screen, trainer = on(runs.Dashboard(), terminal(width)), Fake(score=0.1, perf=0.5, n=3.0)
     for score in (0.1, 0.5, 0.96):
         trainer.environment = {**trainer.environment, "score": score}
@@ -56,7 +68,7 @@ def test_the_panel_has_a_curve_colours_and_an_explanation(width):
     assert "▁▄█" in shown and "0.95 counts as solved" in shown and "Updates are too large." in shown
     assert "\x1b[1;32m" in shown.split("0.96")[0][-40:], "green: it is solved"
     assert "\x1b[33m" in shown.split("0.2\x1b")[0][-40:], "yellow: approx_kl is worth a look"
-    assert any(f"{name}: {what[:20]}" in shown for name, what in runs.meanings().items())
+    assert "? " not in shown, "nobody can press it"
 
 
 def test_many_statistics_do_not_fill_the_screen():
@@ -77,9 +89,137 @@ def test_compiling_is_announced_once_and_ends(capsys):
     assert screen.console.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the line goes, the cursor is back"
 
 
-def test_every_metric_of_the_page_has_a_meaning():
-    assert {"score", "entropy", "approx_kl", "clipfrac", "episode_return", "grad_norm"} <= set(runs.meanings())
-    assert not [what for what in runs.meanings().values() if "`" in what or "|" in what]
+def test_every_word_of_the_dashboard_has_a_meaning():
+    words = {f"losses/{name}" for name in ("entropy", "approx_kl", "clipfrac", "grad_norm")}
+    words |= {f"environment/{name}" for name in ("score", "perf", "episode_return", "n")}
+    words |= {f"performance/seconds_{stage}" for stage in ("environment", "policy", "learn", "ranks", "other")}
+    words |= {f"run/{name}" for name in ("engine", "agents", "parameters", "steps", "steps/s", "epoch", "CPU", "memory",
+                                         "GPU", "GPU memory")}
+    assert words <= set(runs.meanings())
+    assert not [what for what in runs.meanings().values() if "`" in what or "|" in what or "](" in what]
+
+
+TRAINS = """
+import sys, time
+import pufferl, runs
+from test_runs_dashboard import Fake
+
+class Training(Fake):
+    _dashboard = runs.Dashboard()
+
+    def evaluate(self):
+        time.sleep(60 if self._dashboard.explaining and sys.argv[1:] == ["twice"] else 0.02)
+        if self._dashboard.explaining and sys.argv[1:] == ["fails"]:
+            raise MemoryError("it fails")
+
+    def train(self): ...
+
+    def print_dashboard(self):
+        self._dashboard.show(self)
+
+trainer = Training(score=0.5)
+try:
+    pufferl.learn(trainer, {"train": {"log_interval": 60}})
+finally:
+    trainer._dashboard.close()
+print("the end")
+"""
+
+
+class Terminal:
+    """A Python script in a terminal of its own, started by a shell that does not repair the terminal itself."""
+
+    SHELL = 'trap : INT; "$@"; echo "it is $?."; read line; fg >/dev/null; echo "it is $?."'
+
+    def __init__(self, script, *words):
+        self.ours, self.its = os.openpty()
+        self.mode, self.seen = termios.tcgetattr(self.its), ""
+        fcntl.ioctl(self.its, termios.TIOCSWINSZ, struct.pack("4H", 50, 150, 0, 0))
+        paths = f"{configuration.ROOT}:{configuration.ROOT / 'tests'}"
+        self.shell = subprocess.Popen(
+            ["sh", "-m", "-c", self.SHELL, "sh", sys.executable, "-c", script, *words], stdin=self.its,
+            stdout=self.its, stderr=self.its, start_new_session=True, cwd=configuration.ROOT,
+            env={**os.environ, "PYTHONPATH": paths, "TERM": "xterm"},
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+
+    def wait_for(self, text, seconds=120):
+        """Read until `text` stands there."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < deadline and self.shell.poll() is None, self.seen
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.seen += os.read(self.ours, 65536).decode(errors="replace")
+        self.seen = self.seen.partition(text)[2]
+
+    def press(self, keys):
+        os.write(self.ours, keys)
+
+    def is_as_before(self):
+        return termios.tcgetattr(self.its) == self.mode
+
+    def close(self):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.shell.pid).children(recursive=True):
+                process.kill()
+        self.shell.kill()
+        self.shell.wait()
+        os.close(self.ours)
+        os.close(self.its)
+
+
+def test_a_key_explains_the_words_and_the_terminal_is_given_back():
+    with contextlib.closing(Terminal(TRAINS)) as terminal:
+        terminal.wait_for("? explains these words")
+        terminal.press(b"x?")
+        terminal.wait_for("? shows the numbers again")
+        terminal.wait_for(runs.meanings()["losses/entropy"])
+        assert not terminal.is_as_before()
+        terminal.press(b"?")
+        terminal.wait_for("? explains these words")
+        terminal.press(b"\x1a")
+        terminal.wait_for(f"it is {128 + signal.SIGTSTP}.")
+        assert terminal.is_as_before()
+        terminal.press(b"\n")  # and the shell says `fg`
+        terminal.press(b"?")
+        terminal.wait_for("? shows the numbers again")
+        terminal.press(b"\x03")
+        terminal.wait_for("once more to leave at once")
+        terminal.wait_for("the end")
+        terminal.wait_for("it is 0.")
+        assert terminal.is_as_before()
+
+
+@pytest.mark.parametrize("end", ["twice", "terminated", "fails"])
+def test_the_terminal_is_given_back_however_the_training_ends(end):
+    with contextlib.closing(Terminal(TRAINS, end)) as terminal:
+        terminal.wait_for("? explains these words")
+        terminal.press(b"?")
+        terminal.wait_for("? shows the numbers again")
+        assert end == "fails" or not terminal.is_as_before()
+        if end == "twice":
+            terminal.press(b"\x03")
+            terminal.wait_for("once more to leave at once")
+            terminal.press(b"\x03")
+        elif end == "terminated":
+            psutil.Process(terminal.shell.pid).children()[0].terminate()
+        terminal.wait_for(f"it is { {'twice': 128 + signal.SIGINT, 'terminated': 0, 'fails': 1}[end]}.")
+        assert terminal.is_as_before()
+
+
+def test_no_key_is_read_from_a_terminal_of_which_the_process_is_in_the_background(monkeypatch):
+    ours, its = os.openpty()  # not this process's terminal at all
+    before = termios.tcgetattr(its)
+    stdin = os.dup(0)
+    os.dup2(its, 0)
+    try:
+        with processes.Keys() as keys:
+            os.write(ours, b"?\n")
+            assert keys.possible and keys.pressed() == b"" and termios.tcgetattr(its) == before
+        assert not processes.Keys(wanted=False).possible
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        assert not processes.Keys().possible
+    finally:
+        os.dup2(stdin, 0)
 
 
 def test_numbers_are_for_people():
