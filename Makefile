@@ -8,6 +8,7 @@ SHELL := /bin/bash
 UV := $(shell command -v uv 2>/dev/null)
 ifeq ($(UV),)
 venv = $(PYTHON) -m venv $(1)
+HAS_VENV = $(RUN) -m pip --version
 # What pip says, in one line that changes, if somebody watches.
 WATCHED := $(shell test -t 2 && echo yes)
 SHOW := awk '{ printf "\r\033[K%.100s", $$0; fflush() } END { printf "\r\033[K" }'
@@ -17,6 +18,7 @@ install = $(1)/bin/python -m pip install --disable-pip-version-check --no-compil
 QUICKLY := --timeout 5 --retries 0
 else
 venv = $(UV) venv --quiet --seed --python $(PYTHON) $(1)
+HAS_VENV = $(RUN) --version
 install = $(UV) pip install --python $(1)/bin/python $(2)
 QUICKLY :=
 endif
@@ -68,7 +70,7 @@ lint: .venv/ready-test
 .venv/ready-demo: requirements-play.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
-	@$(RUN) -m pip --version >/dev/null 2>&1 || $(call venv,.venv)
+	@$(HAS_VENV) >/dev/null 2>&1 || $(call venv,.venv)
 	@echo "installing torch and what playing needs into .venv: half a minute to two minutes"
 	@$(if $(CUDA),true,$(RUN) -c 'import torch' 2>/dev/null || $(call install,.venv,$(CPU_BUILD) $(TORCH)) 2>/dev/null || true)
 	@$(call install,.venv,-r requirements-play.txt)
