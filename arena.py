@@ -135,7 +135,8 @@ class Arena:
     def register(self, name, shape, dtype=torch.float32, group="data"):
         """Ask for a tensor. Raises ValueError for a name that is taken or after `allocate`."""
         if self.memory is not None:
-            raise ValueError(f"arena.register({name!r}) after arena.allocate(): register everything first.")
+            raise ValueError(f"arena.register({name!r}) after arena.allocate(): register "
+                             "everything first.")
         if name in self._specs:
             raise ValueError(f"arena.register({name!r}): that name is taken.")
         if any(int(n) < 0 for n in shape):
@@ -151,10 +152,12 @@ class Arena:
         """
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
-                raise TypeError(f"arena.adopt: {name} is {parameter.dtype}; master weights are float32.")
+                raise TypeError(f"arena.adopt: {name} is {parameter.dtype}; master "
+                                "weights are float32.")
             self.register(f"weights/{prefix}.{name}", parameter.shape, group="weights")
             self.register(f"gradients/{prefix}.{name}", parameter.shape, group="gradients")
-        packed = {f"{prefix}.{name}.{weight}".replace("..", ".") for name, child in module.named_modules()
+        packed = {f"{prefix}.{name}.{weight}".replace("..", ".")
+                  for name, child in module.named_modules()
                   if isinstance(child, torch.nn.RNNBase) for weight in child._flat_weights_names}
         self._modules.append((module, prefix, packed))
 
@@ -300,7 +303,8 @@ def _launch(function, lanes, arguments):
     if lanes == 0:
         return
     if not SIMULATOR and any(isinstance(argument, np.ndarray) for argument in arguments):
-        raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all on one device.")
+        raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all "
+                         "on one device.")
     if function not in _kernels:
         kernel = cuda_kernel(function)  # imports cuda
         warnings.filterwarnings("ignore", "Grid size")  # ours are what the batch is
@@ -319,8 +323,10 @@ def flat_run(function, lanes, sizes, *arguments):
     """run(function, lanes, 1, *sizes, *arguments) with every array flat and every number
     unsigned: on a GPU indices of several dimensions, signed ones above all, cost more
     than the mathematics does."""
-    arguments = [argument if isinstance(argument, int) else argument.reshape(-1) for argument in arguments]
-    numbers = (u64(argument) if isinstance(argument, int) else argument for argument in (*sizes, *arguments))
+    arguments = [argument if isinstance(argument, int) else argument.reshape(-1)
+                 for argument in arguments]
+    numbers = (u64(argument) if isinstance(argument, int) else argument
+               for argument in (*sizes, *arguments))
     run(function, lanes, 1, *numbers)
 
 
@@ -370,7 +376,8 @@ def _view(tensor, make):
     if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
         return kept[2]
     view = make(tensor)
-    _views[key] = [weakref.ref(tensor, lambda _: _views.pop(key, None)), tensor.data_ptr(), view, None]
+    _views[key] = [weakref.ref(tensor, lambda _: _views.pop(key, None)),
+                   tensor.data_ptr(), view, None]
     return view
 
 
@@ -378,7 +385,8 @@ def check_sizes(kernel, name, tensor, dimensions):
     """The shape of the tensor that gives a kernel its sizes, or a ValueError for
     another number of dimensions."""
     if tensor.dim() != dimensions:
-        raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected {dimensions} dimensions.")
+        raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected "
+                         f"{dimensions} dimensions.")
     return tensor.shape
 
 
@@ -389,7 +397,8 @@ def checked(kernel, name, tensor, shape, dtype=np.float32):
     if kept and kept[3] == (shape, dtype) and kept[0]() is tensor and kept[1] == tensor.data_ptr():
         return kept[2]
     if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or a CUDA tensor.")
+        raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or "
+                         "a CUDA tensor.")
     array = device(tensor) if tensor.is_cuda else host(tensor)
     if array.shape != shape:
         raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
@@ -429,9 +438,11 @@ def check_index(kernel, index, start, count, columns, like):
     if index is None:
         index = constant(("columns", columns), like, lambda: torch.arange(columns))
     else:
-        index = checked(kernel, "index", index, (check_sizes(kernel, "index", index, 1)[0],), np.int64)
+        index = checked(kernel, "index", index,
+                        (check_sizes(kernel, "index", index, 1)[0],), np.int64)
     if start < 0 or start + count > len(index):
-        raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} of an index of {len(index)}.")
+        raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} of an index "
+                         f"of {len(index)}.")
     return index
 
 
@@ -439,13 +450,15 @@ def optional_masks(array, like, dimensions):
     """(is there a mask?, the mask): a driver reads row 0 of the absent one, but nothing in it."""
     if array is not None:
         return True, array
-    return False, constant(("mask", dimensions), like, lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
+    return False, constant(("mask", dimensions), like,
+                           lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
 
 
 def check_rows(kernel, name, tensor, least, shape, dtype=np.float32):
     """`tensor` as an array of `least` rows or more, each of `shape`."""
     if len(tensor) < least:
-        raise ValueError(f"kernels.{kernel}: {name} has {len(tensor)} rows, expected {least} or more.")
+        raise ValueError(f"kernels.{kernel}: {name} has {len(tensor)} rows, expected "
+                         f"{least} or more.")
     return checked(kernel, name, tensor, (len(tensor), *shape), dtype)
 
 

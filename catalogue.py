@@ -56,14 +56,17 @@ def rules_of(path):
     text = path.read_text()
     if path.suffix == ".h":
         comment = re.match(r"\s*/\*(.*?)\*/", text, re.DOTALL)
-        return "" if comment is None else re.sub(r"^ ?\* ?", "", comment[1].strip(), flags=re.MULTILINE).strip()
-    return "\n".join(line[1:].strip() for line in text.partition("\n[")[0].splitlines() if line.startswith("#"))
+        return "" if comment is None else re.sub(r"^ ?\* ?", "", comment[1].strip(),
+                                                 flags=re.MULTILINE).strip()
+    return "\n".join(line[1:].strip() for line in text.partition("\n[")[0].splitlines()
+                     if line.startswith("#"))
 
 
 def in_words(env):
     """What an environment sees and does: ("11 × 11 uint8", "9 + 5")."""
     seen, heads = env.single_observation_space, env.action_heads
-    sees = " × ".join(map(str, seen.shape)) + f" {seen.dtype}" if isinstance(seen, gymnasium.spaces.Box) else str(seen)
+    sees = (" × ".join(map(str, seen.shape)) + f" {seen.dtype}"
+            if isinstance(seen, gymnasium.spaces.Box) else str(seen))
     return sees, plural(env.action_dims, "number") if heads is None else " + ".join(map(str, heads))
 
 
@@ -87,7 +90,8 @@ def look(name):
     env.close()
     # The policy beside a header is of the .ini of its own name.
     ships = name == env_name and (header.parent / "baseline.safetensors").exists()
-    return Entry(name, rules_of(header if name == env_name else ini), sees, does, agents, solved, ships)
+    return Entry(name, rules_of(header if name == env_name else ini), sees, does, agents,
+                 solved, ships)
 
 
 def took(solved):
@@ -100,20 +104,23 @@ def took(solved):
 def table():
     """Print a line for each environment."""
     if sys.stderr.isatty():
-        print("looking at all environments; the first time their headers are compiled", file=sys.stderr)
+        print("looking at all environments; the first time their headers are compiled",
+              file=sys.stderr)
     with ThreadPoolExecutor(processes.cores()) as pool:
         entries = list(pool.map(look, names()))
     rows = [("environment", "sees", "does", "agents", "solved at", "after", "ships", "what it is")]
     for one in entries:
         metric, least = one.solved.metric if one.solved else ("", None)
-        at = "" if least is None else figure(least) if metric == "score" else f"{metric} {figure(least)}"
+        at = ("" if least is None
+              else figure(least) if metric == "score" else f"{metric} {figure(least)}")
         rows.append((one.name, one.sees or "?", one.does or "?", str(one.agents or "?"), at,
                      took(one.solved) if one.solved else "", "yes" if one.ships else "", one.line))
     for line in aligned(rows, right=("agents", "solved at", "after")):
         print(line)
-    print("\nsees: numbers of an observation; does: choices of each action; solved at: a mean score; after: agent "
-          "steps and seconds on\ntwo cores until then; ?: another package's, which is not made for this list; ships: a "
-          f"trained policy does.\nMore of one: {command('list', 'breakout')}")
+    print("\nsees: numbers of an observation; does: choices of each action; solved at: a mean "
+          "score; after: agent steps and seconds on\ntwo cores until then; ?: another package's, "
+          "which is not made for this list; ships: a trained policy does.\nMore of one: "
+          f"{command('list', 'breakout')}")
 
 
 def show(name):
@@ -124,25 +131,30 @@ def show(name):
     elif env_name.endswith(".h") and Path(env_name).exists():
         entry = Entry(name, rules_of(Path(env_name)), None, None, None, None, False)
     else:
-        entry = Entry(name, rules_of(ini) if ini.exists() else "", None, None, None, configuration.solved(name), False)
+        entry = Entry(name, rules_of(ini) if ini.exists() else "", None, None, None,
+                      configuration.solved(name), False)
     args = configuration.load_config(name)
     if entry.sees is None:
         one = {"num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None}
         backend = "auto" if env_name.endswith(".h") else "serial"
-        vecenv = configuration.load_env(name, {**args, "vec": {**args["vec"], **one, "backend": backend},
-                                               "env": {**args["env"], "num_envs": 1}})
+        vecenv = configuration.load_env(name,
+                                        {**args, "vec": {**args["vec"], **one, "backend": backend},
+                                         "env": {**args["env"], "num_envs": 1}})
         sees, does = in_words(vecenv)
         entry = entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
         vecenv.close()
     print(f"{name}\n\n{entry.rules}\n" if entry.rules else f"{name}\n")
-    print(f"sees         {entry.sees}\ndoes         {entry.does}\nagents       {entry.agents} in each environment")
+    print(f"sees         {entry.sees}\ndoes         {entry.does}\nagents       {entry.agents} in "
+          "each environment")
     if entry.solved:
         metric, least = entry.solved.metric
-        after = f", which took {took(entry.solved)} on two cores with seed 0" if entry.solved.steps else ""
+        after = (f", which took {took(entry.solved)} on two cores with seed 0" if entry.solved.steps
+                 else "")
         print(f"solved at    a mean {metric} of {figure(least)}{after}")
     if entry.ships:
         about = configuration.read_baseline(name)[1]
-        print(f"ships        a policy with a score of {figure(about['score'])} after {about['steps']:,} steps")
+        print(f"ships        a policy with a score of {figure(about['score'])} after "
+              f"{about['steps']:,} steps")
     for place in (ocean.FOLDER / env_name / f"{env_name}.h", ini):
         if place.exists():
             print(f"stands in    {place.relative_to(configuration.ROOT)}")
@@ -150,7 +162,8 @@ def show(name):
     if settings:
         text = ", ".join(f"{key} {value}" for key, value in settings.items())
         print(textwrap.fill(text, 110, initial_indent="settings     ", subsequent_indent=" " * 13))
-    print(f"trains with  {plural(args['env'].get('num_envs', 1) * args['vec']['num_envs'], 'environment')}, "
+    print("trains with  "
+          f"{plural(args['env'].get('num_envs', 1) * args['vec']['num_envs'], 'environment')}, "
           f"{args['train']['total_timesteps']:,} steps\n")
     if entry.ships:
         print(f"watch it     {command('eval', name, '--baseline', '--eval.web')}")
@@ -165,7 +178,8 @@ def main(argv=None, program="pufferl.py list"):
         print(__doc__.strip())
         return
     if len(argv) > 1 or "".join(argv).startswith("-"):
-        sys.exit(f"{program}: expected nothing, for all of them, or one environment; got {' '.join(argv)}")
+        sys.exit(f"{program}: expected nothing, for all of them, or one environment; got "
+                 f"{' '.join(argv)}")
     try:
         table() if not argv else show(argv[0])
     except Exception as error:

@@ -85,7 +85,8 @@ def above_zero(value, name):
 
 def tensor(value, name):
     """Without attributes and subclasses, on the CPU."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_quantized:
+    if (type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided
+            or value.is_quantized):
         raise ValueError(f"{name} is {short(value)} and no plain tensor")
     if value.device.type != "cpu":
         raise ValueError(f"{name} has no numbers in it")
@@ -133,7 +134,8 @@ def settings(value, name):
         found = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON ({error})") from None
-    if not isinstance(found, dict) or not isinstance(found.get("train"), dict) or "optimizer" not in found["train"]:
+    if (not isinstance(found, dict) or not isinstance(found.get("train"), dict)
+            or "optimizer" not in found["train"]):
         raise ValueError(f"{name} lacks train.optimizer")
     return found
 
@@ -146,7 +148,8 @@ def other_ranks(value, name):
 
 
 def recent(value, name):
-    if type(value) not in (tuple, list) or len(value) != 2 or any(type(one) not in (int, float) for one in value):
+    if type(value) not in (tuple, list) or len(value) != 2 or any(type(one) not in (int, float)
+                                                                  for one in value):
         raise ValueError(f"{name} is {short(value)} and not two numbers")
     return value[0], finite(value[1], name)
 
@@ -157,7 +160,8 @@ def optional(check):
 
 # Of a trainer and of its statistics. The only names that are ever set, and never by a
 # name that a file holds.
-NUMBERS = {"epoch": count, "_rollouts": count, "_minibatches_owed": finite, "_rate_factor": above_zero,
+NUMBERS = {"epoch": count, "_rollouts": count, "_minibatches_owed": finite,
+           "_rate_factor": above_zero,
            "_override_lr": optional(finite), "best_score": number, "_recent": recent}
 
 
@@ -165,13 +169,15 @@ def numbers(value, name):
     items = dictionary(value, name)
     unknown = items.keys() - NUMBERS.keys()
     if unknown:
-        raise ValueError(f"{name} holds {short(min(unknown))}, which is none of {', '.join(NUMBERS)}")
+        raise ValueError(f"{name} holds {short(min(unknown))}, which is none of "
+                         f"{', '.join(NUMBERS)}")
     if "epoch" not in items:
         raise ValueError(f"{name} lacks epoch")
     return {key: NUMBERS[key](one, key) for key, one in items.items()}
 
 
-NEEDED = {"model": weights, "tensors": tensors, "environments": octets, "others": other_ranks, "numbers": numbers,
+NEEDED = {"model": weights, "tensors": tensors, "environments": octets, "others": other_ranks,
+          "numbers": numbers,
           "epoch": count, "global_step": count, "uptime": finite, "config": settings}
 # With what stands for it. The metadata is the user's own.
 OPTIONAL = {"adam": (optional(dictionary), None), "metadata": (lambda value, name: value, {})}
@@ -186,7 +192,8 @@ def WHOLE_RUN(value, name="the file"):
         if key not in items:
             raise ValueError(f"it lacks {key}")
     found = {key: check(items[key], key) for key, check in NEEDED.items()}
-    found |= {key: check(items.get(key, default), key) for key, (check, default) in OPTIONAL.items()}
+    found |= {key: check(items.get(key, default), key)
+              for key, (check, default) in OPTIONAL.items()}
     if found["epoch"] != found["numbers"]["epoch"]:
         raise ValueError(f"it has two epochs, {found['epoch']} and {found['numbers']['epoch']}")
     return found
@@ -289,8 +296,9 @@ def _another(path, check):
             if other.name != path.name and other.is_file():
                 beside[other] = other.stat().st_mtime
     newest = sorted(beside, key=beside.get, reverse=True)[:MOST_LOOKED_AT]
-    for kind, told in ((check, "the newest whole one is {}"), (weights, "the newest whole weights are {}, for "
-                                                                       "--load-model-path")):
+    for kind, told in ((check, "the newest whole one is {}"),
+                       (weights, "the newest whole weights are {}, for "
+                                "--load-model-path")):
         for other in newest:
             with contextlib.suppress(ValueError):
                 _read(other, kind)

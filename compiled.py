@@ -92,7 +92,8 @@ def pack(matrix, packed):
             for c in range(width):
                 if half:
                     low = u32(bfloat_of_float(matrix[2 * s, first + c]))
-                    high = u32(bfloat_of_float(matrix[2 * s + 1, first + c])) if 2 * s + 1 < inner else u32(0)
+                    high = (u32(bfloat_of_float(matrix[2 * s + 1, first + c])) if 2 * s + 1 < inner
+                            else u32(0))
                     target[s * width + c] = low | high << u32(16)
                 else:
                     target[s * width + c] = matrix[s, first + c]
@@ -130,10 +131,12 @@ def multiply_rows(rows, a, packed, init, init_columns, out):
             target = out.ctypes.data + 4 * (block * columns + first)
             weights = packed.ctypes.data + 4 * first * steps
             if half:
-                _tile_pairs(halves.ctypes.data, steps, 1, count, weights, width, steps, start, init_columns, target,
+                _tile_pairs(halves.ctypes.data, steps, 1, count, weights, width, steps, start,
+                            init_columns, target,
                             columns, width)
             else:
-                _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, count, weights, width, steps, start,
+                _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, count, weights, width,
+                             steps, start,
                              init_columns, target, columns, width)
 
 
@@ -173,11 +176,13 @@ def accumulate_rows(half, grad, x, gradient):
         for column in range(0, inputs, WIDTH):
             target, width = gradient.ctypes.data + 4 * column, min(WIDTH, inputs - column)
             if half:
-                _tile_pairs(lefts.ctypes.data, 1, outputs + 16, outputs, rights.ctypes.data + 4 * column, inputs + 16,
+                _tile_pairs(lefts.ctypes.data, 1, outputs + 16, outputs,
+                            rights.ctypes.data + 4 * column, inputs + 16,
                             (steps + 1) // 2, target, inputs, target, inputs, width)
             else:
                 _tile_floats(grad.ctypes.data + 4 * first * outputs, 1, outputs, outputs,
-                             x.ctypes.data + 4 * (first * inputs + column), inputs, steps, target, inputs, target,
+                             x.ctypes.data + 4 * (first * inputs + column), inputs, steps, target,
+                             inputs, target,
                              inputs, width)
 
 
@@ -225,7 +230,8 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         now, then = x[rows], y[rows]
         for i in range(len(layers)):
             multiply_rows(n, now, layers[i][0], layers[i][1], 0, hgp[rows])
-            kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop], valid[block:stop],
+            kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop],
+                                     valid[block:stop],
                                      then)
             now, then = then, now
         multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
@@ -237,7 +243,8 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
 
 
 @driver
-def _final_values(begin, end, terminals, truncations, final_observations, network, state, kept, scratch, bootstraps):
+def _final_values(begin, end, terminals, truncations, final_observations, network, state, kept,
+                  scratch, bootstraps):
     """bootstraps = V of the final observations of the agents in [begin, end) that were truncated
     and not terminated."""
     chosen, count = np.empty(end - begin, np.int64), 0
@@ -263,7 +270,8 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
 
 
 @driver
-def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std, squash, masked,
+def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std,
+                 squash, masked,
                  masks, seed, first_agent, clock, samples, logprobs, values, bootstraps):
     """All T steps of the agents in [begin, end), from row 0 of the storage on: what
     Autograd._rollout does step by step. Returns the share of the time that the environments took.
@@ -282,7 +290,8 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     for t in range(horizon + 1):
         now, flags = observations[t, begin:end], (resets[t, begin:end], valid[t, begin:end])
         if t > 0:
-            _final_values(begin, end, terminals[t - 1], truncations[t - 1], final_observations, network, state, kept,
+            _final_values(begin, end, terminals[t - 1], truncations[t - 1], final_observations,
+                          network, state, kept,
                           scratch, bootstraps[t - 1])
         if t == horizon:
             break
@@ -293,7 +302,8 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
             mask = masks[t, begin:end] if masked else masks[0]
             kernels._sample_discrete_cpu(0, n, outputs, masked, mask, heads, *random, *drawn)
         else:
-            kernels._sample_continuous_cpu(0, n, outputs, log_std, squash, *random, samples[t, begin:end], *drawn)
+            kernels._sample_continuous_cpu(0, n, outputs, log_std, squash, *random,
+                                           samples[t, begin:end], *drawn)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
     for layer in range(len(state)):  # the last row is for V alone, and nothing of it is committed
         for i in range(n):
@@ -315,7 +325,8 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     encoder, layers, decoder = network
     seen, xs, hgps, states, outputs = scratch[:5]
     D, H, rows = seen.shape[1], xs[0].shape[1], T * n
-    kernels._gather_cpu(0, n, observations, index, start, encoder[2], encoder[3], seen[:rows].reshape(T, n, D))
+    kernels._gather_cpu(0, n, observations, index, start, encoder[2], encoder[3],
+                        seen[:rows].reshape(T, n, D))
     multiply_rows(rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
     for i in range(len(layers)):
         memory = states[i][: rows + n].reshape(T + 1, n, H)
@@ -324,7 +335,8 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
                 memory[0, m, j] = initial[i][index[start + m], j]
         multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
         hgp = hgps[i][:rows].reshape(T, n, 3 * H)
-        kernels._mingru_scan_cpu(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid, index, start,
+        kernels._mingru_scan_cpu(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid,
+                                 index, start,
                                  xs[i + 1][:rows].reshape(T, n, H), hgp)
     multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
 
@@ -347,7 +359,8 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
         i = len(layers) - 1 - k
         hgp, x = hgps[i][:rows], xs[i][:rows]
         kernels._mingru_scan_grad_cpu(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
-                                      states[i][: rows + n].reshape(T + 1, n, H), resets, valid, index, start,
+                                      states[i][: rows + n].reshape(T + 1, n, H), resets, valid,
+                                      index, start,
                                       grad.reshape(T, n, H), sums[:n])
         accumulate_rows(half, hgp, x, inner[i][0])
         add_rows(sums[:n], inner[i][1])
@@ -356,24 +369,30 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
     add_rows(grad, encoder[1])
 
 
-def _loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written, parts):
+def _loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout,
+          written, parts):
     """kernels.ppo_loss of the segments index[start : start + n], outputs (T, n, A + 1), by
     the kind of the actions."""
     raise NotImplementedError("for compiled code only")
 
 
 @overload(_loss)
-def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written,
+def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
+                rollout, written,
                 parts):
-    def discrete(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written,
+    def discrete(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
+                 rollout, written,
                  parts):
-        kernels._ppo_loss_discrete_cpu(0, outputs.shape[1], outputs, index, start, masked, masks, heads, *rollout, grad,
+        kernels._ppo_loss_discrete_cpu(0, outputs.shape[1], outputs, index, start, masked, masks,
+                                       heads, *rollout, grad,
                                        *written, parts)
 
-    def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout, written,
+    def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
+                   rollout, written,
                    parts):
         spread = np.broadcast_to(log_std, grad_log_std.shape)
-        kernels._ppo_loss_continuous(0, len(outputs), outputs.shape[1], outputs, index, start, spread, squash, *rollout,
+        kernels._ppo_loss_continuous(0, len(outputs), outputs.shape[1], outputs, index, start,
+                                     spread, squash, *rollout,
                                      grad, grad_log_std, *written, parts)
 
     return discrete if isinstance(rollout[0].dtype, types.Integer) else continuous
@@ -385,12 +404,14 @@ def _ask_ahead(observations, index, first, last, T, part):
     takes no more requests at once."""
     rows, (step, agent, _) = T // 3 + 1, observations.strides
     for m in range(first, last):
-        _tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step, min(rows, T - part * rows), step,
+        _tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step,
+                    min(rows, T - part * rows), step,
                     agent)
 
 
 @driver
-def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch, gradients, log_std,
+def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch,
+               gradients, log_std,
                squash, masked, masks, heads, rollout, written, parts):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a
     minibatch, `together` at a time. rollout: actions, logprobs, values, advantages, weights, valid
@@ -404,8 +425,10 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
         _ask_ahead(observations, index, *following, T, 0)
         _forward_cpu(n, T, observations, initial, resets, valid, index, start, network, scratch)
         _ask_ahead(observations, index, *following, T, 1)
-        _loss(outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width), log_std, squash,
-              grad_log_std[:rows].reshape(T, n, width - 1), index, start, masked, masks, heads, rollout, written, parts)
+        _loss(outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width),
+              log_std, squash,
+              grad_log_std[:rows].reshape(T, n, width - 1), index, start, masked, masks, heads,
+              rollout, written, parts)
         _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients)
         _ask_ahead(observations, index, *following, T, 2)
 
@@ -421,7 +444,8 @@ def _words(tensor):
 
 
 @driver
-def _pack_all_cpu(encoder, layers, decoder, packed, packed_layers, packed_decoder, back, back_decoder):
+def _pack_all_cpu(encoder, layers, decoder, packed, packed_layers, packed_decoder, back,
+                  back_decoder):
     pack(encoder.T, packed)
     for i in range(len(layers)):
         pack(layers[i].T, packed_layers[i])
@@ -444,7 +468,8 @@ class Weights:
         for key in ("encoder", *self.layers, "decoder"):
             half = precision != torch.float32 and key != "decoder"
             columns, inner = policy.get_parameter(f"{key}.weight").shape
-            places = {key: (inner, columns), **({f"{key}/back": (columns, inner)} if key != "encoder" else {})}
+            places = {key: (inner, columns),
+                      **({f"{key}/back": (columns, inner)} if key != "encoder" else {})}
             for place, shape in places.items():
                 arena.register(f"{name}/packed/{place}", (packed_size(*shape, half),),
                                torch.int32 if half else torch.float32)
@@ -455,11 +480,14 @@ class Weights:
         packed = lambda key: _words(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
         norm = self.policy.normalizer
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
-        pairs = [(packed(key), weights[f"{key}.bias"]) for key in ("encoder", *self.layers, "decoder")]
+        pairs = [(packed(key), weights[f"{key}.bias"])
+                 for key in ("encoder", *self.layers, "decoder")]
         self.arrays = (*pairs[0], *map(host, norm)), tuple(pairs[1:-1]), pairs[-1]
         self.back = tuple(packed(f"{key}/back") for key in self.layers), packed("decoder/back")
-        self._masters = (weights["encoder.weight"], tuple(weights[f"{key}.weight"] for key in self.layers),
-                         weights["decoder.weight"], packed("encoder"), tuple(pair[0] for pair in pairs[1:-1]),
+        self._masters = (weights["encoder.weight"],
+                         tuple(weights[f"{key}.weight"] for key in self.layers),
+                         weights["decoder.weight"], packed("encoder"),
+                         tuple(pair[0] for pair in pairs[1:-1]),
                          packed("decoder"), *self.back)
         self.refresh()
 
@@ -501,7 +529,8 @@ class Learner:
         D, H, L, width = policy.encoder.in_features, policy.hidden_size, policy.num_layers, policy.decoder.out_features
         self.shapes = {"seen": [(rows, D)], "x": [(rows, H)] * (L + 1), "hgp": [(rows, 3 * H)] * L,
                        "states": [(rows + together, H)] * L, "outputs": [(rows, width)],
-                       "grad_outputs": [(rows, width)], "grad_log_std": [(rows, width - 1)], "grad_x": [(rows, H)],
+                       "grad_outputs": [(rows, width)], "grad_log_std": [(rows, width - 1)],
+                       "grad_x": [(rows, H)],
                        "sums": [(together, 3 * H)]}
         for key, shapes in self.shapes.items():
             for i, shape in enumerate(shapes):
@@ -515,19 +544,23 @@ class Learner:
         arena = self.weights.arena
         arrays = {key: tuple(host(arena[f"{self.name}/{key}{i}"]) for i in range(len(shapes)))
                   for key, shapes in self.shapes.items()}
-        self.scratch = tuple(group if key in ("x", "hgp", "states") else group[0] for key, group in arrays.items())
+        self.scratch = tuple(group if key in ("x", "hgp", "states") else group[0]
+                             for key, group in arrays.items())
         self.parts = host(arena[f"{self.name}/parts"])
         self.gradient = arena.flat(self.gradients)
         own = lambda key: host(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
         pair = lambda key: (own(f"{key}.weight"), own(f"{key}.bias"))  # noqa: E731
-        log_std = np.zeros(0, f32) if self.weights.policy.decoder.log_std is None else own("decoder.log_std")
+        log_std = (np.zeros(0, f32) if self.weights.policy.decoder.log_std is None
+                   else own("decoder.log_std"))
         self.added = pair("encoder"), tuple(map(pair, self.weights.layers)), pair("decoder"), log_std
 
     def forward(self, observations, initial, resets, valid):
         """All steps of the n <= `together` segments of observations (T, n, D): outputs (T, n, A +
         1), overwritten by the next call; initial (n, H) a layer."""
-        n, self.seen = observations.shape[1], (host(resets), host(valid), np.arange(observations.shape[1]), 0)
-        _forward_cpu(n, self.T, host(observations), tuple(map(host, initial)), *self.seen, self.weights.arrays,
+        n, self.seen = observations.shape[1], (host(resets), host(valid),
+                                               np.arange(observations.shape[1]), 0)
+        _forward_cpu(n, self.T, host(observations), tuple(map(host, initial)), *self.seen,
+                     self.weights.arrays,
                      self.scratch)
         return torch.from_numpy(self.scratch[4][: self.T * n].reshape(self.T, n, -1))
 
@@ -537,7 +570,8 @@ class Learner:
         self.scratch[5][: self.T * n] = grad_outputs.flatten(0, 1)
         if grad_log_std is not None:
             self.scratch[6][: self.T * n] = grad_log_std.flatten(0, 1)
-        _backward_cpu(n, self.T, *self.seen, self.weights.arrays, self.weights.back, self.scratch, self.added)
+        _backward_cpu(n, self.T, *self.seen, self.weights.arrays, self.weights.back,
+                      self.scratch, self.added)
 
 
 class Sample:
@@ -575,11 +609,13 @@ class Compiled(engines.Restated, engines.Autograd):
     def register(self, arena):
         super().register(arena)
         self.products = Weights(self.policy, arena, "products", self.precision)
-        self.actors = [Actor(self.products, f"actor {w}", self.largest) for w in range(self.vecenv.num_workers)]
+        self.actors = [Actor(self.products, f"actor {w}", self.largest)
+                       for w in range(self.vecenv.num_workers)]
         self.learners = []
         for w in range(self.num_learners):  # learner 0 adds into the gradients themselves
             self.learners.append(Learner(self.products, f"learner {w}", self.horizon,
-                                          max(1, TOGETHER // self.horizon), f"gradients {w}" if w else "gradients"))
+                                          max(1, TOGETHER // self.horizon),
+                                         f"gradients {w}" if w else "gradients"))
 
     def bind(self):
         super().bind()
@@ -589,7 +625,8 @@ class Compiled(engines.Restated, engines.Autograd):
     @property
     def rollout_name(self):
         """How the rollout runs: "compiled", all of a buffer's steps in one call, or "plain"."""
-        return "compiled" if self.vecenv.can_step_in_kernels and self.config["rollout"] != "plain" else "plain"
+        return ("compiled" if self.vecenv.can_step_in_kernels and self.config["rollout"] != "plain"
+                else "plain")
 
     def _run_workers(self):
         self.products.refresh()
@@ -610,7 +647,8 @@ class Compiled(engines.Restated, engines.Autograd):
         return None if log_std is None else kernels.check_log_std("sample", log_std.data, shape)
 
     def _squash(self):
-        return kernels.check_squash("sample", self.squash, self.policy.decoder.out_features - 1, self.values)
+        return kernels.check_squash("sample", self.squash, self.policy.decoder.out_features - 1,
+                                    self.values)
 
     def _masks(self):
         masks = self.storage["action_masks"]
@@ -627,9 +665,12 @@ class Compiled(engines.Restated, engines.Autograd):
         share = _rollout_cpu(
             agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
             tuple(map(host, storage)), state, tuple(map(host, self.scratch[worker]["mingru"])),
-            self.actors[worker].scratch, np.empty(0, np.int64) if self.heads is None else host(self.heads),
-            self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)), self._squash(),
-            *self._masks(), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]), host(self.samples),
+            self.actors[worker].scratch,
+            np.empty(0, np.int64) if self.heads is None else host(self.heads),
+            self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)),
+            self._squash(),
+            *self._masks(), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]),
+            host(self.samples),
             host(self.logprobs), host(self.values), host(self.bootstraps))
         self.vecenv.finish(buffer)
         return share * (clock() - begun)
@@ -650,13 +691,18 @@ class Compiled(engines.Restated, engines.Autograd):
         learner.gradient.zero_()
         learner.parts.fill(0)
         log_std = self.policy.decoder.log_std
-        rollout = (self.samples, self.logprobs, self.values, self.advantages, self.weights, s["valid"],
+        rollout = (self.samples, self.logprobs, self.values, self.advantages,
+                   self.weights, s["valid"],
                    self.loss_settings)
         _learn_cpu(
-            M * worker // self.num_learners, M * (worker + 1) // self.num_learners, learner.together,
-            host(self.flat_observations), tuple(map(host, self.initial_state["mingru"])), host(s["resets"]),
-            host(self.index), self.products.arrays, self.products.back, learner.scratch, learner.added,
+            M * worker // self.num_learners, M * (worker + 1) // self.num_learners,
+            learner.together,
+            host(self.flat_observations), tuple(map(host, self.initial_state["mingru"])),
+            host(s["resets"]),
+            host(self.index), self.products.arrays, self.products.back, learner.scratch,
+            learner.added,
             np.zeros(0, f32) if log_std is None else host(log_std), self._squash(), *self._masks(),
-            np.empty(0, np.int64) if self.heads is None else host(self.heads), tuple(map(host, rollout)),
+            np.empty(0, np.int64) if self.heads is None else host(self.heads),
+            tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.parts)
         self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))

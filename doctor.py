@@ -58,7 +58,8 @@ def look_project():
 def look_system():
     version = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     if not PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]:
-        raise Problem(f"{version}: it is tried with Python 3.11 to 3.13; take one of these (make PYTHON=python3.12).")
+        raise Problem(f"{version}: it is tried with Python 3.11 to 3.13; take one of these (make "
+                      "PYTHON=python3.12).")
     return version
 
 
@@ -66,7 +67,8 @@ def look_processor():
     """Its name, the cores that this process may use, and how busy they are."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1]
+        name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(),
+                         re.MULTILINE)[1]
     busy = f", {os.getloadavg()[0]:.1f} busy" if hasattr(os, "getloadavg") else ""
     return f"{name}; {processes.cores()} cores{busy}"
 
@@ -74,7 +76,8 @@ def look_processor():
 def look_memory():
     free = processes.available_memory()
     if free < LEAST_MEMORY:
-        raise Problem(f"{size(free)} free: a training takes about {size(LEAST_MEMORY)}; end other programs.")
+        raise Problem(f"{size(free)} free: a training takes about {size(LEAST_MEMORY)}; end "
+                      "other programs.")
     return f"{size(free)} free"
 
 
@@ -82,7 +85,8 @@ def look_disk():
     """Of the folder in which runs would lie."""
     free = shutil.disk_usage(".").free
     if free < LEAST_DISK:
-        raise Problem(f"{size(free)} free in {Path.cwd()}: checkpoints need room; --data-dir names another disk.")
+        raise Problem(f"{size(free)} free in {Path.cwd()}: checkpoints need room; --data-dir "
+                      "names another disk.")
     return f"{size(free)} free"
 
 
@@ -99,7 +103,8 @@ def look_features():
 
     macros = ocean._macros(ocean.find_compiler(), "-march=native").decode().split()
     found = [name.strip("_").lower() for name in FEATURES if name in macros]
-    widest = next((what for name, what in WIDTHS.items() if name in macros), "the compiler's own vectors")
+    widest = next((what for name, what in WIDTHS.items() if name in macros),
+                  "the compiler's own vectors")
     half = ", and bfloat16 products of the processor" if "__AVX512BF16__" in macros else ""
     return f"{', '.join(found) or 'none that matter'}; the products of tile.c take {widest}{half}"
 
@@ -113,8 +118,9 @@ def look_packages():
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        raise Problem(f"{', '.join(missing)} not installed (there are {', '.join(versions) or 'none'}): "
-                      "make .venv/ready, or pip install -r requirements.txt")
+        raise Problem(f"{', '.join(missing)} not installed (there are "
+                      f"{', '.join(versions) or 'none'}): make .venv/ready, or pip install -r "
+                      "requirements.txt")
     return ", ".join(versions)
 
 
@@ -142,14 +148,15 @@ def look_gpu():
     driver = ""
     if shutil.which("nvidia-smi"):
         with contextlib.suppress(subprocess.SubprocessError):
-            driver = output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+            driver = output("nvidia-smi", "--query-gpu=name,driver_version,memory.total",
+                            "--format=csv,noheader")
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        return (f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}, {size(free)} of {size(total)} free; "
-                f"driver: {driver or '?'}")
+        return (f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}, {size(free)} of "
+                f"{size(total)} free; driver: {driver or '?'}")
     if driver:
-        raise Problem(f"the driver knows {driver}, but torch does not: pip install -r requirements-cuda.txt, and a "
-                      "torch that is built for CUDA.")
+        raise Problem(f"the driver knows {driver}, but torch does not: pip install -r "
+                      "requirements-cuda.txt, and a torch that is built for CUDA.")
     return "none; training runs on the CPU"
 
 
@@ -158,11 +165,13 @@ def look_drawing():
     import ocean
 
     ocean._raylib()
-    window = "a window can be shown" if ocean.has_display() else "no display: --eval.web shows a page"
+    window = ("a window can be shown" if ocean.has_display()
+              else "no display: --eval.web shows a page")
     return f"raylib draws; {window}"
 
 
-LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look_compiler, look_features, look_packages,
+LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look_compiler,
+         look_features, look_packages,
          look_torch, look_numba, look_gpu, look_drawing)
 
 
@@ -172,10 +181,12 @@ def train(seconds):
     import pufferl
     from arena import compiling
 
-    args = pufferl.load_config("breakout", ["--train.horizon", "64", "--train.minibatch-size", "65536"])
+    args = pufferl.load_config("breakout",
+                               ["--train.horizon", "64", "--train.minibatch-size", "65536"])
     vecenv = pufferl.load_env("breakout", args)
     trainer = pufferl.PuffeRL({**args["train"], "total_timesteps": 10**12, "log_interval": 1e9, "env": "breakout",
-                               "data_dir": None}, vecenv, pufferl.load_policy(args, vecenv, "breakout"))
+                               "data_dir": None}, vecenv,
+                              pufferl.load_policy(args, vecenv, "breakout"))
     with contextlib.closing(trainer):
         for _ in range(2):  # compiles
             trainer.evaluate()
@@ -192,7 +203,8 @@ def train(seconds):
 def speeds():
     """[(processor, steps a second in float32)] of the table in docs/speed.md."""
     page = ROOT / "docs" / "speed.md"
-    table = page.read_text().partition("| processor, ")[2].partition("\n\n")[0] if page.exists() else ""
+    table = (page.read_text().partition("| processor, ")[2].partition("\n\n")[0] if page.exists()
+             else "")
     return [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in table.splitlines()[2:]]
 
 
@@ -208,13 +220,15 @@ def examine(seconds):
             say(f"{title:12} PROBLEM: {what}")
             problems.append(f"{title}: {what}")
     if seconds > 0 and not problems:
-        say(f"{'training':12} {seconds:g} seconds; the first time kernels are compiled before, a minute or two")
+        say(f"{'training':12} {seconds:g} seconds; the first time kernels are compiled before, "
+            "a minute or two")
         try:
             fast, compiled = train(seconds)
         except Exception as error:
             problems.append(f"training: {type(error).__name__}: {error}")
         else:
-            say(f"{'speed':12} {fast}" + (f"; {compiled:.0f} s of compiling" if compiled > 1 else ""))
+            say(f"{'speed':12} {fast}" + (f"; {compiled:.0f} s of compiling"
+                                          if compiled > 1 else ""))
             for number, (processor, speed) in enumerate(speeds()):
                 say(f"{'' if number else 'docs/speed.md':13} {speed}: {processor}")
     return problems
@@ -224,7 +238,8 @@ def main(argv=None, program="doctor.py"):
     """The command line; program: what errors begin with."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of training, default 10; 0: none")
+    parser.add_argument("--seconds", type=float, default=SECONDS,
+                        help="of training, default 10; 0: none")
     problems = examine(parser.parse_args(argv).seconds)
     if problems:
         print("\nwhat is missing:\n  " + "\n  ".join(problems))

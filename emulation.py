@@ -69,8 +69,8 @@ def _leaf(space):
     if isinstance(space, spaces.Text):  # code points, ended by zeros
         return np.dtype(np.int32), (space.max_length,), 0, 0x10FFFF
     raise TypeError(
-        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary and Text can. "
-        "Take the part out with a wrapper, e.g. gymnasium.wrappers.FilterObservation."
+        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary "
+        "and Text can. Take the part out with a wrapper, e.g. gymnasium.wrappers.FilterObservation."
     )
 
 
@@ -269,8 +269,8 @@ class FlatAction:
                 highs += leaf.high.ravel().tolist()
             else:
                 raise TypeError(
-                    f"the action space holds {leaf}; policies act in Discrete, MultiDiscrete, MultiBinary, "
-                    "Box, and Dict and Tuple of these."
+                    f"the action space holds {leaf}; policies act in Discrete, "
+                    "MultiDiscrete, MultiBinary, Box, and Dict and Tuple of these."
                 )
             self.parts.append((leaf, first, len(heads) + len(lows) - first))
         if heads and lows:
@@ -398,14 +398,14 @@ def check_value(space, value, what):
             low_edge, high_edge = (bound + sign * HAIR * np.maximum(1, np.abs(bound))
                                    for bound, sign in ((low, -1), (high, 1)))
         if dtype.kind == "f" and ((array >= low_edge) & (array <= high_edge)).all():
-            warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that the environment "
-                      "declares is a little too narrow.")
+            warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that "
+                      "the environment declares is a little too narrow.")
             return
         where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(outside)))
         got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
         raise Fault(
-            f"{what} breaks its space: element {where} is {got}, expected {lowest} to {highest}; correct the "
-            "bounds that the environment declares, or its values."
+            f"{what} breaks its space: element {where} is {got}, expected {lowest} to "
+            f"{highest}; correct the bounds that the environment declares, or its values."
         )
 
 
@@ -455,8 +455,8 @@ def _modern_step(result, what):
         return result
     if len(result) != 4:
         raise ValueError(
-            f"{what}.step returned {len(result)} values; Gymnasium's returns 5: observation, reward, "
-            "terminated, truncated, info (old Gym's 4)."
+            f"{what}.step returned {len(result)} values; Gymnasium's returns 5: "
+            "observation, reward, terminated, truncated, info (old Gym's 4)."
         )
     observation, reward, done, info = result
     try:
@@ -574,8 +574,8 @@ class PufferEnv:
             )
         if not isinstance(self.single_action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.Box):
             raise TypeError(
-                f"{type(self).__name__}: single_action_space is {self.single_action_space}; it must be a Discrete, "
-                "MultiDiscrete or Box."
+                f"{type(self).__name__}: single_action_space is {self.single_action_space}; it "
+                "must be a Discrete, MultiDiscrete or Box."
             )
         if self.num_agents < 1:
             raise ValueError(f"{type(self).__name__}: num_agents is {self.num_agents}; it must be 1 or more.")
@@ -645,9 +645,9 @@ class PufferEnv:
             self._keeps = home_now != home_before or not (trusted or home_now[0] == view_now[0])
         if watched and self._keeps:
             self._unwatched = frozenset()
-            warn_once(f"{type(self).__name__} writes into the arrays that it was made with, which are copied at every "
-                      "step. Without the copy: write into self.observations, self.rewards and so on as they are at the "
-                      "call, and keep no view of them.")
+            warn_once(f"{type(self).__name__} writes into the arrays that it was made with, which "
+                      "are copied at every step. Without the copy: write into self.observations, "
+                      "self.rewards and so on as they are at the call, and keep no view of them.")
         if self._keeps:
             for key, array in view.items():
                 if key != "actions" and array is not None:
@@ -1047,7 +1047,8 @@ class GymnasiumVectorPufferEnv:
         )
         if self.mode not in ("NextStep", "SameStep", "Disabled"):
             raise ValueError(
-                f"{env}: its autoreset mode is {self.mode}; NextStep, SameStep and Disabled can be handled."
+                f"{env}: its autoreset mode is {self.mode}; NextStep, SameStep and Disabled "
+                "can be handled."
             )
         self.env_single_observation_space = env.single_observation_space
         self._observation, self._action = (
@@ -1056,7 +1057,8 @@ class GymnasiumVectorPufferEnv:
         )
         self.obs_dtype = self._observation.dtype
         self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
-        self._flat = np.zeros((self.num_agents, *self._observation.shape), self._observation.flat_dtype)
+        self._flat = np.zeros((self.num_agents, *self._observation.shape),
+                              self._observation.flat_dtype)
         self._fields = self._observation.fields(self._flat)
         self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, np.int64)
         self._ending = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
@@ -1070,7 +1072,8 @@ class GymnasiumVectorPufferEnv:
 
     def views(self, rows, first):
         part = slice(first, first + self.num_agents)
-        return SimpleNamespace(**{name: None if array is None else array[part] for name, array in vars(rows).items()})
+        return SimpleNamespace(**{name: None if array is None else array[part]
+                                  for name, array in vars(rows).items()})
 
     def _write(self, view, observations, info):
         if self._observation.structured:
@@ -1088,8 +1091,8 @@ class GymnasiumVectorPufferEnv:
         for key in self._observation.leaves[0][0]:
             leaf = leaf[key]
         if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | np.generic):
-            raise TypeError(f"{self.env} returns {type(leaf).__name__}s, not numpy's arrays; vec.backend tensors "
-                            "(tensors.py) takes it.")
+            raise TypeError(f"{self.env} returns {type(leaf).__name__}s, not numpy's arrays; "
+                            "vec.backend tensors (tensors.py) takes it.")
         self._write(view, observations, info)
         self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
         return []
@@ -1126,7 +1129,8 @@ class GymnasiumVectorPufferEnv:
                 }
                 ended.append(
                     numeric_scalars(part)
-                    | {"episode_return": float(self._returns[i]), "episode_length": int(self._lengths[i])}
+                    | {"episode_return": float(self._returns[i]),
+                       "episode_length": int(self._lengths[i])}
                 )
                 if self.mode == "SameStep" and truncated[i]:
                     self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
@@ -1169,8 +1173,9 @@ class Slots(dict):
     def __missing__(self, agent):
         known = ", ".join(map(str, list(self)[:20])) + (", ..." if len(self) > 20 else "")
         raise Fault(
-            f"there is an observation of the agent {agent}, who is not in possible_agents ({known}). Each agent has a "
-            "row of its own from the start, so let possible_agents name all that may ever turn up."
+            f"there is an observation of the agent {agent}, who is not in possible_agents "
+            f"({known}). Each agent has a row of its own from the start, so let possible_agents "
+            "name all that may ever turn up."
         )
 
 
@@ -1197,8 +1202,9 @@ class PettingZooPufferEnv:
             got = env.observation_space(agent), env.action_space(agent)
             if got != expected:
                 raise TypeError(
-                    f"{env}: {agent} has the spaces {got}, {first} has {expected}; one policy needs one space: pad "
-                    "them with supersuit.pad_observations_v0 and supersuit.pad_action_space_v0."
+                    f"{env}: {agent} has the spaces {got}, {first} has {expected}; one policy "
+                    "needs one space: pad them with supersuit.pad_observations_v0 and "
+                    "supersuit.pad_action_space_v0."
                 )
         self._observation = FlatObservation(self.env_single_observation_space)
         self._action = FlatAction(self.env_single_action_space)
@@ -1230,7 +1236,8 @@ class PettingZooPufferEnv:
         if self._mask_needed is None:
             observations, infos = self._reset_env(None, None)
             self._mask_needed = any(
-                find_mask(ob, infos.get(agent, {})) is not None for agent, ob in observations.items()
+                find_mask(ob, infos.get(agent, {})) is not None
+                for agent, ob in observations.items()
             )
         return self._mask_needed
 
@@ -1275,11 +1282,12 @@ class PettingZooPufferEnv:
         self._unchecked.discard(call)
         if not isinstance(result, tuple | list) or len(result) != len(names):
             got = f"{len(result)} values" if isinstance(result, tuple | list) else _describe(result)
-            raise Fault(f"{self.env}: the first {call}() returned {got}; a parallel environment's returns {len(names)} "
-                        f"dicts with an entry for each agent: {', '.join(names)}.")
+            raise Fault(f"{self.env}: the first {call}() returned {got}; a parallel environment's "
+                        f"returns {len(names)} dicts with an entry for each agent: "
+                        f"{', '.join(names)}.")
         if not isinstance(getattr(self.env, "agents", None), Iterable):
-            raise Fault(f"{self.env}: after {call}() its `agents` must be the list of those who are alive, got "
-                        f"{_describe(getattr(self.env, 'agents', None))}.")
+            raise Fault(f"{self.env}: after {call}() its `agents` must be the list of those who "
+                        f"are alive, got {_describe(getattr(self.env, 'agents', None))}.")
         self.check_returned(f"the first {call}()", dict(zip(names, result, strict=True)))
 
     def check_returned(self, when, returned):
@@ -1287,19 +1295,22 @@ class PettingZooPufferEnv:
         what the spaces and PettingZoo say."""
         for name, given in returned.items():
             if not isinstance(given, dict):
-                raise Fault(f"{self.env}: the {name} of {when} must be a dict with an entry for each agent, got "
-                            f"{_describe(given)}; {{}} if there is nothing to tell.")
+                raise Fault(f"{self.env}: the {name} of {when} must be a dict with an entry for "
+                            f"each agent, got {_describe(given)}; {{}} if there is "
+                            "nothing to tell.")
             for agent, value in given.items():
                 what = f"{self.env}: in {name} of {when} the entry of {agent}"
                 if name == "observations":
                     self._slots[agent]  # or a Fault
                     check_value(self.env_single_observation_space, value, what)
-                elif name == "rewards" and (np.shape(value) != () or np.asarray(value).dtype.kind not in "biuf"):
+                elif name == "rewards" and (np.shape(value) != ()
+                                            or np.asarray(value).dtype.kind not in "biuf"):
                     raise Fault(f"{what} must be a number, got {_describe(value)}.")
                 elif name in ("terminated", "truncated"):
                     check_flag(value, what)
                 elif name == "infos" and not hasattr(value, "keys"):
-                    raise Fault(f"{what} must be a dict, got {_describe(value)}; {{}} if there is nothing to tell.")
+                    raise Fault(f"{what} must be a dict, got {_describe(value)}; {{}} if there is "
+                                "nothing to tell.")
 
     def reset(self, seed=None, options=None):
         observations, infos = self._reset_env(seed, options)
@@ -1318,7 +1329,8 @@ class PettingZooPufferEnv:
 
     def views(self, rows, first):
         part = slice(first, first + self.max_num_agents)
-        return SimpleNamespace(**{name: None if array is None else array[part] for name, array in vars(rows).items()})
+        return SimpleNamespace(**{name: None if array is None else array[part]
+                                  for name, array in vars(rows).items()})
 
     def _write(self, view, observations, infos, live):
         """The observations of the live agents into their slots; the others are masked out."""
@@ -1329,7 +1341,8 @@ class PettingZooPufferEnv:
             self._observation.flatten(observation, view.observations[slot])
             view.valid[slot] = 1
             if view.action_masks is not None:
-                self._action.write_mask(view.action_masks[slot], find_mask(observation, infos.get(agent, {})))
+                self._action.write_mask(view.action_masks[slot],
+                                        find_mask(observation, infos.get(agent, {})))
         for slot in np.flatnonzero(view.valid == 0):
             view.observations[slot] = 0
             if view.action_masks is not None:
@@ -1339,13 +1352,15 @@ class PettingZooPufferEnv:
         observations, infos = self._reset_env(seed, None)
         self._write(view, observations, infos, self.agents)
         if not self._live:
-            raise Fault(f"{self.env}: no agent is alive after reset(): its `agents` are {_describe(self.agents)}, and "
-                        f"there are observations of {_describe(list(observations))}; one at least must be in both.")
+            raise Fault(f"{self.env}: no agent is alive after reset(): its `agents` are "
+                        f"{_describe(self.agents)}, and there are observations of "
+                        f"{_describe(list(observations))}; one at least must be in both.")
         return []
 
     def step_into(self, view):
         slots = self._slots
-        actions = {agent: self._action.unflatten(view.actions[slots[agent]]) for agent in self._live}
+        actions = {agent: self._action.unflatten(view.actions[slots[agent]])
+                   for agent in self._live}
         observations, rewards, terminated, truncated, infos = self._step_env(self._quick, actions)
         self._length += 1
         for agent in self._live:
@@ -1355,7 +1370,8 @@ class PettingZooPufferEnv:
             view.terminals[slot], view.truncations[slot] = terminated.get(agent, False), truncated.get(agent, False)
             if view.truncations[slot] and agent in observations:
                 self._observation.flatten(observations[agent], view.final_observations[slot])
-        live = [agent for agent in self.agents if not (terminated.get(agent) or truncated.get(agent))]
+        live = [agent for agent in self.agents
+                if not (terminated.get(agent) or truncated.get(agent))]
         if live:
             self._write(view, observations, infos, live)
             return ()
@@ -1364,7 +1380,8 @@ class PettingZooPufferEnv:
             for name, value in numeric_scalars(info).items():
                 numbers.setdefault(name, []).append(value)
         ended = {name: float(np.mean(values)) for name, values in numbers.items()}
-        ended |= {"episode_return": float(np.mean(list(self._returns.values()))), "episode_length": self._length}
+        ended |= {"episode_return": float(np.mean(list(self._returns.values()))),
+                  "episode_length": self._length}
         self.reset_into(view)
         return [ended]
 
@@ -1412,8 +1429,9 @@ def wrap(env):
         return GymnasiumVectorPufferEnv(env)
     inner = getattr(env, "unwrapped", env)
     if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
-        raise TypeError(f"{_describe(env)} holds {inner.num_envs} environments itself; vec.backend tensors takes such "
-                        "ones, if their arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
+        raise TypeError(f"{_describe(env)} holds {inner.num_envs} environments itself; vec.backend "
+                        "tensors takes such ones, if their arrays are tensors (for Isaac Lab: "
+                        "tensors.IsaacLab).")
     if isinstance(env, gymnasium.Env):
         return GymnasiumPufferEnv(env)
     if hasattr(env, "possible_agents"):
@@ -1421,8 +1439,8 @@ def wrap(env):
     if all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
         return GymnasiumPufferEnv(env)
     raise TypeError(
-        f"{_describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment (observation_space, "
-        "action_space, reset, step) or a PettingZoo one (possible_agents)."
+        f"{_describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment "
+        "(observation_space, action_space, reset, step) or a PettingZoo one (possible_agents)."
     )
 
 

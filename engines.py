@@ -81,7 +81,8 @@ class Autograd:
         self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
         # with the value
         self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)
-        self.forward = torch.compile(policy, mode=config["compile_mode"]) if config["compile"] else policy
+        self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
+                        else policy)
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
         self.extra_names = [f"own_{name}"] if name else []
@@ -94,7 +95,8 @@ class Autograd:
         parts could be told from it: by a loss or a layer that takes moments of what it sees."""
         whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
         if most or not self.in_parts or self.extra_loss or any(
-                isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()):
+                isinstance(module, nn.modules.batchnorm._NormBase)
+                for module in self.policy.modules()):
             return min(whole, most or whole)
         widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
         widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
@@ -109,7 +111,8 @@ class Autograd:
         T, N, M = self.horizon, self.num_agents, self.segments
         self.arena = arena
         arrays = vars(self.vecenv.allocate(T))
-        self.host = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
+        self.host = {name: None if array is None else torch.from_numpy(array)
+                     for name, array in arrays.items()}
         for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N)),
                             ("new_values", (T, M)), ("new_ratios", (T, M))):
             arena.register(name, shape)
@@ -126,7 +129,8 @@ class Autograd:
             arena.register(f"state/{name}", tensor.shape)
             arena.register(f"initial_state/{name}", tensor.shape)
             for w in range(self.vecenv.num_workers):
-                arena.register(f"scratch {w}/{name}", (len(tensor), self.largest, *tensor.shape[2:]))
+                arena.register(f"scratch {w}/{name}",
+                               (len(tensor), self.largest, *tensor.shape[2:]))
 
     def bind(self):
         """Take the views out of the allocated arena."""
@@ -140,10 +144,12 @@ class Autograd:
         self.loss_settings = arena["settings"]
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
-        self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names} for w in range(self.vecenv.num_workers)]
+        self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
+                        for w in range(self.vecenv.num_workers)]
         flags = torch.zeros(N, dtype=torch.uint8, device=self.torch_device)
         self.flags = flags, flags + 1  # resets and valid of observations that end an episode
-        self.rows = [[self._row(agents, t) for t in range(self.horizon + 1)] for agents in self.vecenv.ranges]
+        self.rows = [[self._row(agents, t) for t in range(self.horizon + 1)]
+                     for agents in self.vecenv.ranges]
 
     def _storage(self):
         """What the policy reads: here the arrays that the environments write."""
@@ -223,13 +229,17 @@ class Autograd:
         state = {name: tensor[:, agents] for name, tensor in self.state.items()}
         if t == self.horizon:
             state = self._copy_state(worker, state)
-        outputs, log_std = self._act(worker, row["observations"], state, row["resets"], row["valid"])
+        outputs, log_std = self._act(worker, row["observations"], state, row["resets"],
+                                     row["valid"])
         if t == self.horizon:
             row["values"].copy_(outputs[:, -1])
             return
-        kernels.sample(outputs, row["actions"], row["logprobs"], row["values"], seed=self.config["seed"],
-                       step=row["step"], first_agent=self.first_agent + agents.start, heads=self.heads,
-                       log_std=log_std, masks=row["action_masks"], squash=self.squash, samples=row["samples"])
+        kernels.sample(outputs, row["actions"], row["logprobs"], row["values"],
+                       seed=self.config["seed"],
+                       step=row["step"], first_agent=self.first_agent + agents.start,
+                       heads=self.heads,
+                       log_std=log_std, masks=row["action_masks"], squash=self.squash,
+                       samples=row["samples"])
 
     def _act(self, worker, observations, state, resets, valid):
         """outputs (n, A + 1) and log_std for one step; the tensors in
@@ -237,9 +247,11 @@ class Autograd:
         view = {**state, "resets": resets, "valid": valid}
         # all threads share it: it hands on what another stream still casts
         with self._autocast(cache_enabled=False):
-            outputs, log_std = models.join_outputs(*models.one_step(self.policy, observations, view))
+            outputs, log_std = models.join_outputs(*models.one_step(self.policy,
+                                                                    observations, view))
         if outputs.shape[-1] != self.width or (log_std is None) != self.chooses:
-            models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads, self.vecenv.action_dims)
+            models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads,
+                                self.vecenv.action_dims)
         for name, tensor in state.items():
             tensor.copy_(view[name])
         return outputs.float().contiguous(), None if log_std is None else log_std.float().contiguous()
@@ -252,7 +264,8 @@ class Autograd:
         cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
         if len(cut) == 0:
             return
-        state, flags = self._copy_state(worker, self.state, cut), (flag[: len(cut)] for flag in self.flags)
+        state, flags = self._copy_state(worker, self.state, cut), (flag[: len(cut)]
+                                                                   for flag in self.flags)
         outputs, _ = self._act(worker, self.storage["final_observations"][cut], state, *flags)
         self.bootstraps[t, cut] = outputs[:, -1]
 
@@ -261,7 +274,8 @@ class Autograd:
         worker's scratch memory."""
         copies = {}
         for name, tensor in state.items():
-            copies[name] = self.scratch[worker][name][:, : tensor.shape[1] if index is None else len(index)]
+            copies[name] = self.scratch[worker][name][:, : tensor.shape[1] if index is None
+                                                      else len(index)]
             for source, copy in zip(tensor, copies[name], strict=True):
                 copy.copy_(source) if index is None else torch.index_select(source, 0, index, out=copy)
         return copies
@@ -314,7 +328,8 @@ class Autograd:
                 log_std = log_std.float().contiguous()
                 grads[1] = torch.empty_like(log_std)
             fixed = None if log_std is None else log_std.detach()
-            self._loss(outputs.detach(), grads[0], start, self.sums[0, : kernels.SUMS], fixed, grads[1])
+            self._loss(outputs.detach(), grads[0], start, self.sums[0, : kernels.SUMS],
+                       fixed, grads[1])
             pairs = list(zip((outputs, log_std), grads, strict=True))
             if self.extra_loss is not None:
                 pairs.append((self._extra(part, observations, logits, value), None))
@@ -333,16 +348,19 @@ class Autograd:
             ("old_values", self.values), ("resets", s["resets"]), ("valid", s["valid"]),
             ("action_masks", s["action_masks"])) if tensor is not None}
         if self.squash is not None:  # 1 - tanh² u = sech² u
-            log_slope = self.squash[2] + 2 * (math.log(2) - taken["actions"] - softplus(-2 * taken["actions"]))
+            log_slope = self.squash[2] + 2 * (math.log(2) - taken["actions"]
+                                              - softplus(-2 * taken["actions"]))
             taken["logprobs"] += log_slope.sum(-1)
         logits = [head.float() for head in logits] if isinstance(logits, list | tuple) else (
             logits.float() if isinstance(logits, torch.Tensor) else logits)
-        minibatch = SimpleNamespace(observations=observations, logits=logits, values=value.reshape(T, -1).float(),
+        minibatch = SimpleNamespace(observations=observations, logits=logits,
+                                    values=value.reshape(T, -1).float(),
                                     **taken, returns=taken["advantages"] + taken["old_values"])
         extra = self.extra_loss(minibatch)
         if not isinstance(extra, torch.Tensor) or extra.numel() != 1:
-            raise ConfigError(f"train.loss = {named(self.config['loss'])}: returned {type(extra).__name__} "
-                              f"{tuple(getattr(extra, 'shape', ()))}; a tensor () is expected.")
+            raise ConfigError(f"train.loss = {named(self.config['loss'])}: returned "
+                              f"{type(extra).__name__} {tuple(getattr(extra, 'shape', ()))}; a "
+                              "tensor () is expected.")
         extra = extra.reshape(()) * (len(index) * T / self.config["minibatch_size"])
         self.sums[0, kernels.SUMS].add_(extra.detach())
         return extra
@@ -350,9 +368,12 @@ class Autograd:
     def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
         s = self.storage
         kernels.ppo_loss(
-            outputs, self.samples, self.logprobs, self.values, self.advantages, self.weights, s["valid"],
-            self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std,
-            grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"], index=self.index, start=start)
+            outputs, self.samples, self.logprobs, self.values, self.advantages,
+            self.weights, s["valid"],
+            self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads,
+            log_std=log_std,
+            grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],
+            index=self.index, start=start)
 
     # -- the rest
     # --------------------------------------------------------------------------------------------------
@@ -383,7 +404,8 @@ class Autograd:
 
     def _start_pool(self):
         """Threads for the rollout's workers and the learners."""
-        self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker", kernels.set_threads,
+        self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker",
+                                       kernels.set_threads,
                                        (self.vecenv.threads_per_worker,))
         # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a
         # rollout takes a tenth less.
@@ -414,13 +436,16 @@ def difference(policy, vecenv, sample, device="cpu"):
     a gradient, in float32; the weights are as they were afterwards. sample(policy, arena, steps,
     rows): the engine's network (compiled.Sample, fused.Sample)."""
     parameters = dict(policy.named_parameters())
-    kept = {name: (parameter.detach().clone(), parameter.grad) for name, parameter in parameters.items()}
+    kept = {name: (parameter.detach().clone(), parameter.grad)
+            for name, parameter in parameters.items()}
 
     def weigh(scale, nudge=0.0):
         for name, parameter in parameters.items():
-            waves = torch.arange(parameter.numel(), device=parameter.device).view(parameter.shape).cos()
+            waves = torch.arange(parameter.numel(),
+                                 device=parameter.device).view(parameter.shape).cos()
             matrix = parameter.dim() > 1
-            parameter.data.copy_(kept[name][0] * scale if matrix else kept[name][0] + waves * (scale - 1) / 10)
+            parameter.data.copy_(kept[name][0] * scale if matrix
+                                 else kept[name][0] + waves * (scale - 1) / 10)
             parameter.data.mul_(1 + nudge * waves)
             parameter.grad = None
 
@@ -452,7 +477,8 @@ def _given(vecenv, device, scale):
         seen = random.normal(size=shape) * (1 if scale == 1 else 100)
     else:
         space = vecenv.single_observation_space
-        low, high = (1, 2) if scale == 1 else (max(-1000, int(space.low.min())), min(1000, int(space.high.max())))
+        low, high = (1, 2) if scale == 1 else (max(-1000, int(space.low.min())),
+                                               min(1000, int(space.high.max())))
         seen = random.integers(min(0, low), high, shape, endpoint=scale != 1)
     flags = [(random.random((STEPS, AGENTS)) < p).astype(np.uint8) for p in (0.2, 0.8)]
     return [torch.from_numpy(array).to(device) for array in (seen.astype(dtype), *flags)]
@@ -497,7 +523,8 @@ class _Pair:
         policy, first = self.policy, _first_state(self.policy, seen.device)["mingru"]
         self.fast.refresh()
         whole = self.fast.forward(seen.view(STEPS, AGENTS, -1), first, resets, valid)
-        each = torch.stack([self.fast.step(seen[t], first, resets[t], valid[t]).clone() for t in range(STEPS)])
+        each = torch.stack([self.fast.step(seen[t], first, resets[t], valid[t]).clone()
+                            for t in range(STEPS)])
         with torch.enable_grad():
             outputs, log_std = _forward(policy, seen, resets, valid)
         theirs, (stepped, state) = outputs.detach(), _step_by_step(policy, seen, resets, valid)
@@ -505,7 +532,8 @@ class _Pair:
         allowed = max(1e-3, min(0.5, 300 * rounding))  # chaos, as in many layers with large weights
         pairs = [("its outputs", whole, theirs), ("a step's outputs", each, stepped)]
         if log_std is not None:
-            pairs.append(("log_std", policy.decoder.log_std.detach().expand_as(log_std), log_std.detach()))
+            pairs.append(("log_std", policy.decoder.log_std.detach().expand_as(log_std),
+                          log_std.detach()))
         for what, ours, own in pairs:
             if not (error := _error(ours, own, (0, 1))) < allowed:
                 return f"{what} would differ by {100 * error:.2g}%"
@@ -548,7 +576,8 @@ class Restated:
 
     def bind(self):
         super().bind()
-        self.flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
+        self.flat_observations = self.storage["observations"].view(self.horizon + 1,
+                                                                   self.num_agents, -1)
 
     def _act(self, worker, observations, state, resets, valid):
         log_std = self.policy.decoder.log_std
@@ -557,15 +586,18 @@ class Restated:
 
     def outdated(self, thoroughly=False):
         why = edited(self.policy)
-        return self.difference(self.policy, self.vecenv, self.torch_device) if thoroughly and why is None else why
+        return (self.difference(self.policy, self.vecenv, self.torch_device)
+                if thoroughly and why is None else why)
 
 
 # --------------------------------------------------------------------------------------------------
 # Which engine runs
 
-DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.Decoder, models.Normalizer, nn.Linear, nn.ModuleList)
+DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.Decoder, models.Normalizer, nn.Linear,
+           nn.ModuleList)
 METHODS = ("forward", "forward_eval", "split", "flags")
-OWN = {kind: {name: getattr(kind, name) for name in METHODS if hasattr(kind, name)} for kind in DEFAULT}
+OWN = {kind: {name: getattr(kind, name) for name in METHODS if hasattr(kind, name)}
+       for kind in DEFAULT}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -581,8 +613,10 @@ def edited(policy):
         name = path or "the network"
         if type(module) not in DEFAULT:
             return f"{name} is a {type(module).__name__} now"
-        replaced = [key for key, value in vars(module).items() if callable(value) and value is not models.flattened]
-        replaced += [key for key, value in OWN[type(module)].items() if getattr(type(module), key) is not value]
+        replaced = [key for key, value in vars(module).items() if callable(value)
+                    and value is not models.flattened]
+        replaced += [key for key, value in OWN[type(module)].items()
+                     if getattr(type(module), key) is not value]
         if replaced:
             return f"{replaced[0]} of {name} is another one"
         if any(getattr(module, hooks) for hooks in HOOKS):
@@ -604,7 +638,8 @@ def plain_engine(config):
 def any_network(engine):
     """The engine of any network, in the place of the fast one `engine`."""
     engine.release()
-    made = plain_engine(engine.config)(engine.policy, engine.vecenv, engine.config, engine.segments, engine.first_agent)
+    made = plain_engine(engine.config)(engine.policy, engine.vecenv, engine.config, engine.segments,
+                                       engine.first_agent)
     return made.take_over(engine)
 
 
@@ -615,8 +650,8 @@ def choose(policy, vecenv, config):
     gpu, wanted = config["device"] == "cuda", config["engine"]
     fast = "fused" if gpu else "compiled"
     if wanted not in ("auto", "autograd", fast):
-        raise ConfigError(f"train.engine = {wanted}: with train.device {config['device']} there are {fast} and "
-                          "autograd.")
+        raise ConfigError(f"train.engine = {wanted}: with train.device {config['device']} there "
+                          f"are {fast} and autograd.")
     plain = plain_engine(config)
     if wanted == "autograd":
         return plain, None
@@ -642,8 +677,8 @@ def choose(policy, vecenv, config):
             why = engine.difference(policy, vecenv)
     if why is None:
         if config["compile"]:
-            raise ConfigError("train.compile: the default network is compiled by hand; it is for your own, or for "
-                              "train.engine autograd.")
+            raise ConfigError("train.compile: the default network is compiled by hand; it is for "
+                              "your own, or for train.engine autograd.")
         return engine, None
     if wanted != "auto":
         raise ConfigError(f"train.engine = {wanted} cannot run this: {why}. Take auto or autograd.")

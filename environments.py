@@ -62,7 +62,8 @@ def _plain_defaults(function):
     except (TypeError, ValueError):
         return {}
     return {p.name: p.default for p in parameters
-            if isinstance(p.default, bool | int | float | str) and p.name not in ("render_mode", "seed")}
+            if isinstance(p.default, bool | int | float | str)
+            and p.name not in ("render_mode", "seed")}
 
 
 def _picture_settings(function):
@@ -130,7 +131,8 @@ class GymnasiumCreator:
         self.name, (self.package, _, self.id) = name, name.removeprefix("gym/").rpartition(":")
 
     def _register(self):
-        package = self.package or next((p for start, p in PACKAGES.items() if self.id.startswith(start)), None)
+        package = (self.package
+                   or next((p for start, p in PACKAGES.items() if self.id.startswith(start)), None))
         if package is None:
             return
         try:
@@ -150,7 +152,8 @@ class GymnasiumCreator:
         except gymnasium.error.Error as error:
             near = difflib.get_close_matches(self.id, list(gymnasium.registry), n=3, cutoff=0.5)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            hint += "" if self.package else " One that a package registers when it is imported is gym/package:ID."
+            hint += ("" if self.package
+                     else " One that a package registers when it is imported is gym/package:ID.")
             raise ValueError(f"{self.name}: Gymnasium knows no environment {self.id}.{hint} ({error})") from None
 
     @property
@@ -190,7 +193,8 @@ class GymnasiumCreator:
         self._spec()
         if self.id.startswith("ALE/"):
             if kwargs.pop("sound_obs", False):
-                raise ValueError(f"{self.name}: ALE's vector environment has no sound; take vec.backend serial.")
+                raise ValueError(f"{self.name}: ALE's vector environment has no sound; take "
+                                 "vec.backend serial.")
             atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
             kwargs |= {
                 "frameskip": atari["frame_skip"],
@@ -243,7 +247,8 @@ class PettingZooCreator:
         self.name, self.path = name, name.split("/")[1:]
         if len(self.path) != 2:
             raise ValueError(
-                f"{name}: expected pettingzoo/FAMILY/NAME, e.g. pettingzoo/butterfly/knights_archers_zombies_v11."
+                f"{name}: expected pettingzoo/FAMILY/NAME, e.g. "
+                "pettingzoo/butterfly/knights_archers_zombies_v11."
             )
 
     def _module(self):
@@ -275,7 +280,8 @@ class PettingZooCreator:
     def __call__(self, **kwargs):
         module = self._module()
         return (
-            getattr(module, "parallel_env", None)(**kwargs) if hasattr(module, "parallel_env") else module.env(**kwargs)
+            getattr(module, "parallel_env", None)(**kwargs) if hasattr(module, "parallel_env")
+            else module.env(**kwargs)
         )
 
 
@@ -306,16 +312,19 @@ class FileCreator:
                 del sys.modules[self._module]
                 raise
         if not callable(getattr(module, self.attribute, None)):
-            names = [key for key, value in vars(module).items() if callable(value) and value.__module__ == self._module]
+            names = [key for key, value in vars(module).items() if callable(value)
+                     and value.__module__ == self._module]
             if not self.attribute:
                 raise ValueError(f"{self._given}: say what in it makes the environment, {self._given}:"
                                  f"{' or '.join(names) or 'NAME (there is no class or function in it)'}.")
-            raise ValueError(f"{self.path} has no callable {self.attribute}; it has {', '.join(names) or 'none'}.")
+            raise ValueError(f"{self.path} has no callable {self.attribute}; it has "
+                             f"{', '.join(names) or 'none'}.")
         return getattr(module, self.attribute)
 
     @property
     def settings(self):
-        return {name: value for name, value in _plain_defaults(self._callable()).items() if name != "buf"}
+        return {name: value for name, value in _plain_defaults(self._callable()).items()
+                if name != "buf"}
 
     @property
     def takes_copies(self):
@@ -341,7 +350,8 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     a `step` as vector.make gives it, is stepped at random, as often or as long as is said.
     `python -m ocean NAME --check` does it."""
     problems, notes = _check_interface(creator(**settings))
-    space = getattr(vecenv.driver_env, "env_single_observation_space", vecenv.single_observation_space)
+    space = getattr(vecenv.driver_env, "env_single_observation_space",
+                    vecenv.single_observation_space)
     flat, ends, rewarded, deadline = FlatObservation(space), 0, False, time.monotonic() + seconds
     known = len(problems)
     rng = np.random.default_rng(0)
@@ -351,13 +361,16 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
         for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
             where = f"observation{''.join(f'[{name!r}]' for name in names)}"
             if values.dtype.kind == "f" and not np.isfinite(values).all():
-                problems.append(f"step {t}: {where}{_first(~np.isfinite(values), values)}, which is not finite.")
+                problems.append(f"step {t}: {where}{_first(~np.isfinite(values), values)}, which "
+                                "is not finite.")
             elif isinstance(leaf, gymnasium.spaces.Box):
                 outside = (values < leaf.low) | (values > leaf.high)
                 if outside.any() and not any("lies outside" in note for note in notes):
-                    notes.append(f"step {t}: {where}{_first(outside, values)}, which lies outside {leaf}.")
+                    notes.append(f"step {t}: {where}{_first(outside, values)}, which lies "
+                                 f"outside {leaf}.")
         if not np.isfinite(rewards).all():
-            problems.append(f"step {t}: the reward{_first(~np.isfinite(rewards), rewards)}, which is not finite.")
+            problems.append(f"step {t}: the reward{_first(~np.isfinite(rewards), rewards)}, which "
+                            "is not finite.")
         if len(problems) > known or time.monotonic() > deadline:
             break
         heads = vecenv.action_heads
@@ -460,11 +473,13 @@ class Procgen(PufferEnv):
     draws a new level each episode. Its time limit is reported as an end, as the package
     does not tell them apart."""
 
-    def __init__(self, name, num_envs=1, num_levels=0, start_level=0, distribution_mode="hard", buf=None, seed=0):
+    def __init__(self, name, num_envs=1, num_levels=0, start_level=0, distribution_mode="hard",
+                 buf=None, seed=0):
         from procgen import ProcgenGym3Env
 
         self._make = lambda seed: ProcgenGym3Env(
-            num=num_envs, env_name=name, num_levels=num_levels, start_level=start_level, rand_seed=seed,
+            num=num_envs, env_name=name, num_levels=num_levels, start_level=start_level,
+            rand_seed=seed,
             distribution_mode=distribution_mode, num_threads=0 if num_envs < 8 else 4)
         self.env, self._seed = self._make(seed), seed
         self.single_observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
@@ -508,7 +523,8 @@ class Craftax(PufferEnv):
         env = make_craftax_env_from_name(name, auto_reset=False)
         params, self._jax = env.default_params, jax
         space = env.observation_space(params)
-        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf,
+                                                             space.shape, np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(int(env.action_space(params).n))
         self.num_agents = num_envs
         # Firm dtypes, or the step is compiled twice: for the state of a reset and for its own.
@@ -516,7 +532,8 @@ class Craftax(PufferEnv):
         self._reset_one = jax.jit(lambda key: firm(env.reset(key, params)))
         self._reset_all = jax.jit(jax.vmap(lambda key: firm(env.reset(key, params))))
         self._step_all = jax.jit(jax.vmap(lambda key, state, action: firm(env.step(key, state, action, params))))
-        self._put = jax.jit(lambda tree, one, i: jax.tree.map(lambda a, b: a.at[i].set(b), tree, one))
+        self._put = jax.jit(lambda tree, one, i: jax.tree.map(lambda a, b: a.at[i].set(b), tree,
+                                                              one))
         self._key = jax.random.PRNGKey(seed)
         super().__init__(buf)
 
@@ -533,14 +550,16 @@ class Craftax(PufferEnv):
         return self.observations, []
 
     def step(self, actions):
-        result = self._step_all(self._keys(self.num_agents), self._state, self._jax.numpy.asarray(actions))
+        result = self._step_all(self._keys(self.num_agents), self._state,
+                                self._jax.numpy.asarray(actions))
         observations, self._state, rewards, done, info = result
         self.observations[:], self.rewards[:], self.terminals[:] = observations, rewards, done
         self._returns += self.rewards
         self._lengths += 1
         infos = []
         for i in np.flatnonzero(self.terminals):
-            infos.append({name: float(values[i]) for name, values in info.items() if values.ndim == 1}
+            infos.append({name: float(values[i]) for name, values in info.items()
+                          if values.ndim == 1}
                          | {"episode_return": self._returns[i], "episode_length": self._lengths[i]})
             observation, state = self._reset_one(self._keys(1)[0])
             self.observations[i], self._state = observation, self._put(self._state, state, i)
@@ -577,13 +596,15 @@ class JaxEnvs:
             ended = terminated | truncated
 
             def choose(fresh, old):
-                return jnp.where(ended.reshape(num_envs, *[1] * (old.ndim - 1)), fresh.astype(old.dtype), old)
+                return jnp.where(ended.reshape(num_envs, *[1] * (old.ndim - 1)),
+                                 fresh.astype(old.dtype), old)
 
             def renew(key):
                 key, *fresh = begin(key)
                 return key, *jax.tree.map(choose, tuple(fresh), (last, states))
 
-            key, observations, states = jax.lax.cond(ended.any(), renew, lambda key: (key, last, states), keys[0])
+            key, observations, states = jax.lax.cond(ended.any(), renew,
+                                                     lambda key: (key, last, states), keys[0])
             return key, states, observations, rewards, terminated, truncated, last
 
         self._begin, self._advance = jax.jit(begin), jax.jit(advance)
@@ -615,12 +636,14 @@ def gymnax(name, num_envs=1024, max_steps_in_episode=0):
         raise ImportError("this gymnax does not tell ends from time limits; gymnax 1.0 does")
     if max_steps_in_episode:
         params = params.replace(max_steps_in_episode=max_steps_in_episode)
-    seen, acts = (gymnax_space_to_gym_space(space(params)) for space in (env.observation_space, env.action_space))
+    seen, acts = (gymnax_space_to_gym_space(space(params))
+                  for space in (env.observation_space, env.action_space))
     if isinstance(acts, gymnasium.spaces.Discrete):
         acts = gymnasium.spaces.Discrete(int(acts.n), dtype=np.int32)
 
     def see(observation):  # MinAtar's are flags where its space has floats
-        return observation.astype(seen.dtype) if isinstance(seen, gymnasium.spaces.Box) else observation
+        return (observation.astype(seen.dtype) if isinstance(seen, gymnasium.spaces.Box)
+                else observation)
 
     def reset(key):
         observation, state = env.reset(key, params)
@@ -642,11 +665,12 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
     import jax
     from brax import envs
 
-    env = envs.create(name, episode_length, auto_reset=False, **({"backend": backend} if backend else {}))
+    env = envs.create(name, episode_length, auto_reset=False,
+                      **({"backend": backend} if backend else {}))
     sample = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
     if isinstance(sample, dict):
-        raise ValueError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write an adapter like "
-                         "environments.brax that takes one of them.")
+        raise ValueError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write "
+                         "an adapter like environments.brax that takes one of them.")
     seen = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
     acts = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
 
@@ -682,10 +706,12 @@ class MicroRTS(gymnasium.Env):
         # the package is older than numpy 1.24, which removed np.int
         vec_env.np = SimpleNamespace(**vars(np), int=int)
         self.env = vec_env.MicroRTSGridModeVecEnv(
-            num_selfplay_envs=0, num_bot_envs=1, max_steps=max_steps, ai2s=[getattr(microrts_ai, ai)],
+            num_selfplay_envs=0, num_bot_envs=1, max_steps=max_steps,
+            ai2s=[getattr(microrts_ai, ai)],
             map_path=f"maps/{name}.xml", reward_weight=np.array([10.0, 1.0, 1.0, 0.2, 1.0, 4.0]))
         self.cells = self.env.height * self.env.width
-        self.observation_space = gymnasium.spaces.Box(0, 1, self.env.observation_space.shape, np.uint8)
+        self.observation_space = gymnasium.spaces.Box(0, 1,
+                                                      self.env.observation_space.shape, np.uint8)
         self.action_space = gymnasium.spaces.MultiDiscrete(self.CELL * self.cells)
         self._firsts = np.cumsum((0, *self.CELL[:-1]))
 
@@ -735,17 +761,19 @@ class PokemonRed(gymnasium.Env):
 
     def __init__(self, name, rom="", state="", max_steps=4096, frame_skip=24):
         if name != "pokemon_red":
-            raise ValueError(f"pyboy/{name}: there is pyboy/pokemon_red, a template for other games.")
+            raise ValueError(f"pyboy/{name}: there is pyboy/pokemon_red, a template "
+                             "for other games.")
         if not os.path.isfile(rom):
-            raise ValueError(f"pyboy/pokemon_red needs a ROM of your own, which is not shipped: --env.rom "
-                             f"path/to/pokemon_red.gb (it is {rom!r}, no file).")
+            raise ValueError("pyboy/pokemon_red needs a ROM of your own, which is not "
+                             f"shipped: --env.rom path/to/pokemon_red.gb (it is {rom!r}, no file).")
         from pyboy import PyBoy
 
         self.game = PyBoy(rom, window="null", sound_emulated=False)
         if not self.game.cartridge_title.startswith("POKEMON RED"):
             title = self.game.cartridge_title
             self.game.stop(save=False)
-            raise ValueError(f"{rom} is {title!r}, expected POKEMON RED: memory addresses differ between games.")
+            raise ValueError(f"{rom} is {title!r}, expected POKEMON RED: memory addresses differ "
+                             "between games.")
         start = io.BytesIO()
         if state:
             with open(state, "rb") as file:
@@ -776,7 +804,8 @@ class PokemonRed(gymnasium.Env):
         self.game.tick(self.frame_skip, True)
         self.steps += 1
         before, self.progress = self.progress, self._progress()
-        tiles, levels, badges = (now - then for now, then in zip(self.progress, before, strict=True))
+        tiles, levels, badges = (now - then
+                                 for now, then in zip(self.progress, before, strict=True))
         info = dict(zip(("tiles", "levels", "badges"), self.progress, strict=True))
         return self._observe(), 0.02 * tiles + 0.5 * levels + 5.0 * badges, False, self.steps >= self.max_steps, info
 
@@ -794,7 +823,8 @@ def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
     import stable_retro
 
     try:
-        env = stable_retro.make(name, render_mode="rgb_array", **({"state": state} if state else {}))
+        env = stable_retro.make(name, render_mode="rgb_array",
+                                **({"state": state} if state else {}))
     except FileNotFoundError as error:
         hint = "ROMs are not shipped; import yours with python -m stable_retro.import FOLDER"
         raise ValueError(f"retro/{name}: {error} ({hint}).") from None
@@ -843,7 +873,8 @@ def griddly(name, level=0, max_episode_steps=1000):
     from griddly.GymWrapper import GymWrapper
 
     kind = gd.ObserverType.VECTOR
-    env = GymWrapper(f"{name}.yaml", player_observer_type=kind, global_observer_type=kind, level=level)
+    env = GymWrapper(f"{name}.yaml", player_observer_type=kind, global_observer_type=kind,
+                     level=level)
     env.reset()  # before it the spaces are not known
     return gymnasium.wrappers.TimeLimit(OldGym(env), max_episode_steps)
 
@@ -854,7 +885,8 @@ def magent2(name, map_size=45, max_cycles=1000):
     return module.parallel_env(map_size=map_size, max_cycles=max_cycles)
 
 
-FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "microrts": MicroRTS, "pyboy": PokemonRed,
+FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "microrts": MicroRTS,
+            "pyboy": PokemonRed,
             "retro": retro, "open_spiel": open_spiel, "griddly": griddly, "magent2": magent2,
             "dm_control": dm_control, "gymnax": gymnax, "brax": brax}
 
@@ -900,7 +932,8 @@ class OceanPufferEnv(PufferEnv):
 
     def _build(self, seed):
         num_envs, settings, first_env = self._arguments
-        self._envs = self._library.create(num_envs, seed=seed, settings=settings, first_env=first_env)
+        self._envs = self._library.create(num_envs, seed=seed, settings=settings,
+                                          first_env=first_env)
 
     def views(self, rows, first):
         views = super().views(rows, first)
@@ -909,7 +942,8 @@ class OceanPufferEnv(PufferEnv):
             if views["final_observations"] is None else views["final_observations"]
         octets = [views[name].view(np.uint8) for name in ("terminals", "truncations", "masks")]
         views["_rows"] = ocean.rows(
-            views["observations"], views["actions"], views["rewards"], *octets[:2], views["final_observations"],
+            views["observations"], views["actions"], views["rewards"], *octets[:2],
+            views["final_observations"],
             octets[2] if self._envs.has_valid else None, views["action_masks"])
         return views
 
@@ -959,7 +993,8 @@ def named(env):
     return ocean.load(own["ocean_name"]) if "ocean_name" in own else env
 
 
-OLD_KEYWORDS = {"zero_copy": "nothing is copied now", "overwork": "there may be more workers than cores now"}
+OLD_KEYWORDS = {"zero_copy": "nothing is copied now",
+                "overwork": "there may be more workers than cores now"}
 
 
 def with_settings(env, env_kwargs, settings, keywords):
@@ -969,7 +1004,8 @@ def with_settings(env, env_kwargs, settings, keywords):
     for key in settings:
         if known is not None and key not in known:
             if key in OLD_KEYWORDS:
-                raise ValueError(f"make takes no {key} any more: {OLD_KEYWORDS[key]}. Leave it out.")
+                raise ValueError(f"make takes no {key} any more: "
+                                 f"{OLD_KEYWORDS[key]}. Leave it out.")
             near = ocean.nearest(key, [*known, *keywords], known)
             raise ValueError(f"{name_of(env)} has no setting {key!r}: {near}; "
                              f"make itself takes {', '.join(keywords)}")
@@ -1003,7 +1039,8 @@ def count_copies(num_envs, env_kwargs):
     """The copies that env_kwargs asks for multiply the vector's: C environments are
     all in one block anyway."""
     if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
-        return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items() if k != "num_envs"}
+        return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items()
+                                                   if k != "num_envs"}
     return num_envs, env_kwargs
 
 
@@ -1011,7 +1048,8 @@ def _one_each(values, num_envs, what):
     if not isinstance(values, (list, tuple)):
         return [values] * num_envs
     if len(values) != num_envs:
-        raise ValueError(f"{what} is a list of {len(values)}, but there are {num_envs} environments.")
+        raise ValueError(f"{what} is a list of {len(values)}, but there are "
+                         f"{num_envs} environments.")
     return list(values)
 
 
@@ -1021,10 +1059,11 @@ def creators_of(env, num_envs, env_args, env_kwargs):
         raise ValueError(f"num_envs is {num_envs}; it must be 1 or more.")
     creators = _one_each(env, num_envs, "env")
     if not callable(creators[0]) and num_envs > 1 and not isinstance(env, (list, tuple)):
-        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); give a class or "
-                         "function that makes one.")
+        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); "
+                         "give a class or function that makes one.")
     kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
-    several = isinstance(env, (list, tuple)) and env_args and all(isinstance(one, (list, tuple)) for one in env_args)
+    several = isinstance(env, (list, tuple)) and env_args and all(isinstance(one, (list, tuple))
+                                                                  for one in env_args)
     args = _one_each(env_args, num_envs, "env_args") if several else [env_args or ()] * num_envs
     return [(creator, tuple(own), dict(one or {})) for creator, own, one in zip(creators, args, kwargs, strict=True)], \
         name_of(creators[0])

@@ -53,7 +53,8 @@ class Export:
 # One flat file for policy.h
 
 # The numbers of the observation's types in policy.h.
-TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32",
+         "int64", "uint64")
 
 
 def flat_policy(policy, env):
@@ -64,8 +65,9 @@ def flat_policy(policy, env):
     """
     if type(policy) is not models.MinGRUPolicy:
         raise pufferl.ConfigError(
-            f"The network is {_describe(policy)}; the flat file, C and web are for the default one (policy.name "
-            "default with rnn.name mingru, observations that are plain numbers). --export.onnx writes most others."
+            f"The network is {_describe(policy)}; the flat file, C and web are for the default "
+            "one (policy.name default with rnn.name mingru, observations that are plain numbers). "
+            "--export.onnx writes most others."
         )
     dtype = np.dtype(env.single_observation_space.dtype).name
     if dtype not in TYPES:
@@ -73,14 +75,16 @@ def flat_policy(policy, env):
     decoder = policy.decoder
     heads, dims = decoder.heads or [], 0 if decoder.log_std is None else len(decoder.log_std)
     magic = np.frombuffer(b"PUFR", "<f4")[0]
-    sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers, len(heads), dims]
+    sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers,
+             len(heads), dims]
     linears = [policy.encoder, *policy.rnn.layers, decoder]
     weights = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
     weights += [] if decoder.log_std is None else [decoder.log_std]
     norm, squash = policy.normalizer, models.squash_of(policy)
     weights = weights if norm is None else [norm.shift, norm.scale, *weights]
     weights += [] if squash is None else [squash[:2]]
-    header = np.array([magic, 1 + (norm is not None) + 2 * (squash is not None), *sizes, *heads], "<f4")
+    header = np.array([magic, 1 + (norm is not None) + 2 * (squash is not None), *sizes, *heads],
+                      "<f4")
     return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights)]).astype("<f4")
 
 
@@ -131,7 +135,8 @@ def write_onnx(policy, env, path, name=""):
     step, space = Step(policy, list(state)).eval(), env.single_observation_space
     heads, dims = models.action_layout(env.single_action_space)
     squash = models.squash_of(policy)
-    outputs = [*(["logits"] if heads else ["mean", "log_std"]), *([] if squash is None else ["action"]), "value",
+    outputs = [*(["logits"] if heads else ["mean", "log_std"]),
+               *([] if squash is None else ["action"]), "value",
                *(f"new_{key}" for key in state)]
     example = _random_observations(space, 2)
     agents = torch.export.Dim("agents", min=1)
@@ -145,7 +150,8 @@ def write_onnx(policy, env, path, name=""):
             program = torch.onnx.export(
                 step, (example, *state.values()), dynamo=True, verbose=False,
                 input_names=["observation", *state], output_names=outputs,
-                dynamic_shapes=({0: agents}, *([tuple({1: agents} for _ in state)] if state else [])))
+                dynamic_shapes=({0: agents},
+                                *([tuple({1: agents} for _ in state)] if state else [])))
     except torch.onnx.errors.OnnxExporterError as error:
         structured = getattr(getattr(env, "obs_dtype", None), "names", None)
         why = "observations are a Dict or Tuple, whose bytes ONNX cannot take apart; export a network on plain ones."
@@ -165,7 +171,8 @@ def _random_observations(space, n):
     """(n, ...), of floats within 1,000: where bounds are a float's largest numbers, a network's
     sums are infinite."""
     observations = np.stack([space.sample() for _ in range(n)])
-    return torch.from_numpy(observations.clip(-1e3, 1e3) if observations.dtype.kind == "f" else observations)
+    return torch.from_numpy(observations.clip(-1e3, 1e3) if observations.dtype.kind == "f"
+                            else observations)
 
 
 def check_onnx(step, space, state, path, tolerance=1e-4):
@@ -189,8 +196,9 @@ def check_onnx(step, space, state, path, tolerance=1e-4):
             # a NaN stays one
             largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))
     if not largest <= tolerance:
-        raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the largest output; the "
-                                  "network does something that torch.onnx cannot follow.")
+        raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the "
+                                  "largest output; the network does something that torch.onnx "
+                                  "cannot follow.")
     return largest
 
 
@@ -202,12 +210,14 @@ def settings_arguments(library, settings):
     """The settings that differ from the header's defaults as main.c takes
     them: ["frameskip=2", ...]."""
     parsed = dict(zip(library.settings, library.parse_settings(settings), strict=True))
-    return [f"{name}={float(value):.10g}" for name, value in parsed.items() if value != float(library.settings[name])]
+    return [f"{name}={float(value):.10g}" for name, value in parsed.items()
+            if value != float(library.settings[name])]
 
 
 def sources(library):
     """What main.c includes for an environment: files of ocean/ and of the header's own folder."""
-    shared = [ocean.FOLDER / name for name in ("main.c", "binding.c", "policy.h", "env.h", "draw.h")]
+    shared = [ocean.FOLDER / name
+              for name in ("main.c", "binding.c", "policy.h", "env.h", "draw.h")]
     return shared + sorted(library.header.parent.glob("*.[ch]"))
 
 
@@ -234,10 +244,12 @@ def write_c(library, settings, flat, folder):
         shutil.copy(path, folder / path.name)
     flat.tofile(folder / "policy.bin")
     (folder / "Makefile").write_text(MAKEFILE.format(
-        name=library.name, header=library.header.name, arguments=" ".join(settings_arguments(library, settings))))
+        name=library.name, header=library.header.name,
+        arguments=" ".join(settings_arguments(library, settings))))
 
 
-EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score", "demo_return",
+EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score",
+            "demo_return",
             "demo_by_player", "demo_give_back", "demo_restart")
 
 
@@ -246,21 +258,26 @@ def write_web(library, settings, flat, folder, trained=True):
     without emscripten."""
     emcc = shutil.which("emcc")
     if emcc is None:
-        raise pufferl.ConfigError("--export.web needs emscripten, whose compiler emcc is not in the PATH: "
-                                  "apt-get install emscripten node-acorn, or https://emscripten.org")
+        raise pufferl.ConfigError("--export.web needs emscripten, whose compiler emcc is "
+                                  "not in the PATH: apt-get install emscripten node-acorn, or "
+                                  "https://emscripten.org")
     folder, name = Path(folder), library.name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         flat.tofile(Path(temporary) / "policy.bin")
-        command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I", str(ocean.FOLDER), "-DDRAW",
+        command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I",
+                   str(ocean.FOLDER), "-DDRAW",
                    f'-DENV_HEADER="{library.header}"',
-                   str(ocean.FOLDER / "main.c"), "--js-library", str(ocean.FOLDER / "web" / "canvas.js"),
+                   str(ocean.FOLDER / "main.c"), "--js-library",
+                   str(ocean.FOLDER / "web" / "canvas.js"),
                    "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
                    "-sEXPORTED_FUNCTIONS=" + ",".join(f"_{function}" for function in EXPORTED),
                    "-o", str(folder / f"{name}.js")]
         # Debian's emscripten finds its acorn by itself only with Debian's own node.
-        node_path = os.pathsep.join(filter(None, [os.environ.get("NODE_PATH"), "/usr/share/nodejs"]))
-        result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NODE_PATH": node_path})
+        node_path = os.pathsep.join(filter(None,
+                                           [os.environ.get("NODE_PATH"), "/usr/share/nodejs"]))
+        result = subprocess.run(command, capture_output=True, text=True,
+                                env={**os.environ, "NODE_PATH": node_path})
     if result.returncode != 0:
         raise pufferl.ConfigError(f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
     page = (ocean.FOLDER / "web" / "index.html").read_text()
@@ -279,7 +296,8 @@ def keys_help(library, settings):
     keys, columns = envs.keys()
     envs.close()
     names = list(dict.fromkeys(key.name for key in keys if key.name != "REST"))
-    names = [{"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→"}.get(name, name.lower()) for name in names]
+    names = [{"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→"}.get(name, name.lower())
+             for name in names]
     clicks = ["a click on a cell"] if columns else []
     if not names and not clicks:
         return "this environment has no keys: watch"
@@ -296,12 +314,15 @@ def export(env_name, args):
     if not any(chosen.values()):
         chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
     args = {**args, "env": {**args["env"], "num_envs": 1},
-            "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
+            "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1,
+                    "num_workers": None,
                     "batch_size": None}}
-    library = None if configuration.load_creator(args["env_name"]) else configuration.load_library(args["env_name"])
+    library = (None if configuration.load_creator(args["env_name"])
+               else configuration.load_library(args["env_name"]))
     for kind in ("c", "web"):
         if chosen[kind] and library is None:
-            raise pufferl.ConfigError(f"--export.{kind} compiles the environment, but {env_name} is not one in C.")
+            raise pufferl.ConfigError(f"--export.{kind} compiles the environment, but {env_name} "
+                                      "is not one in C.")
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
     if library is None and args["vec"]["backend"] in ("auto", "multiprocessing", "ray"):
         args["vec"]["backend"] = "serial"
@@ -317,7 +338,8 @@ def export(env_name, args):
     flat = flat_policy(policy, env) if any(chosen[kind] for kind in ("flat", "c", "web")) else None
     if chosen["onnx"]:
         difference = write_onnx(policy, env, chosen["onnx"], args["env_name"])
-        checked = "not checked: pip install onnxruntime" if difference is None else f"within {difference:.1g} of torch"
+        checked = ("not checked: pip install onnxruntime" if difference is None
+                   else f"within {difference:.1g} of torch")
         print(f"wrote {chosen['onnx']} ({checked})")
     if chosen["flat"]:
         flat.tofile(chosen["flat"])
@@ -328,7 +350,8 @@ def export(env_name, args):
     if chosen["web"]:
         files = write_web(library, settings, flat, chosen["web"], trained)
         print(f"wrote {chosen['web']}: {', '.join(files)}\n"
-              f"to see it: python -m http.server --bind 127.0.0.1 -d {chosen['web']} 8000, then http://127.0.0.1:8000")
+              f"to see it: python -m http.server --bind 127.0.0.1 -d {chosen['web']} 8000, then "
+              "http://127.0.0.1:8000")
 
 
 def main(argv=None, program="export.py"):

@@ -51,7 +51,8 @@ class Past(NamedTuple):
         """running, done, or stopped before its last step."""
         if is_running(self.folder):
             return "running"
-        return "done" if self.last.get("step", 0) >= self.saved["train"]["total_timesteps"] else "stopped"
+        return ("done" if self.last.get("step", 0) >= self.saved["train"]["total_timesteps"]
+                else "stopped")
 
     @property
     def age(self):
@@ -61,7 +62,8 @@ class Past(NamedTuple):
 
     @property
     def score(self):
-        return self.last.get("environment/score", self.last.get("environment/episode_return", math.nan))
+        return self.last.get("environment/score",
+                             self.last.get("environment/episode_return", math.nan))
 
 
 def read(folder):
@@ -91,7 +93,8 @@ def every(data_dir, env_name=None):
         with contextlib.suppress(ConfigError):
             found.append(read(path.parent))
     if env_name is not None:
-        found = [run for run in found if env_name in (run.saved["env_name"], run.saved.get("config_name"))]
+        found = [run for run in found
+                 if env_name in (run.saved["env_name"], run.saved.get("config_name"))]
     return sorted(found, key=lambda run: run.age)
 
 
@@ -105,11 +108,12 @@ def find(name, data_dir):
         return read(folder / name)
     ends = [path for path in folder.glob(f"*{name}") if (path / "config.json").exists()]
     if len(ends) > 1:
-        raise ConfigError(f"{name}: this is the end of {len(ends)} runs: {', '.join(path.name for path in ends)}.")
+        raise ConfigError(f"{name}: this is the end of {len(ends)} runs: "
+                          f"{', '.join(path.name for path in ends)}.")
     found = [read(path) for path in ends] or every(folder, None if name == "latest" else name)
     if not found:
-        raise ConfigError(f"{name}: no folder, no run in {folder.resolve()}, and no environment with one there; "
-                          f"{command('runs')} lists those that there are.")
+        raise ConfigError(f"{name}: no folder, no run in {folder.resolve()}, and no environment "
+                          f"with one there; {command('runs')} lists those that there are.")
     same = [run for run in found if run.saved["env_name"] == found[0].saved["env_name"]]
     # as --resume latest has it
     return max(same, key=lambda run: (configuration.turn_of(run.folder), -run.age))
@@ -117,7 +121,8 @@ def find(name, data_dir):
 
 def settings_of(saved):
     """{"train.gamma": 0.99, ...} of what a run was started with."""
-    return {f"{section}.{key}": value for section in SECTIONS for key, value in saved.get(section, {}).items()}
+    return {f"{section}.{key}": value for section in SECTIONS
+            for key, value in saved.get(section, {}).items()}
 
 
 @functools.cache
@@ -160,33 +165,41 @@ def table(data_dir, env_name=None):
         other = changes(run.saved)
         rows.append((run.folder.name, duration(run.age), run.state, f"{run.last.get('step', 0):,}",
                      "-" if math.isnan(run.score) else figure(run.score),
-                     f"{run.last.get('performance/uptime', 0):,.0f}", "?" if other is None else listed(other)))
+                     f"{run.last.get('performance/uptime', 0):,.0f}",
+                     "?" if other is None else listed(other)))
     if len(rows) == 1:
         of = f" of {env_name}" if env_name else ""
-        print(f"no run{of} in {Path(data_dir).resolve()}; {command('train', env_name or 'breakout')} makes one")
+        print(f"no run{of} in {Path(data_dir).resolve()}; "
+              f"{command('train', env_name or 'breakout')} makes one")
         return
     for line in aligned(rows, right=("age", "steps", "score", "seconds")):
         print(line)
     newest = rows[1][0] if data_dir == Base.data_dir else str(Path(data_dir, rows[1][0]))
-    print(f"\none of them  {command('runs', 'show', newest)}\nits curve    {command('plot', newest)}")
+    print(f"\none of them  {command('runs', 'show', newest)}\nits curve    "
+          f"{command('plot', newest)}")
 
 
 def show(run):
     """Print all that is known of a run, and what to type next."""
-    spoken, entries = signs.read(run.folder) if (run.folder / "metrics.jsonl").exists() else (None, [])
+    spoken, entries = (signs.read(run.folder) if (run.folder / "metrics.jsonl").exists()
+                       else (None, []))
     scores = [entry.get("environment/score", math.nan) for entry in entries]
     files, other = [path for path in run.folder.rglob("*") if path.is_file()], changes(run.saved)
-    print(f"run          {run.folder}   ({len(files)} files, {sum(p.stat().st_size for p in files) / 2**20:,.1f} MiB)")
+    print(f"run          {run.folder}   ({len(files)} files, "
+          f"{sum(p.stat().st_size for p in files) / 2**20:,.1f} MiB)")
     print(f"environment  {run.saved['env_name']}")
     print(f"state        {run.state}, last entry {duration(run.age)} ago")
-    print(f"steps        {run.last.get('step', 0):,} of {run.saved['train']['total_timesteps']:,} in "
+    print(f"steps        {run.last.get('step', 0):,} of "
+          f"{run.saved['train']['total_timesteps']:,} in "
           f"{duration(run.last.get('performance/uptime', 0))}")
     if not math.isnan(run.score):
         best = max((score for score in scores if math.isfinite(score)), default=run.score)
-        print(f"score        {figure(run.score)}, best entry {figure(best)}   {sparkline(scores, 40)}")
+        print(f"score        {figure(run.score)}, best entry {figure(best)}   "
+              f"{sparkline(scores, 40)}")
     engine = run.saved.get("engine", {})
     print(f"engine       {engine.get('name', '?')}, rollout {engine.get('rollout', '?')}; "
-          + ", ".join(f"{name} {version}" for name, version in run.saved.get("versions", {}).items()))
+          + ", ".join(f"{name} {version}"
+                      for name, version in run.saved.get("versions", {}).items()))
     print(f"settings     {'?' if other is None else listed(other) or 'as they ship'}")
     for entry in entries:
         spoken.see(entry["step"], entry)
@@ -207,10 +220,12 @@ def remove(found, yes):
         if run.folder.is_symlink():
             raise ConfigError(f"{run.folder}: a link to a run; name the run itself.")
         if is_running(run.folder):
-            raise ConfigError(f"{run.folder}: this run is running. Stop it first (Ctrl-C where it runs).")
+            raise ConfigError(f"{run.folder}: this run is running. Stop it first (Ctrl-C "
+                              "where it runs).")
         others = [path.parent.name for path in run.folder.glob("*/config.json")]
         if others:
-            raise ConfigError(f"{run.folder}: other runs lie in it ({', '.join(others[:3])}); name these.")
+            raise ConfigError(f"{run.folder}: other runs lie in it "
+                              f"({', '.join(others[:3])}); name these.")
     for run in found:
         what = f"{run.folder}: {run.last.get('step', 0):,} steps, score {figure(run.score)}"
         if not yes:
@@ -247,12 +262,14 @@ def metric_name(entries, metric):
     """The logged name of what was typed, "score" or "losses/entropy"; None takes the score.
     ConfigError if none has it, with those that there are."""
     known = dict.fromkeys(name for entry in entries for name in entry if name != "step")
-    wanted = [f"environment/{name}" for name in ("score", "episode_return")] if metric is None else [metric]
+    wanted = ([f"environment/{name}" for name in ("score", "episode_return")] if metric is None
+              else [metric])
     for name in wanted:
         found = [one for one in known if name in (one, one.partition("/")[2])]
         if found:
             return found[0]
-    raise ConfigError(f"--metric {metric or 'score'}: no entry has it. There are: {', '.join(known) or 'none'}.")
+    raise ConfigError(f"--metric {metric or 'score'}: no entry has it. There are: "
+                      f"{', '.join(known) or 'none'}.")
 
 
 def curves(found, metric=None, x="steps"):
@@ -270,9 +287,12 @@ def curves(found, metric=None, x="steps"):
         if not points:
             raise ConfigError(f"{run.folder}: no entry has {name}.")
         own = settings_of(run.saved)
-        others = [settings_of(other.saved) for other in found if other.saved["env_name"] == run.saved["env_name"]]
-        different = listed({key: own[key] for key in own if any(other.get(key) != own[key] for other in others)})
-        result.append(Curve(run.folder.name + (f": {different}" if different else ""), *np.array(sorted(points)).T))
+        others = [settings_of(other.saved) for other in found
+                  if other.saved["env_name"] == run.saved["env_name"]]
+        different = listed({key: own[key] for key in own
+                            if any(other.get(key) != own[key] for other in others)})
+        result.append(Curve(run.folder.name + (f": {different}" if different else ""),
+                            *np.array(sorted(points)).T))
     return name, result
 
 
@@ -298,7 +318,8 @@ def draw(drawn, width, height):
             before = rows[column]
         ends.append((rows[column] // 4, column // 2))
     lines = [[(chr(0x2800 + bits) if bits else " ", None if number < 0 else number)
-              for bits, number in zip(*line, strict=True)] for line in zip(dots.tolist(), owner.tolist(), strict=True)]
+              for bits, number in zip(*line, strict=True)]
+             for line in zip(dots.tolist(), owner.tolist(), strict=True)]
     if len(drawn) > 1:  # which is which, where there are no colours
         for number, (row, column) in enumerate(ends):
             lines[row][column] = LETTERS[number % len(LETTERS)], number
@@ -323,7 +344,8 @@ def print_curves(name, drawn, x):
     console.print(f"{'':>10} └{'─' * width}\n{'':>12}{figure(left)}{figure(right):>{width - len(figure(left))}}")
     for number, curve in enumerate(drawn):
         letter = LETTERS[number % len(LETTERS)] if len(drawn) > 1 else "━"
-        console.print(Text(f"  {letter} {curve.label}   (last {figure(curve.y[-1])}, most {figure(curve.y.max())})",
+        console.print(Text(f"  {letter} {curve.label}   (last {figure(curve.y[-1])}, most "
+                           f"{figure(curve.y.max())})",
                            COLORS[number % len(COLORS)]))
 
 
@@ -333,7 +355,8 @@ def write_curves(name, drawn, x, path):
         import plotly.graph_objects as go
 
         figure = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in drawn])
-        figure.update_layout(template="plotly_dark", xaxis_title=x, yaxis_title=name, legend={"y": -0.2})
+        figure.update_layout(template="plotly_dark", xaxis_title=x, yaxis_title=name,
+                             legend={"y": -0.2})
         figure.write_html(path)
         return
     try:
@@ -375,14 +398,17 @@ def parse(verb, argv, program):
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     several = "*" if verb == "runs" else "+"
-    parser.add_argument("runs", nargs=several, metavar="RUN", help="for runs: nothing, ENV, show RUN or rm RUN ...")
+    parser.add_argument("runs", nargs=several, metavar="RUN",
+                        help="for runs: nothing, ENV, show RUN or rm RUN ...")
     parser.add_argument("--data-dir", default=Base.data_dir)
     if verb == "runs":
         parser.add_argument("--yes", action="store_true", help="rm asks nothing")
     else:
-        parser.add_argument("--metric", help="a name of docs/metrics.md, with or without its first part")
+        parser.add_argument("--metric",
+                            help="a name of docs/metrics.md, with or without its first part")
         parser.add_argument("--x", choices=("steps", "seconds"), default="steps")
-        parser.add_argument("--output", help="write a picture as well: .html, or .png, .svg and .pdf with matplotlib")
+        parser.add_argument("--output", help="write a picture as well: .html, or .png, .svg and "
+                            ".pdf with matplotlib")
     return parser.parse_args(argv)
 
 
@@ -394,7 +420,8 @@ def main(argv=None, program="history.py"):
     options = parse(verb, argv, program)
     try:
         if verb == "plot":
-            return plot([find(name, options.data_dir) for name in options.runs], options.metric, options.x,
+            return plot([find(name, options.data_dir) for name in options.runs],
+                        options.metric, options.x,
                         options.output)
         what, *rest = options.runs or [None]
         if what in ("show", "rm"):

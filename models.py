@@ -60,7 +60,8 @@ def action_layout(space):
         return [int(n) for n in space.nvec.reshape(-1)], 0
     if isinstance(space, gymnasium.spaces.Box):
         return None, math.prod(space.shape)
-    raise TypeError(f"The action space is {space}; a policy can act in Discrete, MultiDiscrete and Box spaces.")
+    raise TypeError(f"The action space is {space}; a policy can act in Discrete, MultiDiscrete "
+                    "and Box spaces.")
 
 
 def orthogonal(linear, gain=2**0.5):
@@ -117,13 +118,16 @@ def squash(policy, space):
     TypeError for actions that are discrete or have no finite bounds.
     """
     if not isinstance(space, gymnasium.spaces.Box):
-        raise TypeError(f"a tanh is for continuous actions, in a Box; these environments act in {space}.")
-    low, high = (torch.from_numpy(bound.astype(np.float64).ravel()) for bound in (space.low, space.high))
+        raise TypeError("a tanh is for continuous actions, in a Box; these environments "
+                        f"act in {space}.")
+    low, high = (torch.from_numpy(bound.astype(np.float64).ravel())
+                 for bound in (space.low, space.high))
     half = (high - low) / 2
     bounds = torch.stack([low + half, half, half.log()]).float()
     if not bounds.isfinite().all():
-        raise TypeError(f"a tanh needs a lower and a higher finite bound of each action; the action space is {space}. "
-                        "Clip instead, which is the default, or wrap the environment in gymnasium's RescaleAction.")
+        raise TypeError("a tanh needs a lower and a higher finite bound of each action; the "
+                        f"action space is {space}. Clip instead, which is the default, or wrap the "
+                        "environment in gymnasium's RescaleAction.")
     policy.register_buffer("action_squash", bounds)
     return policy
 
@@ -219,7 +223,8 @@ class RewardScale:
         resets, valid (>= T, N)."""
         around = float(self.moments[1])
         count, total, squares = kernels.return_moments(
-            rewards.numpy(), valid.numpy(), resets.numpy(), self.returns.numpy(), float(self.gamma), around)
+            rewards.numpy(), valid.numpy(), resets.numpy(), self.returns.numpy(),
+            float(self.gamma), around)
         mean = total / max(count, 1.0)
         return count, around + mean, max(0.0, squares - count * mean**2)
 
@@ -290,9 +295,11 @@ class MinGRU(nn.Module):
         super().__init__()
         if num_layers < 1:
             raise ValueError(
-                f"MinGRU has {num_layers} layers; it needs one at least (--rnn.name none for no recurrence)."
+                f"MinGRU has {num_layers} layers; it needs one at least (--rnn.name none for "
+                "no recurrence)."
             )
-        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size) for _ in range(num_layers))
+        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size)
+                                    for _ in range(num_layers))
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
                 nn.init.orthogonal_(block, 1.0)
@@ -349,7 +356,8 @@ class MinGRUPolicy(_Recurrent):
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def initial_state(self, num_agents):
-        return {"mingru": torch.zeros(self.num_layers, num_agents, self.hidden_size, device=self.decoder.weight.device)}
+        return {"mingru": torch.zeros(self.num_layers, num_agents, self.hidden_size,
+                                      device=self.decoder.weight.device)}
 
     def forward(self, observations, state):
         T, N = observations.shape[:2]
@@ -370,7 +378,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.hidden_size = hidden_size
         self.encoder = nn.Sequential(
-            orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size)), nn.ReLU(),
+            orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size)),
+            nn.ReLU(),
             orthogonal(nn.Linear(hidden_size, hidden_size)), nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
@@ -413,9 +422,11 @@ class Encoded(nn.Module):
         self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
         self.parts = nn.ModuleList(
-            encoders[kind](leaf) if kind in encoders else nn.Identity() for _, leaf, kind in self.leaves)
+            encoders[kind](leaf) if kind in encoders else nn.Identity()
+            for _, leaf, kind in self.leaves)
         self.numbers = [math.prod(leaf.shape) for _, leaf, kind in self.leaves if kind == "numbers"]
-        self.normalizer = Normalizer(sum(self.numbers), self._numbers) if normalize and self.numbers else None
+        self.normalizer = (Normalizer(sum(self.numbers), self._numbers)
+                           if normalize and self.numbers else None)
         # an observation that lies in the space, for the width of its features
         with torch.no_grad():
             width = self._features(torch.from_numpy(flat.flatten(space.sample())[None])).shape[1]
@@ -449,14 +460,17 @@ class Encoded(nn.Module):
             normalised = iter(self.normalizer(self._join(values)).split(self.numbers, dim=1))
         for (leaf, kind, value), part in zip(values, self.parts, strict=True):
             if kind == "choices":
-                sizes = [leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete) else leaf.nvec.ravel().tolist()
+                sizes = ([leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete)
+                         else leaf.nvec.ravel().tolist())
                 # on a GPU a tensor would be copied each time
                 starts = torch.as_tensor(leaf.start).reshape(-1).tolist()
                 columns = value.reshape(value.shape[0], -1).long().unbind(1)
-                features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1), int(n)).float()
+                features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1),
+                                                   int(n)).float()
                              for column, start, n in zip(columns, starts, sizes, strict=True)]
             elif kind == "numbers":
-                features.append(value.reshape(value.shape[0], -1).float() if normalised is None else next(normalised))
+                features.append(value.reshape(value.shape[0], -1).float() if normalised is None
+                                else next(normalised))
             else:
                 features.append(part(value))
         return torch.cat(features, dim=1)
@@ -479,8 +493,9 @@ class Impala(Encoded):
         super().__init__(env, hidden_size, normalize=normalize,
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
-            raise TypeError("models.Impala reads images (uint8, three dimensions, 5 × 5 or more), and none is in "
-                            f"{env.single_observation_space}: take policy.name auto.")
+            raise TypeError("models.Impala reads images (uint8, three dimensions, 5 × 5 or more), "
+                            f"and none is in {env.single_observation_space}: take "
+                            "policy.name auto.")
 
 
 class Normalized(nn.Module):
@@ -490,9 +505,11 @@ class Normalized(nn.Module):
     def __init__(self, env, policy):
         super().__init__()
         size = math.prod(env.single_observation_space.shape)
-        if not isinstance(getattr(env, "env_single_observation_space", None), gymnasium.spaces.Box | None):
-            raise TypeError("train.norm_obs takes observations that are one array; a network of your own normalises "
-                            "the fields of a Dict or Tuple itself (models.Normalizer).")
+        if not isinstance(getattr(env, "env_single_observation_space", None),
+                          gymnasium.spaces.Box | None):
+            raise TypeError("train.norm_obs takes observations that are one array; a network of "
+                            "your own normalises the fields of a Dict or Tuple itself "
+                            "(models.Normalizer).")
         self.policy, self.normalizer = policy, Normalizer(size)
 
     def _normalised(self, observations, dims):
@@ -500,7 +517,8 @@ class Normalized(nn.Module):
         return flat.view(observations.shape)
 
     def initial_state(self, num_agents):
-        return self.policy.initial_state(num_agents) if hasattr(self.policy, "initial_state") else {}
+        return (self.policy.initial_state(num_agents) if hasattr(self.policy, "initial_state")
+                else {})
 
     def forward(self, observations, state):
         return over_time(self.policy, self._normalised(observations, 2), state)
@@ -524,19 +542,23 @@ class Board(nn.Module):
         super().__init__()
         shape, (heads, _) = env.single_observation_space.shape, action_layout(env.single_action_space)
         if len(shape) != 3 or heads is None or len(heads) != 1:
-            raise TypeError(f"models.Board reads planes (planes, H, W) and has one Discrete action, not {shape} and "
-                            f"{env.single_action_space}: take policy.name default.")
+            raise TypeError("models.Board reads planes (planes, H, W) and has one Discrete "
+                            f"action, not {shape} and {env.single_action_space}: take "
+                            "policy.name default.")
         planes, cells = shape[0], shape[1] * shape[2]
         self.convolutions = nn.ModuleList(
-            orthogonal(nn.Conv2d(hidden_size if i else planes, hidden_size, 3, padding=1)) for i in range(num_layers))
+            orthogonal(nn.Conv2d(hidden_size if i else planes, hidden_size, 3, padding=1))
+            for i in range(num_layers))
         self.cells = orthogonal(nn.Conv2d(hidden_size, 1, 1), 0.01) if heads[0] >= cells else None
-        inputs, others = (hidden_size * cells, heads[0]) if self.cells is None else (hidden_size, heads[0] - cells)
+        inputs, others = ((hidden_size * cells, heads[0]) if self.cells is None
+                          else (hidden_size, heads[0] - cells))
         self.others = orthogonal(nn.Linear(inputs, others), 0.01) if others else None
         self.value = orthogonal(nn.Linear(hidden_size, 1), 1.0)
         self.operations = 2 * cells * sum(conv.weight.numel() for conv in self.convolutions)
 
     def forward_eval(self, observations, state=None):
-        x = torch.relu(self.convolutions[0](observations.to(torch.float32, memory_format=torch.channels_last)))
+        x = torch.relu(self.convolutions[0](observations.to(torch.float32,
+                                                            memory_format=torch.channels_last)))
         for convolution in self.convolutions[1:]:
             x = x + torch.relu(convolution(x))
         logits, mean = [] if self.cells is None else [self.cells(x).flatten(1)], x.mean((2, 3))
@@ -566,10 +588,12 @@ def leaf_kind(space, boards=True):
 
 
 def _is_board(space):
-    if not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iub" or len(space.shape) not in (2, 3):
+    if (not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iub"
+            or len(space.shape) not in (2, 3)):
         return False
     sides = sorted(space.shape)[-2:]
-    return sides[0] >= 3 and sides[1] <= KINDS and int(space.high.max()) - int(space.low.min()) < KINDS
+    return (sides[0] >= 3 and sides[1] <= KINDS
+            and int(space.high.max()) - int(space.low.min()) < KINDS)
 
 
 def _pieces(space):
@@ -594,11 +618,12 @@ def describe(policy):
         return "normalised, " + describe(policy.policy)
     if isinstance(policy, MinGRUPolicy):
         first = "normalised, " if policy.normalizer is not None else ""
-        return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, {policy.num_layers} MinGRU, "
-                f"linear; {parameters}")
+        return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, "
+                f"{policy.num_layers} MinGRU, linear; {parameters}")
     inner = getattr(policy, "policy", policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
-    words = {"image": "convolutions of an image", "board": "convolutions of a board", "choices": "one-hot",
+    words = {"image": "convolutions of an image", "board": "convolutions of a board",
+             "choices": "one-hot",
              "numbers": "numbers"}
     seen = type(inner).__name__
     if isinstance(inner, Impala):
@@ -613,7 +638,8 @@ def wants_encoding(env, boards=False):
     """Whether an environment's observations are of the kind that `Encoded` is for."""
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
-        not isinstance(space, gymnasium.spaces.Box) or leaf_kind(space, boards) in ("image", "board"))
+        not isinstance(space, gymnasium.spaces.Box)
+        or leaf_kind(space, boards) in ("image", "board"))
 
 
 class _Picture(nn.Module):
@@ -643,7 +669,8 @@ def _image_encoder(space):
         layers = [layer for size in sizes for layer in (
             orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU(inplace=True))]
         return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
-    return nn.Sequential(_Picture(last, 0.1), orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
+    return nn.Sequential(_Picture(last, 0.1),
+                         orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
 
@@ -664,7 +691,8 @@ def _residual_encoder(space, channels):
     last = _channels_last(space)
     layers = [_Picture(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
     for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
-        layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)), nn.MaxPool2d(3, 2, padding=1),
+        layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)),
+                   nn.MaxPool2d(3, 2, padding=1),
                    _Residual(outputs), _Residual(outputs)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
 
@@ -696,7 +724,8 @@ def _board_encoder(space):
     """One layer of 3 × 3 convolutions: what is beside what. The recurrent layers see
     the whole board at once."""
     planes = _Planes(space)
-    return nn.Sequential(planes, orthogonal(nn.Conv2d(planes.planes, 16, 3, padding=1)), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(planes, orthogonal(nn.Conv2d(planes.planes, 16, 3, padding=1)), nn.ReLU(),
+                         nn.Flatten())
 
 
 def _widths(input_size, hidden_size):
@@ -724,12 +753,14 @@ def decode(policy, hidden, *lookup):
 
 def check_halves(policy, wrapper):
     """NetworkFault for a network without the two methods that recurrent layers go between."""
-    missing = [name for name in ("encode_observations", "decode_actions") if not hasattr(policy, name)]
+    missing = [name for name in ("encode_observations", "decode_actions")
+               if not hasattr(policy, name)]
     if missing:
         raise NetworkFault(
-            f"{type(policy).__name__} has no {' and no '.join(missing)}: {type(wrapper).__name__} puts its layers "
-            "between encode_observations(observations) -> hidden and decode_actions(hidden) -> logits, value. Split "
-            "its forward into these two, as models.FeedForward does, or let it do without (--rnn.name none).")
+            f"{type(policy).__name__} has no {' and no '.join(missing)}: {type(wrapper).__name__} "
+            "puts its layers between encode_observations(observations) -> hidden and "
+            "decode_actions(hidden) -> logits, value. Split its forward into these two, as "
+            "models.FeedForward does, or let it do without (--rnn.name none).")
 
 
 class MinGRUWrapper(_Recurrent):
@@ -740,7 +771,8 @@ class MinGRUWrapper(_Recurrent):
         check_halves(policy, self)
         input_size, hidden_size = _widths(input_size, hidden_size)
         if input_size != hidden_size:
-            raise ValueError(f"MinGRU's highway needs input_size = hidden_size, got {input_size} and {hidden_size}.")
+            raise ValueError(f"MinGRU's highway needs input_size = hidden_size, got {input_size} "
+                             f"and {hidden_size}.")
         self.policy = policy
         self.hidden_size, self.num_layers = hidden_size, num_layers
         self.rnn = MinGRU(hidden_size, num_layers)
@@ -810,7 +842,8 @@ class _TorchRecurrent(_Recurrent):
                 out, new = layer(x[t:stop], tuple(memory) if len(memory) > 1 else memory[0])
             new = new if len(memory) > 1 else [new]
             if events[t]:
-                new = [torch.where(live[t], after, before) for after, before in zip(new, memory, strict=True)]
+                new = [torch.where(live[t], after, before)
+                       for after, before in zip(new, memory, strict=True)]
             memory = new
             outputs.append(out)
             t = stop
@@ -879,7 +912,8 @@ def find_form(policy, space):
         return
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
-    policy.takes_batches, learning = False, [module for module in policy.modules() if module.training]
+    policy.takes_batches, learning = False, [module for module in policy.modules()
+                                             if module.training]
     policy.eval()  # a batch norm would take the zeros for observations
     try:
         with torch.no_grad(), torch.random.fork_rng():
@@ -916,9 +950,11 @@ def over_time(policy, observations, state, forward=None):
         first = first[0] if isinstance(first, (list, tuple)) else first
         size = f"{T * N}" if batch else f"{T}, {N}"
         if first.shape[:-1] != given.shape[: 1 if batch else 2] or value.numel() != T * N:
-            raise NetworkFault(f"{type(policy).__name__} was given observations {tuple(given.shape)}, {form}; the "
-                               f"shapes of its logits and value are {tuple(first.shape)} and {tuple(value.shape)}, "
-                               f"expected ({size}, actions) and ({size}, 1). (models.py says what a network must have)")
+            raise NetworkFault(f"{type(policy).__name__} was given observations "
+                               f"{tuple(given.shape)}, {form}; the shapes of its logits and value "
+                               f"are {tuple(first.shape)} and {tuple(value.shape)}, expected "
+                               f"({size}, actions) and ({size}, 1). (models.py says what a "
+                               "network must have)")
         if batch:
             logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
     return logits, value
@@ -929,31 +965,36 @@ def check_logits(policy, outputs, log_std, heads, dims):
     or, if they are None, for so many dimensions."""
     got, name = outputs.shape[-1] - 1, type(policy).__name__
     if heads is not None and log_std is not None:
-        raise NetworkFault(f"{name} returns a Normal, which is for continuous actions; these environments want a "
-                           f"choice of {' and of '.join(map(str, heads))}, so return logits.")
+        raise NetworkFault(f"{name} returns a Normal, which is for continuous actions; these "
+                           f"environments want a choice of {' and of '.join(map(str, heads))}, so "
+                           "return logits.")
     if heads is None and log_std is None:
-        raise NetworkFault(f"{name} returns logits, which are for choices; these environments want {dims} continuous "
-                           "numbers, so return a torch.distributions.Normal.")
+        raise NetworkFault(f"{name} returns logits, which are for choices; these environments want "
+                           f"{dims} continuous numbers, so return a torch.distributions.Normal.")
     wanted = dims if heads is None else sum(heads)
     if got != wanted:
         each = f" ({' + '.join(map(str, heads))})" if heads is not None and len(heads) > 1 else ""
-        raise NetworkFault(f"{name} returns {got} {'means' if heads is None else 'logits'} for an observation; these "
-                           f"environments want {wanted}{each}: take the number from env.single_action_space.")
+        raise NetworkFault(f"{name} returns {got} {'means' if heads is None else 'logits'} for an "
+                           f"observation; these environments want {wanted}{each}: take "
+                           "the number from env.single_action_space.")
 
 
 def no_pair(policy, method, outputs):
     """The NetworkFault of what is not (logits, value)."""
     parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    got = [f"{type(one).__name__} {tuple(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
+    got = [f"{type(one).__name__} {tuple(one.shape)}" if isinstance(one, torch.Tensor)
+           else type(one).__name__
            for one in parts]
     got = f"a {got[0]}" if parts is not outputs else f"{len(parts)}: {', '.join(got)}"
-    return NetworkFault(f"{type(policy).__name__}.{method} must return (logits, value), got {got}; value is one number "
-                        "for each observation. (models.py says what a network must have)")
+    return NetworkFault(f"{type(policy).__name__}.{method} must return (logits, value), got {got}; "
+                        "value is one number for each observation. (models.py says what a "
+                        "network must have)")
 
 
 def _with_time(logits, T, N):
     if isinstance(logits, torch.distributions.Normal):
-        return torch.distributions.Normal(*(x.unflatten(0, (T, N)) for x in (logits.loc, logits.scale)),
+        return torch.distributions.Normal(*(x.unflatten(0, (T, N))
+                                            for x in (logits.loc, logits.scale)),
                                           validate_args=False)
     if isinstance(logits, (list, tuple)):
         return [head.unflatten(0, (T, N)) for head in logits]
@@ -968,10 +1009,11 @@ def _shapes_explained(policy, form, observations):
     except (RuntimeError, IndexError, ValueError) as error:
         if any(word in str(error) for word in ("shape", "size", "dimension", "dim ")):
             error.add_note(
-                f"{type(policy).__name__} was given observations {tuple(observations.shape)}, {form}. A network "
-                "without memory is forward(observations) over (B, *observation); one that takes a state sees time, "
-                "forward(observations, state) over (T, N, *observation), with forward_eval(observations, state) over "
-                "(N, *observation) for one step. Each returns logits and value. (models.py)")
+                f"{type(policy).__name__} was given observations {tuple(observations.shape)}, "
+                f"{form}. A network without memory is forward(observations) over (B, "
+                "*observation); one that takes a state sees time, forward(observations, state) "
+                "over (T, N, *observation), with forward_eval(observations, state) over (N, "
+                "*observation) for one step. Each returns logits and value. (models.py)")
         raise
 
 
@@ -986,7 +1028,8 @@ def one_step(policy, observations, state):
         except (TypeError, ValueError):
             raise no_pair(policy, "forward_eval", outputs) from None
         return logits, value
-    flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid") if state.get(name) is not None}
+    flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid")
+             if state.get(name) is not None}
     timed = {**state, **flags}
     logits, value = over_time(policy, observations.unsqueeze(0), timed)
     state.update({name: tensor for name, tensor in timed.items() if name not in flags})
@@ -1005,14 +1048,16 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
     outputs, log_std = join_outputs(logits, value)
     outputs, n = outputs.detach().float().contiguous(), len(outputs)
     if log_std is None:
-        sizes = heads or [head.shape[-1] for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
+        sizes = heads or [head.shape[-1]
+                          for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
         heads = torch.tensor(sizes)
         actions = outputs.new_empty(n, len(sizes), dtype=torch.int32)
     else:
         heads, log_std = None, log_std.detach().float().contiguous()
         actions = outputs.new_empty(n, log_std.shape[-1])
     logprobs, values = outputs.new_empty(n), outputs.new_empty(n)
-    kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,
+    kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step,
+                   first_agent=first_agent, heads=heads,
                    log_std=log_std, masks=masks, squash=squash, deterministic=deterministic,
                    samples=None if squash is None else torch.empty_like(actions))
     return actions, logprobs, values
@@ -1037,7 +1082,8 @@ def act(logits, action=None):
     parts = _distributions(logits)
     single = len(parts) == 1
     if action is None:
-        action = parts[0].sample() if single else torch.stack([part.sample() for part in parts], dim=-1)
+        action = parts[0].sample() if single else torch.stack([part.sample() for part in parts],
+                                                              dim=-1)
     columns = [action] if single else action.unbind(-1)
     logprob = sum(part.log_prob(column) for part, column in zip(parts, columns, strict=True))
     return action, logprob, sum(part.entropy() for part in parts)
@@ -1047,8 +1093,9 @@ def _clipped(policy):
     """The policy, if CleanRL's loops can act with it: they hand the sample to
     the environment as it is."""
     if squash_of(policy) is not None:
-        raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh (models.squash), which CleanRL's "
-                           "loops do not do. Make the policy without, or train it with PuffeRL.")
+        raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh "
+                           "(models.squash), which CleanRL's loops do not do. Make the policy "
+                           "without, or train it with PuffeRL.")
     return policy
 
 
@@ -1100,7 +1147,8 @@ class RecurrentCleanRLAgent(nn.Module):
             carried["resets"] = done.reshape(T, N).to(torch.uint8)
         logits, value = self.policy(x.reshape(T, N, *x.shape[1:]), carried)
         if isinstance(logits, torch.distributions.Normal):
-            logits = torch.distributions.Normal(logits.loc.flatten(0, 1), logits.scale.flatten(0, 1))
+            logits = torch.distributions.Normal(logits.loc.flatten(0, 1),
+                                                logits.scale.flatten(0, 1))
         elif isinstance(logits, (list, tuple)):
             logits = [head.flatten(0, 1) for head in logits]
         else:

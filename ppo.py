@@ -141,7 +141,8 @@ class Policy(nn.Module):
         # of the actions: middle, half and log half of their bounds' distance
         self.register_buffer("squash", None)
         self.encoder = nn.Linear(observation_size, hidden_size)
-        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size) for _ in range(num_layers))
+        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size)
+                                    for _ in range(num_layers))
         self.decoder = nn.Linear(hidden_size, self.outputs + 1)
         self.log_std = None if heads else nn.Parameter(torch.zeros(dims))
         nn.init.orthogonal_(self.encoder.weight, 2**0.5)
@@ -186,7 +187,8 @@ def rollout(args, envs, storage, policy, state, epoch):
     """Fill `storage`. Returns logprobs (T, N), values (T+1, N), bootstraps (T, N), and the state at
     the start and after it, as one namespace."""
     T, N = storage.actions.shape[:2]
-    data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N), bootstraps=torch.zeros(T, N),
+    data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N),
+                           bootstraps=torch.zeros(T, N),
                            state=state)
     heads = torch.tensor(envs.action_heads) if envs.action_heads else None
     log_std = None if policy.log_std is None else policy.log_std.data
@@ -204,15 +206,18 @@ def rollout(args, envs, storage, policy, state, epoch):
                 _, final, _ = policy(storage.final_observations[None], state, no_reset, all_valid)
                 data.bootstraps[t - 1] = torch.where(cut, final[0], 0.0)
         row = slice(t, t + 1)
-        outputs, value, following = policy(storage.observations[row], state, storage.resets[row], storage.valid[row])
+        outputs, value, following = policy(storage.observations[row], state, storage.resets[row],
+                                           storage.valid[row])
         if t == T:  # only the value is wanted
             data.values[t] = value[0]
         else:
             state = following
             # Writes actions ~ Categorical(softmax(outputs)) a head, or u ~ Normal(outputs,
             # exp(log_std)) or middle + half * tanh(u); logprobs, values.
-            kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t], data.logprobs[t],
-                           data.values[t], seed=args.seed, step=epoch * T + t, heads=heads, log_std=log_std,
+            kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t],
+                           data.logprobs[t],
+                           data.values[t], seed=args.seed, step=epoch * T + t, heads=heads,
+                           log_std=log_std,
                            masks=None if storage.action_masks is None else storage.action_masks[t],
                            squash=policy.squash, samples=data.samples[t])
             envs.advance(0)
@@ -245,7 +250,8 @@ def log_probability(policy, y, actions, mask):
     """Log-probability (...) of actions (..., heads or dims) given the logits or means y
     (..., A), and the entropy."""
     if policy.log_std is not None:  # a Gaussian of its own deviation each dimension
-        normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y), validate_args=False)
+        normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y),
+                                            validate_args=False)
         logprob, entropy = normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
         if policy.squash is None:
             return logprob, entropy
@@ -283,7 +289,8 @@ def ppo_loss(args, policy, y, v, batch, weights):
     policy_loss, value_loss, entropy = pg[alive].mean(), vf[alive].mean(), entropy[alive].mean()
     kl = (ratio - 1 - log_ratio)[alive].mean()
     clipfrac = ((ratio - 1).abs() > args.clip_coef)[alive].float().mean()
-    losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": kl,
+    losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+              "approx_kl": kl,
               "clipfrac": clipfrac}
     return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
 
@@ -314,7 +321,8 @@ def muon(args, policy, momenta, learning_rate):
                 s = x @ x.T
                 x = a * x + (b * s + c * s @ s) @ x
             update = (x.T if tall else x) * max(1, update.shape[0] / update.shape[1]) ** 0.5
-        weight.mul_(1 - learning_rate * args.weight_decay).sub_(learning_rate * update.view_as(weight))
+        weight.mul_(1 - learning_rate * args.weight_decay).sub_(learning_rate
+                                                                * update.view_as(weight))
         weight.grad.zero_()
     return norm
 
@@ -339,12 +347,15 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
         masses = torch.where(alive.any(0), masses, 0.0)
         # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N
         # masses[index] / sum)^-beta.
-        kernels.draw(masses, scratch, index, weights, seed=args.seed, clock=(epoch, minibatch), beta=beta)
+        kernels.draw(masses, scratch, index, weights, seed=args.seed,
+                     clock=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
-            valid=storage.valid[:T, index], actions=data.samples[:, index], logprobs=data.logprobs[:, index],
+            valid=storage.valid[:T, index], actions=data.samples[:, index],
+            logprobs=data.logprobs[:, index],
             values=data.values[:T, index], advantages=advantages[:, index],
             action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
-        y, v, _ = policy(storage.observations[:T, index], data.state[:, index], storage.resets[:T, index], batch.valid)
+        y, v, _ = policy(storage.observations[:T, index], data.state[:, index],
+                         storage.resets[:T, index], batch.valid)
         loss, ratios[:, index], losses = ppo_loss(args, policy, y, v, batch, weights)
         loss.backward()
         losses["grad_norm"] = muon(args, policy, momenta, learning_rate)
@@ -364,19 +375,23 @@ def train(args, envs, policy=None):
     torch.manual_seed(args.seed)
     T, N = args.horizon, envs.num_agents
     if args.minibatch_size % T or not T <= args.minibatch_size <= T * N:
-        raise SystemExit(f"--minibatch-size {args.minibatch_size}: take a multiple of --horizon {T}, {T * N} at most.")
+        raise SystemExit(f"--minibatch-size {args.minibatch_size}: take a multiple of --horizon "
+                         f"{T}, {T * N} at most.")
     if hasattr(getattr(envs.driver_env, "env_single_observation_space", None), "spaces"):
-        raise SystemExit("observations of several fields need an encoder for each: write one here, or use pufferl.py.")
+        raise SystemExit("observations of several fields need an encoder for each: write one here, "
+                         "or use pufferl.py.")
     storage = SimpleNamespace(**{name: None if array is None else torch.from_numpy(array)
                                  for name, array in vars(envs.allocate(T)).items()})
     size = math.prod(envs.observation_shape)
-    policy = policy or Policy(size, list(envs.action_heads or ()), envs.action_dims, args.hidden_size, args.num_layers)
+    policy = policy or Policy(size, list(envs.action_heads or ()), envs.action_dims,
+                              args.hidden_size, args.num_layers)
     if args.norm_obs:
         policy.shift, policy.scale = torch.zeros(size), torch.ones(size)
     if args.squash:
         space = envs.single_action_space
         if envs.action_heads or not space.is_bounded():
-            raise SystemExit(f"--squash: a tanh needs continuous actions with finite bounds; these are {space}.")
+            raise SystemExit("--squash: a tanh needs continuous actions with finite bounds; "
+                             f"these are {space}.")
         low, high = torch.from_numpy(space.low.ravel()), torch.from_numpy(space.high.ravel())
         policy.squash = torch.stack([(low + high) / 2, (high - low) / 2, ((high - low) / 2).log()])
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
@@ -424,13 +439,15 @@ def main(args):
         for steps, episodes, losses, policy in train(args, envs):
             seconds = time.perf_counter() - begun
             for key, value in {**{f"environment/{k}": x for k, x in episodes.items()},
-                               **{f"losses/{k}": x for k, x in losses.items()}, "charts/SPS": steps / seconds}.items():
+                               **{f"losses/{k}": x for k, x in losses.items()},
+                               "charts/SPS": steps / seconds}.items():
                 writer.add_scalar(key, value, steps)
             if episodes.get("n"):
                 score = episodes.get("score", episodes.get("episode_return"))
             if seconds - last > 1 or steps >= args.total_timesteps:
                 last = seconds
-                print(f"{steps:12,} steps  {seconds:6.0f} s  {steps / seconds:9,.0f} a second  score {score:.3g}")
+                print(f"{steps:12,} steps  {seconds:6.0f} s  {steps / seconds:9,.0f} a second  "
+                      f"score {score:.3g}")
                 torch.save(policy.state_dict(), f"{folder}/policy.pt")
     except KeyboardInterrupt:
         print("stopped")

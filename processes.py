@@ -108,10 +108,12 @@ def available_memory():
     free = psutil.virtual_memory().available
     for folder, limit, used, cache in (
             ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+             "total_inactive_file")):
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             bound, taken = (int(Path(folder, name).read_text()) for name in (limit, used))
-            stat = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
+            stat = dict(line.split()
+                        for line in Path(folder, "memory.stat").read_text().splitlines())
             free = min(free, bound - taken + int(stat.get(cache, 0)))
     return max(0, free)
 
@@ -128,7 +130,8 @@ def check_memory(size, what):
     end the process later."""
     free = available_memory()
     if size > free:
-        raise MemoryError(f"{what} would take {in_bytes(size)}, and {in_bytes(free)} are free; take less")
+        raise MemoryError(f"{what} would take {in_bytes(size)}, and {in_bytes(free)} are "
+                          "free; take less")
 
 
 def in_bytes(count):
@@ -154,7 +157,8 @@ def spare_folder(what):
     # Code is loaded from it, so nobody else may write there.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or others_write:
         folder = Path(tempfile.mkdtemp())
-    print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder can be written",
+    print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder "
+          "can be written",
           file=sys.stderr)
     return folder
 

@@ -52,13 +52,17 @@ SCALES = {
     "uniform": Scale(),
     "int_uniform": Scale(inverse=int, fits=lambda value: float(value).is_integer(),
                          refusal="{value} is not a whole number", whole=True),
-    "uniform_pow2": Scale(math.log2, lambda place: 2**place, lambda value: value >= 1 and math.log2(value).is_integer(),
-                          "{value:g} is not a power of two; uniform_pow2 goes from one to another", whole=True,
+    "uniform_pow2": Scale(math.log2, lambda place: 2**place,
+                          lambda value: value >= 1 and math.log2(value).is_integer(),
+                          "{value:g} is not a power of two; uniform_pow2 goes from one to another",
+                          whole=True,
                           axis="log"),
     "log_normal": Scale(math.log, math.exp, lambda value: value > 0,
                         "min = {min}: log_normal needs values above 0", axis="log"),
-    "logit_normal": Scale(lambda value: math.log(value / (1 - value)), special.expit, lambda value: 0 < value < 1,
-                          "min = {min}, max = {max}: logit_normal needs values between 0 and 1, without both"),
+    "logit_normal": Scale(lambda value: math.log(value / (1 - value)), special.expit,
+                          lambda value: 0 < value < 1,
+                          "min = {min}, max = {max}: logit_normal needs values between 0 and "
+                          "1, without both"),
     "choice": Scale(takes="values"),
     "none": Scale(takes="nothing"),
 }
@@ -94,11 +98,13 @@ class Setting:
 
     def __post_init__(self):
         if self.distribution not in SCALES:
-            said = f"distribution = {self.distribution!r}: must be" if self.distribution else "has no distribution:"
+            said = (f"distribution = {self.distribution!r}: must be" if self.distribution
+                    else "has no distribution:")
             self._refuse(f"{said} one of {', '.join(SCALES)}")
         if self.row.takes == "values":
             if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
-                self._refuse(f"values = {list(self.values)}: there must be two or more, all different")
+                self._refuse(f"values = {list(self.values)}: there must be two or "
+                             "more, all different")
         else:
             if self.values:
                 self._refuse(f"values are for distribution = choice, not {self.distribution}")
@@ -107,7 +113,8 @@ class Setting:
             if self.values and self.mean not in self.values:
                 self._refuse(f"mean = {self.mean}: must be one of {list(self.values)}")
             if not self.values and not self.min <= self.mean <= self.max:
-                self._refuse(f"mean = {self.mean}: must lie within min = {self.min} and max = {self.max}")
+                self._refuse(f"mean = {self.mean}: must lie within min = {self.min} and "
+                             f"max = {self.max}")
         if self.scale is not None and not self.scale > 0:
             self._refuse(f"scale = {self.scale}: must be above 0")
         if self.scale is None and self.mean is not None and not self.categorical:
@@ -143,7 +150,8 @@ class Setting:
     @property
     def categorical(self):
         """Values without an order: a list with anything in it that is not a number."""
-        return any(isinstance(value, bool) or not isinstance(value, int | float) for value in self.values)
+        return any(isinstance(value, bool) or not isinstance(value, int | float)
+                   for value in self.values)
 
     def _ends(self):
         return self.row.transform(self.min), self.row.transform(self.max)
@@ -187,7 +195,8 @@ class Space:
         read = [self._read(name, what) for name, what in flatten(settings).items()]
         self.settings = [setting for setting in read if setting is not None]
         if not self.settings:
-            raise SpaceError("there is nothing to search: there is no [sweep.SECTION.KEY] section with a distribution.")
+            raise SpaceError("there is nothing to search: there is no [sweep.SECTION.KEY] section "
+                             "with a distribution.")
         self.names = [setting.name for setting in self.settings]
 
     @staticmethod
@@ -198,7 +207,8 @@ class Space:
             if key not in (*FIELDS, "integer"):
                 near = difflib.get_close_matches(key, FIELDS, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
-                raise SpaceError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: {', '.join(FIELDS)}.")
+                raise SpaceError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: "
+                                 f"{', '.join(FIELDS)}.")
         if SCALES.get(what["distribution"], Scale()).takes == "nothing":
             return None
         what["values"] = tuple(map(number, what["values"]) if texts else what.get("values", ()))
@@ -222,7 +232,8 @@ class Space:
 
     def decode(self, unit):
         """(d,) coordinates -> {"section.key": value}."""
-        return {setting.name: setting.from_unit(float(u)) for setting, u in zip(self.settings, unit, strict=True)}
+        return {setting.name: setting.from_unit(float(u))
+                for setting, u in zip(self.settings, unit, strict=True)}
 
     def snap(self, units):
         """(n, d) coordinates moved to the middle of their cells where values are discrete."""
@@ -250,7 +261,8 @@ class Space:
         known = [setting.mean is not None or None in setting.values for setting in self.settings]
         if not any(known):
             return None
-        return np.array([s.to_unit(s.mean) if has else 0.5 for s, has in zip(self.settings, known, strict=True)])
+        return np.array([s.to_unit(s.mean) if has else 0.5
+                         for s, has in zip(self.settings, known, strict=True)])
 
     def warp(self, units):
         """(n, d) even coordinates -> coordinates with the density of the preference (inverse of its
@@ -260,7 +272,8 @@ class Space:
             if setting.scale is not None:
                 mean = 0.5 if setting.mean is None else setting.to_unit(setting.mean)
                 low, high = special.ndtr((np.array([0.0, 1.0]) - mean) / setting.scale)
-                units[:, k] = np.clip(mean + setting.scale * special.ndtri(low + units[:, k] * (high - low)), 0, 1)
+                units[:, k] = np.clip(mean + setting.scale
+                                      * special.ndtri(low + units[:, k] * (high - low)), 0, 1)
         return units
 
     def log_preference(self, units):
@@ -292,8 +305,10 @@ def described(name, what):
     if isinstance(what, list | tuple):
         what = {"values": what}
     if not isinstance(what, dict):
-        raise SpaceError(f"[sweep.{name}] is {what!r}: must be a list of values, or have distribution, min and max.")
-    what = {key: value if key in ("values", "distribution") else number(value) for key, value in what.items()}
+        raise SpaceError(f"[sweep.{name}] is {what!r}: must be a list of values, or have "
+                         "distribution, min and max.")
+    what = {key: value if key in ("values", "distribution") else number(value)
+            for key, value in what.items()}
     if isinstance(what.get("values"), str):
         what["values"] = [value.strip() for value in what["values"].split(",")]
     return {**what, "distribution": str(what.get("distribution", "choice" if "values" in what else "")).lower()}
@@ -343,7 +358,8 @@ class GP:
     def __init__(self, features):
         self.features = features
         lengths = np.full(features, math.log(0.5) + 0.5 * math.log(features))
-        self.prior_mean = np.concatenate([lengths, [0.0, math.log(0.1), math.log(1e-2), math.log(3e-3)]])
+        self.prior_mean = np.concatenate([lengths,
+                                          [0.0, math.log(0.1), math.log(1e-2), math.log(3e-3)]])
         self.prior_sd = np.concatenate([np.full(features, 1.0), [1.0, 1.5, 1.5, 1.5]])
         self.bounds = [self.BOUNDS[0]] * features + list(self.BOUNDS[1:])
         self.theta = self.prior_mean.copy()
@@ -405,8 +421,10 @@ class GP:
             # nearly right, and the fit ends as soon as a step gains no more than some thousandths.
             rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
-            found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True, method="L-BFGS-B",
-                                      bounds=self.bounds, options={"maxfun": self.FIT_STEPS, "ftol": 1e-5})
+            found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True,
+                                      method="L-BFGS-B",
+                                      bounds=self.bounds,
+                                      options={"maxfun": self.FIT_STEPS, "ftol": 1e-5})
             if np.isfinite(found.fun) and found.fun < 1e24:
                 self.theta = found.x
         return self.condition(X, y, groups)
@@ -471,7 +489,8 @@ class Random:
 
     STEPS = "train.total_timesteps"  # a point along a curve is also a look at a shorter run
 
-    def __init__(self, env_name=None, search_space=None, num_trials=100, metric="environment/score", goal="maximize",
+    def __init__(self, env_name=None, search_space=None, num_trials=100, metric="environment/score",
+                 goal="maximize",
                  seed=0, max_suggestion_cost=math.inf, random_trials=None, **settings):
         if goal not in ("maximize", "minimize"):
             raise SpaceError(f"goal = {goal!r}: must be maximize or minimize.")
@@ -482,7 +501,8 @@ class Random:
             # here, since it imports this file, and since a tuner by itself does without it
             import sweep
 
-            self.search_space = sweep.searched_settings(env_name, search_space, sweep.settings_of(self)[1])
+            self.search_space = sweep.searched_settings(env_name, search_space,
+                                                        sweep.settings_of(self)[1])
         self.space = Space(self.search_space)
         self.sign = 1.0 if goal == "maximize" else -1.0
         self.observations, self.pending, self.number = [], [], -1
@@ -519,7 +539,8 @@ class Random:
             if np.allclose(other, unit, atol=1e-9):
                 del self.pending[i]
                 break
-        points = [(p, self.sign * s, max(c, 1e-3)) for p, s, c in curve if math.isfinite(s) and math.isfinite(c)]
+        points = [(p, self.sign * s, max(c, 1e-3)) for p, s, c in curve if math.isfinite(s)
+                  and math.isfinite(c)]
         score = self.sign * score if not failed else math.nan
         cost = max(cost, 1e-3) if math.isfinite(cost) else math.nan
         if not failed and not points:
@@ -530,7 +551,8 @@ class Random:
         """The Pareto front so far: [(configuration, score, cost)], cheapest first."""
         done = [o for o in self.observations if not o.failed]
         order = front_of([o.score for o in done], [o.cost for o in done])
-        return [(self.space.decode(done[i].unit), self.sign * done[i].score, done[i].cost) for i in order]
+        return [(self.space.decode(done[i].unit), self.sign * done[i].score, done[i].cost)
+                for i in order]
 
     def best(self):
         """(configuration, score, cost) of the highest score; None before there is one."""
@@ -623,11 +645,13 @@ class Grid(Random):
         if not hasattr(self, "points"):
             fixed = math.prod(s.levels for s in self.space.settings if s.values)
             free = sum(not s.values for s in self.space.settings)
-            share = max(2, int((max(1, self.num_trials / fixed)) ** (1 / free) + 1e-9)) if free else 0
+            share = (max(2, int((max(1, self.num_trials / fixed)) ** (1 / free) + 1e-9)) if free
+                     else 0)
             axes = []
             for s in self.space.settings:
                 count = len(s.values) or min(share, s.levels or share)
-                axes.append((np.arange(count) + 0.5) / count if s.levels else np.linspace(0, 1, count))
+                axes.append((np.arange(count) + 0.5) / count if s.levels
+                            else np.linspace(0, 1, count))
             self.points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(self.space))
             self.points = np.random.default_rng(self.seed).permutation(self.space.snap(self.points))
         fresh = self._fresh(self.points, else_all=False)
@@ -662,7 +686,8 @@ class Protein(Random):
         self.fit()
         self.optimism = math.exp(self.rng.uniform(0.0, math.log(self.OPTIMISM)))
         best = self._maximise(*self._target())
-        score, score_sd, cost, cost_sd, success = (float(value[0]) for value in self.predict(best[None]))
+        score, score_sd, cost, cost_sd, success = (float(value[0])
+                                                   for value in self.predict(best[None]))
         self.prediction = {"score": self.sign * score, "score_sd": score_sd, "cost": math.exp(cost),
                            "log_cost_sd": cost_sd, "success": success}
         return best
@@ -676,7 +701,8 @@ class Protein(Random):
         coordinates tell what it is."""
         units, progress = np.array(units, dtype=float), np.asarray(progress, dtype=float)
         for k, setting in enumerate(self.space.settings):
-            if setting.name == self.STEPS and setting.row.axis == "log" and not setting.levels and (progress < 1).any():
+            if (setting.name == self.STEPS and setting.row.axis == "log" and not setting.levels
+                    and (progress < 1).any()):
                 units[:, k] += np.log(np.maximum(progress, 1e-6)) / math.log(setting.max / setting.min)
         return np.concatenate([self.space.features(units), progress[:, None]], axis=1)
 
@@ -731,7 +757,8 @@ class Protein(Random):
             latent, sd = self.models["success"].predict(X)
             success = special.ndtr((latent + 2 * self.success_rate - 1) / np.sqrt(sd**2 + 0.05))
         return (self.score_scale[0] + self.score_scale[1] * score, self.score_scale[1] * score_sd,
-                self.cost_scale[0] + self.cost_scale[1] * cost, self.cost_scale[1] * cost_sd, success)
+                self.cost_scale[0] + self.cost_scale[1] * cost,
+                self.cost_scale[1] * cost_sd, success)
 
     # -- the choice
     # ------------------------------------------------------------------------------------------------
@@ -744,7 +771,8 @@ class Protein(Random):
         score = self.predict(units)[0]
         self._parents = units[front_of(score, log_costs)]
         anywhere = self.predict(self.space.snap(self.space.warp(self._spread(64))))[2]
-        high = min(math.log(self.max_suggestion_cost), max(log_costs.max(), np.quantile(anywhere, 0.9)))
+        high = min(math.log(self.max_suggestion_cost),
+                   max(log_costs.max(), np.quantile(anywhere, 0.9)))
         low = min(log_costs.min(), np.quantile(anywhere, 0.1), high)
         target = self.rng.uniform(low, high)
         return target, max(score[log_costs <= target], default=np.quantile(score, 0.1))
@@ -756,10 +784,12 @@ class Protein(Random):
         score, score_sd, cost, cost_sd, success = self.predict(units)
         score_sd = self.optimism * score_sd
         z = (score - reached) / score_sd
-        improvement = score_sd * (z * special.ndtr(z) + np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
+        improvement = score_sd * (z * special.ndtr(z) + np.exp(-0.5 * z * z)
+                                  / math.sqrt(2 * math.pi))
         affordable = special.ndtr((target - cost) / cost_sd)
         # success counts twice: where all fails, the score is extrapolated, and mostly too well
-        gain = np.log(np.maximum(improvement / self.score_scale[1] * affordable * success**2, 1e-300))
+        gain = np.log(np.maximum(improvement / self.score_scale[1] * affordable * success**2,
+                                 1e-300))
         gain += self.num_trials / 10 / max(1, len(self.observations)) * self.space.log_preference(units)
         excess = cost - math.log(self.max_suggestion_cost)
         return np.where(excess > 0, -1e4 - excess, gain)
@@ -769,7 +799,8 @@ class Protein(Random):
         best, with shorter steps."""
         count = self.CANDIDATES
         units = np.concatenate([self._breed(self._parents, count // 2, 0.4),
-                                self.space.warp(self._spread(count // 4)), self._spread(count // 4)])
+                                self.space.warp(self._spread(count // 4)),
+                                self._spread(count // 4)])
         best_units, best_gain = np.empty((0, len(self.space))), np.empty(0)
         for round_ in range(self.ROUNDS):
             units = self._fresh(self.space.snap(units))

@@ -150,8 +150,7 @@ class PuffeRL:
 
     @out_of_memory("vec.total_agents (or env.num_envs) or train.horizon")
     def _allocate(self):
-        """Everything that lives as long as the trainer, in one arena; shapes
-        are in docs/design.md."""
+        """All that lives as long as the trainer, in one arena (docs/design.md has the shapes)."""
         T, N, M, c = self.horizon, self.num_agents, self.segments, self.config
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
@@ -198,8 +197,7 @@ class PuffeRL:
             print(f"engine: autograd, because {why}", file=sys.stderr)
 
     def _check_engine(self, thoroughly=False):
-        """Go on with `Autograd` if the network has become another than the engine restates; see
-        what is frozen now."""
+        """Go on with `Autograd` if the engine no longer restates the network; see what is frozen."""
         follow_frozen(self)
         why = self.engine.outdated(thoroughly)
         if why:
@@ -210,9 +208,8 @@ class PuffeRL:
 
     @out_of_memory("vec.total_agents (or env.num_envs) or policy.hidden_size")
     def evaluate(self):
-        """Roll out `horizon` steps of all agents; returns the means of the environments' statistics
-        over the episodes that finished since the last log. train learns from the last one; others
-        count as no steps."""
+        """Roll out `horizon` steps of all agents; returns the environments' means over the episodes
+        since the last log. train learns from the last rollout only; others count as no steps."""
         check_open(self)
         self.record()
         self._check_engine()
@@ -229,8 +226,7 @@ class PuffeRL:
 
     @out_of_memory("train.max_minibatch_size (of a network of your own), train.minibatch_size or policy.hidden_size")
     def train(self):
-        """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of
-        prioritized segments.
+        """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of segments.
 
         Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy,
         approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
@@ -294,8 +290,7 @@ class PuffeRL:
             torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
 
     def _advantages(self, index=None):
-        """Advantages and priorities of all segments, or of those in `index` (a
-        segment's depend on no other)."""
+        """Advantages and priorities, which are each segment's own: of all, or those in `index`."""
         c, s = self.config, self.storage
         kernels.advantage(
             self.values, self.rewards, s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
@@ -332,8 +327,7 @@ class PuffeRL:
             self.normalizer.merge(self.ranks.gather(self.normalizer.moments(seen, valid)))
 
     def _end_epoch(self, begun, norms, sums):
-        """Count the epoch, adapt the learning rate, log and save if it is
-        time; returns the losses."""
+        """Count the epoch, adapt the learning rate, log and save if due; returns the losses."""
         c, statistics = self.config, self.statistics
         self.epoch += 1
         self._rolled_out = False
@@ -390,14 +384,12 @@ class PuffeRL:
 
     @property
     def environment(self):
-        """The environments' statistics: means over the episodes since the last log
-        entry, or of that entry."""
+        """The environments' means over the episodes since the last log entry, or of that entry."""
         return self.statistics.environment
 
     @property
     def run_folder(self):
-        """The run's folder, a Path; None if nothing is written. Assign another one
-        before the first rollout."""
+        """The run's folder (a Path, or None). Assign another one before the first rollout."""
         return self.run.folder
 
     @run_folder.setter
@@ -407,8 +399,7 @@ class PuffeRL:
     # -- logs and checkpoints --------------------------------------------------------------------------------------
 
     def mean_and_log(self):
-        """Log the means since the last entry and return them. With nothing new since then it logs
-        nothing and returns that entry."""
+        """Log the means since the last entry and return them; if nothing is new, return that entry."""
         since, step = self._last_log or (self._started, 0)
         if self.global_step == step:
             return self.statistics.entry
@@ -429,9 +420,8 @@ class PuffeRL:
         return metrics
 
     def record(self):
-        """Make the run's folder, with the resolved configuration and a first checkpoint, and write
-        metrics.jsonl there from now on; the first rollout does it, if it was not done before.
-        Raises ConfigError where that cannot be."""
+        """Make the run's folder: the configuration, a first checkpoint, and metrics.jsonl from now
+        on. The first rollout does it if nobody did. Raises ConfigError if it cannot be written."""
         if self.run.begun:
             return
         self.run.begun = True
@@ -473,8 +463,7 @@ class PuffeRL:
             print(f"checkpoint at epoch {self.epoch} not written: {error}. Training goes on.", file=sys.stderr)
 
     def load_checkpoint(self, path):
-        """Go on from a file that save_checkpoint wrote (or the trainer_state.pt in a folder);
-        returns its metadata.
+        """Go on from a file of save_checkpoint, or a folder's trainer_state.pt; returns its metadata.
 
         With the same settings, versions, buffers, threads and ranks the run continues bit for bit;
         what differs is printed. Environments that cannot be restored (in Python, or with other
@@ -488,8 +477,7 @@ class PuffeRL:
         return saved["metadata"]
 
     def close(self):
-        """Save, log what is left, release; returns the model's path. ConfigError if
-        that could not be written."""
+        """Save, log what is left, release; returns the model's path. ConfigError if that fails."""
         try:
             self.record()
             self.mean_and_log()
@@ -577,7 +565,8 @@ class Statistics:
             self.environment |= dict(zip(ends, self._returns, strict=True))
         stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages = stages
-        metrics = {f"environment/{name}": value for name, value in self.environment.items() if self._totals}
+        metrics = {f"environment/{name}": value for name, value in self.environment.items()
+                   if self._totals}
         metrics |= {f"losses/{name}": value for name, value in losses.items() if self.grad_norms}
         return metrics | {f"performance/seconds_{name}": value for name, value in stages.items()}
 
@@ -595,7 +584,8 @@ class TorchOptimizer:
 
     def __init__(self, config, policy, arena):
         self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], own_optimizer(config)
-        self.parameters = {f"policy.{name}": parameter for name, parameter in policy.named_parameters()}
+        self.parameters = {f"policy.{name}": parameter
+                           for name, parameter in policy.named_parameters()}
         self.frozen = []
         if self.own:
             make = load_attribute("train.optimizer", config["optimizer"])
@@ -605,8 +595,10 @@ class TorchOptimizer:
             return
         gpu = config["device"] == "cuda"
         self.optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"], capturable=gpu,
-            betas=(config["momentum"], config["beta2"]), weight_decay=config["weight_decay"], fused=True)
+            policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
+            capturable=gpu,
+            betas=(config["momentum"], config["beta2"]),
+            weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
 
     def freeze(self, names):
@@ -662,16 +654,20 @@ def what_is_what(config, vecenv, policy):
     if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
         config, vecenv, policy = None, config, vecenv if policy is None else policy
     if vecenv is None or policy is None:
-        raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', num_envs=256), "
-                          "policy=policy, learning_rate=0.01) or PuffeRL(config, vecenv, policy).")
+        raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', "
+                          "num_envs=256), policy=policy, learning_rate=0.01) or PuffeRL(config, "
+                          "vecenv, policy).")
     vecenv = make(vecenv) if isinstance(vecenv, emulation.PufferEnv) else vecenv
     for name, given, right, what in (
-            ("vecenv", vecenv, hasattr(vecenv, "num_agents") and not isinstance(vecenv, torch.nn.Module),
+            ("vecenv", vecenv,
+             hasattr(vecenv, "num_agents") and not isinstance(vecenv, torch.nn.Module),
              "what make or load_env gives"),
             ("policy", policy, isinstance(policy, torch.nn.Module), "a torch.nn.Module")):
         if not right:
-            raise ConfigError(f"PuffeRL(config, vecenv, policy): {name} is a {type(given).__name__}, expected {what}"
-                              + ("; the two are swapped." if isinstance(vecenv, torch.nn.Module) else "."))
+            raise ConfigError(f"PuffeRL(config, vecenv, policy): {name} is a "
+                              f"{type(given).__name__}, expected {what}"
+                              + ("; the two are swapped."
+                                 if isinstance(vecenv, torch.nn.Module) else "."))
     return config or {}, vecenv, policy
 
 
@@ -681,19 +677,23 @@ def check_policy(policy, vecenv, config):
     inputs, size = getattr(getattr(policy, "encoder", None), "in_features", None), math.prod(vecenv.observation_shape)
     if isinstance(policy, models.MinGRUPolicy) and inputs not in (None, size):
         raise ConfigError(f"the policy was made for observations of {inputs} numbers, these "
-                          f"environments give {size}: make it from this vecenv, or keep the setting that changed.")
+                          f"environments give {size}: make it from this vecenv, or keep the "
+                          "setting that changed.")
     models.find_form(policy, vecenv.single_observation_space)
     if config["norm_obs"] and models.find_normalizer(policy) is None:
-        raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. load_policy makes one "
-                          "that has, as models.MinGRUPolicy(env, normalize=True) does; models.Normalized(env, policy) "
-                          "puts one before a network of your own.")
+        raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. "
+                          "load_policy makes one that has, as models.MinGRUPolicy(env, "
+                          "normalize=True) does; models.Normalized(env, policy) puts one before a "
+                          "network of your own.")
 
 
 def loss_means(trainer, sums, norms):
     """The logged means of the losses' sums and the gradients' norms of some minibatches."""
-    extra = {f"{name}_loss": float(sums[-1]) / max(1, len(norms)) for name in trainer.engine.extra_names}
+    extra = {f"{name}_loss": float(sums[-1]) / max(1, len(norms))
+             for name in trainer.engine.extra_names}
     norm = float(np.mean(norms)) if norms else math.nan
-    return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm, "learning_rate": trainer._used_lr}
+    return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm,
+            "learning_rate": trainer._used_lr}
 
 
 def schedule(config, step):
@@ -724,8 +724,9 @@ def adapted(trainer, kl):
 def check_open(trainer):
     """RuntimeError if the trainer was closed."""
     if trainer._closed:
-        raise RuntimeError("this trainer was closed, and its environments with it; make another one. With "
-                           "load_checkpoint(trainer.run_folder) it goes on where this one ended.")
+        raise RuntimeError("this trainer was closed, and its environments with it; make "
+                           "another one. With load_checkpoint(trainer.run_folder) it goes on where "
+                           "this one ended.")
 
 
 def check_norms(trainer, norms):
@@ -733,8 +734,10 @@ def check_norms(trainer, norms):
     # the gradient is everybody's, but one rank's numbers may be the cause
     if not all(map(math.isfinite, norms)):
         what, good = min(trainer.ranks.gather(explain_nan(trainer)))[1], trainer.run_folder
-        raise FloatingPointError(f"epoch {trainer.epoch}: {what}. The weights were left as they were"
-                                 + (f", and so was the last checkpoint, in {good}." if good else "."))
+        raise FloatingPointError(f"epoch {trainer.epoch}: {what}. The weights were "
+                                 "left as they were"
+                                 + (f", and so was the last checkpoint, in {good}."
+                                    if good else "."))
 
 
 def follow_frozen(trainer):
@@ -744,8 +747,9 @@ def follow_frozen(trainer):
     for name, parameter in trainer.policy.named_parameters():
         place = f"weights/policy.{name}"
         if place not in arena or parameter.data_ptr() != arena[place].data_ptr():
-            raise RuntimeError(f"{name} has come into the network after the trainer was made, and would not be "
-                               "trained: change the network first, then make a PuffeRL.")
+            raise RuntimeError(f"{name} has come into the network after the trainer was made, "
+                               "and would not be trained: change the network first, then "
+                               "make a PuffeRL.")
         if not parameter.requires_grad:
             frozen.append(f"policy.{name}")
     if frozen != trainer.optimizer.frozen:
@@ -758,11 +762,13 @@ def advice(trainer):
     name, library = trainer.config["env"], getattr(trainer.vecenv, "library", None)
     if library is not None and library.header.parent.parent != ocean.FOLDER:
         name = str(library.header)
-    known = library or environments.load_creator(name) or (ocean.load(name) if name in ocean.names() else None)
+    known = library or environments.load_creator(name) or (ocean.load(name)
+                                                           if name in ocean.names() else None)
     if known is None:
         return "its reset() or step() returned it"
     settings = trainer.args.get("env", {}).items()
-    changed = [f"{key}={value}" for key, value in settings if known.settings.get(key, value) != value]
+    changed = [f"{key}={value}" for key, value in settings
+               if known.settings.get(key, value) != value]
     options = [name, "--check", *(["--set", *changed] if changed else [])]
     return f"the environment writes it: python -m ocean {shlex.join(options)}"
 
@@ -772,10 +778,12 @@ def explain_nan(trainer):
     then of the update. The earliest of all ranks is the cause."""
     s, low, check = trainer.storage, "lower train.learning_rate", advice(trainer)
     rollout = (("observations", s["observations"], check),
-               ("logprobs", trainer.logprobs, forbidden(trainer) or f"the network's outputs overflow; {low}"),
+               ("logprobs", trainer.logprobs,
+                forbidden(trainer) or f"the network's outputs overflow; {low}"),
                ("values", trainer.values, f"the network's outputs overflow; {low}"),
                ("rewards", s["rewards"], check))
-    learning = (("advantages", trainer.advantages, "rewards or values overflow; scale them or set train.reward_clip"),
+    learning = (("advantages", trainer.advantages,
+                 "rewards or values overflow; scale them or set train.reward_clip"),
                 ("new_values", trainer.new_values, f"the loss's forward pass overflows; {low}"),
                 ("gradients", trainer.gradients, f"the update overflows; {low}"))
     if not torch.isfinite(trainer.arena.flat("weights")).all():
@@ -789,7 +797,8 @@ def explain_nan(trainer):
         if not fine.all():
             step, agent = (~fine).nonzero()[0].tolist()
             broken.append((step + order / 10,
-                           f"{name} not finite, first at step {step} of the rollout, of agent {agent} ({cause})"))
+                           f"{name} not finite, first at step {step} of the rollout, of agent "
+                           f"{agent} ({cause})"))
     for order, (name, tensor, cause) in enumerate(learning):
         if not torch.isfinite(tensor).all():
             broken.append((trainer.horizon + 1 + order, f"{name} not finite ({cause})"))
@@ -807,9 +816,10 @@ def forbidden(trainer):
     masks = s["action_masks"]
     if masks is not None and not all(head.any() for head in masks[t, n].split(heads.tolist())):
         return f"the action mask of agent {n} forbids every choice of a head: leave one, or let the agent be dead"
-    if torch.isfinite(trainer.values[t, n]) and torch.isfinite(s["observations"][t, n].float()).all():
-        return ("the value is finite, so the network may itself rule out every choice of a head, with logits that are "
-                "all -inf: leave one; else lower train.learning_rate")
+    if (torch.isfinite(trainer.values[t, n])
+            and torch.isfinite(s["observations"][t, n].float()).all()):
+        return ("the value is finite, so the network may itself rule out every choice of a head, "
+                "with logits that are all -inf: leave one; else lower train.learning_rate")
     return None
 
 
@@ -829,7 +839,8 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle)
                             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN}
+                            if number != signal.SIGHUP
+                            or signal.getsignal(number) is not signal.SIG_IGN}
         return self
 
     def _handle(self, number, frame):
@@ -841,7 +852,8 @@ class Interrupts:
             os.kill(os.getpid(), number)
         self.requested = True
         if ranks.connect().rank == 0:
-            print("\nstopping after this epoch, with a checkpoint; once more to leave at once", file=sys.stderr)
+            print("\nstopping after this epoch, with a checkpoint; once more to leave at once",
+                  file=sys.stderr)
 
     def __exit__(self, *_):
         for number, handler in getattr(self, "_before", {}).items():
@@ -864,11 +876,14 @@ def measure(env_name, args, vecenv, facts):
     if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
-    vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None, "batch_size": None,
+    vec = {**args["vec"], "num_envs": 1, "total_agents": None, "num_workers": None,
+           "batch_size": None,
            "num_buffers": None, "device": "host", "backend": "native" if facts.native else "serial"}
     small = {**args, "vec": vec, "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
-             "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0, "total_timesteps": 10**12,
-                       "horizon": MEASURED_HORIZON, "minibatch_size": "auto", "max_minibatch_size": None,
+             "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0,
+                       "total_timesteps": 10**12,
+                       "horizon": MEASURED_HORIZON, "minibatch_size": "auto",
+                       "max_minibatch_size": None,
                        "log_interval": math.inf}}
     # environments may draw from the generators of all
     with ranks.alone(), contextlib.ExitStack() as stack:
@@ -879,7 +894,8 @@ def measure(env_name, args, vecenv, facts):
         except Exception:  # one of a kind in a process, as emulators are
             return facts
         stack.callback(trial.close)
-        config = {**small["train"], "env": args["env_name"], "data_dir": None, "cudagraphs": -1, "gpus": 1}
+        config = {**small["train"], "env": args["env_name"], "data_dir": None,
+                  "cudagraphs": -1, "gpus": 1}
         trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))
         stack.callback(trainer.release)
         trainer.signs = None  # this run only measures; its settings are not those of the real one
@@ -893,13 +909,16 @@ def measure(env_name, args, vecenv, facts):
             episodes.add(trial.storage)
             trainer.train()
     steps = (trainer.epoch - warm) * trainer.batch_size
-    spent = {stage: (seconds - before[stage]) / steps for stage, seconds in trainer.statistics.seconds.items()}
+    spent = {stage: (seconds - before[stage]) / steps
+             for stage, seconds in trainer.statistics.seconds.items()}
     side_by_side = 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
-    chosen = args["vec"]["backend"] != "auto" or args["vec"]["num_workers"] or args["vec"]["batch_size"]
+    chosen = (args["vec"]["backend"] != "auto" or args["vec"]["num_workers"]
+              or args["vec"]["batch_size"])
     saved = spent["environment"] * vecenv.num_agents * (1 - 1 / side_by_side)
     here = side_by_side > 1 and not chosen and saved < EXCHANGE
     seconds = spent["environment"] / (1 if here else side_by_side) + spent["policy"]
-    return dataclasses.replace(facts, step_seconds=seconds, learn_seconds=spent["learn"], cut=episodes.cut, here=here)
+    return dataclasses.replace(facts, step_seconds=seconds, learn_seconds=spent["learn"],
+                               cut=episodes.cut, here=here)
 
 
 class EpisodeEnds:
@@ -920,7 +939,8 @@ class EpisodeEnds:
     def cut(self):
         """The steps after which every episode is cut off; None if one ends by itself, or
         if too few have ended."""
-        known = not self.by_itself and len(self.lengths) >= MEASURED_EPISODES and len(set(self.lengths)) == 1
+        known = (not self.by_itself and len(self.lengths) >= MEASURED_EPISODES
+                 and len(set(self.lengths)) == 1)
         return self.lengths[0] if known else None
 
 
@@ -939,7 +959,8 @@ def settle(env_name, args, vecenv):
 
     chosen, found = group.first(choose)
     section |= {name: value for name, (value, _) in chosen.items()}
-    args["auto"] = args.get("auto", {}) | {f"train.{name}": reason for name, (_, reason) in chosen.items()}
+    args["auto"] = args.get("auto", {}) | {f"train.{name}": reason
+                                           for name, (_, reason) in chosen.items()}
     return found
 
 
@@ -949,7 +970,8 @@ def find_interrupted(group, args):
     if args["resume"]:  # what it chose by measuring stays
         saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
         for section in ("train", "vec"):
-            kept = {name: value for name, value in saved[section].items() if args[section].get(name) == "auto"}
+            kept = {name: value for name, value in saved[section].items()
+                    if args[section].get(name) == "auto"}
             args[section] |= kept
 
 
@@ -970,7 +992,8 @@ def make_trainer(env_name, args):
             args["train"]["norm_obs"] = normalises
             args["auto"]["train.norm_obs"] = "as the network does that is loaded or of your own"
         if args["resume"]:
-            folder = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name, "trainer_state.pt"))
+            folder = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
+                                                  "trainer_state.pt"))
         trainer = PuffeRL({**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
                            "settings": {**args, "launch": group.launchers()}}, vecenv, policy)
     except BaseException:
@@ -990,11 +1013,14 @@ def describe(trainer, args, facts):
         speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
     elsewhere = getattr(trainer.vecenv, "num_processes", 1)
     steps = f" and {elsewhere} processes of environments" if elsewhere > 1 else ""
-    folder = "nothing is written" if trainer.run_folder is None else f"run folder {trainer.run_folder}"
-    yield (f"{trainer.env_name}: {plural(trainer.batch_size // trainer.horizon, 'agent')} × horizon "
-           f"{trainer.horizon} = {trainer.batch_size:,} steps an epoch, {plural(trainer.total_epochs, 'epoch')}; "
-           f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, rollout "
-           f"{trainer.engine.rollout_name}; {folder}")
+    folder = ("nothing is written" if trainer.run_folder is None
+              else f"run folder {trainer.run_folder}")
+    yield (f"{trainer.env_name}: "
+           f"{plural(trainer.batch_size // trainer.horizon, 'agent')} × horizon "
+           f"{trainer.horizon} = {trainer.batch_size:,} steps an epoch, "
+           f"{plural(trainer.total_epochs, 'epoch')}; "
+           f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, "
+           f"rollout {trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
@@ -1060,9 +1086,11 @@ def learn(trainer, args):
             trainer.evaluate()
             trainer.train()
             if heard and processes.lost_output():
-                heard = trainer.run.note(f"nobody reads the output any more ({processes.lost_output()}); the run "
+                heard = trainer.run.note("nobody reads the output any more "
+                                         f"({processes.lost_output()}); the run "
                                          "goes on without it", trainer.global_step)
-            interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard else math.inf
+            interval = (args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard
+                        else math.inf)
             if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
                 trainer.print_dashboard()
                 shown = time.perf_counter()
@@ -1097,12 +1125,13 @@ config/ (drone_race, atari_pong), or an environment in C: """
 def diagnose(argv):
     """`pufferl.py diagnose RUN`: a run's folder, or an environment, whose newest run it then is."""
     if len(argv) not in (1, 3) or argv[0].startswith("-") or argv[1:2] not in ([], ["--data-dir"]):
-        sys.exit("pufferl.py diagnose: which run? Its folder, or an environment for its newest run in experiments "
-                 "(or --data-dir FOLDER).")
+        sys.exit("pufferl.py diagnose: which run? Its folder, or an environment for its newest run "
+                 "in experiments (or --data-dir FOLDER).")
     try:
         folder = Path(argv[0])
         if not folder.is_dir():
-            folder = find_run("latest", argv[2] if len(argv) == 3 else Base.data_dir, argv[0], "metrics.jsonl")
+            folder = find_run("latest", argv[2] if len(argv) == 3 else Base.data_dir, argv[0],
+                              "metrics.jsonl")
         signs.diagnose(folder)
     except (ConfigError, OSError, ValueError, KeyError) as error:
         sys.exit(f"pufferl.py diagnose: {error}")
@@ -1111,7 +1140,8 @@ def diagnose(argv):
 def verb_first(argv):
     """The form of PufferLib 2's command line, --mode train --env breakout, in the present
     one; another as it is."""
-    if not argv or not argv[0].startswith("--") or not {word.partition("=")[0] for word in argv} & {"--mode", "--env"}:
+    if (not argv or not argv[0].startswith("--")
+            or not {word.partition("=")[0] for word in argv} & {"--mode", "--env"}):
         return argv
     named, rest, words = {"--mode": "train"}, [], iter(argv)
     for word in words:
@@ -1133,14 +1163,16 @@ def main(argv=None):
         return
     if argv[0] == "diagnose":
         return diagnose(argv[1:])
-    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed", "export": "export",
+    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed",
+                 "export": "export",
                  "list": "catalogue", "runs": "history", "plot": "history", "doctor": "doctor"}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")
         room = elsewhere[argv[0]]
         verb = importlib.import_module(room).main
-        return verb(argv if room in ("speed", "history") else argv[1:], program=f"pufferl.py {argv[0]}")
+        return verb(argv if room in ("speed", "history") else argv[1:],
+                    program=f"pufferl.py {argv[0]}")
     if argv[0] not in verbs:
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):
@@ -1151,7 +1183,8 @@ def main(argv=None):
         if gpus > 1 and not ranks.started():
             sys.exit(ranks.launch(gpus, [__file__, *argv]))
         if gpus != started and any(option.startswith("--train.gpus") for option in argv):
-            raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this machine; leave it out.")
+            raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this "
+                              "machine; leave it out.")
         verbs[argv[0]](argv[1], args)
     except Exception as error:
         words = in_words(error)

@@ -37,8 +37,8 @@ def load(name):
         sys.path.remove(str(ROOT))
     own = ROOT / name if (ROOT / name).is_dir() else ROOT / f"{name}.py"
     if own.exists() and ROOT not in Path(module.__file__).resolve().parents:
-        raise ImportError(f"{module.__file__} has the name of {own}, which PufferLib's names lead to: rename yours, or "
-                          "import pufferlib and what you need of it first.")
+        raise ImportError(f"{module.__file__} has the name of {own}, which PufferLib's names lead "
+                          "to: rename yours, or import pufferlib and what you need of it first.")
     return module
 
 
@@ -48,50 +48,63 @@ our_emulation, our_environments, our_ocean = map(load, ("emulation", "environmen
 # --------------------------------------------------------------------------------------------------
 # Where names lead
 
-ALIASES = {"vector": "vector", "emulation": "emulation", "models": "models", "pufferl": "pufferl", "sweep": "protein"}
+ALIASES = {"vector": "vector", "emulation": "emulation", "models": "models", "pufferl": "pufferl",
+           "sweep": "protein"}
 ROOMS = {  # other modules of PufferLib: the modules in which their names are looked for
     "pytorch": ["emulation", "models"], "cleanrl": ["models"],
-    "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [], "utils": [],
-    "ocean": ["ocean"], "ocean.environment": [], "ocean.sanity": [], "ocean.torch": ["models"], "environments": [],
+    "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [],
+    "utils": [],
+    "ocean": ["ocean"], "ocean.environment": [], "ocean.sanity": [], "ocean.torch": ["models"],
+    "environments": [],
     "ocean.squared.cy_squared": [],
 }
 NAMES = {  # a name of PufferLib: what it is here
     "PuffeRL": "pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
-    "WandbLogger": "runs.WandbLogger", "NeptuneLogger": "runs.NeptuneLogger", "NoLogger": "runs.NoLogger",
+    "WandbLogger": "runs.WandbLogger", "NeptuneLogger": "runs.NeptuneLogger",
+    "NoLogger": "runs.NoLogger",
     "APIUsageError": "builtins.ValueError", "InvalidAgentError": "builtins.ValueError",
     "EnvironmentSetupError": "builtins.RuntimeError", "namespace": "types.SimpleNamespace",
     "ClipAction": "gymnasium.wrappers.ClipAction", "GymToGymnasium": "emulation.OldGym",
-    "vector.PufferEnv": "pufferlib.PufferEnv", "vector.GymnasiumPufferEnv": "emulation.GymnasiumPufferEnv",
+    "vector.PufferEnv": "pufferlib.PufferEnv",
+    "vector.GymnasiumPufferEnv": "emulation.GymnasiumPufferEnv",
     "vector.PettingZooPufferEnv": "emulation.PettingZooPufferEnv",
     "pytorch.layer_init": "pufferlib.layer_init", "pytorch.sample_logits": "models.act",
-    "pufferl.compute_puff_advantage": "pufferlib.compute_puff_advantage", "pufferl.eval": "watch.play",
+    "pufferl.compute_puff_advantage": "pufferlib.compute_puff_advantage",
+    "pufferl.eval": "watch.play",
     "pufferl.profile": "speed.profile", "pufferl.export": "export.export",
-    "cleanrl.Policy": "models.CleanRLAgent", "cleanrl.RecurrentPolicy": "models.RecurrentCleanRLAgent",
+    "cleanrl.Policy": "models.CleanRLAgent",
+    "cleanrl.RecurrentPolicy": "models.RecurrentCleanRLAgent",
     "spaces.joint_space": "gymnasium.vector.utils.batch_space",
-    "ocean.env_creator": "pufferlib.ocean_creator", "ocean.environment.env_creator": "pufferlib.ocean_creator",
+    "ocean.env_creator": "pufferlib.ocean_creator",
+    "ocean.environment.env_creator": "pufferlib.ocean_creator",
     "ocean.squared.cy_squared.CySquared": "pufferlib.CySquared",
     "ocean.torch.Policy": "models.Default", "ocean.torch.Recurrent": "models.LSTMWrapper",
 }
 GONE = {  # what took the place of a name that has no equivalent
-    "__version__": "this project has no numbered versions; a run's folder keeps those of its libraries",
+    "__version__": "this project has no numbered versions; a run's folder keeps those "
+    "of its libraries",
     "set_buffers": "PufferEnv.__init__(buf) makes the arrays",
     "PettingZooWrapper": "write a class with the same methods that holds the environment",
     "Suppress": "contextlib.redirect_stdout", "silence_warnings": "warnings.catch_warnings",
     "vector.reset": "vecenv.reset()", "vector.step": "vecenv.step(actions)",
-    "vector.make_seeds": "environment i gets seed + i", "vector.autotune": "python pufferl.py autotune ENV",
+    "vector.make_seeds": "environment i gets seed + i",
+    "vector.autotune": "python pufferl.py autotune ENV",
     "emulation.GymnaxPufferEnv": "environments.Craftax is such an environment, to copy",
     "emulation.nativize": "emulation.FlatObservation(space).unflatten",
     "emulation.emulate": "emulation.FlatObservation(space).flatten",
-    "emulation.dtype_from_space": "emulation.space_dtype", "emulation.flatten_space": "emulation.FlatObservation",
+    "emulation.dtype_from_space": "emulation.space_dtype",
+    "emulation.flatten_space": "emulation.FlatObservation",
     "models.Convolutional": "models.Encoded, which reads images by convolutions",
     "models.ProcgenResnet": "models.Encoded, which reads images by convolutions",
     "pytorch.log_prob": "models.act(logits, action)[1]", "pytorch.entropy": "models.act(logits)[2]",
     "sweep.Carbs": "protein.Protein", "sweep.Hyperparameters": "protein.Space",
     "pufferl.sweep": "protein.Protein(env_name).optimize(), or python pufferl.py sweep ENV",
     "pufferl.autotune": "python pufferl.py autotune ENV",
-    "pufferl.Profile": "python pufferl.py profile ENV", "pufferl.Utilization": "trainer.print_dashboard()",
+    "pufferl.Profile": "python pufferl.py profile ENV",
+    "pufferl.Utilization": "trainer.print_dashboard()",
     "ocean.MAKE_FUNCTIONS": "ocean.names()",
-    "environments.try_import": "a missing package is named, with its install line, when an environment is made",
+    "environments.try_import": "a missing package is named, with its install line, when an "
+    "environment is made",
 }
 
 # A family of pufferlib.environments: the name that it makes without one, what a name is called
@@ -100,7 +113,8 @@ FAMILIES = {
     "atari": ("breakout", "gym/ALE/{}-v5", {}),
     "box2d": ("car-racing", "gym/{}", {"car-racing": "CarRacing-v3"}),
     "butterfly": ("cooperative_pong_v5", "pettingzoo/butterfly/{}", {}),
-    "classic_control": ("cartpole", "gym/{}", {"cartpole": "CartPole-v1", "mountaincar": "MountainCar-v0"}),
+    "classic_control": ("cartpole", "gym/{}",
+                        {"cartpole": "CartPole-v1", "mountaincar": "MountainCar-v0"}),
     "classic_control_continuous": ("MountainCarContinuous-v0", "gym/{}", {}),
     "craftax": ("Craftax-Symbolic-v1", "craftax/{}", {}),
     "crafter": ("crafter", "crafter/{}", {"crafter": "reward"}),
@@ -118,11 +132,12 @@ FAMILIES = {
     "vizdoom": ("doom", "gym/{}", {"doom": "VizdoomHealthGatheringSupreme-v0"}),
 }
 ROOMS |= {f"environments.{family}": [] for family in FAMILIES}
-OTHER_FAMILIES = ("bsuite", "dm_control", "dm_lab", "gpudrive", "gvgai", "kinetix", "links_awaken", "metta", "minerl",
+OTHER_FAMILIES = ("bsuite", "dm_control", "dm_lab", "gpudrive", "gvgai", "kinetix", "links_awaken",
+                  "metta", "minerl",
                   "nmmo", "slimevolley", "smac", "trade_sim")
 GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
-                      "PufferLib's adapter of this package is not here; a Gymnasium or PettingZoo environment needs "
-                      "none: vector.make(a function that makes it)")
+                      "PufferLib's adapter of this package is not here; a Gymnasium or PettingZoo "
+                      "environment needs none: vector.make(a function that makes it)")
 
 
 def find(room, name):
@@ -151,7 +166,8 @@ def find(room, name):
     if full in GONE:
         raise AttributeError(f"pufferlib.{full} has no equivalent here: {GONE[full]}.")
     known = [*(key for module in modules for key in vars(module)),
-             *(key.rpartition(".")[2] for key in {**NAMES, **ROOMS} if key.rpartition(".")[0] == room)]
+             *(key.rpartition(".")[2] for key in {**NAMES, **ROOMS}
+               if key.rpartition(".")[0] == room)]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise AttributeError(f"pufferlib.{full}: there is no such name.{hint} (docs/from_pufferlib.md)")
@@ -179,7 +195,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         if package != "pufferlib":
             return None
         if room in GONE:
-            raise ModuleNotFoundError(f"{fullname} has no equivalent here: {GONE[room]}.", name=fullname)
+            raise ModuleNotFoundError(f"{fullname} has no equivalent here: {GONE[room]}.",
+                                      name=fullname)
         parts = room.split(".")
         known = room in ROOMS or room in ALIASES
         if not known and not (parts[0] == "ocean" and all(map(ocean_name, parts[1:]))):
@@ -246,7 +263,8 @@ class PufferEnv(our_emulation.PufferEnv):
         if isinstance(buf, str):
             buf = our_environments.OceanPufferEnv(buf.removeprefix("puffer_"), **settings)
         elif settings:
-            raise TypeError(f"PufferEnv got {', '.join(settings)}: settings are for an environment that is named.")
+            raise TypeError(f"PufferEnv got {', '.join(settings)}: settings are for an environment "
+                            "that is named.")
         if hasattr(buf, "single_observation_space"):
             self.inner, buf = our_emulation.wrap(buf), None
             self.single_observation_space = self.inner.single_observation_space
@@ -293,12 +311,14 @@ class PufferEnv(our_emulation.PufferEnv):
         if truncations.any():
             known = self.final_observations.reshape(self.num_agents, -1).any(1)
             terminals, truncations = terminals | (truncations & ~known), truncations & known
-        self._hand_over(view["_given"], observations, rewards=rewards, terminals=terminals, truncations=truncations)
+        self._hand_over(view["_given"], observations, rewards=rewards, terminals=terminals,
+                        truncations=truncations)
         self.final_observations[truncations] = 0
         return infos
 
     def _hand_over(self, given, observations, **others):
-        mine = {"masks": self.masks, "final_observations": self.final_observations, "action_masks": self.action_masks}
+        mine = {"masks": self.masks, "final_observations": self.final_observations,
+                "action_masks": self.action_masks}
         for name, array in {"observations": observations, **mine, **others}.items():
             if given[name] is not None and array is not None:
                 given[name][:] = array
@@ -318,7 +338,8 @@ class PufferEnv(our_emulation.PufferEnv):
 
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks)."""
-        return (self.observations, self.rewards, self.terminals, self.truncations, self.infos, self.agent_ids,
+        return (self.observations, self.rewards, self.terminals, self.truncations, self.infos,
+                self.agent_ids,
                 self.masks)
 
 
@@ -330,7 +351,8 @@ class CySquared:
 
     def __init__(self, observations, actions, rewards, terminals, num_envs, size):
         if size % 2 == 0:
-            raise ValueError(f"size is {size}; it must be odd, with the agent's start in the middle.")
+            raise ValueError(f"size is {size}; it must be odd, with the agent's start "
+                             "in the middle.")
         truncations = terminals.view("uint8") * 0
         self.arrays = observations, actions, rewards, terminals.view("uint8"), truncations
         self.envs = our_ocean.load("squared").create(num_envs, settings={"distance": size // 2})
@@ -359,7 +381,8 @@ class EpisodeStats(gymnasium.Wrapper):
 
     def reset(self, *, seed=None, options=None):
         self.sums = {}
-        return self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
+        return (self.env.reset(seed=seed) if options is None
+                else self.env.reset(seed=seed, options=options))
 
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -380,9 +403,11 @@ PettingZooTruncatedWrapper = MeanOverAgents = MultiagentEpisodeStats = _as_it_is
 def ResizeObservation(env, downscale=2):
     """Every `downscale`-th row and column of pictures (height, width)."""
     space = env.observation_space
-    small = gymnasium.spaces.Box(space.low[::downscale, ::downscale], space.high[::downscale, ::downscale],
+    small = gymnasium.spaces.Box(space.low[::downscale, ::downscale],
+                                 space.high[::downscale, ::downscale],
                                  dtype=space.dtype.type)
-    return gymnasium.wrappers.TransformObservation(env, lambda seen: seen[::downscale, ::downscale], small)
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: seen[::downscale, ::downscale],
+                                                   small)
 
 
 def unroll_nested_dict(nested):
@@ -429,7 +454,8 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
     return layer
 
 
-def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda, vtrace_rho_clip,
+def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda,
+                           vtrace_rho_clip,
                            vtrace_c_clip):
     """kernels.advantage in PufferLib's layout: arrays (segments, T), rewards[:, t + 1] and
     terminals[:, t + 1] follow the action at t, and the last step has no advantage. Writes into
@@ -442,7 +468,8 @@ def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma,
     done = steps(terminals, torch.uint8, 1)
     flags, result = torch.zeros_like(done), torch.empty_like(steps(values))
     load("kernels").advantage(
-        values.T.float().contiguous(), steps(rewards, first=1), done, flags, torch.zeros_like(result), steps(ratio),
+        values.T.float().contiguous(), steps(rewards, first=1), done, flags,
+        torch.zeros_like(result), steps(ratio),
         torch.ones(values.T.shape, dtype=torch.uint8), result, gamma=gamma, gae_lambda=gae_lambda,
         rho_clip=vtrace_rho_clip, c_clip=vtrace_c_clip)
     advantages[:, :-1], advantages[:, -1] = result.T, 0

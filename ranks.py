@@ -110,10 +110,12 @@ class Ranks:
         if self.count > 1 and not self.given and self.local_rank < torch.cuda.device_count():
             torch.cuda.set_device(self.local_rank)
         gpu = torch.cuda.current_device()
-        chosen = self.gather((socket.gethostname(), str(torch.cuda.get_device_properties(gpu).uuid)))
+        chosen = self.gather((socket.gethostname(),
+                              str(torch.cuda.get_device_properties(gpu).uuid)))
         if len(set(chosen)) < self.count:
-            raise RankError(f"{self.count} ranks have {len(set(chosen))} GPUs; start one rank a GPU (--train.gpus, or "
-                            "torchrun's --nproc-per-node), or train on the CPU.")
+            raise RankError(f"{self.count} ranks have {len(set(chosen))} GPUs; start one rank a "
+                            "GPU (--train.gpus, or torchrun's --nproc-per-node), or "
+                            "train on the CPU.")
         return gpu
 
     def _group(self, tensor):
@@ -143,7 +145,8 @@ class Ranks:
         if self.count == 1:
             return values[0]
         mine = [None]
-        self._run(dist.scatter_object_list, mine, values if self.rank == 0 else None, group=self._control)
+        self._run(dist.scatter_object_list, mine, values if self.rank == 0 else None,
+                  group=self._control)
         return mine[0]
 
     def share(self, value):
@@ -164,7 +167,8 @@ class Ranks:
                 result = function()
             except (Exception, SystemExit) as error:
                 problem = error
-        told, result = self.share((None if problem is None else (type(problem), problem.args), result))
+        told, result = self.share((None if problem is None else (type(problem), problem.args),
+                                   result))
         if problem is not None:
             raise problem
         if told is not None:
@@ -187,9 +191,11 @@ class Ranks:
             if not sums[0, 1]:
                 break
             # A name that has not been seen before, on some rank: agree on the names, and again.
-            names = [*self._names, *(name for one in self.gather(list(log)) for name in one if name != "n")]
+            names = [*self._names,
+                     *(name for one in self.gather(list(log)) for name in one if name != "n")]
             self._names = list(dict.fromkeys(names))
-        means = {name: total / n for name, (n, total) in zip(self._names, sums[1:].tolist(), strict=True) if n}
+        means = {name: total / n
+                 for name, (n, total) in zip(self._names, sums[1:].tolist(), strict=True) if n}
         return {**means, "n": sums[0, 0].item()} if sums[0, 0] else {}
 
     def launchers(self):
@@ -209,7 +215,8 @@ class Ranks:
         def find():
             saved = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
             for path in sorted(saved, key=lambda path: path.stat().st_mtime, reverse=True):
-                with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+                with contextlib.suppress(OSError, ValueError, TypeError, AttributeError,
+                                         RecursionError):
                     then = json.loads(path.with_name("config.json").read_text()).get("launch", [])
                     if any(name == other and abs(began - before) < 5
                            for name, began in launchers for other, before in then):
@@ -228,19 +235,22 @@ class Ranks:
         for key in c.keys() - {"data_dir", "run_id", "log_interval", "keep"}:
             values = [other.get(key) for other in everybody]
             if any(value != c[key] for value in values):
-                raise RankError(f"train.{key} must be the same on all ranks, but is {', '.join(map(str, values))}. "
-                                "(Ranks have random numbers of their own without different seeds.)")
+                raise RankError(f"train.{key} must be the same on all ranks, but is "
+                                f"{', '.join(map(str, values))}. (Ranks have random numbers of "
+                                "their own without different seeds.)")
         vecenv.number_from(sum(self.gather(vecenv.num_envs)[: self.rank]))
         torch.manual_seed(c["seed"] + self.rank)  # a network's own random numbers, as a dropout's
         for tensor in (*trainer.policy.parameters(), *trainer.policy.buffers()):
             self.broadcast(tensor)
         if self.rank == 0:
             drawn = trainer.segments * trainer.horizon
-            print(f"{self.count} ranks on {self.machines} machine{'s' * (self.machines > 1)}. Each (vec, env): "
-                  f"{vecenv.num_envs:,} environments, {trainer.num_agents:,} agents, threads: {vecenv.num_threads}.\n"
-                  f"Together (train): {sum(agents):,} agents × horizon {trainer.horizon} = a batch of "
-                  f"{trainer.batch_size:,} steps; minibatch_size {c['minibatch_size']:,}, of which a rank draws "
-                  f"{drawn:,} from its own; total_timesteps {c['total_timesteps']:,}.", flush=True)
+            print(f"{self.count} ranks on {self.machines} machine{'s' * (self.machines > 1)}. "
+                  f"Each (vec, env): {vecenv.num_envs:,} environments, {trainer.num_agents:,} "
+                  f"agents, threads: {vecenv.num_threads}.\n"
+                  f"Together (train): {sum(agents):,} agents × horizon "
+                  f"{trainer.horizon} = a batch of {trainer.batch_size:,} steps; minibatch_size "
+                  f"{c['minibatch_size']:,}, of which a rank draws {drawn:,} from its own; "
+                  f"total_timesteps {c['total_timesteps']:,}.", flush=True)
 
     def end_epoch(self, trainer, sums, log_due):
         """(loss statistics of all ranks, whether to log, as rank 0's clock says). Checks that the
@@ -265,8 +275,9 @@ class Ranks:
         if any(other != own for other in others):
             different = [rank for rank, other in enumerate(others) if other != others[0]]
             raise RankError(f"{what} are not the same on all ranks: other than rank 0's on "
-                            f"{', '.join(map(str, different))}. Ranks must run the same code, packages and settings (a "
-                            "learning rate set on one only?) on the same kind of device, with as many threads.")
+                            f"{', '.join(map(str, different))}. Ranks must run the same code, "
+                            "packages and settings (a learning rate set on one only?) on the same "
+                            "kind of device, with as many threads.")
 
 
 _connected = None
@@ -289,10 +300,12 @@ def connect():
         _die_with_launcher()
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
         store, rank, count = _rendezvous()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank, world_size=count,
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank,
+                                world_size=count,
                                 timeout=TIMEOUT)
         atexit.register(_disconnect)
-    control = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo", timeout=TIMEOUT)
+    control = (None if "gloo" in dist.get_backend_config()
+               else dist.new_group(backend="gloo", timeout=TIMEOUT))
     _connected = Ranks(dist.get_rank(), dist.get_world_size(), local_rank, local_count, control)
     _connected.given = given
     return _connected
@@ -372,7 +385,8 @@ def launch(count, command):
 
     # the trainer sets its threads itself; torchrun would warn
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT", "--no-python"]
+    options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT",
+               "--no-python"]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, forward)
@@ -383,8 +397,8 @@ def launch(count, command):
         print(error, file=sys.stderr)
         return 1
     except (OSError, RuntimeError) as error:
-        print(f"train.gpus = {count}: not all ranks could be started ({error}). `ulimit -u` shows how many processes "
-              "and threads you may have.", file=sys.stderr)
+        print(f"train.gpus = {count}: not all ranks could be started ({error}). `ulimit -u` shows "
+              "how many processes and threads you may have.", file=sys.stderr)
         return 1
     finally:
         processes.end_children()

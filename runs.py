@@ -108,8 +108,10 @@ class JsonLines(NoLogger):
     def __init__(self, path, first_step=0):
         self.path, self.warned = Path(path), False
         if self.path.exists():
-            kept = [line for line in self.path.read_text(errors="replace").splitlines() if _step(line) <= first_step]
-            write_whole(self.path, lambda file: file.write("".join(line + "\n" for line in kept).encode()))
+            kept = [line for line in self.path.read_text(errors="replace").splitlines()
+                    if _step(line) <= first_step]
+            write_whole(self.path,
+                        lambda file: file.write("".join(line + "\n" for line in kept).encode()))
 
     def log(self, metrics, step):
         line = (json.dumps({"step": step, **metrics}) + "\n").encode()
@@ -123,7 +125,8 @@ class JsonLines(NoLogger):
                     file.truncate(size)
                     raise
         except OSError as error:
-            self.warned = self.warned or warn(f"{self.path}: an entry could not be written ({error})")
+            self.warned = self.warned or warn(f"{self.path}: an entry could not be "
+                                              f"written ({error})")
 
 
 def _step(line):
@@ -158,7 +161,8 @@ class TensorBoardLogger(NoLogger):
             self._call("add_scalar", name, value, step)
 
     def config(self, settings):
-        self._call("add_text", "config", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
+        self._call("add_text", "config",
+                   f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
 
     def close(self):
         self._call("close")
@@ -167,7 +171,8 @@ class TensorBoardLogger(NoLogger):
 def _thread_failed(uncaught, otherwise=threading.excepthook):
     """TensorBoard's thread keeps its error for the writer's next call, which tells it; so its
     traceback is no news."""
-    if not (isinstance(uncaught.exc_value, OSError) and type(uncaught.thread).__module__.startswith("tensorboard")):
+    if not (isinstance(uncaught.exc_value, OSError)
+            and type(uncaught.thread).__module__.startswith("tensorboard")):
         otherwise(uncaught)
 
 
@@ -177,8 +182,8 @@ def asked_for(args, logger):
     missing = [name for name in names if name not in args] if isinstance(args, dict) else names
     if missing:
         got = f"a dict without {', '.join(missing)}" if isinstance(args, dict) else repr(args)
-        raise TypeError(f"{logger}: project must be a project's name, or the settings that load_config gives, got "
-                        f"{got}.")
+        raise TypeError(f"{logger}: project must be a project's name, or the settings that "
+                        f"load_config gives, got {got}.")
     return args
 
 
@@ -191,7 +196,8 @@ class WandbLogger(NoLogger):
     to start, without a key say.
     """
 
-    def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None, tag=None, run_id=None,
+    def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
+                 tag=None, run_id=None,
                  folder=None):
         try:
             import wandb
@@ -200,12 +206,15 @@ class WandbLogger(NoLogger):
         if not isinstance(project, str | None):
             asked = asked_for(project, "WandbLogger")
             project, config = asked["project"], project if config is None else config
-            entity, name, group, tag = (entity or asked["entity"], name or asked["env_name"], group or asked["group"],
+            entity, name, group, tag = (entity or asked["entity"], name or asked["env_name"],
+                                        group or asked["group"],
                                         tag or asked["tag"])
         self.wandb = wandb
         try:
-            self.run = wandb.init(project=project, entity=entity, name=name, config=config, group=group, id=run_id,
-                                  tags=[tag] if tag else None, dir=folder, resume="allow" if run_id else None)
+            self.run = wandb.init(project=project, entity=entity, name=name, config=config,
+                                  group=group, id=run_id,
+                                  tags=[tag] if tag else None, dir=folder,
+                                  resume="allow" if run_id else None)
         except wandb.errors.Error as error:
             raise ValueError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
         # A resumed run may log steps again that a crash had lost; wandb's own
@@ -236,7 +245,8 @@ class NeptuneLogger(NoLogger):
     March 2026; servers of one's own and the offline mode go on.
     """
 
-    def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None, run_id=None):
+    def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None,
+                 run_id=None):
         try:
             import neptune
         except ImportError:
@@ -249,8 +259,10 @@ class NeptuneLogger(NoLogger):
         # where a run cannot have an id of ours
         offline = os.environ.get("NEPTUNE_MODE") == "offline"
         try:
-            self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags, source_files=[],
-                                        capture_stdout=False, capture_stderr=False, capture_traceback=False,
+            self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags,
+                                        source_files=[],
+                                        capture_stdout=False, capture_stderr=False,
+                                        capture_traceback=False,
                                         custom_run_id=None if offline else run_id)
         except neptune.exceptions.NeptuneException as error:
             raise ValueError(f"Neptune: {error} (NEPTUNE_MODE=offline needs no account)") from None
@@ -285,9 +297,11 @@ def make_logger(args, folder, first_step=0):
         loggers.append(TensorBoardLogger(Path(folder) / "tensorboard", first_step))
     common = {"name": name, "group": args["group"], "tag": args["tag"], "run_id": name}
     if args["wandb"]:
-        loggers.append(WandbLogger(args["project"], args["entity"], folder=folder and str(folder), **common))
+        loggers.append(WandbLogger(args["project"], args["entity"],
+                                   folder=folder and str(folder), **common))
     if args["neptune"]:
-        loggers.append(NeptuneLogger(f"{args['entity']}/{args['project']}" if args["entity"] else None, **common))
+        loggers.append(NeptuneLogger(f"{args['entity']}/{args['project']}" if args["entity"]
+                                     else None, **common))
     return Several(loggers)
 
 
@@ -300,8 +314,8 @@ def warn(text):
 # --------------------------------------------------------------------------------------------------
 # The folder of a run, and checkpoints
 
-UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk with room for "
-              "checkpoints.")
+UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk "
+              "with room for checkpoints.")
 
 
 def save_the_end(trainer):
@@ -324,9 +338,9 @@ def save_the_end(trainer):
         epoch = load_checkpoint(path, WHOLE_RUN)["epoch"]
         whole = f"the last whole one is {path}, of epoch {epoch}"
     raise ConfigError(
-        f"the last checkpoint, of epoch {trainer.epoch}, was not written: {error}; {whole}. Free some space, and "
-        f"--resume {folder} trains what is missing; or copy that folder to a disk with room and resume the copy. A new "
-        "run writes to the folder that --data-dir names.")
+        f"the last checkpoint, of epoch {trainer.epoch}, was not written: {error}; {whole}. Free "
+        f"some space, and --resume {folder} trains what is missing; or copy that folder to a disk "
+        "with room and resume the copy. A new run writes to the folder that --data-dir names.")
 
 
 def hold(folder):
@@ -456,8 +470,10 @@ def _saved_tensors(trainer):
     if trainer.config["optimizer"] == "muon":
         tensors["momentum"] = trainer.arena.flat("momentum")
     if trainer.reward_scale is not None:
-        tensors |= {"discounted_returns": trainer.reward_scale.returns, "return_moments": trainer.reward_scale.moments}
-    return {**tensors, "running_returns": trainer.running_returns, "torch_random": torch.get_rng_state()}
+        tensors |= {"discounted_returns": trainer.reward_scale.returns,
+                    "return_moments": trainer.reward_scale.moments}
+    return {**tensors, "running_returns": trainer.running_returns,
+            "torch_random": torch.get_rng_state()}
 
 
 def state_of(trainer, metadata=None):
@@ -467,7 +483,8 @@ def state_of(trainer, metadata=None):
     tensors = on_the_cpu(_saved_tensors(trainer))
     environments = torch.from_numpy(trainer.vecenv.save())
     own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
-    numbers = {name: getattr(trainer.statistics if name in SCORES else trainer, name) for name in NUMBERS}
+    numbers = {name: getattr(trainer.statistics if name in SCORES else trainer, name)
+               for name in NUMBERS}
     return {
         "model": on_the_cpu(trainer.policy.state_dict()),
         "tensors": tensors,
@@ -496,9 +513,10 @@ def _plain(value, name):
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(value.copy())
     value = value.item() if isinstance(value, np.generic) else value
-    if value is not None and type(value) not in (bool, int, float, complex, str, bytes, torch.Tensor):
-        raise ConfigError(f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, tensors, and lists, "
-                          "tuples and dicts of them.")
+    if value is not None and type(value) not in (bool, int, float, complex, str, bytes,
+                                                 torch.Tensor):
+        raise ConfigError(f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, "
+                          "tensors, and lists, tuples and dicts of them.")
     return value
 
 
@@ -525,14 +543,17 @@ def restore(trainer, path):
     _check(trainer, saved, tensors, ours, path)
     # what a run had before there were settings for it
     unsaid = {**dataclasses.asdict(Train()), **OFF}
-    others = {name: {**dataclasses.asdict(kind()), **before[name]} for name, kind in SECTIONS.items() if name in before}
-    before = {"engine": trainer.args["engine"], **before, **others, "train": {**unsaid, **before["train"]}}
+    others = {name: {**dataclasses.asdict(kind()), **before[name]}
+              for name, kind in SECTIONS.items() if name in before}
+    before = {"engine": trainer.args["engine"], **before, **others,
+              "train": {**unsaid, **before["train"]}}
     changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
     if changes:
         say(f"changed since {path} was written: {', '.join(changes)}")
     _restore_optimizer(trainer, saved["adam"], tensors, ours, path, say)
     # The order of these lines matters: see the list above, 5.
-    restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours, environments, say)
+    restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours,
+                                     environments, say)
     trainer.policy.load_state_dict(saved["model"])
     for name in restored:
         ours[name].copy_(tensors[name])
@@ -559,15 +580,18 @@ def _check(trainer, saved, tensors, ours, path):
     numbers that cannot be."""
     before = saved["config"]["train"]["optimizer"]
     if before != trainer.args["train"]["optimizer"]:
-        raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be changed at resume.")
+        raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be "
+                          "changed at resume.")
     theirs, mine = _shapes(saved["model"]), _shapes(trainer.policy.state_dict())
     if theirs != mine:
         name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
         raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
-                          f"{theirs.get(name, 'not in it')} there and {mine.get(name, 'missing')} here.")
+                          f"{theirs.get(name, 'not in it')} there and "
+                          f"{mine.get(name, 'missing')} here.")
     check_kinds(saved["model"], trainer.policy.state_dict(), path)
     check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
-    learnt = {name: tensor for name, tensor in tensors.items() if name.startswith("state/") or name in OF_LEARNING}
+    learnt = {name: tensor for name, tensor in tensors.items() if name.startswith("state/")
+              or name in OF_LEARNING}
     check_finite({name: tensor for name, tensor in learnt.items() if name in ours and _fits(tensor, ours[name])}, (),
                  path)
     if "torch_random" in tensors:
@@ -584,14 +608,17 @@ OF_LEARNING = ("momentum", "discounted_returns", "return_moments")
 def _restore_optimizer(trainer, state, tensors, ours, path, say):
     """Give the optimizer back what it had, or say that the file does not have it."""
     muon = trainer.config["optimizer"] == "muon"
-    there = "momentum" in tensors and _fits(tensors["momentum"], ours["momentum"]) if muon else state is not None
+    there = ("momentum" in tensors and _fits(tensors["momentum"], ours["momentum"]) if muon
+             else state is not None)
     if not there:
-        say(f"{path} holds no state of the optimizer, which begins as in a new run; the weights go on.")
+        say(f"{path} holds no state of the optimizer, which begins as in a new run; the "
+            "weights go on.")
         return
     if muon:
         return  # its momentum is one of the tensors
     try:
-        _check_averages(state, None if own_optimizer(trainer.config) else [*trainer.policy.parameters()])
+        _check_averages(state,
+                        None if own_optimizer(trainer.config) else [*trainer.policy.parameters()])
         trainer.optimizer.load(state)
         trainer.engine.forget()
     except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
@@ -621,7 +648,8 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
         # A run may begin or cease to scale rewards, older ones have no random state, and the
         # momentum is looked at.
         optional = {"discounted_returns", "return_moments", "torch_random", "momentum"}
-        if (tensors.keys() ^ ours.keys()) - optional or (tensors.keys() & ours.keys()) - {"momentum"} - fitting:
+        if ((tensors.keys() ^ ours.keys()) - optional
+                or (tensors.keys() & ours.keys()) - {"momentum"} - fitting):
             raise ValueError("there were other agents or spaces")
         if not len(environments):
             raise ValueError("those in Python cannot be saved")
@@ -629,8 +657,8 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
         if "torch_random" in tensors:  # of a dropout, say
             torch.set_rng_state(tensors["torch_random"])
     except ValueError as problem:
-        say(f"all environments begin new episodes ({problem}); weights and optimizer are as they were, but the run "
-            "does not go on bit for bit.")
+        say(f"all environments begin new episodes ({problem}); weights and optimizer are as they "
+            "were, but the run does not go on bit for bit.")
         trainer.vecenv.restart(trainer.vecenv.seed + epoch)
         trainer.running_returns.zero_()
         for state in trainer.engine.state.values():
@@ -663,7 +691,8 @@ class Dashboard:
         if not self.console.is_terminal:
             print(COMPILING, flush=True)
             return
-        self.live = Progress(SpinnerColumn(), TextColumn(COMPILING), TimeElapsedColumn(), console=self.console,
+        self.live = Progress(SpinnerColumn(), TextColumn(COMPILING), TimeElapsedColumn(),
+                             console=self.console,
                              transient=True)
         self.live.add_task("")
         self.live.start()
@@ -674,14 +703,16 @@ class Dashboard:
             self.first, self.goal = (trainer.uptime, trainer.global_step), goal(trainer.args)
             self.close()
             if compiling.seconds > 1:
-                print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as no time of training",
+                print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as "
+                      "no time of training",
                       flush=True)
         self.scores.append(score_of(trainer.environment, self.goal[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             sps = getattr(trainer, "last_sps", trainer.sps)
             self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  score "
-                               f"{self.scores[-1]:.3f}  {time_left(trainer, *self.first)}", highlight=False,
+                               f"{self.scores[-1]:.3f}  {time_left(trainer, *self.first)}",
+                               highlight=False,
                                soft_wrap=True)
             return
         if self.live is None:
@@ -694,7 +725,8 @@ class Dashboard:
     def draw(self, trainer):
         """The live panel anew, if there is one."""
         if self.live is not None:
-            self.live.update(panel(trainer, self.scores, self.goal, time_left(trainer, *self.first), self.explaining),
+            left = time_left(trainer, *self.first)
+            self.live.update(panel(trainer, self.scores, self.goal, left, self.explaining),
                              refresh=True)
 
     def close(self):
@@ -721,7 +753,8 @@ def goal(args):
 def score_of(environment, metric=None):
     """What counts as doing well: `metric`, else the score, or the return if there is none; NaN
     before an episode has ended."""
-    return environment.get(metric, environment.get("score", environment.get("episode_return", math.nan)))
+    return environment.get(metric,
+                           environment.get("score", environment.get("episode_return", math.nan)))
 
 
 def time_left(trainer, seconds=0.0, step=0):
@@ -738,7 +771,8 @@ def duration(seconds):
         return "?"
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
+    return (f"{hours}h {minutes:02d}m" if hours
+            else f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s")
 
 
 def figure(value):
@@ -804,7 +838,8 @@ MOST_ROWS = 14  # of a table
 def meanings():
     """{metric or word of the dashboard: what it is}, as docs/metrics.md says it."""
     page, found = ROOT / "docs/metrics.md", {}
-    rows = re.findall(r"^\| (`\w+/.*?`) \| (.*) \|$", page.read_text(), re.M) if page.exists() else []
+    rows = (re.findall(r"^\| (`\w+/.*?`) \| (.*) \|$", page.read_text(), re.M) if page.exists()
+            else [])
     for names, what in rows:
         what = re.sub(r"`|\[(.+?)\]\(.*?\)", r"\1", what)  # without links
         found |= dict.fromkeys(re.findall(r"`(\w+/[^`]+)`", names), what)
@@ -837,14 +872,16 @@ def panel(trainer, scores, goal, time, explaining=None):
     from rich.text import Text
 
     def table(title, rows, style="bold"):
-        grid = Table(title=title, title_style="bold cyan", box=None, show_header=False, title_justify="left",
+        grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
+                     title_justify="left",
                      padding=(0, 1))
         grid.add_column()
         grid.add_column(justify="right", min_width=9)
         for name, value in [*rows][:MOST_ROWS]:
             low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
             odd = isinstance(value, float) and not low <= value <= high
-            grid.add_row(name, Text(figure(value) if isinstance(value, float) else value, "yellow" if odd else style))
+            grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
+                                    "yellow" if odd else style))
         if len(rows) > MOST_ROWS:
             grid.add_row(f"and {len(rows) - MOST_ROWS} more", "")
         return grid
@@ -853,9 +890,11 @@ def panel(trainer, scores, goal, time, explaining=None):
     summary = [
         ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
         ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
-        ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
+        ("steps", f"{trainer.global_step:,}"),
+        ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
         ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
-        ("CPU", f"{psutil.cpu_percent():.0f}%"), ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
+        ("CPU", f"{psutil.cpu_percent():.0f}%"),
+        ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
         *trainer.engine.usage().items()]
     total = max(sum(stages.values()), 1e-9)
     parts = [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()]

@@ -46,7 +46,8 @@ def vital(observations, rewards, valid, terminals, truncations):
         metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
                     "vital/observation_constant": float((low == high).mean())}
     low, high = rewards.min(where=live, initial=np.inf), rewards.max(where=live, initial=-np.inf)
-    return metrics | ({"vital/reward_min": float(low), "vital/reward_max": float(high)} if low <= high else {})
+    return metrics | ({"vital/reward_min": float(low), "vital/reward_max": float(high)}
+                      if low <= high else {})
 
 
 class Signs:
@@ -65,7 +66,8 @@ class Signs:
             if isinstance(value, int | float) and math.isfinite(value):
                 self.lists.setdefault(name, []).append(value)
         for name in sorted(dir(self)):
-            if name.startswith("sign_") and name not in self.said and (sentence := getattr(self, name)()):
+            if (name.startswith("sign_") and name not in self.said
+                    and (sentence := getattr(self, name)())):
                 self.said[name] = step, sentence
                 new.append(sentence)
         return new
@@ -113,8 +115,9 @@ class Signs:
         """The ratio is 1 in the first minibatch of an epoch by definition:
         with one there is no PPO."""
         if self.minibatches is not None and self.minibatches < 2:
-            return (f"There is {self.minibatches:.3g} update an epoch, before which the policy cannot have moved: "
-                    "clipping does nothing. Try --train.minibatch-size auto, or a larger --train.replay-ratio.")
+            return (f"There is {self.minibatches:.3g} update an epoch, before which the policy "
+                    "cannot have moved: clipping does nothing. Try --train.minibatch-size "
+                    "auto, or a larger --train.replay-ratio.")
 
     def sign_nothing_moves(self):
         """clipfrac and KL stay at zero though there are several updates and much is undecided."""
@@ -123,24 +126,26 @@ class Signs:
             "losses/clipfrac", lambda share: share == 0)
         undecided = not entropies or entropies[-1] > 0.5 * entropies[0]
         if still and undecided and self.progress < 0.8 and (self.minibatches or 2) >= 2:
-            return ("The policy has not moved: clipfrac and approx_kl are 0 though there are several updates an epoch. "
-                    "Try a larger --train.learning-rate, or --train.learning-rate auto.")
+            return ("The policy has not moved: clipfrac and approx_kl are 0 though there are "
+                    "several updates an epoch. Try a larger --train.learning-rate, or "
+                    "--train.learning-rate auto.")
 
     def sign_rate_too_high(self):
         """KL over 0.1 in half of the last entries."""
         last = self.values("losses/approx_kl")[-2 * PATIENCE :]
         if len(last) == 2 * PATIENCE and sum(kl > 0.1 for kl in last) > PATIENCE:
-            return (f"Updates are too large: approx_kl is over 0.1 again and again (now {last[-1]:.2g}, usual is 0.01)."
-                    " Try a smaller --train.learning-rate, or --train.learning-rate auto.")
+            return ("Updates are too large: approx_kl is over 0.1 again and again (now "
+                    f"{last[-1]:.2g}, usual is 0.01). Try a smaller --train.learning-rate, or "
+                    "--train.learning-rate auto.")
 
     def sign_entropy_gone(self):
         """The policy has settled and the score is where it was."""
         entropies = self.values("losses/entropy")
         if len(entropies) > PATIENCE and entropies[0] > 0 and self.progress > BEGUN and not self.score_moved() and (
                 self.lasting("losses/entropy", lambda entropy: entropy < 0.05 * entropies[0])):
-            return (f"The policy has stopped trying: its entropy fell from {entropies[0]:.2g} to {entropies[-1]:.2g} "
-                    "while the score stayed. Try a larger --train.ent-coef (0.01 to 0.05) or a smaller "
-                    "--train.learning-rate.")
+            return (f"The policy has stopped trying: its entropy fell from {entropies[0]:.2g} to "
+                    f"{entropies[-1]:.2g} while the score stayed. Try a larger "
+                    "--train.ent-coef (0.01 to 0.05) or a smaller --train.learning-rate.")
 
     def sign_value_dwarfs(self):
         """The clipped gradient is nearly all the value's."""
@@ -148,8 +153,9 @@ class Signs:
         if self.lasting("losses/value_loss", lambda loss: weight * loss > VAST_VALUE_LOSS) and self.lasting(
                 "losses/grad_norm", lambda norm: norm > 10 * clip):
             loss = self.values("losses/value_loss")[-1]
-            return (f"The value's loss ({loss:.3g} × vf_coef) dwarfs the policy's, and the gradient is clipped to a "
-                    "tenth and less. Try --train.norm-reward True, or a smaller --train.vf-coef.")
+            return (f"The value's loss ({loss:.3g} × vf_coef) dwarfs the policy's, and the "
+                    "gradient is clipped to a tenth and less. Try --train.norm-reward True, or a "
+                    "smaller --train.vf-coef.")
 
     def sign_value_knows_nothing(self):
         """Explained variance below zero for long, with returns that differ."""
@@ -157,8 +163,9 @@ class Signs:
                 "losses/explained_variance", lambda share: share < -0.1, 4 * PATIENCE) and self.lasting(
                 "losses/value_loss", lambda loss: loss > 0.02, 4 * PATIENCE):
             share = self.values("losses/explained_variance")[-1]
-            return (f"The value predicts worse than a constant would: explained_variance is {share:.2g} and stays "
-                    "below 0. Try --train.norm-reward True, --train.vf-clip-coef inf, or --train.norm-obs True.")
+            return ("The value predicts worse than a constant would: explained_variance is "
+                    f"{share:.2g} and stays below 0. Try --train.norm-reward True, "
+                    "--train.vf-clip-coef inf, or --train.norm-obs True.")
 
     # -- the environment
     # ---------------------------------------------------------------------------------------------
@@ -167,43 +174,48 @@ class Signs:
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
         if len(low) > PATIENCE and self.progress > BEGUN and max(high) == min(low) == 0 and not any(
                 self.values("environment/episode_return")):
-            return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever reached by chance? "
-                    "Make it easier at first, or reward steps towards it (docs/recipes.md).")
+            return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever "
+                    "reached by chance? Make it easier at first, or reward steps towards it "
+                    "(docs/recipes.md).")
 
     def sign_rewards_vast(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
         c = self.settings
-        if low and not c.get("norm_reward") and c.get("reward_clip") is None and max(abs(low[-1]), abs(high[-1])) > 100:
-            return (f"Rewards are vast: they reach from {low[-1]:.4g} to {high[-1]:.4g}, where about 1 is learnt best. "
-                    "Try --train.norm-reward True.")
+        if (low and not c.get("norm_reward") and c.get("reward_clip") is None
+                and max(abs(low[-1]), abs(high[-1])) > 100):
+            return (f"Rewards are vast: they reach from {low[-1]:.4g} to {high[-1]:.4g}, where "
+                    "about 1 is learnt best. Try --train.norm-reward True.")
 
     def sign_observations_constant(self):
         """And nothing is learnt from them: a bandit has nothing to see."""
-        if self.lasting("vital/observation_constant", lambda share: share == 1) and not self.score_moved():
-            return ("The observations never change: no number in them differs between agents or steps. Does the "
-                    "environment write them in each step?")
+        if (self.lasting("vital/observation_constant", lambda share: share == 1)
+                and not self.score_moved()):
+            return ("The observations never change: no number in them differs between agents or "
+                    "steps. Does the environment write them in each step?")
 
     def sign_observations_vast(self):
-        if not self.settings.get("norm_obs") and self.lasting("vital/observation_max", lambda x: x > VAST):
+        if not self.settings.get("norm_obs") and self.lasting("vital/observation_max",
+                                                              lambda x: x > VAST):
             largest = self.values("vital/observation_max")[-1]
-            return (f"Observations are vast: they reach {largest:.4g}, where about 1 is learnt best. "
-                    "Try --train.norm-obs True.")
+            return (f"Observations are vast: they reach {largest:.4g}, where about 1 "
+                    "is learnt best. Try --train.norm-obs True.")
 
     def sign_observations_grow(self):
         """Finite so far, and doubling."""
         largest = self.values("vital/observation_max")
         if len(largest) >= PATIENCE and largest[-1] > 100 * VAST and all(
                 later > 2 * earlier for earlier, later in itertools.pairwise(largest[-PATIENCE:])):
-            return (f"Observations grow without bound: {largest[-1]:.3g} now, twice as much with each entry of the "
-                    "log. Does something in the environment add up for ever?")
+            return (f"Observations grow without bound: {largest[-1]:.3g} now, twice as much with "
+                    "each entry of the log. Does something in the environment add up for ever?")
 
     def sign_episodes_never_end(self):
         ended = self.values("vital/terminated"), self.values("vital/truncated")
         steps = (self.step - (self.first or 0)) / (self.agents or math.inf)
         if len(ended[0]) >= PATIENCE and steps > LONG and not (
                 sum(map(sum, ended)) or any(self.values("environment/n"))):
-            return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the environment say terminated or "
-                    "truncated? A time limit helps too (gymnasium.wrappers.TimeLimit).")
+            return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the "
+                    "environment say terminated or truncated? A time limit helps too "
+                    "(gymnasium.wrappers.TimeLimit).")
 
     def sign_cut_at_the_same_step(self):
         """Every episode is truncated, all at one step, and the score does not move."""
@@ -211,9 +223,10 @@ class Signs:
         lengths = self.values("environment/episode_length")
         alike = len(lengths) > PATIENCE and max(lengths) - min(lengths) < 1e-6 * max(lengths)
         if cut > 20 and not ended and alike and self.progress > 0.5 and not self.score_moved():
-            return (f"Every episode is cut off at step {lengths[-1]:,.0f}, none ends by itself, and the score does not "
-                    "move. If there is a goal, it was never reached: try a larger --train.ent-coef, more steps, or "
-                    "rewards on the way (docs/recipes.md).")
+            return (f"Every episode is cut off at step {lengths[-1]:,.0f}, none ends by itself, "
+                    "and the score does not move. If there is a goal, it was never "
+                    "reached: try a larger --train.ent-coef, more steps, or rewards on the way "
+                    "(docs/recipes.md).")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -231,15 +244,19 @@ def read(folder):
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: damaged or not a run's settings ({type(error).__name__}: {error})") from None
     for line in Path(folder, "metrics.jsonl").read_text(errors="replace").splitlines():
-        with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-            numbers = {name: float(value) for name, value in json.loads(line).items() if isinstance(value, int | float)}
+        with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError,
+                                 RecursionError):
+            numbers = {name: float(value) for name, value in json.loads(line).items()
+                       if isinstance(value, int | float)}
             if math.isfinite(numbers.get("step", math.nan)):
                 entries.append({**numbers, "step": int(numbers["step"])})
     return signs, entries
 
 
-CURVES = ("environment/score", "environment/episode_return", "environment/episode_length", "losses/entropy",
-          "losses/approx_kl", "losses/clipfrac", "losses/value_loss", "losses/explained_variance", "losses/grad_norm",
+CURVES = ("environment/score", "environment/episode_return", "environment/episode_length",
+          "losses/entropy",
+          "losses/approx_kl", "losses/clipfrac", "losses/value_loss", "losses/explained_variance",
+          "losses/grad_norm",
           "losses/learning_rate", "vital/reward_max", "vital/observation_max")
 
 
@@ -272,11 +289,14 @@ def draw(name, entries, said):
     for i, metric in enumerate(names):
         points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
         x, y = zip(*points, strict=True)
-        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), row=i // 3 + 1, col=i % 3 + 1)
+        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), row=i // 3 + 1,
+                         col=i % 3 + 1)
         for step, sentence in said:
-            figure.add_vline(x=step, line={"dash": "dot", "color": "crimson"}, row=i // 3 + 1, col=i % 3 + 1,
+            figure.add_vline(x=step, line={"dash": "dot", "color": "crimson"}, row=i // 3 + 1,
+                             col=i % 3 + 1,
                              name=sentence)
-    figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False, template="plotly_white")
+    figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False,
+                         template="plotly_white")
     items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>" for step, sentence in said)
     title = html.escape(name)
     head = f"<!doctype html><meta charset='utf-8'><title>{title}</title><body style='font-family:sans-serif'>"

@@ -55,7 +55,8 @@ def profile(env_name, args):
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     if settings["output"] is None and args["data_dir"] is None:
-        raise pufferl.ConfigError("profile writes a trace, but --data-dir is none: --profile.output says where else.")
+        raise pufferl.ConfigError("profile writes a trace, but --data-dir is none: "
+                                  "--profile.output says where else.")
     vecenv = pufferl.load_env(env_name, args)
     pufferl.settle(env_name, args, vecenv)
     policy = pufferl.load_policy(args, vecenv, env_name)
@@ -63,7 +64,8 @@ def profile(env_name, args):
     trainer = pufferl.PuffeRL(config, vecenv, policy)
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
     # capturing
-    epochs(WARM_UP + (max(0, trainer.config["cudagraphs"]) if trainer.config["device"] == "cuda" else 0))
+    epochs(WARM_UP + (max(0, trainer.config["cudagraphs"])
+                      if trainer.config["device"] == "cuda" else 0))
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
         # torch marks its own operations; the kernels, the engine and the
@@ -72,20 +74,24 @@ def profile(env_name, args):
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
         engine = [name for name in ("_act", "_learn") if hasattr(trainer.engine, name)]
-        for owner, names in ((kernels, own), (trainer.engine, engine), (vecenv, ("wait", "advance"))):
+        for owner, names in ((kernels, own), (trainer.engine, engine),
+                             (vecenv, ("wait", "advance"))):
             for name in names:
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
                 setattr(owner, name, torch.profiler.record_function(name.strip("_"))(function))
-        trace = stack.enter_context(torch.profiler.profile(activities=activities, experimental_config=everywhere))
+        trace = stack.enter_context(torch.profiler.profile(activities=activities,
+                                                           experimental_config=everywhere))
         trainer.mean_and_log()  # begins the stages' clocks anew
         epochs(settings["epochs"])
         trainer.mean_and_log()
     path = Path(settings["output"] or Path(args["data_dir"]) / f"profile_{trainer.env_name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     trace.export_chrome_trace(str(path))
-    print(trace.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=40))
-    print(f"{trainer.env_name}: {settings['epochs']} epochs of {trainer.batch_size:,} steps, tracing included")
+    print(trace.key_averages().table(sort_by="self_cpu_time_total", row_limit=20,
+                                     max_name_column_width=40))
+    print(f"{trainer.env_name}: {settings['epochs']} epochs of {trainer.batch_size:,} steps, "
+          "tracing included")
     total = sum(trainer.statistics.stages.values())
     for name, seconds in trainer.statistics.stages.items():
         print(f"{name:12} {seconds:8.3f} s  {100 * seconds / total:5.1f}%")
@@ -112,15 +118,18 @@ def candidates(num_envs, python, package=False, cores=None, agents_per_env=1):
     if not python:
         # From one buffer to 128 agents in each: below that the calls cost more than the work.
         most = max(cores, num_envs * agents_per_env // 128)
-        return [{"backend": "native", "num_buffers": n} for n in _spread([n for n in divisors if n <= most])]
+        return [{"backend": "native", "num_buffers": n}
+                for n in _spread([n for n in divisors if n <= most])]
     plain = {"num_workers": None, "batch_size": None}
-    found = [{"backend": "serial", **plain}] + ([{"backend": "package", **plain}] if package else [])
+    found = [{"backend": "serial", **plain}] + ([{"backend": "package", **plain}]
+                                                if package else [])
     for workers in _spread([n for n in divisors if n <= 4 * cores]):
         each = num_envs // workers
         for parts in (1, 2, 4):
             batch = num_envs // parts
             if num_envs % parts == 0 and batch % each == 0 and (workers > 1 or parts == 1):
-                found.append({"backend": "multiprocessing", "num_workers": workers, "batch_size": batch})
+                found.append({"backend": "multiprocessing", "num_workers": workers,
+                              "batch_size": batch})
     return found
 
 
@@ -146,9 +155,11 @@ class Rollouts:
         vecenv = pufferl.load_env(env_name, args)
         try:
             policy = pufferl.load_policy(args, vecenv, env_name)
-            self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"]}, vecenv, policy)
+            self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"]},
+                                           vecenv, policy)
             self.trainer.evaluate()  # compiles, and fills caches
-            for _ in range(max(0, args["train"]["cudagraphs"]) if self.trainer.config["device"] == "cuda" else 0):
+            for _ in range(max(0, args["train"]["cudagraphs"])
+                           if self.trainer.config["device"] == "cuda" else 0):
                 self.trainer.train()  # after which a GPU's rollout comes from graphs
                 self.trainer.evaluate()
         except BaseException:
@@ -177,7 +188,8 @@ def describe(vec):
 
 def flags(vec, present):
     """The command line's options that turn the present vec section into one candidate's."""
-    return " ".join(f"--vec.{name.replace('_', '-')} {value}" for name, value in vec.items() if value != present[name])
+    return " ".join(f"--vec.{name.replace('_', '-')} {value}" for name, value in vec.items()
+                    if value != present[name])
 
 
 def search(tried, make, seconds, report=print):
@@ -225,15 +237,18 @@ def autotune(env_name, seconds, argv):
     best of the vec section."""
     args = configuration.load_config(env_name, argv)
     creator = configuration.load_creator(args["env_name"])
-    vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None, "batch_size": None}
+    vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
+           "batch_size": None}
     probe = configuration.load_env(env_name, {**args, "vec": vec})
     num_envs, agents = probe.num_envs, probe.num_agents // probe.num_envs
     probe.close()
-    tried = candidates(num_envs, creator is not None, getattr(creator, "has_vector", False), agents_per_env=agents)
-    print(f"{args['env_name']}: {num_envs} environments, {vector.physical_cores()} cores; steps of all agents a second "
-          "in rollouts, the policy included")
+    tried = candidates(num_envs, creator is not None, getattr(creator, "has_vector", False),
+                       agents_per_env=agents)
+    print(f"{args['env_name']}: {num_envs} environments, {vector.physical_cores()} cores; steps of "
+          "all agents a second in rollouts, the policy included")
     best, _ = search(tried, lambda vec: Rollouts(env_name, args, vec), seconds)
-    print(f"\nbest here:  python pufferl.py train {shlex.join([env_name, *argv])} {flags(best, args['vec'])}".rstrip())
+    print(f"\nbest here:  python pufferl.py train {shlex.join([env_name, *argv])} "
+          f"{flags(best, args['vec'])}".rstrip())
     return best
 
 
@@ -244,7 +259,8 @@ def main(argv=None, program="speed.py"):
     verb, env_name = (*argv, "", "")[:2]
     if verb not in ("profile", "autotune") or not env_name or env_name.startswith("-"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
-        sys.exit(None if {"-h", "--help"} & set(argv) else f"{program}: profile or autotune, and which environment?")
+        sys.exit(None if {"-h", "--help"} & set(argv)
+                 else f"{program}: profile or autotune, and which environment?")
     try:
         if verb == "profile":
             return profile(env_name, configuration.load_config(env_name, argv[2:]))

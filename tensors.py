@@ -53,7 +53,8 @@ def as_tensor(array):
     if isinstance(array, np.ndarray | np.generic):
         return torch.as_tensor(array)
     if not hasattr(array, "__dlpack__"):
-        raise TypeError(f"expected a torch tensor or an array with __dlpack__, got {type(array).__name__}.")
+        raise TypeError("expected a torch tensor or an array with __dlpack__, got "
+                        f"{type(array).__name__}.")
     return torch.from_dlpack(array)
 
 
@@ -68,7 +69,8 @@ def look(env, seed):
     says that it is many (num_envs, single_observation_space) is reset for that."""
     if isinstance(env, TensorEnv):
         return env
-    if hasattr(env, "step_into") or not all(hasattr(env, name) for name in ("num_envs", "single_observation_space")):
+    if hasattr(env, "step_into") or not all(hasattr(env, name)
+                                            for name in ("num_envs", "single_observation_space")):
         return None
     result = env.reset(seed=seed)
     leaf = _first_leaf(result[0] if isinstance(result, tuple) else result)
@@ -83,10 +85,14 @@ def autoreset_mode(env):
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
     name = str(getattr(mode, "value", mode)).lower().replace("_", "")
     if name not in MODES:
-        says = "does not say its mode of autoreset" if mode is None else f"has the mode of autoreset {mode!r}"
-        raise ValueError(f'{env} {says}: set its metadata["autoreset_mode"] to "same_step" (a step that ends an '
-                         'episode returns the next one\'s first observation), "next_step" (the step after it does) or '
-                         '"disabled" (reset(options={"reset_mask": ended}) does). For Isaac Lab and ManiSkill there '
+        says = ("does not say its mode of autoreset" if mode is None
+                else f"has the mode of autoreset {mode!r}")
+        raise ValueError(f'{env} {says}: set its metadata["autoreset_mode"] to "same_step" (a '
+                         'step that ends an '
+                         'episode returns the next one\'s first observation), "next_step" (the '
+                         'step after it does) or '
+                         '"disabled" (reset(options={"reset_mask": ended}) does). For Isaac Lab '
+                         'and ManiSkill there '
                          "are tensors.IsaacLab and tensors.ManiSkill.")
     return MODES[name]
 
@@ -110,8 +116,9 @@ class TensorEnv:
         self._observation = emulation.FlatObservation(env.single_observation_space)
         self._action = emulation.FlatAction(env.single_action_space)
         if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple):
-            raise TypeError(f"{env}: its actions are {env.single_action_space}; an environment of tensors acts in a "
-                            "Discrete, MultiDiscrete, MultiBinary or Box. Take its parts from one of these.")
+            raise TypeError(f"{env}: its actions are {env.single_action_space}; an environment of "
+                            "tensors acts in a Discrete, MultiDiscrete, MultiBinary or Box. "
+                            "Take its parts from one of these.")
         if any(isinstance(leaf, spaces.Text) for _, _, leaf in self._observation.leaves):
             raise TypeError(f"{env}: its observations hold Text, which no tensor has.")
         self.obs_dtype = self._observation.dtype
@@ -133,8 +140,9 @@ class TensorEnv:
         self._from_dlpack = None
         if not isinstance(leaf, torch.Tensor):
             if not hasattr(leaf, "__array_namespace__"):
-                raise TypeError(f"{self.env}: its arrays ({type(leaf).__name__}) have no __array_namespace__, so "
-                                "actions cannot be made one of their kind; return torch tensors.")
+                raise TypeError(f"{self.env}: its arrays ({type(leaf).__name__}) have no "
+                                "__array_namespace__, so actions cannot be made one of their kind; "
+                                "return torch tensors.")
             self._from_dlpack = leaf.__array_namespace__().from_dlpack
         self._action_dtype = torch.from_numpy(np.zeros(1, space.dtype)).dtype
         self._starts = self._bounds = None
@@ -155,7 +163,8 @@ class TensorEnv:
         truncations, final_observations; and, of the row after it, observations, resets,
         valid and action_masks."""
         view = SimpleNamespace(**row)
-        view.fields, view.final_fields = (self._fields(row[name]) for name in ("observations", "final_observations"))
+        view.fields, view.final_fields = (self._fields(row[name])
+                                          for name in ("observations", "final_observations"))
         return view
 
     def _fields(self, flat):
@@ -253,7 +262,8 @@ class TensorEnv:
         if final is None:
             view.final_observations.copy_(view.before)
         elif isinstance(final, np.ndarray) and final.dtype == object:
-            raise ValueError(f'{self.env}: info["final_obs"] is an array of objects, one an environment; expected a '
+            raise ValueError(f'{self.env}: info["final_obs"] is an array of objects, one an '
+                             'environment; expected a '
                              "batch (num_envs, ...) like the observations.")
         else:
             self._write(final, view.final_fields)
@@ -278,7 +288,8 @@ class TensorEnv:
         count = ended.double()
         for name, value in numbers.items():
             if name not in self._sums:
-                self._sums[name] = torch.zeros(2, self.num_agents, dtype=torch.float64, device=self.device)
+                self._sums[name] = torch.zeros(2, self.num_agents, dtype=torch.float64,
+                                               device=self.device)
             total, episodes = self._sums[name]
             total += torch.where(ended, value, 0.0)  # what goes on may be NaN there
             episodes += count
@@ -296,7 +307,8 @@ class TensorEnv:
                 numbers |= self._numbers(value, f"{prefix}{key}/")
             elif isinstance(value, bool | int | float):
                 numbers[prefix + key] = float(value)
-            elif hasattr(value, "__dlpack__") and tuple(value.shape) in ((), (1,), (self.num_agents,)):
+            elif (hasattr(value, "__dlpack__")
+                  and tuple(value.shape) in ((), (1,), (self.num_agents,))):
                 value = as_tensor(value)
                 if not value.is_complex():
                     numbers[prefix + key] = value.to(self.device, torch.float64)
@@ -311,7 +323,8 @@ class TensorEnv:
         sums = torch.stack(list(self._sums.values()))[:, :, part].sum(-1).tolist()
         for tensor in self._sums.values():
             tensor[:, part] = 0
-        means = {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True) if count}
+        means = {name: total / count
+                 for name, (total, count) in zip(self._sums, sums, strict=True) if count}
         means = {name: value for name, value in means.items() if np.isfinite(value)}
         if "episode_return" in means:
             means.setdefault("score", means["episode_return"])
@@ -325,7 +338,8 @@ class TensorEnv:
             return
         self._unchecked.discard("reset")
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            raise ValueError(f"{self.env}.reset returned {type(result).__name__}; expected (observations, info dict).")
+            raise ValueError(f"{self.env}.reset returned {type(result).__name__}; expected "
+                             "(observations, info dict).")
         self._check_observations(result[0], "reset")
 
     def _check_step(self, result):
@@ -334,19 +348,22 @@ class TensorEnv:
         self._unchecked.discard("step")
         if not isinstance(result, tuple) or len(result) != 5:
             what = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            raise ValueError(f"{self.env}.step returned {what}; expected observations, rewards, terminated, truncated "
-                             "and info.")
+            raise ValueError(f"{self.env}.step returned {what}; expected observations, rewards, "
+                             "terminated, truncated and info.")
         self._check_observations(result[0], "step")
-        for name, array, kinds in zip(("rewards", "terminated", "truncated"), result[1:4], ("iuf", "biu", "biu"),
+        for name, array, kinds in zip(("rewards", "terminated", "truncated"), result[1:4],
+                                      ("iuf", "biu", "biu"),
                                       strict=True):
             array = self._on_host(array, f"{name} of the first step()")
             if array.shape != (self.num_agents,) or array.dtype.kind not in kinds:
-                raise ValueError(f"{self.env}: {name} of the first step() have shape {array.shape} and dtype "
-                                 f"{array.dtype}, expected shape ({self.num_agents},) and "
+                raise ValueError(f"{self.env}: {name} of the first step() have shape "
+                                 f"{array.shape} and dtype {array.dtype}, expected shape "
+                                 f"({self.num_agents},) and "
                                  f"{'numbers' if 'f' in kinds else 'bools'}.")
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ValueError(f"{self.env}: {name} of the first step() hold {array[~np.isfinite(array)][0]} for "
-                                 f"environment {np.flatnonzero(~np.isfinite(array))[0]}; expected numbers.")
+                raise ValueError(f"{self.env}: {name} of the first step() hold "
+                                 f"{array[~np.isfinite(array)][0]} for environment "
+                                 f"{np.flatnonzero(~np.isfinite(array))[0]}; expected numbers.")
 
     def _check_observations(self, observations, call):
         what = f"{self.env}: the observation of the first {call}()"
@@ -354,9 +371,11 @@ class TensorEnv:
         def on_host(tree):
             if isinstance(tree, dict):
                 return {key: on_host(part) for key, part in tree.items()}
-            return tuple(map(on_host, tree)) if isinstance(tree, tuple) else self._on_host(tree, what)
+            return (tuple(map(on_host, tree)) if isinstance(tree, tuple)
+                    else self._on_host(tree, what))
 
-        batch = gymnasium.vector.utils.batch_space(self.env_single_observation_space, self.num_agents)
+        batch = gymnasium.vector.utils.batch_space(self.env_single_observation_space,
+                                                   self.num_agents)
         emulation.check_value(batch, on_host(observations), what)
 
     @staticmethod
@@ -433,7 +452,8 @@ class ManiSkill:
 
     def __init__(self, env):
         if not getattr(env, "auto_reset", True):
-            raise ValueError(f"{env} was made with auto_reset=False; make it without that, or nothing begins anew.")
+            raise ValueError(f"{env} was made with auto_reset=False; make it without that, or "
+                             "nothing begins anew.")
         self.env, self.num_envs = env, env.num_envs
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.reset, self.step, self.render, self.close = env.reset, env.step, env.render, env.close

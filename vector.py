@@ -83,14 +83,14 @@ def _divide(num_envs, num_workers, batch_size):
     divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
     num_workers = _most_workers(num_envs) if num_workers is None else num_workers
     if num_workers not in divisors:
-        raise ValueError(f"{num_envs} environments cannot be shared by {num_workers} workers; vec.num_workers can be "
-                         f"{', '.join(map(str, divisors[:32]))}.")
+        raise ValueError(f"{num_envs} environments cannot be shared by {num_workers} workers; "
+                         f"vec.num_workers can be {', '.join(map(str, divisors[:32]))}.")
     each = num_envs // num_workers
     batches = [n for n in divisors if n % each == 0]
     if (batch_size or num_envs) not in batches:
-        raise ValueError(f"a batch of {batch_size} environments cannot be made of workers with {each} each; with "
-                         f"{num_envs} environments and {num_workers} workers vec.batch_size can be "
-                         f"{', '.join(map(str, batches[:32]))}.")
+        raise ValueError(f"a batch of {batch_size} environments cannot be made of workers with "
+                         f"{each} each; with {num_envs} environments and {num_workers} workers "
+                         f"vec.batch_size can be {', '.join(map(str, batches[:32]))}.")
     return num_workers, (batch_size or num_envs) // each
 
 
@@ -279,8 +279,8 @@ class Vector:
     def _check_actions(self, actions, agents):
         actions = np.asarray(actions)
         if actions.size != agents * self.action_dims or actions.ndim == 0 or len(actions) != agents:
-            raise ValueError(f"actions have shape {actions.shape}, expected ({agents}, {self.action_dims}): {agents} "
-                             f"agents of {self.single_action_space}.")
+            raise ValueError(f"actions have shape {actions.shape}, expected ({agents}, "
+                             f"{self.action_dims}): {agents} agents of {self.single_action_space}.")
         if self.action_heads:
             # A negative number is a large one without its sign, so that one comparison finds both ends.
             actions, heads = actions.astype(np.int64, copy=False).view(np.uint64), self.action_heads
@@ -407,7 +407,8 @@ class Native(Vector):
     def _default_buffers(self):
         """The number of buffers that divides the environments and comes nearest to AGENTS_PER_BUFFER agents in each."""
         wanted = max(self.num_threads, -(-self.num_agents // self.AGENTS_PER_BUFFER))
-        candidates = [n for n in range(1, min(self.num_envs, 4 * wanted) + 1) if self.num_envs % n == 0]
+        candidates = [n for n in range(1, min(self.num_envs, 4 * wanted) + 1)
+                      if self.num_envs % n == 0]
         return min(candidates, key=lambda n: (n < self.num_threads, abs(n - wanted)))
 
     def allocate(self, horizon):
@@ -437,7 +438,8 @@ class Native(Vector):
         """The eight rows of step t, as ocean.rows takes them; `after` is the row of what is seen next."""
         masks = arrays["action_masks"]
         return (arrays["observations"][after], *(arrays[name][t] for name in ("actions", "rewards", "terminals",
-                "truncations")), arrays["final_observations"], arrays["valid"][after] if self.has_valid else None,
+                "truncations")), arrays["final_observations"],
+                arrays["valid"][after] if self.has_valid else None,
                 None if masks is None else masks[after])
 
     def wait(self, worker=0):
@@ -460,13 +462,15 @@ class Native(Vector):
         t, storage, agents = self._t[buffer], self.storage, self.ranges[buffer]
         first, last = self.env_ranges[buffer]
         kernels.run(self._step, last - first, 1, first, self._step_rows[t])
-        np.bitwise_or(storage.terminals[t, agents], storage.truncations[t, agents], out=storage.resets[t + 1, agents])
+        np.bitwise_or(storage.terminals[t, agents], storage.truncations[t, agents],
+                      out=storage.resets[t + 1, agents])
         self._t[buffer] = t + 1
 
     @property
     def can_step_in_kernels(self):
         """Whether a kernel may step a buffer itself in place of `wait` and `advance`, which nobody has changed here."""
-        return type(self) is Native and not {"wait", "advance"} & set(vars(self)) and self.threads_per_worker == 1
+        return (type(self) is Native and not {"wait", "advance"} & set(vars(self))
+                and self.threads_per_worker == 1)
 
     def addresses(self, buffer):
         """For such a kernel: the addresses of ocean_step and of the environments, the first and the last of the buffer,
@@ -520,10 +524,12 @@ class OnGpu(Native):
     in_graphs = True
     _memory = None
 
-    def __init__(self, env, num_envs, *, device, num_buffers=None, num_threads=None, seed=0, env_kwargs=None):
+    def __init__(self, env, num_envs, *, device, num_buffers=None, num_threads=None, seed=0,
+                 env_kwargs=None):
         self._kernels, self.truncates = ocean.device.Kernels(env), ocean.device.truncates(env)
         self.device = torch.device(device)
-        super().__init__(env, num_envs, num_buffers=1, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
+        super().__init__(env, num_envs, num_buffers=1, num_threads=num_threads, seed=seed,
+                         env_kwargs=env_kwargs)
         self._logs = torch.zeros(num_envs, len(env.log_fields), device=self.device)
 
     def _build(self, seed):
@@ -578,7 +584,8 @@ class OnGpu(Native):
         self._step_rows = [table.data_ptr() for table in self._tables]
 
     def _launch(self, name, argument, first=0, num_envs=None):
-        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        stream = (torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda"
+                  else 0)
         envs = self._memory.data_ptr() + first * self.library.struct_size
         self._kernels.launch(name, num_envs or self.num_envs, (envs, argument), stream)
 
@@ -596,7 +603,8 @@ class OnGpu(Native):
         which may be captured."""
         self._launch("step", self._step_rows[t])
         arrays = self._bound
-        torch.bitwise_or(arrays["terminals"][t], arrays["truncations"][t], out=arrays["resets"][t + 1])
+        torch.bitwise_or(arrays["terminals"][t], arrays["truncations"][t],
+                         out=arrays["resets"][t + 1])
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
@@ -661,7 +669,8 @@ class Emulated(Vector):
     has_valid = True
     threads_per_worker = 1
 
-    def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None, name=None,
+    def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0,
+                 num_threads=None, name=None,
                  timeout=60.0):
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
         self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
@@ -683,7 +692,8 @@ class Emulated(Vector):
         self._envs_each = len(creators) // processes
         each = self._agents_each = self.num_agents // processes
         self.agents_per_batch = per_batch * each
-        self.ranges = [slice(i, i + self.agents_per_batch) for i in range(0, self.num_agents, self.agents_per_batch)]
+        self.ranges = [slice(i, i + self.agents_per_batch)
+                       for i in range(0, self.num_agents, self.agents_per_batch)]
         self._busy, self._done, self._ready = {}, deque(), deque()
         self._pending, self._infos = [0] * len(self.ranges), {}
         self._public, self._logs, self._batch = False, {}, None
@@ -704,7 +714,8 @@ class Emulated(Vector):
         first = worker * self._envs_each
         creators = self._creators[first : first + self._envs_each]
         try:
-            return cloudpickle.dumps((creators, emulation.signature(self._driver), first, self.seed))
+            return cloudpickle.dumps((creators, emulation.signature(self._driver),
+                                      first, self.seed))
         except (TypeError, pickle.PicklingError) as error:
             raise TypeError(f"{self.name} cannot be sent to another process ({error}); give a creator without such "
                             "things in it, or take backend serial.") from error
@@ -775,7 +786,8 @@ class Emulated(Vector):
         self._next_look = now + 0.5
         for worker, (since, allowed, _) in self._busy.items():
             if now - since > allowed:
-                self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)", self._where(worker))
+                self._fail(worker, f"has not answered for {allowed:.0f} s (vec.timeout)",
+                           self._where(worker))
 
     def _where(self, worker):
         """What is known of where a worker hangs."""
@@ -792,7 +804,8 @@ class Emulated(Vector):
         """End all workers and raise the Fault of a worker's environment,
         whose number may be None."""
         fault = emulation.Fault(words)
-        fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} of {self.name})")
+        fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} "
+                       f"of {self.name})")
         self.close()
         raise fault
 
@@ -819,7 +832,8 @@ class Emulated(Vector):
                 self._ready.append(buffer)
 
     def _add_to_log(self, env, info):
-        numbers = emulation.numeric_scalars({key: value for key, value in info.items() if key != "episode"})
+        numbers = emulation.numeric_scalars({key: value for key, value in info.items()
+                                             if key != "episode"})
         count = numbers.pop("n", 1.0)
         if not count:  # of no episode
             return
@@ -844,7 +858,8 @@ class Emulated(Vector):
             for name, (total, weight) in self._logs.pop(one, {}).items():
                 before = means.get(name, (0.0, 0.0))
                 means[name] = before[0] + total, before[1] + weight
-        means = {name: total if name == "n" else total / weight for name, (total, weight) in means.items()}
+        means = {name: total if name == "n" else total / weight
+                 for name, (total, weight) in means.items()}
         if "episode_return" in means:
             means.setdefault("score", means["episode_return"])
         return means
@@ -870,7 +885,8 @@ class Emulated(Vector):
         self._done.clear()
         self._batch = None
         for worker in range(self.num_processes):
-            self._tell(worker, workers.RESET, (self.seed if fresh else -1) if seed is None else seed)
+            self._tell(worker, workers.RESET,
+                       (self.seed if fresh else -1) if seed is None else seed)
 
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first
@@ -888,7 +904,8 @@ class Emulated(Vector):
         contiguous = batch[-1] - batch[0] == len(batch) - 1
         agents = slice(agents[0].start, agents[-1].stop) if contiguous else agent_ids
         infos = [info for worker in batch for info in self._infos.pop(worker)]
-        return (*(array[agents] for array in self._results), infos, agent_ids, self.storage.valid[1, agents].view(bool))
+        return (*(array[agents] for array in self._results), infos, agent_ids,
+                self.storage.valid[1, agents].view(bool))
 
     def send(self, actions):
         """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch,
@@ -912,7 +929,8 @@ class Emulated(Vector):
     def step(self, actions):
         """As Vector.step; infos are those of the episodes that ended."""
         if not self._public:
-            raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's longer horizon.")
+            raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's "
+                               "longer horizon.")
         self._check_actions(actions, self.num_agents)
         s = self.storage
         s.actions[0] = np.reshape(actions, s.actions[0].shape)
@@ -923,7 +941,8 @@ class Emulated(Vector):
 
     def _everything(self):
         self._settle()
-        infos = [info for worker in range(self.num_processes) for info in self._infos.pop(worker, [])]
+        infos = [info for worker in range(self.num_processes)
+                 for info in self._infos.pop(worker, [])]
         self._done.clear()
         return infos
 
@@ -1015,7 +1034,8 @@ class Package(Serial):
     def __init__(self, creators, *, num_threads=None, **options):
         creator, _, kwargs = creators[0]
         if any(other != creators[0] for other in creators):
-            raise ValueError("a package's own vector environment has one creator and one dict of env_kwargs for all.")
+            raise ValueError("a package's own vector environment has one creator and one dict of "
+                             "env_kwargs for all.")
         several = creator.vector, (len(creators),), {**kwargs, "num_threads": num_threads}
         super().__init__([several], num_threads=num_threads, **options)
 
@@ -1033,7 +1053,8 @@ class Multiprocessing(Emulated):
         layouts, self._poller = dict(zip(names, memory.layouts, strict=True)), select.poll()
         self._workers, self._numbers = [], {}
         for worker in range(self.num_processes):
-            process = workers.Process(memory, {"path": sys.path, "envs": self.envs_of(worker), "arrays": layouts,
+            process = workers.Process(memory, {"path": sys.path, "envs": self.envs_of(worker),
+                                               "arrays": layouts,
                                                "first_agent": self.agents_of(worker).start})
             self._workers.append(process)
             self._numbers[process.fileno()] = worker
@@ -1103,10 +1124,12 @@ class Ray(Emulated):
         actor, layout = ray.remote(workers.RemoteEnvs), workers.RemoteEnvs.layout(self.storage)
         self._actors, self._references = [], {}
         for worker in range(self.num_processes):
-            self._actors.append(actor.remote(self.envs_of(worker), self._agents_each, layout, sys.path))
+            self._actors.append(actor.remote(self.envs_of(worker), self._agents_each,
+                                             layout, sys.path))
 
     def _send(self, worker, kind, number):
-        actions = self.storage.actions[number, self.agents_of(worker)] if kind == workers.STEP else None
+        actions = (self.storage.actions[number, self.agents_of(worker)] if kind == workers.STEP
+                   else None)
         self._references[self._actors[worker].do.remote(kind, number, actions)] = worker, kind, number
 
     def _collect(self):
@@ -1151,18 +1174,21 @@ class Tensors(Vector):
 
     def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors"):
         if len(creators) != 1:
-            raise ValueError(f"backend tensors steps one object that holds many environments, not {len(creators)}: "
-                             "leave vec.num_envs at 1 and set its own number, env.num_envs.")
+            raise ValueError("backend tensors steps one object that holds many environments, not "
+                             f"{len(creators)}: leave vec.num_envs at 1 and set its own "
+                             "number, env.num_envs.")
         env = emulation.build(*creators[0], seed)
         self._env = tensors.look(env, seed)
         if self._env is None:
-            raise ValueError(f"backend tensors: {env} has no num_envs and single_observation_space, or its reset "
-                             "returns neither torch tensors nor arrays with __dlpack__ as JAX's; take another backend.")
+            raise ValueError(f"backend tensors: {env} has no num_envs and "
+                             "single_observation_space, or its reset returns neither torch tensors "
+                             "nor arrays with __dlpack__ as JAX's; take another backend.")
         self.seed, self.name, self.timeout, self.num_envs = seed, name, timeout, self._env.num_agents
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_agents = self.agents_per_batch = self.num_envs
         self.ranges = [slice(0, self.num_agents)]
-        for name in ("single_observation_space", "single_action_space", "has_action_masks", "has_valid", "device"):
+        for name in ("single_observation_space", "single_action_space", "has_action_masks",
+                     "has_valid", "device"):
             setattr(self, name, getattr(self._env, name))
         action = emulation.FlatAction(self.single_action_space)
         self.observation_shape = self.single_observation_space.shape
@@ -1199,8 +1225,10 @@ class Tensors(Vector):
         self._arrays, self._told = arrays, [] if arrays is self._host else ["terminals", "truncations"]
 
         def row(t):
-            before = {"before": arrays["observations"][t], "final_observations": arrays["final_observations"]}
-            now = {name: arrays[name][t] for name in ("actions", "rewards", "terminals", "truncations")}
+            before = {"before": arrays["observations"][t],
+                      "final_observations": arrays["final_observations"]}
+            now = {name: arrays[name][t]
+                   for name in ("actions", "rewards", "terminals", "truncations")}
             after = {name: None if arrays[name] is None else arrays[name][t + 1]
                      for name in ("observations", "resets", "valid", "action_masks")}
             return self._env.view({**before, **now, **after})
@@ -1273,7 +1301,8 @@ class Tensors(Vector):
 # Which backend steps what
 
 
-BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray, "package": Package,
+BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray,
+            "package": Package,
             "tensors": Tensors}
 
 
@@ -1294,13 +1323,15 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
         name = {"puffer": "native", "pufferenv": "native"}.get(name, name)  # as PufferLib has it
         if name not in BACKENDS:
             *most, last = BACKENDS
-            raise ValueError(f"there is no backend {backend!r}; there are {', '.join(most)} and {last}.")
+            raise ValueError(f"there is no backend {backend!r}; there are "
+                             f"{', '.join(most)} and {last}.")
         backend = BACKENDS[name]
     if environments.in_c(env):
         if backend in (Package, Tensors):
-            what = "environments of packages" if backend is Package else "those whose arrays are tensors"
-            raise ValueError(f"backend {backend.__name__.lower()} is for {what}; {getattr(env, 'name', env)} is in C: "
-                             "take native.")
+            what = ("environments of packages" if backend is Package
+                    else "those whose arrays are tensors")
+            raise ValueError(f"backend {backend.__name__.lower()} is for {what}; "
+                             f"{getattr(env, 'name', env)} is in C: take native.")
         return Native if backend in (None, "auto") else backend
     one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if getattr(one, "gives_tensors", False) and backend in (None, "auto", Tensors):
@@ -1316,7 +1347,8 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
         return Package
     if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
         return Serial  # PufferLib's word for a class that steps its agents itself
-    steps = "environments in C" if backend is Native else "a vector environment that a Gymnasium id's own package has"
+    steps = ("environments in C" if backend is Native
+             else "a vector environment that a Gymnasium id's own package has")
     raise ValueError(f"backend {'native' if backend is Native else 'package'} steps {steps}; for "
                      f"{environments.name_of(one)} there are serial, multiprocessing and ray.")
 
@@ -1386,7 +1418,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     return backend(creators, seed=seed, num_threads=num_threads, name=name, **options)
 
 
-KEYWORDS = [name for name, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY]
+KEYWORDS = [name for name, p in inspect.signature(make).parameters.items()
+            if p.kind is p.KEYWORD_ONLY]
 
 
 def why_not_on_gpu(env, backend="auto", num_buffers=None):
@@ -1402,7 +1435,8 @@ def why_not_on_gpu(env, backend="auto", num_buffers=None):
 def _on_gpu(env, backend, num_buffers, device):
     why = why_not_on_gpu(env, backend, num_buffers)
     if why is not None:
-        raise ValueError(f"{environments.name_of(env)} cannot step on {device}: {why}; leave device out.")
+        raise ValueError(f"{environments.name_of(env)} cannot step on {device}: {why}; "
+                         "leave device out.")
     return functools.partial(OnGpu, device=device)
 
 
@@ -1411,10 +1445,11 @@ def _number(value):
 
 
 def _check_alone(backend, num_envs, num_workers, batch_size):
-    if issubclass(backend, (Serial, Tensors)) and (num_workers not in (None, 1) or batch_size not in (None, num_envs)):
+    if issubclass(backend, (Serial, Tensors)) and (num_workers not in (None, 1)
+                                                   or batch_size not in (None, num_envs)):
         other = "" if backend is Tensors else "; for more workers take multiprocessing"
-        raise ValueError(f"backend {backend.__name__.lower()} steps all environments in this process: num_workers is 1 "
-                         f"and batch_size {num_envs}{other}.")
+        raise ValueError(f"backend {backend.__name__.lower()} steps all environments in this "
+                         f"process: num_workers is 1 and batch_size {num_envs}{other}.")
 
 
 def _all_in_one(num_envs, env_kwargs):
@@ -1423,8 +1458,8 @@ def _all_in_one(num_envs, env_kwargs):
     if num_envs == 1:
         return env_kwargs
     if isinstance(env_kwargs, (list, tuple)):
-        raise ValueError("backend tensors makes one object that holds all environments, but env_kwargs is a list of "
-                         f"{len(env_kwargs)}; give one dict.")
+        raise ValueError("backend tensors makes one object that holds all environments, but "
+                         f"env_kwargs is a list of {len(env_kwargs)}; give one dict.")
     total, others = environments.count_copies(num_envs, env_kwargs)
     return {**(others or {}), "num_envs": total}
 

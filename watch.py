@@ -73,7 +73,8 @@ class Play:
     def __init__(self, env_name, args, num_envs, seed):
         configuration.check_names(args, "eval")
         self.seed, self.deterministic, self.step = seed, args["eval"]["deterministic"], 0
-        vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None, "batch_size": None,
+        vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
+               "batch_size": None,
                "device": "host"}
         args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
@@ -89,15 +90,21 @@ class Play:
     def decide(self):
         """Choose the actions for what is seen now."""
         s = self.storage
-        self.state |= {"resets": torch.from_numpy(s.resets[0]), "valid": torch.from_numpy(s.valid[0])}
+        self.state |= {"resets": torch.from_numpy(s.resets[0]),
+                       "valid": torch.from_numpy(s.valid[0])}
         self.masks = None if s.action_masks is None else torch.from_numpy(s.action_masks[0])
         with torch.no_grad(), engines.torch_threads(self.threads):
-            self.logits, self.value = models.one_step(self.policy, torch.from_numpy(s.observations[0]), self.state)
+            self.logits, self.value = models.one_step(self.policy,
+                                                      torch.from_numpy(s.observations[0]),
+                                                      self.state)
         if self.step == 0:
             outputs = models.join_outputs(self.logits, self.value)
-            models.check_logits(self.policy, *outputs, self.vecenv.action_heads, self.vecenv.action_dims)
-        actions, _, _ = models.sample_logits(self.logits, self.value, seed=self.seed, step=self.step, masks=self.masks,
-                                             heads=self.vecenv.action_heads, deterministic=self.deterministic,
+            models.check_logits(self.policy, *outputs, self.vecenv.action_heads,
+                                self.vecenv.action_dims)
+        actions, _, _ = models.sample_logits(self.logits, self.value, seed=self.seed,
+                                             step=self.step, masks=self.masks,
+                                             heads=self.vecenv.action_heads,
+                                             deterministic=self.deterministic,
                                              squash=models.squash_of(self.policy))
         s.actions[0] = actions.numpy()
 
@@ -171,8 +178,9 @@ class Episodes:
                 self.reports[env].append((int(within[env].sum()), report))
             if within[env].any():
                 means = self.returns[env, within[env]].mean(), self.lengths[env, within[env]].mean()
-                self.own.append((int(within[env].sum()), dict(zip(("episode_return", "episode_length"), means,
-                                                                  strict=True))))
+                self.own.append((int(within[env].sum()),
+                                 dict(zip(("episode_return", "episode_length"), means,
+                                          strict=True))))
         self.returns[ended] = self.lengths[ended] = 0
         silent = not self.always_report and not any(self.reports)
         self.open = {env for env in self.open if not self._done(env, silent)}
@@ -194,7 +202,8 @@ class Episodes:
         own = [(number, *one) for number, one in enumerate(self.own)]
         names = dict.fromkeys(name for _, _, log in samples for name in log if name != "n")
         results = {name: self._statistic(name, samples) for name in names}
-        results |= {name: self._statistic(name, own) for name in ("episode_return", "episode_length")
+        results |= {name: self._statistic(name, own)
+                    for name in ("episode_return", "episode_length")
                     if name not in names and own}
         results.setdefault("score", results["episode_return"])
         return results
@@ -219,7 +228,8 @@ def evaluate(env_name, args):
     native = configuration.load_creator(args["env_name"]) is None
     # In Python an environment may be a process's worth of memory: no more of
     # them than a training has.
-    num_envs = min(episodes, MOST_ENVS if native else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
+    num_envs = min(episodes, MOST_ENVS if native
+                   else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
     play = Play(env_name, args, num_envs, args["train"]["seed"] + EVAL_SEED)
     vecenv, storage = play.vecenv, play.storage
     inner = vecenv.num_envs < num_envs
@@ -234,8 +244,9 @@ def evaluate(env_name, args):
         while counted.open:
             if play.step == longest:
                 raise pufferl.ConfigError(
-                    f"{len(counted.open)} of {vecenv.num_envs} environments did not finish {max(quotas)} episodes in "
-                    f"{longest} steps. Raise eval.max_steps where they are meant to be that long.")
+                    f"{len(counted.open)} of {vecenv.num_envs} environments did not finish "
+                    f"{max(quotas)} episodes in {longest} steps. Raise eval.max_steps where they "
+                    "are meant to be that long.")
             play.decide()
             valid = storage.valid[0].copy()
             play.advance()
@@ -245,7 +256,8 @@ def evaluate(env_name, args):
     results = counted.statistics()
     for name, value in results.items():
         error = "" if math.isnan(value.error) else f" ± {value.error:.3f}"
-        print(f"{name:20} mean {value.mean:10.3f}{error}   min {value.min:.3f}   max {value.max:.3f}")
+        print(f"{name:20} mean {value.mean:10.3f}{error}   min {value.min:.3f}   max "
+              f"{value.max:.3f}")
     each = f" of {counted.agents} agents" if counted.agents > 1 and not inner else ""
     print(f"{episodes} episodes{each}, {play.step} steps, {describe_policy(args)}")
     return results
@@ -257,7 +269,8 @@ def describe_policy(args):
         about = configuration.read_baseline(args["env_name"])[1]
         return f"the baseline (score {runs.figure(about['score'])} after {about['steps']:,} steps)"
     if args["load_model_path"]:
-        return str(configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"]))
+        return str(configuration.find_model(args["load_model_path"], args["data_dir"],
+                                            args["config_name"]))
     return "an untrained policy (no --load-model-path, no --baseline)"
 
 
@@ -285,7 +298,8 @@ class View(Play):
             self.labels = [{int(key.value): key.name for key in keys if key.head == head}
                            for head in range(len(self.vecenv.action_heads or ()))]
         else:
-            metadata = getattr(driver, "metadata", None) or getattr(getattr(driver, "env", None), "metadata", None)
+            metadata = getattr(driver, "metadata", None) or getattr(getattr(driver, "env", None),
+                                                                    "metadata", None)
             self.fps = (metadata or {}).get("render_fps") or 30
             meanings = getattr(getattr(driver, "unwrapped", None), "get_action_meanings", list)()
             self.labels = [dict(enumerate(meanings))]
@@ -327,7 +341,8 @@ class View(Play):
             if squash is not None:
                 less, more = (mean - spread).tanh(), (mean + spread).tanh()
                 mean, spread = squash[0] + squash[1] * mean.tanh(), squash[1] * (more - less) / 2
-            return {"value": value, "heads": [{"mean": mean.tolist(), "spread": spread.tolist(), "taken": taken}]}
+            return {"value": value,
+                    "heads": [{"mean": mean.tolist(), "spread": spread.tolist(), "taken": taken}]}
         heads, sizes = [], self.vecenv.action_heads
         logits, _ = models.join_outputs(self.logits, self.value)
         allowed = None if self.masks is None else self.masks[agent].bool()
@@ -337,7 +352,8 @@ class View(Play):
                 head, barred = head.masked_fill(~allowed[columns], -math.inf), (~allowed[columns]).tolist()
             names = self.labels[number] if number < len(self.labels) else {}
             labels = [names.get(i) for i in range(len(columns))]
-            heads.append({"probabilities": head.softmax(0).tolist(), "taken": taken[number], "barred": barred,
+            heads.append({"probabilities": head.softmax(0).tolist(), "taken": taken[number],
+                          "barred": barred,
                           "labels": labels if any(labels) else []})
         return {"value": value, "heads": heads}
 
@@ -351,9 +367,10 @@ class View(Play):
             return picture_of_text(drawn)
         if drawn is None or np.ndim(drawn) not in (2, 3):
             what = "nothing" if drawn is None else f"a {type(drawn).__name__}"
-            raise pufferl.ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave {what}, expected a "
-                                      "picture (height, width, 3). A callable of yours gets "
-                                      "render_mode='rgb_array' where it has that parameter.")
+            raise pufferl.ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave "
+                                      f"{what}, expected a picture (height, width, 3). A callable "
+                                      "of yours gets render_mode='rgb_array' where it has "
+                                      "that parameter.")
         drawn = np.asarray(drawn)
         drawn = drawn[..., None].repeat(3, -1) if drawn.ndim == 2 else drawn[..., :3]
         return np.ascontiguousarray(drawn, np.uint8)
@@ -390,7 +407,8 @@ def check_video(path):
     if suffix not in (".mp4", ".gif", ".png"):
         raise pufferl.ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png.")
     if not Path(path).resolve().parent.is_dir():
-        raise pufferl.ConfigError(f"eval.video = {path}: there is no folder {Path(path).resolve().parent}.")
+        raise pufferl.ConfigError(f"eval.video = {path}: there is no folder "
+                                  f"{Path(path).resolve().parent}.")
     if suffix == ".mp4":
         try:
             import imageio_ffmpeg  # noqa: F401
@@ -412,7 +430,8 @@ def write_video(pictures, path, fps):
         height, width = first.shape[:2]
         pad = ((0, height % 2), (0, width % 2), (0, 0))  # yuv420p halves both
         writer = imageio_ffmpeg.write_frames(
-            path, (width + width % 2, height + height % 2), fps=fps, codec="libx264", pix_fmt_out="yuv420p", quality=8,
+            path, (width + width % 2, height + height % 2), fps=fps, codec="libx264",
+            pix_fmt_out="yuv420p", quality=8,
             macro_block_size=2, output_params=["-movflags", "+faststart"])
         # ffmpeg ends with its input, also where this process is killed
         with contextlib.closing(writer):
@@ -420,8 +439,10 @@ def write_video(pictures, path, fps):
             for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
                 writer.send(np.ascontiguousarray(np.pad(picture, pad, "edge")))
     elif path.endswith(".gif"):
-        small = [shrink(Image.fromarray(picture), GIF_SIDE) for picture in itertools.chain([first], pictures)]
-        small[0].save(path, save_all=True, append_images=small[1:], duration=round(1000 / fps), loop=0)
+        small = [shrink(Image.fromarray(picture), GIF_SIDE)
+                 for picture in itertools.chain([first], pictures)]
+        small[0].save(path, save_all=True, append_images=small[1:],
+                      duration=round(1000 / fps), loop=0)
         count = len(small)
     else:
         kept, count, stride = [first], 1, 1
@@ -432,8 +453,8 @@ def write_video(pictures, path, fps):
                 kept, stride = kept[::2], 2 * stride
             count += 1
         Image.fromarray(kept[len(kept) // 2]).save(path)
-    print(f"wrote {path}: {'one of ' if path.endswith('.png') else ''}{count} pictures of {first.shape[1]} × "
-          f"{first.shape[0]}")
+    print(f"wrote {path}: {'one of ' if path.endswith('.png') else ''}{count} pictures of "
+          f"{first.shape[1]} × {first.shape[0]}")
     return count
 
 
@@ -442,7 +463,8 @@ def shrink(image, side):
     from PIL import Image
 
     scale = min(1.0, side / max(image.size))
-    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BOX)
+    return image.resize((round(image.width * scale), round(image.height * scale)),
+                        Image.Resampling.BOX)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -453,7 +475,8 @@ def summary(view):
     """The scores so far, in one line."""
     if not view.scores:
         return "no episode has ended"
-    error = np.std(view.scores, ddof=1) / math.sqrt(len(view.scores)) if len(view.scores) > 1 else math.nan
+    error = (np.std(view.scores, ddof=1) / math.sqrt(len(view.scores)) if len(view.scores) > 1
+             else math.nan)
     return f"{len(view.scores)} episodes, score {np.mean(view.scores):.3f} ± {error:.3f}"
 
 
@@ -462,9 +485,10 @@ def show_in_window(view):
     right arrow steps. Environments in C draw in raylib's window themselves, the
     pictures of others are put there."""
     if not ocean.has_display():
-        raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
-                                  "--eval.web works through an ssh tunnel, --eval.terminal in any terminal, "
-                                  "--eval.video writes a file.")
+        raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor "
+                                  "WAYLAND_DISPLAY is set). --eval.web works through an ssh "
+                                  "tunnel, --eval.terminal in any terminal, --eval.video "
+                                  "writes a file.")
     import raylib
 
     picture, paused = view.picture(), False
@@ -497,7 +521,8 @@ class Texture:
         raylib.SetTraceLogLevel(raylib.LOG_WARNING)
         raylib.InitWindow(width * self.scale, height * self.scale, title.encode())
         self.pixels = np.full((height, width, 4), 255, np.uint8)
-        image = raylib.ffi.new("Image *", (raylib.ffi.cast("void *", self.pixels.ctypes.data), width, height, 1,
+        image = raylib.ffi.new("Image *", (raylib.ffi.cast("void *", self.pixels.ctypes.data),
+                                           width, height, 1,
                                            raylib.PIXELFORMAT_UNCOMPRESSED_R8G8B8A8))
         self.texture = raylib.LoadTextureFromImage(image[0])
 
@@ -526,7 +551,8 @@ class HalfBlocks:
         size = max(1, round(image.width * scale)), max(2, 2 * round(image.height * scale / 2))
         pixels = np.asarray(image.resize(size, Image.Resampling.BOX))
         for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
-            for colors, run in itertools.groupby(zip(map(tuple, upper), map(tuple, lower), strict=True)):
+            for colors, run in itertools.groupby(zip(map(tuple, upper), map(tuple, lower),
+                                                     strict=True)):
                 yield Segment("▀" * len([*run]), block_style(*colors))
             yield Segment.line()
         yield Segment(self.caption[:columns])
@@ -548,13 +574,15 @@ def show_in_terminal(view, console=None, steps=None):
 
     console = console or Console()
     if not console.is_terminal:
-        raise pufferl.ConfigError("eval.terminal: the output is no terminal; --eval.video writes a file.")
+        raise pufferl.ConfigError("eval.terminal: the output is no terminal; --eval.video "
+                                  "writes a file.")
     due = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while steps is None or view.step < steps:
             view.decide()
-            caption = (f"{view.vecenv.name}   step {view.lengths[0]}   return {view.returns[0]:.6g}   "
-                       f"value {view.thoughts()['value']:.3f}   {summary(view)}   ctrl-C ends")
+            caption = (f"{view.vecenv.name}   step {view.lengths[0]}   return "
+                       f"{view.returns[0]:.6g}   value {view.thoughts()['value']:.3f}   "
+                       f"{summary(view)}   ctrl-C ends")
             live.update(HalfBlocks(view.picture(), caption), refresh=True)
             view.advance()
             due = max(due + 1 / view.fps, time.perf_counter())
@@ -587,7 +615,8 @@ class Page:
         self.asked, self.closing, self.view = 0.0, False, None
         self.trained, self.others = [], []
         for name in dict.fromkeys([*ocean.names(), env_name]):
-            ships = name in ocean.names() and (ocean.FOLDER / name / "baseline.safetensors").exists()
+            ships = name in ocean.names() and (ocean.FOLDER / name
+                                               / "baseline.safetensors").exists()
             (self.trained if ships else self.others).append(name)
         self._open(env_name, "given")
         self.server = serve(self, args["eval"]["port"])
@@ -712,7 +741,8 @@ class Page:
         if name in self.trained:
             about = configuration.read_baseline(name)[1]
             score = runs.figure(about["score"])
-            found.append(("baseline", "the one that ships", f"score {score}, {about['steps']:,} steps"))
+            found.append(("baseline", "the one that ships",
+                          f"score {score}, {about['steps']:,} steps"))
         for run, what in (("best", "the latest run's best"), ("latest", "the latest run")):
             with contextlib.suppress(pufferl.ConfigError):
                 model = configuration.find_model(run, self.given["data_dir"], name)
@@ -734,14 +764,20 @@ class Page:
         view, scores = self.view, self.view.scores
         count = len(scores)
         state = {
-            "run": f"{self.token}-{self.runs}", "environment": self.environment, "policy": self.policy,
-            "environments": {"trained": self.trained, "others": self.others}, "policies": self.policies,
-            "paused": self.paused, "speed": self.speed, "fps": view.fps, "seed": view.seed - EVAL_SEED,
-            "deterministic": view.deterministic, "agents": view.agents, "agent": self.agent, "steps": self.total,
-            "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]), "count": count,
+            "run": f"{self.token}-{self.runs}", "environment": self.environment,
+            "policy": self.policy,
+            "environments": {"trained": self.trained, "others": self.others},
+            "policies": self.policies,
+            "paused": self.paused, "speed": self.speed, "fps": view.fps,
+            "seed": view.seed - EVAL_SEED,
+            "deterministic": view.deterministic, "agents": view.agents, "agent": self.agent,
+            "steps": self.total,
+            "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]),
+            "count": count,
             "mean": float(np.mean(scores)) if count else None,
             "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
-            "problem": self.problem, "picture": png(view.picture(), self.LARGEST), **view.thoughts(self.agent),
+            "problem": self.problem, "picture": png(view.picture(), self.LARGEST),
+            **view.thoughts(self.agent),
         }
         with self.changed:
             self.number += 1
@@ -754,13 +790,15 @@ class Page:
         for PATIENCE seconds."""
         self.asked = time.perf_counter()
         with self.changed:
-            if not self.changed.wait_for(lambda: self.state and (self.number > after or self.state["run"] != run),
+            if not self.changed.wait_for(lambda: self.state
+                                         and (self.number > after or self.state["run"] != run),
                                          self.PATIENCE):
                 return None
             state, scores = self.state, self.scores
         self.asked = time.perf_counter()
         first = first_score if state["run"] == run else 0
-        return json.dumps(without_nan({**state, "first_score": first, "scores": scores[first : state["count"]]}))
+        return json.dumps(without_nan({**state, "first_score": first,
+                                       "scores": scores[first : state["count"]]}))
 
 
 def without_nan(value):
@@ -797,7 +835,8 @@ class Requests(http.server.BaseHTTPRequestHandler):
         host, origin, own = self.headers.get("Host", ""), self.headers.get("Origin"), False
         with contextlib.suppress(ValueError):  # of a host such as "["
             own = urllib.parse.urlsplit(f"//{host}").hostname in self.LOOPBACK
-        if own and len(self.headers.get_all("Host", [])) == 1 and origin in (None, f"http://{host}"):
+        if (own and len(self.headers.get_all("Host", [])) == 1
+                and origin in (None, f"http://{host}")):
             return False
         self.answer(403, "this page is for http://127.0.0.1 and http://localhost only")
         return True
@@ -824,7 +863,8 @@ class Requests(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
         policy = f"default-src 'none'; {sources}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         for name, value in (("Content-Security-Policy", policy), ("Cache-Control", "no-store"),
-                            ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
+                            ("X-Content-Type-Options", "nosniff"),
+                            ("Referrer-Policy", "no-referrer"),
                             ("Cross-Origin-Resource-Policy", "same-origin")):
             self.send_header(name, value)
         self.end_headers()
@@ -916,7 +956,8 @@ def serve(page, port):
             return server
         except OSError as error:
             problem = error
-    raise pufferl.ConfigError(f"eval.port = {port}: neither it nor one of the 19 after it is free ({problem}).")
+    raise pufferl.ConfigError(f"eval.port = {port}: neither it nor one of the 19 after it is "
+                              f"free ({problem}).")
 
 
 def tunnel(port):
@@ -935,7 +976,8 @@ def show_on_page(env_name, args):
     page = Page(env_name, args)
     address, here = f"http://127.0.0.1:{page.port}", not os.environ.get("SSH_CONNECTION")
     print(f"{env_name}, {describe_policy(args)}: {address}   (ctrl-C ends)\n"
-          f"from {'another' if here else 'your own'} machine: {tunnel(page.port)}, then the same address there",
+          f"from {'another' if here else 'your own'} machine: {tunnel(page.port)}, then the "
+          "same address there",
           flush=True)
     if args["eval"]["open"] and here and ocean.has_display():
         webbrowser.open(address)
@@ -956,29 +998,36 @@ def ship(env_name, args):
 
     path = configuration.find_baseline(args["env_name"])
     if not args["load_model_path"]:
-        raise pufferl.ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a model file.")
+        raise pufferl.ConfigError("ship: which policy? --load-model-path latest, or a run's "
+                                  "folder, or a model file.")
     if args["policy"]["name"] not in configuration.POLICIES:
-        raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file that does not ship.")
+        raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file "
+                                  "that does not ship.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
     saved = configuration.load_checkpoint(model)
-    weights = {name: tensor.to(torch.half if tensor.is_floating_point() else tensor.dtype, copy=True,
-                               memory_format=torch.contiguous_format) for name, tensor in saved.items()}
+    weights = {name: tensor.to(torch.half if tensor.is_floating_point()
+                               else tensor.dtype, copy=True,
+                               memory_format=torch.contiguous_format)
+               for name, tensor in saved.items()}
     with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
         torch.save(weights, Path(folder) / "rounded.pt")
         results = evaluate(env_name, {**args, "load_model_path": str(Path(folder) / "rounded.pt")})
     about = {"score": results["score"].mean, "score_error": results["score"].error,
-             "episodes": args["eval"]["episodes"], "steps": steps_of(model), "seed": args["train"]["seed"],
+             "episodes": args["eval"]["episodes"], "steps": steps_of(model),
+             "seed": args["train"]["seed"],
              "env": {name: value for name, value in args["env"].items() if name != "num_envs"},
              "policy": args["policy"], "rnn": args["rnn"]}
     data = save(weights, {name: json.dumps(value) for name, value in about.items()})
     if len(data) > LARGEST_BASELINE:
-        raise pufferl.ConfigError(f"ship: {len(data):,} bytes are more than the {LARGEST_BASELINE:,} that a shipped "
-                                  "policy may have; train one with a smaller policy.hidden_size.")
+        raise pufferl.ConfigError(f"ship: {len(data):,} bytes are more than the "
+                                  f"{LARGEST_BASELINE:,} that a shipped policy may have; train one "
+                                  "with a smaller policy.hidden_size.")
     path.write_bytes(data)
     if before is not None:
         print(f"replaced     one with score {runs.figure(before['score'])}")
-    print(f"wrote        {path} ({len(data):,} bytes, score {runs.figure(about['score'])}, {about['steps']:,} steps)")
+    print(f"wrote        {path} ({len(data):,} bytes, score {runs.figure(about['score'])}, "
+          f"{about['steps']:,} steps)")
     return path
 
 
@@ -987,10 +1036,12 @@ def steps_of(model):
     best_*.pt, that the run has had."""
     path = model.parent / "trainer_state.pt"
     if not path.exists():
-        raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps {model.name} was trained.")
+        raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps "
+                                  f"{model.name} was trained.")
     state = configuration.load_checkpoint(path, checkpoints.WHOLE_RUN)
     epoch = re.search(r"_(\d+)$", model.stem)
-    return state["global_step"] if epoch is None else int(epoch[1]) * state["global_step"] // max(1, state["epoch"])
+    return (state["global_step"] if epoch is None
+            else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ class Envs:
             got = emulation.signature(self.envs[-1])
             if got != expected:
                 says = "has the observation space {}, the action space {} and {} agents"
-                raise ValueError(f"environment {i} {says.format(*got)}, but environment 0 {says.format(*expected)}; "
-                                 "all environments of a vector need the same.")
+                raise ValueError(f"environment {i} {says.format(*got)}, but environment 0 "
+                                 f"{says.format(*expected)}; all environments of a vector "
+                                 "need the same.")
         self.copies = emulation.copies(self.envs[0])
         self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [emulation.slots(env) for env in self.envs]
@@ -66,14 +67,19 @@ class Envs:
         part = slice(first_agent, first_agent + sum(self.sizes))
         self._rows = []
         for t in range(len(arrays["actions"])):
-            after = {name: arrays[name][t + 1, part] for name in ("observations", "resets", "valid")}
-            now = {name: arrays[name][t, part] for name in ("actions", "rewards", "terminals", "truncations")}
+            after = {name: arrays[name][t + 1, part]
+                     for name in ("observations", "resets", "valid")}
+            now = {name: arrays[name][t, part]
+                   for name in ("actions", "rewards", "terminals", "truncations")}
             masks = arrays.get("action_masks")
-            self._rows.append(SimpleNamespace(**after, **now, final_observations=arrays["final_observations"][part],
-                                              action_masks=None if masks is None else masks[t + 1, part]))
+            self._rows.append(SimpleNamespace(**after, **now,
+                                              final_observations=arrays["final_observations"][part],
+                                              action_masks=None if masks is None
+                                              else masks[t + 1, part]))
         firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
         self._views = [
-            [env.views(row, first) for env, first in zip(self.envs, firsts, strict=True)] for row in self._rows
+            [env.views(row, first) for env, first in zip(self.envs, firsts, strict=True)]
+            for row in self._rows
         ]
         self._dead = np.zeros(sum(self.sizes), bool)
         self._fresh, self.together = True, None
@@ -163,8 +169,10 @@ class Envs:
 
 # Our files that call environments. In the first two only these functions do so; a
 # policy calls others there.
-OURS = [str(Path(__file__).with_name(f"{name}.py")) for name in ("emulation", "tensors", "environments", "workers")]
-CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks", "look", "build",
+OURS = [str(Path(__file__).with_name(f"{name}.py"))
+        for name in ("emulation", "tensors", "environments", "workers")]
+CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
+         "look", "build",
          "create", "render", "close")
 
 
@@ -211,14 +219,17 @@ def watch(reference):
         if still > vector.allowed():
             frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(inside[0]))][::-1]
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
-            if not any(name in frame.filename for frame in stack for name in ("bdb.py", "pydevd", "debugpy")):
+            if not any(name in frame.filename for frame in stack
+                       for name in ("bdb.py", "pydevd", "debugpy")):
                 own = own_frames(stack) or stack
                 words = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
-                         f"{vector.allowed():g} s (vec.timeout). It is in:\n{''.join(own.format())}").rstrip()
+                         f"{vector.allowed():g} s (vec.timeout). It is "
+                         f"in:\n{''.join(own.format())}").rstrip()
                 if vector.inside is not inside:  # it has answered meanwhile
                     continue
                 vector.hung = words
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(inside[0]), ctypes.py_object(Hung))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(inside[0]),
+                                                           ctypes.py_object(Hung))
                 time.sleep(PATIENCE)
                 if vector.inside is inside:
                     print(vector.hung, file=sys.stderr, flush=True)
@@ -266,7 +277,8 @@ def map_array(fd, shape, dtype, offset):
     """The array at an offset (a multiple of the page size) of the shared memory
     behind a file descriptor."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype, math.prod(shape)).reshape(shape)
+    return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype,
+                         math.prod(shape)).reshape(shape)
 
 
 class Gone(Exception):
@@ -299,8 +311,9 @@ class Process:
     """
 
     # The guard comes first: the other imports take seconds.
-    CODE = ("import sys; sys.path.insert(0, sys.argv[1]); numbers = [*map(int, sys.argv[2:])]; import processes; "
-            "processes.leave_with(numbers[0], numbers.pop(), numbers.pop()); import workers; workers.serve(*numbers)")
+    CODE = ("import sys; sys.path.insert(0, sys.argv[1]); numbers = [*map(int, sys.argv[2:])]; "
+            "import processes; processes.leave_with(numbers[0], numbers.pop(), numbers.pop()); "
+            "import workers; workers.serve(*numbers)")
 
     def __init__(self, memory, setup):
         self._channel, theirs = socket.socketpair()
@@ -309,7 +322,8 @@ class Process:
         # A worker's own threads would only take the cores from the other workers.
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", self.CODE, str(Path(__file__).parent), *map(str, (*fds, CLOSING, os.getpid()))],
+            [sys.executable, "-c", self.CODE, str(Path(__file__).parent),
+             *map(str, (*fds, CLOSING, os.getpid()))],
             pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
         theirs.close()
         self.pid, setup = self._process.pid, pickle.dumps(setup)
@@ -335,7 +349,8 @@ class Process:
         """In words, if it has ended within two seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(2)
-            return f" by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
+            return (f" by signal {-code} ({signal.Signals(-code).name})" if code < 0
+                    else f" with exit code {code}")
         return ""
 
     def report(self, ask=False):
@@ -421,7 +436,8 @@ class RemoteEnvs:
 
         sys.path[:] = path
         self.envs = Envs(*cloudpickle.loads(envs))
-        rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,), "final_observations": ()}
+        rows = {"actions": (1,), "rewards": (1,), "terminals": (1,), "truncations": (1,),
+                "final_observations": ()}
         self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
                        for name, (shape, dtype) in layout.items()}
         self.envs.bind(self.arrays, 0)

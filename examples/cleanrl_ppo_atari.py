@@ -83,12 +83,14 @@ class Agent(nn.Module):
                 layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(),
                 layer_init(nn.Conv2d(64, 64, 3, stride=1)), nn.ReLU(), nn.Flatten())
             inputs, width = convolutions(torch.zeros(1, *shape)).shape[1], 512
-            self.network = nn.Sequential(convolutions, layer_init(nn.Linear(inputs, width)), nn.ReLU())
+            self.network = nn.Sequential(convolutions,
+                                         layer_init(nn.Linear(inputs, width)), nn.ReLU())
         else:
             # in products this small threads wait for each other longer than they work
             torch.set_num_threads(1)
             inputs, width = int(np.prod(shape)), 64
-            self.network = nn.Sequential(nn.Flatten(), layer_init(nn.Linear(inputs, width)), nn.Tanh(),
+            self.network = nn.Sequential(nn.Flatten(),
+                                         layer_init(nn.Linear(inputs, width)), nn.Tanh(),
                                          layer_init(nn.Linear(width, width)), nn.Tanh())
         self.actor = layer_init(nn.Linear(width, envs.single_action_space.n), std=0.01)
         self.critic = layer_init(nn.Linear(width, 1), std=1)

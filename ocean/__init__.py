@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-# `gymnasium` here is the file beside this one
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is the file beside it
 
 import processes
 
@@ -64,7 +63,8 @@ SIGNATURES = {
 
 def names():
     """The environments that `load` knows, sorted."""
-    return sorted(path.parent.name for path in FOLDER.glob("*/*.h") if path.stem == path.parent.name)
+    return sorted(path.parent.name for path in FOLDER.glob("*/*.h")
+                  if path.stem == path.parent.name)
 
 
 def load(name, debug=False):
@@ -74,8 +74,10 @@ def load(name, debug=False):
     sanitizers. Raises RuntimeError if Python was started without them, and says how to do it.
     """
     if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
-        raise RuntimeError('a debug build needs the sanitizers before all else; start Python with LD_PRELOAD="'
-                           '$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" '
+        raise RuntimeError('a debug build needs the sanitizers before all else; start Python '
+                           'with LD_PRELOAD="'
+                           '$(gcc -print-file-name=libasan.so) $(gcc '
+                           '-print-file-name=libubsan.so)" '
                            "ASAN_OPTIONS=detect_leaks=0")
     if not str(name).endswith(".h") and name not in names():
         raise ValueError(f"no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}")
@@ -83,7 +85,8 @@ def load(name, debug=False):
     return _load(header, build(header, debug))
 
 
-def rows(observations, actions, rewards, terminals, truncations, final_observations=None, valid=None,
+def rows(observations, actions, rewards, terminals, truncations,
+         final_observations=None, valid=None,
          action_masks=None):
     """The eight addresses that `step` and `reset` want, from arrays whose first axis is all
     agents (None: absent).
@@ -91,10 +94,12 @@ def rows(observations, actions, rewards, terminals, truncations, final_observati
     The first five must be there, and valid if the environment has it. Keep the arrays alive,
     because this takes only their addresses. ValueError if one is not contiguous.
     """
-    arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid, action_masks)
+    arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid,
+              action_masks)
     for array in arrays:
         if array is not None and not array.flags.c_contiguous:
-            raise ValueError(f"rows must be contiguous, got strides {array.strides} for shape {array.shape}")
+            raise ValueError(f"rows must be contiguous, got strides {array.strides} for "
+                             f"shape {array.shape}")
     return np.array([0 if array is None else array.ctypes.data for array in arrays], dtype=np.int64)
 
 
@@ -126,8 +131,10 @@ class Library:
         kinds = {"int": int, "float": float, "bool": bool}
         for setting, kind, _, _ in described["settings"]:
             if kind not in kinds:
-                raise TypeError(f"{header}: setting {setting} is a {kind}; it must be an int, a float or a bool")
-        self.settings = {setting: kinds[kind](default) for setting, kind, default, _ in described["settings"]}
+                raise TypeError(f"{header}: setting {setting} is a {kind}; it must be an int, a "
+                                "float or a bool")
+        self.settings = {setting: kinds[kind](default)
+                         for setting, kind, default, _ in described["settings"]}
         self.settings_help = {setting: text for setting, _, _, text in described["settings"]}
         self.log_fields = described["log_fields"]
         self.fps, self.by_turns = described["fps"], bool(described["by_turns"])
@@ -158,21 +165,25 @@ class Library:
         values = dict(self.settings)
         for name, value in (settings or {}).items():
             if name not in values:
-                raise ValueError(f"{self.name} has no setting {name!r}: {nearest(name, self.settings)}")
+                raise ValueError(f"{self.name} has no setting {name!r}: "
+                                 f"{nearest(name, self.settings)}")
             values[name] = self._parse(name, value)
         return np.array(list(values.values()), dtype=np.float64)
 
     def _parse(self, name, value):
         wanted = type(self.settings[name])
         if wanted is float:
-            right = isinstance(value, (int, float, np.integer, np.floating)) and abs(value) <= FLOAT_MAX
+            right = (isinstance(value, (int, float, np.integer, np.floating))
+                     and abs(value) <= FLOAT_MAX)
         elif wanted is int:
             right = isinstance(value, (int, np.integer)) and -(2**31) <= value < 2**31
         else:
             right = isinstance(value, (bool, np.bool_, int, np.integer)) and value in (0, 1)
         if not right:
-            kind = {float: "a finite number of 32 bits", int: "an integer of 32 bits", bool: "true or false"}[wanted]
-            raise TypeError(f"{self.name}: setting {name} must be {kind}, got {value!r} ({type(value).__name__})")
+            kind = {float: "a finite number of 32 bits", int: "an integer of 32 bits",
+                    bool: "true or false"}[wanted]
+            raise TypeError(f"{self.name}: setting {name} must be {kind}, got {value!r} "
+                            f"({type(value).__name__})")
         return wanted(value)
 
     def _read_json(self, function, *arguments):
@@ -200,7 +211,8 @@ class Envs:
             raise ValueError(f"num_envs must be 1 or more, got {num_envs}")
         several = isinstance(settings, (list, tuple))
         if several and len(settings) != num_envs:
-            raise ValueError(f"settings is a list of {len(settings)}, but there are {num_envs} environments")
+            raise ValueError(f"settings is a list of {len(settings)}, but there are "
+                             f"{num_envs} environments")
         self.library, self.functions = library, library.functions
         self.num_envs = num_envs
         self.has_valid, self.has_action_masks = library.has_valid, library.has_action_masks
@@ -226,7 +238,8 @@ class Envs:
             self._open = last
         self.num_agents = int(self.agent_offsets[-1])
         # Saved bytes fit only environments with the same source and the same settings.
-        identity = repr((library.name, library.path.stem, num_envs, [values.tolist() for values in parsed]))
+        identity = repr((library.name, library.path.stem, num_envs,
+                         [values.tolist() for values in parsed]))
         self._identity = np.frombuffer(hashlib.sha256(identity.encode()).digest(), dtype=np.uint8)
 
         spaces = library._read_json(self.functions.ocean_spaces, self.address, 0)
@@ -234,8 +247,8 @@ class Envs:
             other = library._read_json(self.functions.ocean_spaces, self.address, i)
             if other != spaces:
                 self.close()
-                raise ValueError(f"{library.name}: all environments of a vector must have the same spaces, "
-                                 f"but 0 has {spaces} and {i} has {other}")
+                raise ValueError(f"{library.name}: all environments of a vector must have "
+                                 f"the same spaces, but 0 has {spaces} and {i} has {other}")
         self.observation_shape = tuple(spaces["observation_shape"])
         self.observation_dtype = library.observation_dtype
         self.action_heads = spaces["action_heads"] or None
@@ -318,10 +331,11 @@ class Envs:
         self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
         if not np.array_equal(saved[: len(self._identity)], self._identity):
-            raise ValueError(f"this state was not saved from {self.num_envs} environments of {self.library.name} "
-                             "with these settings and this build")
+            raise ValueError(f"this state was not saved from {self.num_envs} environments of "
+                             f"{self.library.name} with these settings and this build")
         if len(saved) != len(self.save()):
-            raise ValueError(f"this state has {len(saved):,} bytes, {len(self.save()):,} are expected")
+            raise ValueError(f"this state has {len(saved):,} bytes, "
+                             f"{len(self.save()):,} are expected")
         position = saved.ctypes.data + len(self._identity)
         for i in range(self.num_envs):
             self.functions.ocean_load(self.address, i, position)
@@ -336,7 +350,8 @@ class Envs:
         raylib = _raylib()
         missing = self.functions.ocean_raylib(raylib._handle)
         if missing:
-            raise RuntimeError(f"raylib has no function {missing.decode()}: does ocean/draw.h declare it rightly?")
+            raise RuntimeError(f"raylib has no function {missing.decode()}: does ocean/draw.h "
+                               "declare it rightly?")
         self.functions.ocean_render(self.address, index)
         return _read_screen(raylib)
 
@@ -379,9 +394,11 @@ def build(header, debug=False, extra_flags=()):
     compiler, or with the compiler's own message.
     """
     flags = [*SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
-    sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c", *sorted(header.parent.glob("*.[ch]"))]
+    sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c",
+               *sorted(header.parent.glob("*.[ch]"))]
     name = f"{header.stem}-{'debug-' if debug else ''}"
-    return compile_library(FOLDER / "binding.c", name, DEBUG_FLAGS if debug else FLAGS, flags, sources, header)
+    return compile_library(FOLDER / "binding.c", name, DEBUG_FLAGS if debug else FLAGS, flags,
+                           sources, header)
 
 
 def compile_library(source, name, target_flags, flags, sources, what=None):
@@ -389,7 +406,8 @@ def compile_library(source, name, target_flags, flags, sources, what=None):
     `sources`, the flags and the compiler. RuntimeError with the compiler's message, which says that
     `what` does not compile."""
     compiler, flags = find_compiler(), [*target_flags, *flags]
-    contents = b"\0".join([compiler.encode(), repr(flags).encode(), _macros(compiler, *target_flags),
+    contents = b"\0".join([compiler.encode(), repr(flags).encode(),
+                           _macros(compiler, *target_flags),
                            *(f.read_bytes() for f in sources)])
     name, folder = f"{name}{hashlib.sha256(contents).hexdigest()[:16]}.so", _cache_folder()
     if not (folder / name).exists():
@@ -399,7 +417,8 @@ def compile_library(source, name, target_flags, flags, sources, what=None):
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             os.remove(temporary)
-            raise RuntimeError(f"{what or source} does not compile:\n{' '.join(command)}\n{result.stderr}")
+            raise RuntimeError(f"{what or source} does not "
+                               f"compile:\n{' '.join(command)}\n{result.stderr}")
         os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
         os.replace(temporary, folder / name)
     return folder / name
@@ -447,7 +466,8 @@ def nearest(name, known, listed=None):
 
 
 class _Image(ctypes.Structure):
-    _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int), ("mipmaps", ctypes.c_int),
+    _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int),
+                ("mipmaps", ctypes.c_int),
                 ("format", ctypes.c_int))
 
 
@@ -457,7 +477,8 @@ class _Color(ctypes.Structure):
 
 def has_display():
     """Whether a window can be seen here."""
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or sys.platform in ("darwin", "win32")
+    return (bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+            or sys.platform in ("darwin", "win32"))
 
 
 @functools.cache
@@ -492,7 +513,8 @@ def _raylib():
     mark = _read_screen(raylib)
     raylib.CloseWindow()
     upright, rgb = mark[0].any(), mark[..., 0].any()
-    raylib.order = (slice(None, None, 1 if upright else -1), slice(0, 3) if rgb else slice(2, None, -1))
+    raylib.order = (slice(None, None, 1 if upright else -1),
+                    slice(0, 3) if rgb else slice(2, None, -1))
     return raylib
 
 

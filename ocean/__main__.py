@@ -38,16 +38,20 @@ class Agents:
     ones if there is a mask."""
 
     def __init__(self, library, num_envs, settings, seed=0, first_env=0):
-        self.envs = envs = library.create(num_envs, seed=seed, settings=settings, first_env=first_env)
+        self.envs = envs = library.create(num_envs, seed=seed, settings=settings,
+                                          first_env=first_env)
         self.blocks, agents = [], envs.num_agents
         self.observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
-        self.final_observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
+        self.final_observations = self._buffer((agents, *envs.observation_shape),
+                                               envs.observation_dtype)
         self.actions = self._buffer((agents, envs.action_dims), envs.action_dtype)
         self.rewards = self._buffer((agents,), np.float32)
         self.terminals, self.truncations = (self._buffer((agents,), np.uint8) for _ in range(2))
         self.valid = self._buffer((agents,), np.uint8) if envs.has_valid else None
-        self.masks = self._buffer((agents, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
-        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations,
+        self.masks = (self._buffer((agents, sum(envs.action_heads)), np.uint8)
+                      if envs.has_action_masks else None)
+        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals,
+                               self.truncations,
                                self.final_observations, self.valid, self.masks)
         envs.reset(self.rows)
 
@@ -69,16 +73,19 @@ class Agents:
             if self.masks is not None:
                 mask = self.masks[:, first : first + n]
                 legal = np.where(mask, rng.random(mask.shape), -1).argmax(axis=1)
-                self.actions[:, i] = np.where(rng.random(len(mask)) < 0.9, legal, self.actions[:, i])
+                self.actions[:, i] = np.where(rng.random(len(mask)) < 0.9, legal,
+                                              self.actions[:, i])
             first += n
 
     def outputs(self):
-        named = {"observations": self.observations, "rewards": self.rewards, "terminals": self.terminals,
+        named = {"observations": self.observations, "rewards": self.rewards,
+                 "terminals": self.terminals,
                  "truncations": self.truncations, "valid": self.valid, "action_masks": self.masks}
         return {name: array for name, array in named.items() if array is not None}
 
     def guards_are_whole(self):
-        return all((block[:GUARD] == 0xA5).all() and (block[-GUARD:] == 0xA5).all() for block in self.blocks)
+        return all((block[:GUARD] == 0xA5).all() and (block[-GUARD:] == 0xA5).all()
+                   for block in self.blocks)
 
 
 # Checking
@@ -264,8 +271,9 @@ def main_python(creator, arguments):
     import workers
 
     if not arguments.check:
-        raise SystemExit(f"{arguments.name} is an environment in Python: --check looks at it; `python pufferl.py eval "
-                         f"{arguments.name} --eval.video out.mp4` draws it.")
+        raise SystemExit(f"{arguments.name} is an environment in Python: --check looks at it; "
+                         f"`python pufferl.py eval {arguments.name} --eval.video "
+                         "out.mp4` draws it.")
     start = time.perf_counter()
     try:
         known = creator.settings
@@ -273,7 +281,8 @@ def main_python(creator, arguments):
         raise SystemExit(str(error)) from None
     settings = dict(parse_setting(creator, text) for text in arguments.set)
     if settings.keys() - known.keys():
-        raise SystemExit(f"{creator.name} has no setting {', '.join(settings.keys() - known.keys())}; it has: "
+        raise SystemExit(f"{creator.name} has no setting "
+                         f"{', '.join(settings.keys() - known.keys())}; it has: "
                          f"{', '.join(known) or 'none'}")
     try:
         with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=arguments.seed) as vecenv:
@@ -339,7 +348,8 @@ def find_raylib(compiler):
     static = ["-lraylib", "-lGL", "-lm", "-lpthread", "-ldl", "-lrt", "-lX11"]
     candidates = [["-lraylib", "-lm"], static]
     if shutil.which("pkg-config"):
-        found = subprocess.run(["pkg-config", "--cflags", "--libs", "raylib"], capture_output=True, text=True)
+        found = subprocess.run(["pkg-config", "--cflags", "--libs", "raylib"],
+                               capture_output=True, text=True)
         candidates = [found.stdout.split()] * (found.returncode == 0) + candidates
     program = "int GetScreenWidth(void); int main(void) { return GetScreenWidth(); }"
     with tempfile.TemporaryDirectory() as folder:
@@ -358,18 +368,22 @@ def standalone(library, settings, path, kind="fast"):
     flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
     raylib = None if kind == "profile" else find_raylib(compiler)
     window = [] if raylib is None else ["-DDRAW"]
-    command = [compiler, *flags, "-I", str(ocean.FOLDER), f'-DENV_HEADER="{library.header}"', *window,
+    command = [compiler, *flags, "-I", str(ocean.FOLDER),
+               f'-DENV_HEADER="{library.header}"', *window,
                str(ocean.FOLDER / "main.c"), "-o", str(path), *(raylib or []), "-lm"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        raise RuntimeError(f"{library.header} does not compile:\n{' '.join(command)}\n{result.stderr}")
+        raise RuntimeError(f"{library.header} does not "
+                           f"compile:\n{' '.join(command)}\n{result.stderr}")
     run = " ".join([str(path) if os.path.dirname(path) else f"./{path}",
                     *(f"{name}={float(value):.10g}" for name, value in settings.items())])
     print(f"built {path} {'with a window' if window else 'without a window'}"
           + (" (no raylib was found)" if raylib is None and kind != "profile" else ""))
-    print(f"to run it: {run}   at random; add a file of python pufferl.py export {library.name} for a policy")
+    print(f"to run it: {run}   at random; add a file of python pufferl.py export "
+          f"{library.name} for a policy")
     if kind == "profile":
-        print(f"to see where the time goes: perf record -g {run} --episodes 100000 --steps 10000000 && perf report")
+        print(f"to see where the time goes: perf record -g {run} --episodes 100000 --steps "
+              "10000000 && perf report")
 
 
 def play(library, settings, at_random, seed):
@@ -391,7 +405,8 @@ def play(library, settings, at_random, seed):
         agents.act(rng)
         if not at_random:
             cell = clicked_cell(agents.envs, raylib, columns, picture.shape[1])
-            action = keyed_action(agents.envs, keys, lambda code, held=held: held(code) & 0xFF, cell)
+            action = keyed_action(agents.envs, keys,
+                                  lambda code, held=held: held(code) & 0xFF, cell)
             if action is not None:
                 agents.actions[0] = action
         if at_random or action is not None:
@@ -425,14 +440,16 @@ def save_gif(path, frames, fps):
 
     images = [Image.fromarray(frame) for frame in frames]
     if images:
-        images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0)
+        images[0].save(path, save_all=True, append_images=images[1:],
+                       duration=round(1000 / fps), loop=0)
         print(f"saved {path}")
 
 
 def parse_setting(library, text):
     key, separator, value = text.partition("=")
     if not separator:
-        raise SystemExit(f"--set wants name=value, got {text!r}; {library.name} has: {', '.join(library.settings)}")
+        raise SystemExit(f"--set wants name=value, got {text!r}; {library.name} has: "
+                         f"{', '.join(library.settings)}")
     if isinstance(library.settings.get(key), str):
         return key, value
     try:

@@ -50,8 +50,8 @@ class Envs:
     def __init__(self, name, num_envs, settings):
         self.library, self.num_envs, self.settings = ocean.load(name), num_envs, settings
         if self.library.has_valid:
-            raise NotImplementedError(f"{name} has agents that may be dead (HAS_VALID), for which neither Gymnasium "
-                                      "nor PettingZoo has a place")
+            raise NotImplementedError(f"{name} has agents that may be dead (HAS_VALID), for which "
+                                      "neither Gymnasium nor PettingZoo has a place")
         self.envs = envs = self.library.create(num_envs, 0, settings)
         self.state = "new"
         self.num_agents = agents = envs.num_agents
@@ -63,7 +63,8 @@ class Envs:
         self._final_bytes = self._finals.reshape(agents, -1).view(np.uint8)
         self._final_bytes[:] = UNWRITTEN
         self.observations, self.action_masks = self._finals, None
-        self._rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals.view(np.uint8),
+        self._rows = ocean.rows(self.observations, self.actions, self.rewards,
+                                self.terminals.view(np.uint8),
                                 self.truncations.view(np.uint8), self._finals)
 
     def _new_arrays(self):
@@ -78,7 +79,8 @@ class Envs:
         """Begins an episode everywhere, unless one has just begun ("over"); with a seed, from the
         start of its random numbers. ValueError for options."""
         if options:
-            raise ValueError(f"reset has no options here, got {options}; settings are keywords of make")
+            raise ValueError(f"reset has no options here, got {options}; settings are "
+                             "keywords of make")
         if seed is not None or self.state == "new":
             seed = np.random.SeedSequence().entropy if seed is None else seed
             self.envs.close()
@@ -102,8 +104,8 @@ class Envs:
         if self.heads is not None and ((actions < 0) | (actions >= self.heads)).any():
             most = (self.heads[0] - 1).tolist()
             got = " to ".join(str(one) for one in dict.fromkeys((actions.min(), actions.max())))
-            raise ValueError(f"{self.library.name}: actions lie within 0 and {most[0] if len(most) == 1 else most}, "
-                             f"got {got}")
+            raise ValueError(f"{self.library.name}: actions lie within 0 and "
+                             f"{most[0] if len(most) == 1 else most}, got {got}")
         if self.heads is None and (actions != actions).any():  # only a NaN differs from itself
             raise ValueError(f"{self.library.name}: an action is NaN; actions must be numbers")
         np.copyto(self.actions, actions, "same_kind")
@@ -116,8 +118,8 @@ class Envs:
         """The last observations (len(agents), ...) of episodes that ended in this step, to be taken
         once. RuntimeError if the header writes none."""
         if (self._final_bytes[agents] == UNWRITTEN).all(axis=1).any():
-            raise RuntimeError(f"{self.library.header.name} writes no final observation when an episode ends; "
-                               "`if (WANTS_FINAL(env, truncated))` it has to (env.h)")
+            raise RuntimeError(f"{self.library.header.name} writes no final observation when an "
+                               "episode ends; `if (WANTS_FINAL(env, truncated))` it has to (env.h)")
         last = self._finals[agents]
         self._final_bytes[agents] = UNWRITTEN
         return last
@@ -141,7 +143,8 @@ class Envs:
         """The pictures of all, (height, width, 3) uint8 each, or None without a render mode."""
         if mode is not None:
             return tuple(self.envs.render(i) for i in range(self.num_envs))
-        gymnasium.logger.warn('render() draws nothing unless the environment is made with render_mode="rgb_array"')
+        gymnasium.logger.warn('render() draws nothing unless the environment is made with '
+                              'render_mode="rgb_array"')
         return None
 
 
@@ -153,8 +156,9 @@ def _metadata(name, render_mode):
 
 def _alone(name, envs):
     if envs.num_agents != envs.num_envs:
-        raise ValueError(f"{name} has {envs.num_agents // envs.num_envs} agents with these settings, and Gymnasium's "
-                         f"environments one: ocean.gymnasium.parallel_env({str(name)!r}) makes a PettingZoo "
+        raise ValueError(f"{name} has {envs.num_agents // envs.num_envs} agents with these "
+                         "settings, and Gymnasium's environments one: "
+                         f"ocean.gymnasium.parallel_env({str(name)!r}) makes a PettingZoo "
                          "ParallelEnv of it")
     return envs
 
@@ -181,7 +185,8 @@ class OceanEnv(gymnasium.Env):
         return self._envs.observations[0], self._info()
 
     def _info(self):
-        return {} if self._envs.action_masks is None else {"action_mask": self._envs.action_masks[0]}
+        return ({} if self._envs.action_masks is None
+                else {"action_mask": self._envs.action_masks[0]})
 
     def step(self, action):
         """ValueError for an action of another shape than the action space, a choice that there is
@@ -218,7 +223,8 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
         self._envs = _alone(name, Envs(name, num_envs, settings))
         self.single_observation_space = self._envs.envs.single_observation_space
         self.single_action_space = self._envs.envs.single_action_space
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space,
+                                                                    num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed=None, options=None):
@@ -228,7 +234,8 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
 
     def _info(self):
         masks = self._envs.action_masks
-        return {} if masks is None else {"action_mask": masks, "_action_mask": np.ones(self.num_envs, bool)}
+        return {} if masks is None else {"action_mask": masks,
+                                         "_action_mask": np.ones(self.num_envs, bool)}
 
     def step(self, actions):
         """ValueError for actions of another shape than the action space, a choice that there is not
@@ -244,14 +251,16 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
     def _last_infos(self, done):
         which = np.flatnonzero(done)
         last = np.full(self.num_envs, None, object)
-        for i, observation in zip(which.tolist(), self._envs.final_observations(which), strict=True):
+        for i, observation in zip(which.tolist(), self._envs.final_observations(which),
+                                  strict=True):
             last[i] = observation
         means, known = self._envs.statistics(which)
         final_info = {}
         for field, values in means.items():
             final_info[field], final_info[f"_{field}"] = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
             final_info[field][which], final_info[f"_{field}"][which] = values, known
-        return {"final_obs": last, "_final_obs": done, "final_info": final_info, "_final_info": done.copy()}
+        return {"final_obs": last, "_final_obs": done, "final_info": final_info,
+                "_final_info": done.copy()}
 
     def render(self):
         return self._envs.render(self.render_mode)
@@ -277,7 +286,8 @@ class OceanParallelEnv(ParallelEnv or object):
         self.agents, self._numbers = [], {agent: i for i, agent in enumerate(self.possible_agents)}
         space = envs.envs.single_observation_space
         self.observation_spaces = {agent: copy.deepcopy(space) for agent in self.possible_agents}
-        self.action_spaces = {agent: copy.deepcopy(envs.envs.single_action_space) for agent in self.possible_agents}
+        self.action_spaces = {agent: copy.deepcopy(envs.envs.single_action_space)
+                              for agent in self.possible_agents}
 
     def observation_space(self, agent):
         return self.observation_spaces[agent]
@@ -291,7 +301,8 @@ class OceanParallelEnv(ParallelEnv or object):
 
     def _infos(self):
         masks = self._envs.action_masks
-        return {agent: {} if masks is None else {"action_mask": masks[self._numbers[agent]]} for agent in self.agents}
+        return {agent: {} if masks is None else {"action_mask": masks[self._numbers[agent]]}
+                for agent in self.agents}
 
     def reset(self, seed=None, options=None):
         self._envs.reset(seed)
@@ -306,7 +317,8 @@ class OceanParallelEnv(ParallelEnv or object):
         envs = self._envs
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
-            raise ValueError(f"step needs an action of each agent that is there; there is none of {missing}")
+            raise ValueError("step needs an action of each agent that is there; there is "
+                             f"none of {missing}")
         if not self.agents:
             raise gymnasium.error.ResetNeeded("reset() comes first: no agent is there")
         rows = np.zeros(envs.actions.shape, np.float32 if envs.heads is None else np.int64)

@@ -52,18 +52,24 @@ import checkpoints  # noqa: E402
 import sweep  # noqa: E402
 
 INTERVAL = 2  # epochs between checkpoints
-OFTEN = ["--train.checkpoint-interval", str(INTERVAL), "--train.log-interval", "0", "--logger", "none"]
-SQUARED = ["train", "squared", "--env.num-envs", "64", "--train.minibatch-size", "1024", "--vec.num-threads", "1",
+OFTEN = ["--train.checkpoint-interval", str(INTERVAL), "--train.log-interval", "0",
+         "--logger", "none"]
+SQUARED = ["train", "squared", "--env.num-envs", "64", "--train.minibatch-size", "1024",
+           "--vec.num-threads", "1",
            "--vec.num-buffers", "1", *OFTEN]
 COMMANDS = {
     "squared": [*SQUARED, "--train.total-timesteps", str(50 * 4096)],
-    "workers": ["train", "gym/CartPole-v1", "--vec.backend", "multiprocessing", "--vec.num-envs", "8",
-                "--vec.num-workers", "2", "--train.horizon", "64", "--train.replay-ratio", "1", "--vec.num-threads",
+    "workers": ["train", "gym/CartPole-v1", "--vec.backend", "multiprocessing",
+                "--vec.num-envs", "8",
+                "--vec.num-workers", "2", "--train.horizon", "64", "--train.replay-ratio", "1",
+                "--vec.num-threads",
                 "1", *OFTEN, "--train.total-timesteps", str(40 * 512)],
     "ranks": [*SQUARED, "--train.gpus", "2", "--train.total-timesteps", str(50 * 8192)],
-    "sweep": ["sweep", "squared", "--env.num-envs", "512", "--vec.num-threads", "1", "--sweep.workers", "2",
+    "sweep": ["sweep", "squared", "--env.num-envs", "512", "--vec.num-threads", "1",
+              "--sweep.workers", "2",
               "--sweep.num-trials", "4", "--sweep.logger", "none", "--sweep.early-stop", "0",
-              "--sweep.train.total-timesteps.min", "5e4", "--sweep.train.total-timesteps.max", "2e5",
+              "--sweep.train.total-timesteps.min", "5e4",
+              "--sweep.train.total-timesteps.max", "2e5",
               "--sweep.train.total-timesteps.mean", "1e5"],
 }
 EPOCH = {"squared": 4096, "workers": 512, "ranks": 8192}
@@ -170,7 +176,8 @@ def resumed(kind, folder):
 
 def trials(folder):
     """{number: the result of a trial that has ended, as text} of a sweep."""
-    return {path.name: path.read_text() for path in folder.glob("experiments/sweep_*/trials/*.json")}
+    return {path.name: path.read_text()
+            for path in folder.glob("experiments/sweep_*/trials/*.json")}
 
 
 def check_end(kind, folder, reference):
@@ -178,20 +185,24 @@ def check_end(kind, folder, reference):
     if kind == "sweep":
         results = sweep.Ledger(next(folder.glob("experiments/sweep_*"))).results()
         statuses = {number: result["status"] for number, result in results.items()}
-        assert statuses == dict.fromkeys(range(4), "done"), f"trials that are missing or not done: {statuses}"
+        assert statuses == dict.fromkeys(range(4), "done"), (
+            f"trials that are missing or not done: {statuses}")
         for number in range(4):
             assert len(list(folder.glob(f"experiments/sweep_*/runs/{number:05d}/*/config.json"))) == 1
         return
     ours, theirs = run_of(folder), run_of(reference)
     assert not list(ours.glob("*.part")), "a half-written file is left"
     mine, expected = curve(ours), curve(theirs)
-    assert [entry["step"] for entry in mine] == [entry["step"] for entry in expected], "a step is missing or twice"
+    assert [entry["step"] for entry in mine] == [entry["step"] for entry in expected], (
+        "a step is missing or twice")
     if kind == "workers":
         return
     for one, other in zip(mine, expected, strict=True):
-        assert json.dumps(one) == json.dumps(other), f"the curve differs at step {one['step']}: {one} {other}"
+        assert json.dumps(one) == json.dumps(other), (
+            f"the curve differs at step {one['step']}: {one} {other}")
     final = [torch.load(max(run.glob("model_*.pt")), weights_only=True) for run in (ours, theirs)]
-    assert all(torch.equal(final[0][name], final[1][name]) for name in final[1]), "the weights differ"
+    assert all(torch.equal(final[0][name], final[1][name]) for name in final[1]), (
+        "the weights differ")
 
 
 def run_through(kind, folder, typed):
@@ -241,7 +252,8 @@ class Kills:
         assert not others, f"left running: {others}"
         check_whole(folder)
         self.check_loss(folder, begun, code)
-        assert all(trials(folder).get(name) == text for name, text in before.items()), "a trial's result has changed"
+        assert all(trials(folder).get(name) == text for name, text in before.items()), (
+            "a trial's result has changed")
         if code is not None:
             assert code == 0, f"it ended with {code}: {(folder / 'stderr').read_text()[-500:]}"
             check_end(self.kind, folder, self.reference)
@@ -258,7 +270,8 @@ class Kills:
     def finish(self):
         """Let the last one end."""
         if self.folder is not None:
-            code = ended(fuzz.start(self.folder, resumed(self.kind, self.folder), self.alone), LIMIT)
+            code = ended(fuzz.start(self.folder, resumed(self.kind, self.folder), self.alone),
+                         LIMIT)
             assert code == 0, f"it ended with {code}: {(self.folder / 'stderr').read_text()[-500:]}"
             assert not left()
             check_end(self.kind, self.folder, self.reference)
@@ -273,7 +286,8 @@ def kill_all(a, here, until):
         share = SHARE[kind] / sum(SHARE[one] for one in a.kinds)
         most = max(1, round(a.kills * share))
         until_here = time.monotonic() + (until - time.monotonic()) * share / sum(
-            SHARE[one] / sum(SHARE[two] for two in a.kinds) for one in a.kinds[a.kinds.index(kind) :])
+            SHARE[one] / sum(SHARE[two] for two in a.kinds)
+            for one in a.kinds[a.kinds.index(kind) :])
         try:
             while kills.count < most and time.monotonic() < until_here:
                 kills.once()
@@ -282,8 +296,8 @@ def kill_all(a, here, until):
             wrong.append(f"{kind}, kill {kills.count}: {error}")
         left()
         found[kind] = kills.count, kills.whole, wrong
-        print(f"{kind:10} {kills.count:4} kills, {kills.whole} runs brought to their end; {kills.seconds[0]:.1f} s "
-              f"undisturbed; {wrong or 'nothing wrong'}", flush=True)
+        print(f"{kind:10} {kills.count:4} kills, {kills.whole} runs brought to their end; "
+              f"{kills.seconds[0]:.1f} s undisturbed; {wrong or 'nothing wrong'}", flush=True)
     return found
 
 
@@ -320,12 +334,16 @@ def on_disk(here, size, logger):
             whole = check_whole(folder)
         except ValueError as error:
             return code, f"not whole: {error}"
-        epochs = [checkpoints.load(path, checkpoints.WHOLE_RUN)["epoch"] for path in folder.glob("*/trainer_state.pt")]
+        epochs = [checkpoints.load(path, checkpoints.WHOLE_RUN)["epoch"]
+                  for path in folder.glob("*/trainer_state.pt")]
         for wrong, what in (
-                (others, f"left running: {others}"), (code not in (0, 1), f"it ended with {code}: {said[-300:]}"),
-                ("Traceback" in said, f"a traceback: {last}"), (list(folder.glob("*/*.part")), "a part is left"),
+                (others, f"left running: {others}"),
+                (code not in (0, 1), f"it ended with {code}: {said[-300:]}"),
+                ("Traceback" in said, f"a traceback: {last}"),
+                (list(folder.glob("*/*.part")), "a part is left"),
                 (code == 0 and epochs != [40], f"it ended with 0 and the checkpoints {epochs}"),
-                (code == 1 and not ("cannot write the run's folder" in last or "was not written" in last),
+                (code == 1
+                 and not ("cannot write the run's folder" in last or "was not written" in last),
                  f"it does not say why: {last}"),
                 (whole == 0 and "was not written" in last, "the first checkpoint is gone")):
             if wrong:
@@ -341,7 +359,8 @@ def fill_disks(a, here, until):
         with disk(here / "large", 1 << 30) as folder:
             run = [*ON_DISK, "--logger", "tensorboard", "--data-dir", str(folder)]
             code = ended(fuzz.start(here, run, False), LIMIT)
-            needed = sum(4096 * -(-path.stat().st_size // 4096) for path in folder.rglob("*") if path.is_file())
+            needed = sum(4096 * -(-path.stat().st_size // 4096) for path in folder.rglob("*")
+                         if path.is_file())
             assert code == 0, (here / "stderr").read_text()
     except OSError as error:
         print(f"no disks: {error}")
@@ -366,13 +385,15 @@ def main():
     with tempfile.TemporaryDirectory(prefix="crash-") as folder:
         if a.disks:
             full = fill_disks(a, Path(folder, "disks"), began + a.seconds)
-            print(f"disks      {sum(full[0].values()):4} sizes from 4 kB to 1.5 x {full[2]:,} bytes, "
-                  f"exit codes {full[0]}; {len(full[1])} wrong", flush=True)
+            print(f"disks      {sum(full[0].values()):4} sizes from 4 kB to 1.5 x "
+                  f"{full[2]:,} bytes, exit codes {full[0]}; {len(full[1])} wrong", flush=True)
         if a.kills:
             found = kill_all(a, Path(folder), began + a.seconds)
     wrong = [*full[1], *(one for _, _, several in found.values() for one in several)]
-    print(json.dumps({"benchmark": "crash", "seed": a.seed, "kills": {kind: row[0] for kind, row in found.items()},
-                      "ended": {kind: row[1] for kind, row in found.items()}, "disks": full[0], "wrong": wrong,
+    print(json.dumps({"benchmark": "crash", "seed": a.seed,
+                      "kills": {kind: row[0] for kind, row in found.items()},
+                      "ended": {kind: row[1] for kind, row in found.items()}, "disks": full[0],
+                      "wrong": wrong,
                       "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(wrong))
 

@@ -75,7 +75,8 @@ UNTOUCHED = {  # these were only looked at when the rules stood
     "pong": ("pong", 300 * K, 21, OWN),
 }
 ENVIRONMENTS = {**CHOSEN, **UNTOUCHED}
-SIDES = {"ours": "ours", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL", "random": "random policy"}
+SIDES = {"ours": "ours", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL",
+         "random": "random policy"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -92,7 +93,8 @@ def curve(episodes, steps):
         if found:
             count = sum(n for *_, n in found)
             mean = sum(value * n for _, _, value, n in found) / count
-            rows.append([(k + 1) * steps // BINS, round(found[-1][1], 2), float(f"{mean:.5g}"), round(count)])
+            rows.append([(k + 1) * steps // BINS, round(found[-1][1], 2), float(f"{mean:.5g}"),
+                         round(count)])
     return rows
 
 
@@ -108,8 +110,10 @@ def ours(name, steps, seed, options):
     (bare / "config").mkdir(exist_ok=True)
     shutil.copy(ROOT / "config/default.ini", bare / "config")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(bare / "pufferl.py"), "train", called, *extra, "--train.total-timesteps",
-                   str(steps), "--train.seed", str(seed), "--train.log-interval", "0.05", "--logger", "none",
+        command = [sys.executable, str(bare / "pufferl.py"), "train", called, *extra,
+                   "--train.total-timesteps",
+                   str(steps), "--train.seed", str(seed), "--train.log-interval", "0.05",
+                   "--logger", "none",
                    "--data-dir", f"{folder}/runs", *options]
         begun = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
@@ -123,7 +127,8 @@ def ours(name, steps, seed, options):
     before = seconds - entries[-1]["performance/uptime"]
     episodes = [(entry["step"], before + entry["performance/uptime"], entry["environment/episode_return"],
                  entry["environment/n"]) for entry in entries if "environment/n" in entry]
-    return {"curve": curve(episodes, entries[-1]["step"]), "seconds": round(seconds, 1), "auto": chosen,
+    return {"curve": curve(episodes, entries[-1]["step"]), "seconds": round(seconds, 1),
+            "auto": chosen,
             "signs": said}
 
 
@@ -282,7 +287,8 @@ class OldVector:
     def reset(self, seed=None):
         import numpy as np
 
-        found = [env.reset(seed=None if seed is None else seed + i) for i, env in enumerate(self.envs)]
+        found = [env.reset(seed=None if seed is None else seed + i)
+                 for i, env in enumerate(self.envs)]
         observations = np.stack([observation for observation, _ in found])
         return observations if self.four else (observations, {})
 
@@ -294,7 +300,8 @@ class OldVector:
             observation, reward, end, cut, _ = env.step(action)
             if end or cut:
                 observation = env.reset()[0]
-            for values, value in zip((observations, rewards, ends, cuts), (observation, reward, end, cut), strict=True):
+            for values, value in zip((observations, rewards, ends, cuts),
+                                     (observation, reward, end, cut), strict=True):
                 values.append(value)
         observations, rewards, ends, cuts = map(np.array, (observations, rewards, ends, cuts))
         if self.four:
@@ -335,7 +342,8 @@ def cleanrl(name, steps, seed, folder):
     def like(module, **others):
         return SimpleNamespace(**{**vars(module), **others})
 
-    wrappers = like(gymnasium.wrappers, TransformObservation=changed, RecordEpisodeStatistics=lambda env: env)
+    wrappers = like(gymnasium.wrappers, TransformObservation=changed,
+                    RecordEpisodeStatistics=lambda env: env)
     vectors = SimpleNamespace(SyncVectorEnv=lambda functions: OldVector(functions, discrete))
     module = like(gymnasium, make=make_one, wrappers=wrappers, vector=vectors)
     sys.modules["gym" if discrete else "gymnasium"] = module
@@ -353,12 +361,14 @@ def random(name, steps, seed, folder):
 
     recorder, env = Recorder(steps), make(name)
     if hasattr(env, "possible_agents"):
-        sums, spaces = [0.0] * len(env.possible_agents), [env.action_space(agent) for agent in env.possible_agents]
+        sums, spaces = [0.0] * len(env.possible_agents), [env.action_space(agent)
+                                                          for agent in env.possible_agents]
         for i, space in enumerate(spaces):
             space.seed(seed + i)
         env.reset(seed=seed)
         while recorder.steps < steps:
-            actions = {agent: space.sample() for agent, space in zip(env.possible_agents, spaces, strict=True)}
+            actions = {agent: space.sample()
+                       for agent, space in zip(env.possible_agents, spaces, strict=True)}
             _, rewards, ends, cuts, _ = env.step(actions)
             dones = np.array(list(ends.values())) | np.array(list(cuts.values()))
             recorder.count(list(rewards.values()), dones, sums)
@@ -379,7 +389,8 @@ def child(side, name, seed, folder):
     steps = ENVIRONMENTS[name][1] if side != "random" else 30 * K
     begun = time.perf_counter()
     recorder = {"sb3": sb3, "cleanrl": cleanrl, "random": random}[side](name, steps, seed, folder)
-    print(json.dumps({"curve": curve(recorder.episodes, steps), "seconds": round(time.perf_counter() - begun, 1)}))
+    print(json.dumps({"curve": curve(recorder.episodes, steps),
+                      "seconds": round(time.perf_counter() - begun, 1)}))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -403,9 +414,11 @@ def store(side, name, seed, result):
     with open(RESULTS.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         results = load()
-        results.setdefault(side, {}).setdefault(name, {})[str(seed)] = {"machine": machine(), **result}
+        results.setdefault(side, {}).setdefault(name, {})[str(seed)] = {"machine": machine(),
+                                                                        **result}
         text = json.dumps(results, indent=1, sort_keys=True)
-        text = re.sub(r"\[\s+([^\[\]]*?)\s+\]", lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
+        text = re.sub(r"\[\s+([^\[\]]*?)\s+\]",
+                      lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
         part = RESULTS.with_suffix(".part")
         part.write_text(text + "\n")
         part.replace(RESULTS)
@@ -440,7 +453,8 @@ def summary(results):
     the medians over seeds."""
     table = {}
     for name, (_, _, best, _) in ENVIRONMENTS.items():
-        runs = {side: [run for run in results.get(side, {}).get(name, {}).values() if score(run) is not None]
+        runs = {side: [run for run in results.get(side, {}).get(name, {}).values()
+                       if score(run) is not None]
                 for side in SIDES}
         if not runs["random"]:
             continue
@@ -449,8 +463,10 @@ def summary(results):
         for side in ("ours", "sb3", "cleanrl"):
             if runs[side]:
                 mean = statistics.mean(map(score, runs[side]))
-                table[name][side] = {"score": mean, "normalised": (mean - low) / (best - low), "seeds": len(runs[side]),
-                                     "seconds": statistics.median(run["seconds"] for run in runs[side])}
+                table[name][side] = {"score": mean, "normalised": (mean - low) / (best - low),
+                                     "seeds": len(runs[side]),
+                                     "seconds": statistics.median(run["seconds"]
+                                                                  for run in runs[side])}
         for peer in ("sb3", "cleanrl"):
             if "ours" in table[name] and peer in table[name]:
                 goal = table[name][peer]["score"]
@@ -462,7 +478,8 @@ def summary(results):
 
 
 def show(table):
-    heads = ("environment", "random", "ours", "SB3", "CleanRL", "ours", "SB3", "CleanRL", "s ours", "s SB3",
+    heads = ("environment", "random", "ours", "SB3", "CleanRL", "ours", "SB3", "CleanRL",
+             "s ours", "s SB3",
              "s CleanRL", "time to SB3's")
     row = "{:26} {:>9} {:>9} {:>9} {:>9}  {:>6} {:>6} {:>7}  {:>6} {:>6} {:>9}  {:>13}"
     print(row.format(*heads))
@@ -476,21 +493,25 @@ def show(table):
             share = cells[1].get("share")
             print(row.format(name, f"{entry['random']:.4g}", *scores, *normal, *times,
                              "" if share is None else f"{share:.2f}"))
-        whole = [entry for entry in found.values() if all(side in entry for side in ("ours", "sb3"))]
+        whole = [entry for entry in found.values()
+                 if all(side in entry for side in ("ours", "sb3"))]
         if whole:
-            means = {side: statistics.mean(e[side]["normalised"] for e in whole) for side in ("ours", "sb3")}
+            means = {side: statistics.mean(e[side]["normalised"] for e in whole)
+                     for side in ("ours", "sb3")}
             both = [entry for entry in whole if "cleanrl" in entry]
             text = f"{title}: mean normalised score of {len(whole)}: ours {means['ours']:.3f}, SB3 {means['sb3']:.3f}"
             if both:
                 text += "; of the {} that CleanRL was run on: ours {:.3f}, CleanRL {:.3f}".format(
-                    len(both), *(statistics.mean(e[side]["normalised"] for e in both) for side in ("ours", "cleanrl")))
+                    len(both), *(statistics.mean(e[side]["normalised"] for e in both)
+                                 for side in ("ours", "cleanrl")))
             print(text)
     for peer in ("sb3", "cleanrl"):
         entries = [entry for entry in table.values() if "ours" in entry and peer in entry]
         shares = [entry[peer].get("share", float("inf")) for entry in entries]
         if shares:
             middle = statistics.median(shares)
-            print(f"time to {SIDES[peer]}'s final score, median of {len(shares)}: {middle:.2f} of its own")
+            print(f"time to {SIDES[peer]}'s final score, median of {len(shares)}: "
+                  f"{middle:.2f} of its own")
     print(json.dumps({"benchmark": "defaults", "environments": table}))
 
 
@@ -522,25 +543,31 @@ def draw(results, path):
     for left, right in axes[0].reshape(2, 2):
         left.set_title("over thousands of steps", fontsize=8)
         right.set_title("over seconds", fontsize=8)
-    figure.suptitle("mean return; blue: ours, orange: Stable-Baselines3, green: CleanRL", fontsize=9)
+    figure.suptitle("mean return; blue: ours, orange: Stable-Baselines3, green: CleanRL",
+                    fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
     print(f"wrote {path}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(ENVIRONMENTS), metavar="NAME", default=list(ENVIRONMENTS))
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(ENVIRONMENTS), metavar="NAME",
+                        default=list(ENVIRONMENTS))
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["ours"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--core", type=int, help="the one that all runs have (default: the first that is allowed)")
-    parser.add_argument("--peer-python", default=str(ROOT / ".venv-bench/bin/python"), help="has stable_baselines3")
+    parser.add_argument("--core", type=int,
+                        help="the one that all runs have (default: the first that is allowed)")
+    parser.add_argument("--peer-python", default=str(ROOT / ".venv-bench/bin/python"),
+                        help="has stable_baselines3")
     parser.add_argument("--cleanrl", help="the folder with ppo.py and ppo_continuous_action.py")
     parser.add_argument("--again", action="store_true", help="repeat runs that are there")
     parser.add_argument("--draw", help="also draw the curves into this file")
     parser.add_argument("--table", action="store_true", help="measure nothing, show what is there")
     parser.add_argument("--scratch", action="store_true", help="show the runs and keep nothing")
-    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="more options of pufferl.py train")
+    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[],
+                        help="more options of pufferl.py train")
     a = parser.parse_args()
     os.sched_setaffinity(0, {a.core if a.core is not None else min(os.sched_getaffinity(0))})
     for seed in [] if a.table else a.seeds:
@@ -548,7 +575,8 @@ def main():
             for side in a.sides:
                 there = load().get(side, {}).get(name, {}).get(str(seed))
                 whole = there and "failed" not in there
-                if (whole and not a.again and not a.scratch) or (side == "random" and seed != a.seeds[0]):
+                if (whole and not a.again and not a.scratch) or (side == "random"
+                                                                 and seed != a.seeds[0]):
                     continue
                 result = measure(side, name, seed, a)
                 if not a.scratch:
@@ -556,10 +584,14 @@ def main():
                 last = score(result)
                 low = [score(run) for run in load().get("random", {}).get(name, {}).values()]
                 best = ENVIRONMENTS[name][2]
-                normal = "" if not low or last is None else f"{(last - low[0]) / (best - low[0]):6.2f}"
-                said = result.get("failed") or f"{last if last is None else format(last, '10.4g')} {normal}"
-                print(f"{SIDES[side]:18} {name:26} seed {seed}  {said}  {result.get('seconds', '')} s", flush=True)
-                for line in [*result.get("auto", []), *result.get("signs", [])] if a.scratch else []:
+                normal = ("" if not low or last is None
+                          else f"{(last - low[0]) / (best - low[0]):6.2f}")
+                said = (result.get("failed")
+                        or f"{last if last is None else format(last, '10.4g')} {normal}")
+                print(f"{SIDES[side]:18} {name:26} seed {seed}  {said}  "
+                      f"{result.get('seconds', '')} s", flush=True)
+                for line in ([*result.get("auto", []), *result.get("signs", [])] if a.scratch
+                             else []):
                     print(f"    {line}", flush=True)
     if not a.scratch:
         show(summary(load()))

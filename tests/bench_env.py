@@ -42,10 +42,12 @@ class Vector:
         if actions is None:
             actions = np.zeros((HORIZON, agents, envs.action_dims), envs.action_dtype)
         self.actions = actions
-        self.observations = np.zeros((horizon, agents, *envs.observation_shape), envs.observation_dtype)
+        self.observations = np.zeros((horizon, agents, *envs.observation_shape),
+                                     envs.observation_dtype)
         self.final_observations = np.zeros_like(self.observations[0])
         self.masks = np.ones((horizon, agents, sum(envs.action_heads or ())), np.uint8)
-        self.small = [np.zeros((horizon, agents), kind) for kind in (np.float32, np.uint8, np.uint8, np.uint8)]
+        self.small = [np.zeros((horizon, agents), kind)
+                      for kind in (np.float32, np.uint8, np.uint8, np.uint8)]
         rewards, terminals, truncations, valid = self.small
         masks = self.masks if envs.has_action_masks else [None] * horizon
         valid = valid if envs.has_valid else [None] * horizon
@@ -68,7 +70,8 @@ class Vector:
         for t in range(steps):
             for i, (first, last) in enumerate(itertools.pairwise(heads)):
                 legal = self.masks[0, :, first:last]
-                self.actions[t % HORIZON, :, i] = np.where(legal, rng.random(legal.shape), -1).argmax(axis=1)
+                self.actions[t % HORIZON, :, i] = np.where(legal, rng.random(legal.shape),
+                                                           -1).argmax(axis=1)
             if not self.envs.action_heads:
                 self.actions[t % HORIZON] = rng.uniform(-1, 1, self.actions.shape[1:])
             self.envs.step(self.addresses[t % HORIZON])
@@ -79,7 +82,8 @@ def measure(name, num_agents, settings):
     library = ocean.Library(header, ocean.build(header, extra_flags=["-DOCEAN_BENCH"]))
     num_envs = max(1, num_agents // library.create(1, settings=settings).num_agents)
     bench = library.functions.ocean_bench
-    bench.restype, bench.argtypes = None, [ocean.POINTER, *[ocean.INT] * 2, ocean.POINTER, *[ocean.INT] * 2]
+    bench.restype, bench.argtypes = None, [ocean.POINTER, *[ocean.INT] * 2, ocean.POINTER,
+                                           *[ocean.INT] * 2]
 
     record, rng = Vector(library, num_envs, settings), np.random.default_rng(0)
     record.play(WARM_UP, rng)
@@ -93,7 +97,8 @@ def measure(name, num_agents, settings):
     rolling = Vector(library, num_envs, settings, record.actions, horizon)
 
     def c_loop(bind):
-        return lambda: bench(here.envs.address, num_envs, HORIZON, here.rows.ctypes.data, HORIZON, bind)
+        return lambda: bench(here.envs.address, num_envs, HORIZON, here.rows.ctypes.data,
+                             HORIZON, bind)
 
     ways = {"bare": (here, c_loop(0)), "c": (here, c_loop(1)), "python": (here, here.step),
             "rolling": (rolling, rolling.step)}
@@ -107,26 +112,34 @@ def measure(name, num_agents, settings):
             start = time.thread_time()
             run()
             best[key] = min(best[key], time.thread_time() - start)
-            assert np.array_equal(vector.observations[-1], record.observations[0]), f"{name}: {key} went another way"
+            assert np.array_equal(vector.observations[-1], record.observations[0]), (
+                f"{name}: {key} went another way")
     speeds = {key: HORIZON * record.envs.num_agents / seconds for key, seconds in best.items()}
     return {**speeds, "ratio": speeds["python"] / speeds["c"]}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", type=int, default=8192, help="agents of all environments together, about")
-    parser.add_argument("--only", nargs="+", help="some environments (default, and with --all: all of them)")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=8192,
+                        help="agents of all environments together, about")
+    parser.add_argument("--only", nargs="+",
+                        help="some environments (default, and with --all: all of them)")
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--setting", nargs="+", default=[], help="name=value, where not the default")
+    parser.add_argument("--setting", nargs="+", default=[],
+                        help="name=value, where not the default")
     arguments = parser.parse_args()
-    settings = {key: json.loads(value) for key, value in (pair.split("=") for pair in arguments.setting)}
+    settings = {key: json.loads(value)
+                for key, value in (pair.split("=") for pair in arguments.setting)}
     results = {}
-    print(f"million agent steps a second on one core, {arguments.agents} agents, best of 5 to {REPEATS} times")
+    print(f"million agent steps a second on one core, {arguments.agents} agents, best of 5 to "
+          f"{REPEATS} times")
     print(f"{'':15s} {'bare':>8s} {'C loop':>8s} {'Python':>8s} {'ratio':>7s} {'64 rows':>8s}")
     for name in arguments.only or ocean.names():
         result = results[name] = measure(name, arguments.agents, settings)
         bare, c, python, rolling = (result[way] / 1e6 for way in ("bare", "c", "python", "rolling"))
-        print(f"{name:15s} {bare:8.1f} {c:8.1f} {python:8.1f} {result['ratio']:7.3f} {rolling:8.1f}", flush=True)
+        print(f"{name:15s} {bare:8.1f} {c:8.1f} {python:8.1f} {result['ratio']:7.3f} "
+              f"{rolling:8.1f}", flush=True)
     print(json.dumps({"agents": arguments.agents, "agent_steps_per_second": results}))
 
 

@@ -50,21 +50,24 @@ def some_passed(figures):
 
 
 def near_a_copy(figures):
-    slow = [f"{name} {row['share_of_copy_of_its_size']:.0%}" for name, row in figures["kernels"].items()
+    slow = [f"{name} {row['share_of_copy_of_its_size']:.0%}"
+            for name, row in figures["kernels"].items()
             if row["share_of_copy_of_its_size"] < GOAL]
     return f"below {GOAL:.0%} of a copy of their size: {', '.join(slow)}" if slow else None
 
 
 def solved(figures):
     ((result,),) = (seeds.values() for seeds in figures["environments"].values())
-    return None if result["seconds"] is not None else f"ended at {result['score']:.0f}, below {result['threshold']:.0f}"
+    return (None if result["seconds"] is not None
+            else f"ended at {result['score']:.0f}, below {result['threshold']:.0f}")
 
 
 def same_bits(figures):
     if figures["resumed"] == figures["whole"]:
         return None
     return "resumed, it has other weights" + (
-        "" if figures["whole_again"] == figures["whole"] else ", but so has the same run undisturbed")
+        "" if figures["whole_again"] == figures["whole"]
+        else ", but so has the same run undisturbed")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -80,7 +83,8 @@ class Step(NamedTuple):
 
 
 def tests(*arguments):
-    return ["-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "-q", "--tb=short", "-rfE", *arguments]
+    return ["-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "-q", "--tb=short",
+            "-rfE", *arguments]
 
 
 def of_this_file(name, *arguments):
@@ -89,7 +93,8 @@ def of_this_file(name, *arguments):
 
 def has_device_setting():
     """Whether the configuration's section vec has a setting `device`."""
-    section = re.search(r"^class Vec:\n(.*?)^(?:@|class )", (ROOT / "configuration.py").read_text(), re.M | re.S)
+    section = re.search(r"^class Vec:\n(.*?)^(?:@|class )", (ROOT / "configuration.py").read_text(),
+                        re.M | re.S)
     return re.search(r"^    device:", section[1], re.M) is not None
 
 
@@ -100,7 +105,8 @@ def stepped_on(place):
 
 
 def train_speed():
-    shapes = {"4096x64": [], "4096x32": ["--horizon", "32", "--num-layers", "4", "--hidden-size", "32"]}
+    shapes = {"4096x64": [],
+              "4096x32": ["--horizon", "32", "--num-layers", "4", "--hidden-size", "32"]}
     for shape, options in shapes.items():
         for place in ("host", "cuda"):
             for precision in ("float32", "bfloat16"):
@@ -124,9 +130,11 @@ STEPS = [
     Step("versions", 60, of_this_file("versions")),
     Step("smoke", 180, tests("-m", "gpu", "tests/test_gpu.py"), some_passed),
     Step("tests-kernels", 420, tests("-m", "gpu", "tests/test_cuda.py"), some_passed),
-    Step("tests-training", 420, tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", f"not ({CAPTURES})"),
+    Step("tests-training", 420,
+         tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", f"not ({CAPTURES})"),
          some_passed),
-    Step("tests-captures", 150, tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", CAPTURES), some_passed),
+    Step("tests-captures", 150,
+         tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", CAPTURES), some_passed),
     Step("kernels", 180, ["tests/bench_kernels.py", "--device", "cuda"], near_a_copy),
     Step("launches", 180, of_this_file("launches")),
     *train_speed(),
@@ -140,7 +148,8 @@ def versions():
     cannot use the GPU."""
     import importlib.metadata
 
-    for command in (["nvidia-smi"], ["nvcc", "--version"], [os.environ.get("CC", "cc"), "--version"]):
+    for command in (["nvidia-smi"], ["nvcc", "--version"],
+                    [os.environ.get("CC", "cc"), "--version"]):
         with contextlib.suppress(OSError):
             subprocess.run(command, check=False)
     found = {"python": sys.version.split()[0], "cores": os.cpu_count(), "packages": {}}
@@ -152,22 +161,26 @@ def versions():
                     found["packages"][package] = importlib.metadata.version(package)
                 except importlib.metadata.PackageNotFoundError:
                     found["packages"][package] = None
-                print(f"{package:24} {found['packages'][package] or 'MISSING':14} asked for: {asked}")
+                print(f"{package:24} {found['packages'][package] or 'MISSING':14} "
+                      f"asked for: {asked}")
     import torch
 
     print(torch.__config__.show())
-    found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "sees_it": torch.cuda.is_available()}
+    found |= {"torch": torch.__version__, "cuda": torch.version.cuda,
+              "sees_it": torch.cuda.is_available()}
     if found["sees_it"]:
         properties = torch.cuda.get_device_properties(0)
         found |= {"gpu": properties.name, "gigabytes": round(properties.total_memory / 2**30, 1),
                   "multiprocessors": properties.multi_processor_count,
                   "capability": f"{properties.major}.{properties.minor}"}
     with contextlib.suppress(OSError):
-        asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
+        asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm",
+                 "--format=csv,noheader"]
         found["driver"] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
     print(json.dumps(found))
     if not found["sees_it"]:
-        sys.exit(f"torch {torch.__version__}, made for CUDA {torch.version.cuda}, does not see the GPU")
+        sys.exit(f"torch {torch.__version__}, made for CUDA {torch.version.cuda}, does "
+                 "not see the GPU")
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
         sys.exit(f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}")
     from numba import cuda
@@ -186,7 +199,8 @@ def launches():
 
     found = {}
     for size in (65536, 8192):
-        trainer = bench_train.make_trainer(bench_train.Arguments(device="cuda", minibatch_size=size))
+        trainer = bench_train.make_trainer(bench_train.Arguments(device="cuda",
+                                                                 minibatch_size=size))
         bench_train.warm_up(trainer)
         found[size] = one_graph(trainer.engine.device, bench_train, torch)
         trainer.release()
@@ -212,10 +226,13 @@ def one_graph(device, bench_train, torch, repeats=20):
     if rest or not count:
         sys.exit(f"{len(events)} events in {repeats} replays: they cannot be told apart")
     each = [events[first : first + count] for first in range(0, len(events), count)]
-    spans = [max(event.time_range.end for event in part) - part[0].time_range.start for part in each]
+    spans = [max(event.time_range.end for event in part) - part[0].time_range.start
+             for part in each]
     gaps = [1 - bench_train.busy_us(part) / span for part, span in zip(each, spans, strict=True)]
-    longest = sorted(((event.time_range.elapsed_us(), event.name) for event in each[-1]), reverse=True)[:8]
-    return {"launches": count, "microseconds": statistics.median(spans), "gaps": statistics.median(gaps),
+    longest = sorted(((event.time_range.elapsed_us(), event.name) for event in each[-1]),
+                     reverse=True)[:8]
+    return {"launches": count, "microseconds": statistics.median(spans),
+            "gaps": statistics.median(gaps),
             "longest": [(name[:100], round(microseconds, 1)) for microseconds, name in longest]}
 
 
@@ -227,13 +244,16 @@ def resume(*options):
     sys.path.insert(0, str(ROOT))
     from same_bits import digest
 
-    command = [sys.executable, "pufferl.py", "train", "breakout", "--train.total-timesteps", str(40 * 4096 * 64),
+    command = [sys.executable, "pufferl.py", "train", "breakout", "--train.total-timesteps",
+               str(40 * 4096 * 64),
                "--train.checkpoint-interval", "10", "--logger", "none", *options]
     with tempfile.TemporaryDirectory() as folder:
 
         def weights(name, *more):
-            subprocess.run([*command, "--data-dir", f"{folder}/{name}", *more], cwd=ROOT, check=True)
-            run = max((Path(folder) / name).glob("*/trainer_state.pt"), key=lambda path: path.stat().st_mtime)
+            subprocess.run([*command, "--data-dir", f"{folder}/{name}", *more],
+                           cwd=ROOT, check=True)
+            run = max((Path(folder) / name).glob("*/trainer_state.pt"),
+                      key=lambda path: path.stat().st_mtime)
             state = torch.load(run, weights_only=True)
             return digest([state["model"], state["tensors"]])
 
@@ -241,7 +261,8 @@ def resume(*options):
         process = subprocess.Popen([*command, "--data-dir", f"{folder}/killed"], cwd=ROOT)
         seen = set()  # trainer_state.pt is written as the run begins, and after ten epochs
         while len(seen) < 2 and process.poll() is None:
-            seen |= {path.stat().st_mtime_ns for path in Path(folder).glob("killed/*/trainer_state.pt")}
+            seen |= {path.stat().st_mtime_ns
+                     for path in Path(folder).glob("killed/*/trainer_state.pt")}
             time.sleep(0.01)
         process.kill()
         if process.wait() != -signal.SIGKILL:
@@ -313,7 +334,8 @@ def figures_of(step, text):
     """The figures at the end of a step's output: how many tests ended how, or a
     benchmark's JSON; None without."""
     if "pytest" in step.arguments:
-        counts = re.findall(r"(\d+) (passed|failed|skipped|error)", text.rstrip().rpartition("\n")[2])
+        counts = re.findall(r"(\d+) (passed|failed|skipped|error)",
+                            text.rstrip().rpartition("\n")[2])
         return {"passed": 0} | {kind: int(count) for count, kind in counts} if counts else None
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
@@ -327,7 +349,8 @@ def run(step, limit):
     "tail", "load", "watts"}."""
     began = time.monotonic()
     with watched() as load, tempfile.TemporaryFile() as output:
-        process = subprocess.Popen([sys.executable, *step.arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
+        process = subprocess.Popen([sys.executable, *step.arguments], cwd=ROOT,
+                                   stdin=subprocess.DEVNULL, stdout=output,
                                    stderr=subprocess.STDOUT, start_new_session=True,
                                    env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"})
         try:
@@ -340,7 +363,8 @@ def run(step, limit):
             process.wait()
         output.seek(0)
         text = readable(output.read())
-    found = {"result": "passed", "seconds": round(time.monotonic() - began, 1), "figures": figures_of(step, text),
+    found = {"result": "passed", "seconds": round(time.monotonic() - began, 1),
+             "figures": figures_of(step, text),
              "tail": text[-TAIL:], **load}
     if status is None:
         found["result"] = f"took longer than {limit:.0f} s"
@@ -355,7 +379,8 @@ def run(step, limit):
             found["result"] = step.wrong(found["figures"]) or "passed"
             page({step.name: found})
         except UNEXPECTED as error:
-            found |= {"result": f"failed: its figures are not what is expected ({error!r})", "figures": None}
+            found |= {"result": f"failed: its figures are not what is expected ({error!r})",
+                      "figures": None}
     return found
 
 
@@ -367,9 +392,11 @@ def run_all(steps, folder, seconds=ALL):
     for step in steps:
         left = deadline - time.monotonic()
         if step.setting and not has_device_setting():
-            found = {"result": "not there: the configuration has no setting vec.device", "seconds": 0.0}
+            found = {"result": "not there: the configuration has no setting vec.device",
+                     "seconds": 0.0}
         elif left < 1:
-            found = {"result": f"not begun: the {seconds / 60:.0f} minutes were over", "seconds": 0.0}
+            found = {"result": f"not begun: the {seconds / 60:.0f} minutes were over",
+                     "seconds": 0.0}
         else:
             found = run(step, min(step.seconds, left))
         results[step.name] = {**found, "commit": commit, "date": time.strftime("%Y-%m-%d %H:%M")}
@@ -382,7 +409,8 @@ def run_all(steps, folder, seconds=ALL):
 
 def commit_now():
     with contextlib.suppress(OSError):
-        done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True,
+                              text=True, cwd=ROOT)
         return done.stdout.strip() or "unknown"
     return "unknown"
 
@@ -410,7 +438,8 @@ def write(folder, results):
     known = [step.name for step in STEPS]
     order = sorted(results, key=lambda name: known.index(name) if name in known else len(known))
     results = {name: results[name] for name in order}
-    for name, text in (("report.json", json.dumps({"steps": results}, indent=1) + "\n"), ("report.md", page(results))):
+    for name, text in (("report.json", json.dumps({"steps": results}, indent=1) + "\n"),
+                       ("report.md", page(results))):
         path = Path(folder) / name
         path.with_suffix(".part").write_text(text)
         path.with_suffix(".part").replace(path)
@@ -428,7 +457,8 @@ def summary(results):
     step has measured."""
     rows = []
     if found := passed(results, "versions"):
-        rows.append(("machine", f"{found['gpu']}, {found['cores']} cores, torch {found['torch']}, driver "
+        rows.append(("machine",
+                     f"{found['gpu']}, {found['cores']} cores, torch {found['torch']}, driver "
                                 f"{found['driver'].partition(',')[0]}"))
     for name in (step.name for step in STEPS if step.name.startswith("train-")):
         if found := passed(results, name):
@@ -436,32 +466,43 @@ def summary(results):
             busy = f", GPU busy {found['shares']['busy']:.0%}" if "shares" in found else ""
             agents, horizon = shape.split("x")
             place = "on the host" if place == "host" else "on the GPU"
-            rows.append((f"trained steps a second: {int(agents):,} × {horizon}, network {found['num_layers']} layers × "
-                         f"{found['hidden_size']}, {precision}, environments {place}", f"{found['sps']:,.0f}{busy}"))
+            rows.append((f"trained steps a second: {int(agents):,} × {horizon}, network "
+                         f"{found['num_layers']} layers × {found['hidden_size']}, {precision}, "
+                         f"environments {place}",
+                         f"{found['sps']:,.0f}{busy}"))
     for name, place in (("learn-host", "on the host"), ("learn-cuda", "on the GPU")):
         if found := passed(results, name):
             ((result,),) = (seeds.values() for seeds in found["environments"].values())
             reached = "never" if result["seconds"] is None else f"{result['seconds']:.1f} s"
             rows.append((f"Breakout to {result['threshold']:.0f} of 864, environments {place}",
-                         f"{reached}; {result['score']:.0f} at the end, after {result['end_seconds']:.1f} s"))
+                         f"{reached}; {result['score']:.0f} at the end, after "
+                         f"{result['end_seconds']:.1f} s"))
     if found := passed(results, "kernels"):
         shares = [row["share_of_copy_of_its_size"] for row in found["kernels"].values()]
         rows.append(("kernels beside a plain copy of as many bytes",
-                     f"{sum(share >= GOAL for share in shares)} of {len(shares)} at {GOAL:.0%} or more, the slowest at "
-                     f"{min(shares):.0%}; a copy {found['copy_gb_per_second']:,.0f} GB/s"))
+                     f"{sum(share >= GOAL for share in shares)} of {len(shares)} at {GOAL:.0%} or "
+                     f"more, the slowest at {min(shares):.0%}; a copy "
+                     f"{found['copy_gb_per_second']:,.0f} GB/s"))
     if found := passed(results, "launches"):
         for size, graph in found["minibatch"].items():
-            rows.append((f"a minibatch of {int(size):,}", f"{graph['launches']} launches in one graph, "
-                         f"{graph['microseconds']:,.0f} µs, nothing runs in {graph['gaps']:.0%} of it"))
+            rows.append((f"a minibatch of {int(size):,}",
+                         f"{graph['launches']} launches in one graph, "
+                         f"{graph['microseconds']:,.0f} µs, nothing runs in "
+                         f"{graph['gaps']:.0%} of it"))
     for name, place in (("resume-host", "on the host"), ("resume-cuda", "on the GPU")):
         if found := passed(results, name):
-            rows.append((f"killed and resumed, beside the same run undisturbed, environments {place}",
+            rows.append(("killed and resumed, beside the same run undisturbed, "
+                         f"environments {place}",
                          "the same bits" if same_bits(found) is None else same_bits(found)))
-    counts = [results.get(step.name, {}).get("figures") for step in STEPS if "pytest" in step.arguments]
+    counts = [results.get(step.name, {}).get("figures") for step in STEPS
+              if "pytest" in step.arguments]
     if any(counts):
-        total = {kind: sum(count.get(kind, 0) for count in counts if count) for kind in ("passed", "failed", "error")}
-        rows.append(("tests on the GPU", f"{total['passed']} passed, {total['failed'] + total['error']} failed"))
-    power = max((result["watts"]["most"] for result in results.values() if "watts" in result), default=None)
+        total = {kind: sum(count.get(kind, 0) for count in counts if count)
+                 for kind in ("passed", "failed", "error")}
+        rows.append(("tests on the GPU",
+                     f"{total['passed']} passed, {total['failed'] + total['error']} failed"))
+    power = max((result["watts"]["most"] for result in results.values() if "watts" in result),
+                default=None)
     if power is not None:
         rows.append(("most power", f"{power:.0f} W"))
     return "\n".join(["| what | found |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)]) + "\n"
@@ -470,18 +511,24 @@ def summary(results):
 def page(results):
     """report.md."""
     date = max((result.get("date", "") for result in results.values()), default="")
-    lines = ["# On a GPU", "", f"Written by `make gpu` (tests/bench_gpu.py), last on {date}.", "", summary(results),
-             "| step | seconds | GPU load, mean and most | watts, mean and most | commit | result |",
+    lines = ["# On a GPU", "", f"Written by `make gpu` (tests/bench_gpu.py), last on {date}.", "",
+             summary(results),
+             "| step | seconds | GPU load, mean and most | watts, mean and most | "
+             "commit | result |",
              "| --- | --- | --- | --- | --- | --- |"]
     for name, result in results.items():
-        load, watts = (f"{result[key]['mean']:.0f}, {result[key]['most']:.0f}" if key in result else ""
+        load, watts = (f"{result[key]['mean']:.0f}, {result[key]['most']:.0f}"
+                       if key in result else ""
                        for key in ("load", "watts"))
         said = result["result"].replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {name} | {result['seconds']:.0f} | {load} | {watts} | {result.get('commit', '')} | {said} |")
+        lines.append(f"| {name} | {result['seconds']:.0f} | {load} | {watts} | "
+                     f"{result.get('commit', '')} | {said} |")
     if found := passed(results, "kernels"):
-        lines += ["", "## Kernels", "", "| kernel | µs | GB/s | of a copy of its size |", "| --- | --- | --- | --- |"]
+        lines += ["", "## Kernels", "", "| kernel | µs | GB/s | of a copy of its size |",
+                  "| --- | --- | --- | --- |"]
         lines += [f"| {name} | {row['microseconds']} | {row['gb_per_second']:,.0f} | "
-                  f"{row['share_of_copy_of_its_size']:.0%} |" for name, row in found["kernels"].items()]
+                  f"{row['share_of_copy_of_its_size']:.0%} |"
+                  for name, row in found["kernels"].items()]
     for name, result in results.items():
         if result.get("tail"):  # indented, since a fence could be within it
             lines += ["", f"## The end of what {name} said", ""]
@@ -499,7 +546,8 @@ def section(folder=ROOT / "docs/gpu"):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", help="beginnings of names (default: all)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/gpu", help="folder of the report")
     parser.add_argument("--minutes", type=float, default=ALL / 60, help="of all steps")
@@ -511,17 +559,20 @@ def main():
     a = parser.parse_args()
     if a.readme:
         before, _, after = (ROOT / "README.md").read_text().partition(BEGIN)
-        (ROOT / "README.md").write_text(before + BEGIN + section(a.out) + END + after.partition(END)[2])
+        (ROOT / "README.md").write_text(before + BEGIN + section(a.out) + END
+                                        + after.partition(END)[2])
         return None
     for word in a.steps:
         if not any(step.name.startswith(word) for step in STEPS):
-            parser.error(f"no step begins with {word}; there are {', '.join(step.name for step in STEPS)}")
+            parser.error(f"no step begins with {word}; there are "
+                         f"{', '.join(step.name for step in STEPS)}")
     steps = [step for step in STEPS if not a.steps or step.name.startswith(tuple(a.steps))]
     if a.list:
         print("\n".join(f"{step.name:30} at most {step.seconds:.0f} s" for step in steps))
         return None
     if not gpus():
-        sys.exit("bench_gpu.py: CUDA's driver (libcuda) finds no GPU here, so there is nothing to measure.")
+        sys.exit("bench_gpu.py: CUDA's driver (libcuda) finds no GPU here, so there is "
+                 "nothing to measure.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a step ends with this process
     results = run_all(steps, a.out, 60 * a.minutes)
     print(f"the report: {a.out}/report.md")

@@ -59,8 +59,10 @@ class Idle:
 
 def measure(env, agents, buffers, threads, repeats):
     """{"interpreter": seconds of a rollout, "compiled": the same}."""
-    vecenv = pufferl.make(env, num_envs=agents, seed=1, num_buffers=buffers, num_threads=max(threads, buffers))
-    settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9, "data_dir": None,
+    vecenv = pufferl.make(env, num_envs=agents, seed=1, num_buffers=buffers,
+                          num_threads=max(threads, buffers))
+    settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9,
+                "data_dir": None,
                 "total_timesteps": 10**12}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, hidden_size=16))
     pufferl.check_norms = lambda trainer, norms: None  # they are left over
@@ -82,7 +84,8 @@ def main():
     parser.add_argument("--env", default="breakout")
     parser.add_argument("--agents", type=int, default=4096)
     parser.add_argument("--buffers", type=int, nargs="+", default=[2, 4, 8, 16])
-    parser.add_argument("--threads", type=int, default=1, help="at least; each buffer has one of its own")
+    parser.add_argument("--threads", type=int, default=1,
+                        help="at least; each buffer has one of its own")
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
     cuda_on_a_cpu.install(pytest.MonkeyPatch())
@@ -90,7 +93,8 @@ def main():
     fused.find_gpu = lambda workers: Idle()
     results = {}
     for buffers in args.buffers:
-        found = results[buffers] = measure(args.env, args.agents, buffers, args.threads, args.repeats)
+        found = results[buffers] = measure(args.env, args.agents, buffers, args.threads,
+                                           args.repeats)
         print(f"{buffers:3} buffers: " + ", ".join(
             f"{name} {1e3 * seconds:7.2f} ms ({1e6 * seconds / 65 / buffers:5.1f} µs a step)"
             for name, seconds in found.items()), flush=True)

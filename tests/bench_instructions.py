@@ -68,7 +68,8 @@ class Arguments:
 def counts(command, folder, *options, env=None):
     """{what a dump was called, "" for the whole run: instructions}."""
     out = f"--callgrind-out-file={folder}/out"
-    done = subprocess.run(["valgrind", "-q", "--tool=callgrind", out, *options, *command], cwd=folder, env=env,
+    done = subprocess.run(["valgrind", "-q", "--tool=callgrind", out, *options, *command],
+                          cwd=folder, env=env,
                           capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))[:200]}\n{done.stderr}")
@@ -86,9 +87,11 @@ def environment_step(name, folder):
     program, at random actions."""
     program, header = folder / name, f'-DENV_HEADER="{ROOT}/ocean/{name}/{name}.h"'
     flags = ["-std=gnu11", "-O3", "-march=x86-64-v3", "-fno-math-errno"]
-    command = ["cc", *flags, "-I", ROOT / "ocean", header, ROOT / "ocean" / "main.c", "-o", program, "-lm"]
+    command = ["cc", *flags, "-I", ROOT / "ocean", header, ROOT / "ocean" / "main.c", "-o",
+               program, "-lm"]
     subprocess.run(command, check=True)
-    runs = [counts([program, "--episodes", "1000000", "--steps", str(steps)], folder)[""] for steps in (20000, 120000)]
+    runs = [counts([program, "--episodes", "1000000", "--steps", str(steps)], folder)[""]
+            for steps in (20000, 120000)]
     return (runs[1] - runs[0]) / 100_000
 
 

@@ -107,7 +107,8 @@ def sample_case(kind):
             expected, _ = reference.discrete_logprob_entropy(y, actions, [A])
             for i in range(64):
                 u = (reference.philox4x32((i, 3, 0, 1), (1, 0))[0] >> 8) * 2.0**-24
-                assert actions[i, 0] == reference.draw(y[i].softmax(0), torch.tensor(u).double()), "another action"
+                assert actions[i, 0] == reference.draw(y[i].softmax(0), torch.tensor(u).double()), (
+                    "another action")
         else:
             expected, _ = reference.gaussian_logprob_entropy(y, log_std.double(), actions.double())
             z = (actions - y) / log_std.double().exp()
@@ -127,7 +128,8 @@ def advantage_cases():
     unique = index.unique()
     advantages, part, masses = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
-    expected = reference.advantage(**doubles, gamma=GAE["gamma"], lam=GAE["gae_lambda"], rho_clip=GAE["rho_clip"],
+    expected = reference.advantage(**doubles, gamma=GAE["gamma"], lam=GAE["gae_lambda"],
+                                   rho_clip=GAE["rho_clip"],
                                    c_clip=GAE["c_clip"])
     source = expected.float()
     cumulative, drawn, weights = torch.empty_like(masses), torch.zeros(B, dtype=torch.int64), poisoned(B)
@@ -152,13 +154,15 @@ def advantage_cases():
         T * len(unique), moved * len(unique) // N)
     yield "priorities", Case(
         lambda: kernels.priorities(source, data["valid"], masses, alpha=0.1),
-        lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N, size(source, data["valid"]))
+        lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N,
+        size(source, data["valid"]))
     yield "draw", Case(
         lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, clock=clock, beta=beta),
         check_draw, B, size(p, cumulative, drawn, weights))
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),
-        lambda: close("moments", moments[-1], [len(chosen), chosen.sum(), chosen.square().sum()], 1e-6),
+        lambda: close("moments", moments[-1],
+                      [len(chosen), chosen.sum(), chosen.square().sum()], 1e-6),
         T * B, T * B * 5, moments.clear)
 
 
@@ -167,7 +171,8 @@ def gather_cases():
     source, out = normal(T + 1, N, D), poisoned(T, M, D)
     yield "gather, chunk", Case(
         lambda: kernels.gather(source, index, out, start=START),
-        lambda: close("out", out, source[:T, index[START : START + M]], 0), out.numel(), 2 * size(out))
+        lambda: close("out", out, source[:T, index[START : START + M]], 0), out.numel(),
+        2 * size(out))
     new_values, new_ratios = normal(T, N)[:, index], normal(T, N)[:, index]
     values, ratios = poisoned(T + 1, N), poisoned(T, N)
 
@@ -186,7 +191,8 @@ def step_case():
     resets, valid = flags(0.02, N), flags(0.99, N)
 
     def check_step():
-        y, s = reference.mingru_layer(*(t.double()[None] for t in (x, hgp)), state0.double(), resets[None], valid[None])
+        y, s = reference.mingru_layer(*(t.double()[None] for t in (x, hgp)), state0.double(),
+                                      resets[None], valid[None])
         close("out", out, y[0], 2e-6)
         close("state", state, s[0], 2e-6)
 
@@ -201,7 +207,8 @@ def scan_cases():
     where = {"index": integers(N, B).sort().values, "start": START}
     columns = where["index"][START : START + M]
     hgp64, x64 = hgp.double().requires_grad_(), x.double().requires_grad_()
-    y64, s64 = reference.mingru_layer(x64, hgp64, states[0].double(), resets[:, columns], valid[:, columns])
+    y64, s64 = reference.mingru_layer(x64, hgp64, states[0].double(), resets[:, columns],
+                                      valid[:, columns])
     y64.backward(dy.double())
     full = torch.cat([states[:1], s64.detach().float()])
     dhgp, dx, sums = hgp.clone(), dy.clone(), torch.empty(hgp.shape[1:])
@@ -219,10 +226,12 @@ def scan_cases():
         dx.copy_(dy)
 
     yield "mingru_scan, chunk", Case(
-        lambda: kernels.mingru_scan(hgp, x, states, resets, valid, out, **where), check_scan, T * M * H,
+        lambda: kernels.mingru_scan(hgp, x, states, resets, valid, out, **where),
+        check_scan, T * M * H,
         size(hgp, x, states, out))
     yield "mingru_scan_grad, chunk", Case(
-        lambda: kernels.mingru_scan_grad(dhgp, x, full, resets, valid, dx, sums, **where), check_grad, T * M * H,
+        lambda: kernels.mingru_scan_grad(dhgp, x, full, resets, valid, dx, sums, **where),
+        check_grad, T * M * H,
         size(dhgp, dhgp, x, full, dx, dx), restore)
 
 
@@ -246,14 +255,16 @@ def loss_case(kind):
     options = {"log_std": log_std, "grad_log_std": grad_log_std} if continuous else heads
 
     def run():
-        kernels.ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values,
+        kernels.ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings,
+                         grad, new_values,
                          ratios, sums, index=index, **options)
 
     def check():
         y, spread = outputs.double().requires_grad_(), log_std.double().requires_grad_()
         acts = actions[:, index].double() if continuous else actions[:, index]
         loss = reference.ppo_loss(
-            y[..., :-1], y[..., -1], acts, *(x[:T, index].double() for x in (logprobs, values, advantages)),
+            y[..., :-1], y[..., -1], acts,
+            *(x[:T, index].double() for x in (logprobs, values, advantages)),
             weights.double(), valid[:T, index], **CLIPS, heads=None if continuous else [A],
             log_std=spread if continuous else None)
         loss["loss"].backward()
@@ -279,7 +290,8 @@ def muon_cases():
     arena = kernels.Arena()
     arena.adopt(module)
     device = torch.get_default_device()
-    optimizer = kernels.Muon(arena, momentum=0.73, max_grad_norm=1.81, together=device.type == "cuda")
+    optimizer = kernels.Muon(arena, momentum=0.73, max_grad_norm=1.81,
+                             together=device.type == "cuda")
     arena.allocate(device)
     groups = ("weights", "gradients", "momentum")
     for p in module.parameters():
@@ -295,7 +307,8 @@ def muon_cases():
             arena.flat(group).copy_(start[group])
 
     def check():
-        expected, _ = reference.muon_step(before, grads, [torch.zeros_like(g) for g in grads], 0.015, 0.73, 0.0,
+        expected, _ = reference.muon_step(before, grads, [torch.zeros_like(g) for g in grads],
+                                          0.015, 0.73, 0.0,
                                           torch.tensor(1.81).double())
         for p, e in zip(module.parameters(), expected, strict=True):
             close("weights", p.detach(), e, 1e-6)
@@ -336,7 +349,8 @@ def baselines():
     source, target = torch.zeros(2**25), torch.ones(2**25)
     left, right, product = normal(T * M, H), normal(3 * H, H), torch.empty(T * M, 3 * H)
     copy = Case(lambda: target.copy_(source), lambda: None, source.numel(), 2 * size(source))
-    matmul = Case(lambda: torch.matmul(left, right.t(), out=product), lambda: None, 2 * T * M * H * 3 * H,
+    matmul = Case(lambda: torch.matmul(left, right.t(), out=product), lambda: None,
+                  2 * T * M * H * 3 * H,
                   size(left, right, product))
     return {"copy": copy, "matrix product": matmul}
 
@@ -402,8 +416,10 @@ def measure(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="of kernels and torch (a worker has 1)")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1,
+                        help="of kernels and torch (a worker has 1)")
     parser.add_argument("--repeats", type=int, default=7, help="interleaved; the median counts")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", default="", help="kernels whose name contains this")
@@ -426,7 +442,8 @@ def main():
     gflops = timed["matrix product"].elements / median["matrix product"] / 1e9
     where = f"{args.threads} thread(s)" if args.device == "cpu" else torch.cuda.get_device_name()
     print(f"{where}, copy {bandwidth:.1f} GB/s, matrix product {gflops:.0f} GFLOP/s\n")
-    print(f"{'kernel':28} {'elements':>9} {'µs a call':>10} {'ns/element':>11} {'GB/s':>7} {'of copy':>8}"
+    print(f"{'kernel':28} {'elements':>9} {'µs a call':>10} {'ns/element':>11} {'GB/s':>7} "
+          f"{'of copy':>8}"
           + (" of its copy" if args.device == "cuda" else ""))
     rows = {}
     for name, case in timed.items():
@@ -435,18 +452,22 @@ def main():
         seconds = median[name]
         speed = case.moved / seconds / 1e9
         rows[name] = {"elements": case.elements, "microseconds": round(seconds * 1e6, 2),
-                      "ns_per_element": round(seconds / case.elements * 1e9, 4), "gb_per_second": round(speed, 3),
+                      "ns_per_element": round(seconds / case.elements * 1e9, 4),
+                      "gb_per_second": round(speed, 3),
                       "share_of_copy": round(speed / bandwidth, 4)}
         beside = median.get(f"copy beside {name}")
         if beside is not None:
             rows[name]["share_of_copy_of_its_size"] = round(beside / seconds, 4)
-        print(f"{name:28} {case.elements:9,} {seconds * 1e6:10.1f} {seconds / case.elements * 1e9:11.3f} {speed:7.2f} "
+        print(f"{name:28} {case.elements:9,} {seconds * 1e6:10.1f} "
+              f"{seconds / case.elements * 1e9:11.3f} {speed:7.2f} "
               f"{speed / bandwidth:8.1%}" + (f" {beside / seconds:12.1%}" if beside else ""))
     for name, reason in wrong.items():
         print(f"{name:28} WRONG, not timed: {reason}")
-    print(json.dumps({"benchmark": "kernels", "device": where, "threads": args.threads, "repeats": args.repeats,
+    print(json.dumps({"benchmark": "kernels", "device": where, "threads": args.threads,
+                      "repeats": args.repeats,
                       "copy_gb_per_second": round(bandwidth, 2), "matmul_gflops": round(gflops, 1),
-                      "numpy": np.__version__, "torch": torch.__version__, "numba": numba.__version__,
+                      "numpy": np.__version__, "torch": torch.__version__,
+                      "numba": numba.__version__,
                       "kernels": rows, "wrong": wrong}))
     return 1 if wrong else 0
 

@@ -38,7 +38,8 @@ class Arguments:
 def learn(a, precision, seed):
     """[(steps, mean score of the episodes that ended in that epoch)] of one run."""
     args = pufferl.load_config(a.env)
-    args["train"] |= {"precision": precision, "seed": seed, "total_timesteps": int(a.total_timesteps)}
+    args["train"] |= {"precision": precision, "seed": seed,
+                      "total_timesteps": int(a.total_timesteps)}
     args["train"]["log_interval"] = 0  # an entry an epoch
     vecenv = pufferl.load_env(a.env, args)
     policy = pufferl.load_policy(args, vecenv)
@@ -66,7 +67,8 @@ def draw(a, curves):
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for (precision, runs), colour in zip(curves.items(), ("tab:blue", "tab:orange"), strict=True):
         for seed, curve in enumerate(runs):
-            axes.plot(*zip(*curve, strict=True), color=colour, alpha=0.8, lw=1, label=None if seed else precision)
+            axes.plot(*zip(*curve, strict=True), color=colour, alpha=0.8, lw=1,
+                      label=None if seed else precision)
             at = solved(curve, a.threshold)
             if at:
                 axes.plot(at, a.threshold, "o", color=colour)
@@ -79,12 +81,14 @@ def draw(a, curves):
 
 def main():
     a = tyro.cli(Arguments, description=__doc__)
-    curves, result = {"float32": [], "bfloat16": []}, {"benchmark": "learning", **vars(a), "plot": str(a.plot)}
+    curves, result = {"float32": [], "bfloat16": []}, {"benchmark": "learning", **vars(a),
+                                                       "plot": str(a.plot)}
     for seed in range(a.seeds):
         for precision, runs in curves.items():
             runs.append(learn(a, precision, seed))
             at, last = solved(runs[-1], a.threshold), runs[-1][-1][1]
-            print(f"{precision:9} seed {seed}: solved at {f'{at:,}' if at else 'no'} steps, {last:.0f} at the end",
+            print(f"{precision:9} seed {seed}: solved at {f'{at:,}' if at else 'no'} steps, "
+                  f"{last:.0f} at the end",
                   flush=True)
             draw(a, curves)
     for precision, runs in curves.items():
@@ -92,8 +96,8 @@ def main():
         result[precision] = {"solved": steps, "end": [curve[-1][1] for curve in runs]}
         known = [at for at in steps if at]
         if known:
-            print(f"{precision:9} solved {len(known)} of {a.seeds}, median {statistics.median(known):,.0f} steps, "
-                  f"{min(known):,} to {max(known):,}")
+            print(f"{precision:9} solved {len(known)} of {a.seeds}, median "
+                  f"{statistics.median(known):,.0f} steps, {min(known):,} to {max(known):,}")
     print(json.dumps(result))
 
 

@@ -99,7 +99,8 @@ def sb3(a, at_once):
             return [False] * self.num_envs
 
     envs = OneCall(many(a.num_envs)) if at_once else DummyVecEnv([one] * a.num_envs)
-    model = PPO("MlpPolicy", envs, n_steps=a.horizon, batch_size=a.minibatch_size, n_epochs=4, learning_rate=1e-3,
+    model = PPO("MlpPolicy", envs, n_steps=a.horizon, batch_size=a.minibatch_size, n_epochs=4,
+                learning_rate=1e-3,
                 ent_coef=0.01, device="cpu", seed=0)
     model.learn(a.steps)
 
@@ -114,7 +115,8 @@ def skrl(a, at_once):
     from torch import nn
 
     def net(inputs, outputs):
-        return nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+        return nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(),
+                             nn.Linear(64, outputs))
 
     class Policy(CategoricalMixin, Model):
         def __init__(self, **spaces):
@@ -137,8 +139,10 @@ def skrl(a, at_once):
     torch.manual_seed(0)
     envs = many(a.num_envs) if at_once else gymnasium.vector.SyncVectorEnv([one] * a.num_envs)
     envs = wrap_env(envs, wrapper="gymnasium")
-    spaces = {"observation_space": envs.observation_space, "action_space": envs.action_space, "device": envs.device}
-    settings = PPO_CFG(rollouts=a.horizon, learning_epochs=4, learning_rate=1e-3, entropy_loss_scale=0.01,
+    spaces = {"observation_space": envs.observation_space, "action_space": envs.action_space,
+              "device": envs.device}
+    settings = PPO_CFG(rollouts=a.horizon, learning_epochs=4, learning_rate=1e-3,
+                       entropy_loss_scale=0.01,
                        mini_batches=a.num_envs * a.horizon // a.minibatch_size)
     settings.experiment.write_interval = settings.experiment.checkpoint_interval = 0
     memory = RandomMemory(memory_size=a.horizon, num_envs=a.num_envs, device=envs.device)
@@ -154,8 +158,10 @@ def cleanrl(a, at_once):
     else:
         # its own wrapper, whose results are not asked for here
         gymnasium.wrappers.RecordEpisodeStatistics = Scores
-    sys.argv = [a.script, "--env-id", NAME, "--num-envs", str(a.num_envs), "--num-steps", str(a.horizon),
-                "--num-minibatches", str(a.num_envs * a.horizon // a.minibatch_size), "--learning-rate", "0.001",
+    sys.argv = [a.script, "--env-id", NAME, "--num-envs", str(a.num_envs), "--num-steps",
+                str(a.horizon),
+                "--num-minibatches", str(a.num_envs * a.horizon // a.minibatch_size),
+                "--learning-rate", "0.001",
                 "--total-timesteps", str(a.steps), "--no-cuda"]
     runpy.run_path(a.script, run_name="__main__")
 
@@ -164,7 +170,8 @@ SIDES = {"sb3": (sb3, "stable_baselines3"), "skrl": (skrl, "skrl"), "cleanrl": (
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", choices=SIDES)
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--horizon", type=int, default=128)
@@ -184,8 +191,8 @@ def main():
         results.append((at_once, a.steps / (time.perf_counter() - begun), np.mean(SCORES)))
     for at_once, speed, score in results:
         how = "all by one call" if at_once else "one after the other"
-        print(f"{a.library}: {NAME}, {a.num_envs} environments, {how}: {speed:,.0f} steps a second with learning; "
-              f"score {score:.1f} at the end")
+        print(f"{a.library}: {NAME}, {a.num_envs} environments, {how}: {speed:,.0f} steps a second "
+              f"with learning; score {score:.1f} at the end")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def ours(a, backend):
         f"gym/{a['env']}", "--vec.num-envs")
     batch = a["num_envs"] * a["horizon"]
     options = {"--vec.backend": backend, copies: a["num_envs"], "--policy.name": "feed-forward",
-               "--policy.hidden-size": a["hidden_size"], "--rnn.name": "none", "--train.horizon": a["horizon"],
+               "--policy.hidden-size": a["hidden_size"], "--rnn.name": "none",
+               "--train.horizon": a["horizon"],
                "--train.minibatch-size": a["minibatch_size"], "--train.replay-ratio": a["passes"],
                "--train.total-timesteps": batch * 10**6, "--train.log-interval": 10**9}
     args = pufferl.load_config(name, [str(part) for pair in options.items() for part in pair])
@@ -100,14 +101,16 @@ def stable_baselines3(a):
             return self.layers(observations)
 
     network = {"features_extractor_class": Trunk, "net_arch": []}
-    model = PPO("MlpPolicy", make_vec_env(a["env"], a["num_envs"]), n_steps=a["horizon"], device="cpu",
+    model = PPO("MlpPolicy", make_vec_env(a["env"], a["num_envs"]), n_steps=a["horizon"],
+                device="cpu",
                 batch_size=a["minibatch_size"], n_epochs=a["passes"], policy_kwargs=network)
     clock, batch = Clock(), a["num_envs"] * a["horizon"]
     model.learn(batch * (WARM_UP + a["rollouts"] + 1), callback=clock)
     return batch * a["rollouts"] / (clock.starts[WARM_UP + a["rollouts"]] - clock.starts[WARM_UP])
 
 
-SIDES = {"serial": lambda a: ours(a, "serial"), "multiprocessing": lambda a: ours(a, "multiprocessing"),
+SIDES = {"serial": lambda a: ours(a, "serial"),
+         "multiprocessing": lambda a: ours(a, "multiprocessing"),
          "package": lambda a: ours(a, "package"), "tensors": lambda a: ours(a, "tensors"),
          "Stable-Baselines3": stable_baselines3}
 
@@ -126,20 +129,22 @@ def main():
 
     a = tyro.cli(Arguments, description=__doc__)
     if not Path(a.peer_python).exists():
-        sys.exit(f"{a.peer_python}: there is no such interpreter; `make .venv-bench/ready` installs the peer.")
+        sys.exit(f"{a.peer_python}: there is no such interpreter; `make .venv-bench/ready` "
+                 "installs the peer.")
     there = {"package": gymnasium.spec(a.env).vector_entry_point, "tensors": in_gymnax(a.env)}
     speeds = {side: [] for side in SIDES if there.get(side, True)}
     for _ in range(a.repeats):
         for side, measured in speeds.items():
             python = a.peer_python if side == "Stable-Baselines3" else sys.executable
-            child = subprocess.run([python, __file__, "--child", side, json.dumps(vars(a))], capture_output=True,
+            child = subprocess.run([python, __file__, "--child", side, json.dumps(vars(a))],
+                                   capture_output=True,
                                    text=True, cwd=ROOT)
             if child.returncode:
                 sys.exit(f"{side} failed:\n{child.stderr}")
             measured.append(float(child.stdout.splitlines()[-1]))
     peer = statistics.median(speeds["Stable-Baselines3"])
-    print(f"{a.env}: {a.num_envs} environments × horizon {a.horizon}, minibatch {a.minibatch_size:,}, "
-          f"{a.passes} passes, 2 × {a.hidden_size}; median of {a.repeats}")
+    print(f"{a.env}: {a.num_envs} environments × horizon {a.horizon}, minibatch "
+          f"{a.minibatch_size:,}, {a.passes} passes, 2 × {a.hidden_size}; median of {a.repeats}")
     for side, measured in speeds.items():
         middle = statistics.median(measured)
         print(f"  {side:20} {middle:10,.0f} trained steps a second   {middle / peer:6.2f} x")

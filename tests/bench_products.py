@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import compiled
 import engines
 
-LAYERS = {"encoder": (118, 64), "64 × 192": (64, 192), "128 × 384": (128, 384), "256 × 768": (256, 768),
+LAYERS = {"encoder": (118, 64), "64 × 192": (64, 192), "128 × 384": (128, 384),
+          "256 × 768": (256, 768),
           "512 × 1536": (512, 1536), "decoder": (64, 4)}
 
 
@@ -65,7 +66,8 @@ def measure(name, inputs, outputs, half, a):
     compiled.pack(weight, back)
     out, out_grad, gradient = np.empty_like(grad), np.empty_like(x), np.zeros_like(weight)
     zero, dtype = np.zeros(inputs, np.float32), torch.bfloat16 if half else torch.float32
-    x1, grad1, weight1, bias1 = (torch.from_numpy(array).to(dtype) for array in (x, grad, weight, bias))
+    x1, grad1, weight1, bias1 = (torch.from_numpy(array).to(dtype)
+                                 for array in (x, grad, weight, bias))
     out1, out_grad1, gradient1 = torch.empty_like(grad1), torch.empty_like(x1), torch.empty_like(weight1)
     pairs = {
         "forward": (lambda: compiled.multiply_rows(a.rows, x, forward, bias, 0, out),
@@ -79,10 +81,12 @@ def measure(name, inputs, outputs, half, a):
         ours()
     tolerance = 0.1 if half else 1e-3
     check(f"{name}: forward", out, bias + x.astype(float) @ weight.T, tolerance * inputs**0.5)
-    check(f"{name}: input gradient", out_grad, grad.astype(float) @ weight, tolerance * outputs**0.5)
+    check(f"{name}: input gradient", out_grad, grad.astype(float) @ weight,
+          tolerance * outputs**0.5)
     check(f"{name}: weight gradient", gradient, grad.T.astype(float) @ x, tolerance * a.rows**0.5)
     flops = 2 * a.rows * inputs * outputs
-    return {key: [flops / seconds / 1e9 for seconds in best(a.repeats, *pair)] for key, pair in pairs.items()}
+    return {key: [flops / seconds / 1e9 for seconds in best(a.repeats, *pair)]
+            for key, pair in pairs.items()}
 
 
 def main():
@@ -93,8 +97,10 @@ def main():
         for precision in ("float32", "bfloat16"):
             print(f"{precision:12}{'forward':>20}{'input gradient':>20}{'weight gradient':>20}")
             for name, (inputs, outputs) in LAYERS.items():
-                row = results[f"{precision}/{name}"] = measure(name, inputs, outputs, precision == "bfloat16", a)
-                print(f"{name:12}" + "".join(f"{ours:>11.0f} ({theirs:6.0f})" for ours, theirs in row.values()))
+                row = results[f"{precision}/{name}"] = measure(name, inputs, outputs,
+                                                               precision == "bfloat16", a)
+                print(f"{name:12}" + "".join(f"{ours:>11.0f} ({theirs:6.0f})"
+                                             for ours, theirs in row.values()))
     print(json.dumps({"benchmark": "products", "rows": a.rows, "gflops": results}))
 
 

@@ -74,8 +74,10 @@ def branin(config):
 HARTMANN_ALPHA = np.array([1.0, 1.2, 3.0, 3.2])
 HARTMANN_A = np.array([[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14],
                        [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]])
-HARTMANN_P = 1e-4 * np.array([[1312, 1696, 5569, 124, 8283, 5886], [2329, 4135, 8307, 3736, 1004, 9991],
-                              [2348, 1451, 3522, 2883, 3047, 6650], [4047, 8828, 8732, 5743, 1091, 381]])
+HARTMANN_P = 1e-4 * np.array([[1312, 1696, 5569, 124, 8283, 5886],
+                              [2329, 4135, 8307, 3736, 1004, 9991],
+                              [2348, 1451, 3522, 2883, 3047, 6650],
+                              [4047, 8828, 8732, 5743, 1091, 381]])
 
 
 def hartmann6(config):
@@ -131,13 +133,16 @@ TRAINING = {
     "train.replay_ratio": {"distribution": "uniform", "min": 0.25, "max": 4.0},
     "policy.hidden_size": {"distribution": "uniform_pow2", "min": 16, "max": 512},
 }
-FAULTY = {**TRAINING, "vec.total_agents": {"distribution": "uniform_pow2", "min": 256, "max": 16384},
+FAULTY = {**TRAINING,
+          "vec.total_agents": {"distribution": "uniform_pow2", "min": 256, "max": 16384},
           **{f"env.idle{i}": uniform(0, 1) for i in range(4)}}
 VALLEYS = {**{f"env.{key}": uniform(0, 1) for key in ("x", "y", "idle0", "idle1")},
            "train.money": {"distribution": "log_normal", "min": 1, "max": 1000}}
 PROBLEMS = {
-    "branin": Problem({"env.x": uniform(-5, 10), "env.y": uniform(0, 15)}, branin, -60.0, -0.39, (1.0, 100.0)),
-    "hartmann6": Problem({f"env.x{i}": uniform(0, 1) for i in range(6)}, hartmann6, 0.0, 3.33, (1.0, 100.0)),
+    "branin": Problem({"env.x": uniform(-5, 10), "env.y": uniform(0, 15)}, branin, -60.0, -0.39,
+                      (1.0, 100.0)),
+    "hartmann6": Problem({f"env.x{i}": uniform(0, 1) for i in range(6)}, hartmann6, 0.0, 3.33,
+                         (1.0, 100.0)),
     "valleys": Problem(VALLEYS, valleys, 0.0, 1.0, (1.0, 1000.0)),
     "training": Problem(TRAINING, training, 0.0, 1.0, (1.0, 20000.0)),
     "faulty": Problem(FAULTY, faulty, 0.0, 1.0, (1.0, 20000.0), noise=0.03),
@@ -149,7 +154,8 @@ def hypervolume(problem, trials):
     (score, cost), dominate."""
     low, high = map(math.log, problem.costs)
     area, best, at = 0.0, problem.reference, None
-    counted = [(score, cost) for score, cost in trials if math.isfinite(score) and cost <= problem.costs[1]]
+    counted = [(score, cost) for score, cost in trials if math.isfinite(score)
+               and cost <= problem.costs[1]]
     for score, cost in sorted(counted, key=lambda trial: trial[1]):
         if score > best:
             here = max(low, math.log(cost))
@@ -162,7 +168,8 @@ def hypervolume(problem, trials):
 def regret(problem, trials):
     """What the best true score of `trials` lacks of the best there is, in heights
     of the box; at most 1."""
-    best = max((score for score, cost in trials if score > problem.reference), default=problem.reference)
+    best = max((score for score, cost in trials if score > problem.reference),
+               default=problem.reference)
     return (problem.best - best) / (problem.best - problem.reference)
 
 
@@ -187,24 +194,29 @@ def run_optuna(name, problem, trials, seed, sampler="tpe"):
     torch.set_num_threads(1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     kinds = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=kinds[sampler](seed=seed))
+    study = optuna.create_study(directions=["maximize", "minimize"],
+                                sampler=kinds[sampler](seed=seed))
     rng, results = np.random.default_rng(seed), []
     for _ in range(trials):
         trial, config = study.ask(), {}
         for key, setting in problem.space.items():
             low, high = setting["min"], setting["max"]
             if setting["distribution"] == "uniform_pow2":
-                config[key] = 2 ** trial.suggest_int(key, round(math.log2(low)), round(math.log2(high)))
+                config[key] = 2 ** trial.suggest_int(key, round(math.log2(low)),
+                                                     round(math.log2(high)))
             elif setting["distribution"] == "logit_normal":
-                logit = trial.suggest_float(key, math.log(low / (1 - low)), math.log(high / (1 - high)))
+                logit = trial.suggest_float(key, math.log(low / (1 - low)),
+                                            math.log(high / (1 - high)))
                 config[key] = 1 / (1 + math.exp(-logit))
             else:
-                config[key] = trial.suggest_float(key, low, high, log=setting["distribution"] == "log_normal")
+                config[key] = trial.suggest_float(key, low, high,
+                                                  log=setting["distribution"] == "log_normal")
         score, cost = problem.evaluate(config, rng)
         # A failed trial is told as the worst corner of the box: told as FAIL, it teaches Optuna's
         # samplers nothing, and they ask for the same point again and again.
         failed = not math.isfinite(score)
-        study.tell(trial, [problem.reference, math.log(problem.costs[1])] if failed else [score, math.log(cost)])
+        study.tell(trial, [problem.reference, math.log(problem.costs[1])] if failed
+                   else [score, math.log(cost)])
         results.append(problem.truth(config))
     return results
 
@@ -231,12 +243,14 @@ def suggestion_seconds(rows, settings=15, repeats=3):
     from protein import Protein
 
     rng = np.random.default_rng(0)
-    space = {f"env.x{i}": {"distribution": "uniform", "min": 0.0, "max": 1.0} for i in range(settings)}
+    space = {f"env.x{i}": {"distribution": "uniform", "min": 0.0, "max": 1.0}
+             for i in range(settings)}
     tuner = Protein(search_space=space, num_trials=rows, seed=0)
     for _ in range(rows):
         config = tuner.space.decode(rng.random(settings))
         x = np.array(list(config.values()))
-        tuner.observe(config, -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]), failed=rng.random() < 0.1)
+        tuner.observe(config, -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]),
+                      failed=rng.random() < 0.1)
     seconds = []
     for _ in range(repeats):
         begun = time.perf_counter()
@@ -249,10 +263,13 @@ def run(name, method, seed, trials):
     """One run as a line of the results."""
     begun = time.perf_counter()
     results, problem = METHODS[method](name, PROBLEMS[name], trials, seed), PROBLEMS[name]
-    return {"problem": name, "method": method, "seed": seed, "trials": trials, "source": source(method),
+    return {"problem": name, "method": method, "seed": seed, "trials": trials,
+            "source": source(method),
             "seconds": round(time.perf_counter() - begun, 2),
-            "hypervolume": {str(budget): hypervolume(problem, results[:budget]) for budget in budgets(trials)},
-            "regret": {str(budget): regret(problem, results[:budget]) for budget in budgets(trials)}}
+            "hypervolume": {str(budget): hypervolume(problem, results[:budget])
+                            for budget in budgets(trials)},
+            "regret": {str(budget): regret(problem, results[:budget])
+                       for budget in budgets(trials)}}
 
 
 def budgets(trials):
@@ -266,18 +283,21 @@ def source(method):
         return None
     tree = ast.parse((ROOT / "protein.py").read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(node) is not None:
+        if (isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
+                and ast.get_docstring(node) is not None):
             node.body = node.body[1:]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
 
 
 def show(rows, names, methods, trials):
     """Print the tables of [line of the results]; returns the figures."""
-    held = {(row["problem"], row["method"], row["seed"], int(budget)): (volume, row["regret"][budget])
+    held = {(row["problem"], row["method"], row["seed"], int(budget)): (volume,
+                                                                        row["regret"][budget])
             for row in rows for budget, volume in row["hypervolume"].items()}
     seeds = {(n, m, b): [s for *key, s, budget in held if key == [n, m] and budget == b]
              for n in names for m in methods for b in budgets(trials)}
-    rng, figures = np.random.default_rng(0), {"seeds": {f"{n}/{m}/{b}": len(s) for (n, m, b), s in seeds.items()}}
+    rng, figures = np.random.default_rng(0), {"seeds": {f"{n}/{m}/{b}": len(s)
+                                                        for (n, m, b), s in seeds.items()}}
     for which, measure in enumerate(("hypervolume", "regret")):
         figures[measure] = {}
         print(f"\n{'mean ' + measure:24}" + "".join(f"{method:>12}" for method in methods))
@@ -286,14 +306,16 @@ def show(rows, names, methods, trials):
                 means = {m: float(np.mean([held[name, m, s, b][which] for s in seeds[name, m, b]]))
                          for m in methods if seeds[name, m, b]}
                 figures[measure][f"{name}/{b}"] = means
-                print(f"{name:14}{b:6} t  " + "".join(f"{means.get(m, math.nan):12.4f}" for m in methods))
+                print(f"{name:14}{b:6} t  " + "".join(f"{means.get(m, math.nan):12.4f}"
+                                                      for m in methods))
     figures["difference"] = {}
     print(f"\n{'protein minus rival':34}{'pairs':>6}{'mean':>12}{'5% bound':>12}")
     for rival in methods if "protein" in methods else ():
         for b in budgets(trials) if rival != "protein" else ():
             pairs = {name: [held[name, "protein", s, b][0] - held[name, rival, s, b][0]
                             for s in sorted({*seeds[name, rival, b]} & {*seeds[name, "protein", b]})] for name in names}
-            for label, found in [("all", [d for each in pairs.values() for d in each]), *pairs.items()]:
+            for label, found in [("all", [d for each in pairs.values() for d in each]),
+                                 *pairs.items()]:
                 if found:
                     mean, bound = float(np.mean(found)), bootstrap_bound(found, rng)
                     figures["difference"][f"{rival}/{label}/{b}"] = {"mean": mean, "bound": bound}
@@ -301,19 +323,25 @@ def show(rows, names, methods, trials):
     print(f"\n{'median seconds a run':24}" + "".join(f"{method:>12}" for method in methods))
     figures["seconds"] = {}
     for b in budgets(trials):
-        found = {m: [row["seconds"] for row in rows if row["method"] == m and row["trials"] == b] for m in methods}
-        figures["seconds"][str(b)] = {m: float(np.median(f)) if f else None for m, f in found.items()}
-        print(f"{b:20} t  " + "".join(f"{np.median(f) if f else math.nan:12.1f}" for f in found.values()))
+        found = {m: [row["seconds"] for row in rows if row["method"] == m and row["trials"] == b]
+                 for m in methods}
+        figures["seconds"][str(b)] = {m: float(np.median(f)) if f else None
+                                      for m, f in found.items()}
+        print(f"{b:20} t  " + "".join(f"{np.median(f) if f else math.nan:12.1f}"
+                                      for f in found.values()))
     return figures
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="0 only shows the results that there are")
+    parser.add_argument("--seeds", type=int, default=SEEDS,
+                        help="0 only shows the results that there are")
     parser.add_argument("--trials", type=int, default=max(BUDGETS))
     parser.add_argument("--only", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["protein", "random", "tpe", "gp"])
-    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "bench_protein.jsonl")
+    parser.add_argument("--methods", nargs="+", choices=METHODS,
+                        default=["protein", "random", "tpe", "gp"])
+    parser.add_argument("--results", type=Path,
+                        default=ROOT / "experiments" / "bench_protein.jsonl")
     parser.add_argument("--rivals", type=Path, default=RIVALS, help="runs that count as well")
     parser.add_argument("--times", action="store_true", help="only the seconds of a suggestion")
     args = parser.parse_args()
@@ -335,7 +363,8 @@ def main():
             with open(args.results, "a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
             volume, seconds = rows[-1]["hypervolume"][str(args.trials)], rows[-1]["seconds"]
-            print(f"{name} {method} seed {seed}: {volume:.4f}, {seconds} s", file=sys.stderr, flush=True)
+            print(f"{name} {method} seed {seed}: {volume:.4f}, {seconds} s",
+                  file=sys.stderr, flush=True)
     print(json.dumps(show(rows, args.only, args.methods, args.trials)))
 
 

@@ -71,8 +71,10 @@ def measure(arguments):
     timed, cpu = sum(seconds[2:]), time.process_time() - cpu
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
     if group.rank == 0:
-        print(json.dumps({"sps": trainer.batch_size * arguments.epochs / timed, "steps_epoch": trainer.batch_size,
-                          "bytes_epoch": group.bytes / arguments.epochs, "minibatches_epoch": minibatches,
+        print(json.dumps({"sps": trainer.batch_size * arguments.epochs / timed,
+                          "steps_epoch": trainer.batch_size,
+                          "bytes_epoch": group.bytes / arguments.epochs,
+                          "minibatches_epoch": minibatches,
                           "gradient_bytes": trainer.arena.flat("gradients").nbytes,
                           "parameters": sum(p.numel() for p in policy.parameters()),
                           "share_in_ranks": group.seconds / timed,
@@ -100,7 +102,8 @@ def forced_group(ranks):
 
 def run(kind, arguments):
     """The JSON line of one run."""
-    own = [str(Path(__file__)), "--measure", "--env", arguments.env, "--epochs", str(arguments.epochs),
+    own = [str(Path(__file__)), "--measure", "--env", arguments.env, "--epochs",
+           str(arguments.epochs),
            "--num-threads", str(arguments.num_threads)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = {"plain": [sys.executable, *own], "forced": [sys.executable, *own],
@@ -111,7 +114,8 @@ def run(kind, arguments):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = str(s.getsockname()[1])
-        environment |= {"FORCED": "1", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment |= {"FORCED": "1", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": port}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
@@ -161,8 +165,8 @@ def main():
             found[kind].append(run(kind, arguments))
     base = statistics.median(one["sps"] for one in found[kinds[0]])
     result = {"env": arguments.env}
-    print(f"{'kind':10} {'steps/s':>12} {'ratio':>7} {'CPU ratio':>10} {'in ranks':>9} {'bytes/epoch':>12} "
-          f"{'bytes/step':>11}")
+    print(f"{'kind':10} {'steps/s':>12} {'ratio':>7} {'CPU ratio':>10} {'in ranks':>9} "
+          f"{'bytes/epoch':>12} {'bytes/step':>11}")
     for kind in kinds:
         sps = statistics.median(one["sps"] for one in found[kind])
         # Ratios of runs that followed each other, so that what else the
@@ -172,9 +176,10 @@ def main():
         cpu = statistics.median(one["cpu_seconds"] / first["cpu_seconds"] for one, first in pairs)
         share = statistics.median(one["share_in_ranks"] for one in found[kind])
         last = found[kind][-1]
-        print(f"{kind:10} {sps:12,.0f} {ratio:7.3f} {cpu:10.3f} {share:9.1%} {last['bytes_epoch']:12,.0f} "
-              f"{last['bytes_epoch'] / last['steps_epoch']:11.3f}")
-        result[kind] = {**last, "sps": sps, "ratio": ratio, "cpu_ratio": cpu, "share_in_ranks": share}
+        print(f"{kind:10} {sps:12,.0f} {ratio:7.3f} {cpu:10.3f} {share:9.1%} "
+              f"{last['bytes_epoch']:12,.0f} {last['bytes_epoch'] / last['steps_epoch']:11.3f}")
+        result[kind] = {**last, "sps": sps, "ratio": ratio, "cpu_ratio": cpu,
+                        "share_in_ranks": share}
     print(f"{found[kinds[0]][0]['parameters']:,} parameters; {base:,.0f} steps/s is 1")
     print(json.dumps(result))
 

@@ -29,7 +29,8 @@ import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
 PUFFERL = [sys.executable, "-u", str(ROOT / "pufferl.py")]
-FOREVER = ["--train.total-timesteps", "1000000000000", "--vec.num-threads", "1", "--train.log-interval", "2"]
+FOREVER = ["--train.total-timesteps", "1000000000000", "--vec.num-threads", "1",
+           "--train.log-interval", "2"]
 AGAIN = """
 import contextlib, io, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -46,14 +47,19 @@ while not told:
 PROGRAMS = {  # and the words after which each has begun
     "train squared": ([*PUFFERL, "train", "squared", "--env.num-envs", "256", *FOREVER,
                        "--train.checkpoint-interval", "100"], "run folder"),
-    "train CartPole, 2 workers": ([*PUFFERL, "train", "gym/CartPole-v1", "--vec.backend", "multiprocessing",
-                                   "--vec.num-envs", "8", "--vec.num-workers", "2", "--train.horizon", "64",
-                                   "--train.replay-ratio", "1", *FOREVER, "--train.checkpoint-interval", "50"],
+    "train CartPole, 2 workers": ([*PUFFERL, "train", "gym/CartPole-v1", "--vec.backend",
+                                   "multiprocessing",
+                                   "--vec.num-envs", "8", "--vec.num-workers", "2",
+                                   "--train.horizon", "64",
+                                   "--train.replay-ratio", "1", *FOREVER,
+                                   "--train.checkpoint-interval", "50"],
                                   "run folder"),
     "evaluate again and again": ([sys.executable, "-u", "-c", AGAIN, str(ROOT)], "evaluates"),
-    "page": ([*PUFFERL, "eval", "squared", "--baseline", "--eval.web", "--eval.port", "0"], "http://127.0.0.1:"),
+    "page": ([*PUFFERL, "eval", "squared", "--baseline", "--eval.web", "--eval.port", "0"],
+             "http://127.0.0.1:"),
 }
-COUNTED = {"memory, MiB": (1.05, 4.0), "descriptors": (1, 2), "threads": (1, 1), "processes": (1, 0)}
+COUNTED = {"memory, MiB": (1.05, 4.0), "descriptors": (1, 2), "threads": (1, 1),
+           "processes": (1, 0)}
 # The most that the last third may have: so many times the first third's median, and so much more.
 
 
@@ -81,7 +87,8 @@ def count(process):
 class Stranger:
     """Who looks at the page: asks for its state, pictures included, and gives orders."""
 
-    ORDERS = ({"pause": True}, {"step": 3}, {"pause": False}, {"speed": 4}, {"seed": 5}, {"deterministic": True},
+    ORDERS = ({"pause": True}, {"step": 3}, {"pause": False}, {"speed": 4}, {"seed": 5},
+              {"deterministic": True},
               {"policy": "untrained"}, {"policy": "baseline"}, {"agent": 0})
 
     def __init__(self, port):
@@ -95,7 +102,8 @@ class Stranger:
                 connection.request("GET", "/state?after=-1" if number else "/")
             else:
                 order = self.ORDERS[self.asked // 11 % len(self.ORDERS)]
-                connection.request("POST", "/order", json.dumps(order), {"Content-Type": "application/json"})
+                connection.request("POST", "/order", json.dumps(order),
+                                   {"Content-Type": "application/json"})
             status = connection.getresponse().status
             assert status in (200, 204), f"the page answers {status}"
             connection.close()
@@ -161,11 +169,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         counts, wrong = soak(a, Path(folder))
     figures = {}
-    print(f"\n{a.minutes:g} minutes, medians of the first third after the warm-up -> of the last (the most)\n")
+    print(f"\n{a.minutes:g} minutes, medians of the first third after the warm-up -> of the "
+          "last (the most)\n")
     print(f"{'':27}" + "".join(f"{name:>26}" for name in COUNTED))
     for name, rows in counts.items():
         cells = []
-        for column, (what, (times, more)) in zip(zip(*rows, strict=True), COUNTED.items(), strict=False):
+        for column, (what, (times, more)) in zip(zip(*rows, strict=True), COUNTED.items(),
+                                                 strict=False):
             third = max(1, len(column) // 3)
             first, last = statistics.median(column[:third]), statistics.median(column[-third:])
             cells.append(f"{first:,.0f} -> {last:,.0f} ({max(column):,.0f})")
@@ -174,7 +184,8 @@ def main():
                 wrong.append(f"{name}: {what} has grown from {first:,.1f} to {last:,.1f}")
         print(f"{name:27}" + "".join(f"{cell:>26}" for cell in cells))
     print("\n" + ("\n".join(wrong) if wrong else "nothing has grown, and nothing is left"))
-    print(json.dumps({"benchmark": "soak", "minutes": a.minutes, "counts": len(next(iter(counts.values()))),
+    print(json.dumps({"benchmark": "soak", "minutes": a.minutes,
+                      "counts": len(next(iter(counts.values()))),
                       "wrong": wrong, **figures}))
     sys.exit(bool(wrong))
 

@@ -32,11 +32,13 @@ def train(name, seed, options):
     """The entries of the metrics of one run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, pufferl.__file__, "train", name, "--data-dir", folder,
-                   "--train.seed", str(seed), "--train.log-interval", "0.1", "--logger", "none", *options]
+                   "--train.seed", str(seed), "--train.log-interval", "0.1", "--logger",
+                   "none", *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-        return [json.loads(line) for line in next(Path(folder).glob("*/metrics.jsonl")).read_text().splitlines()]
+        return [json.loads(line)
+                for line in next(Path(folder).glob("*/metrics.jsonl")).read_text().splitlines()]
 
 
 def summary(name, entries):
@@ -48,29 +50,37 @@ def summary(name, entries):
     last = [entry for entry in entries if "environment/n" in entry]
     last = last[-max(1, len(last) // 20) :]
     episodes = sum(entry["environment/n"] for entry in last)
-    end = {kind: sum(entry[f"environment/{kind}"] * entry["environment/n"] for entry in last) / episodes
+    end = {kind: sum(entry[f"environment/{kind}"] * entry["environment/n"] for entry in last)
+           / episodes
            for kind in ("score", "perf")}
-    return {"threshold": threshold, "steps": first.get("step"), "seconds": first.get("performance/uptime"),
-            "end_steps": entries[-1]["step"], "end_seconds": entries[-1]["performance/uptime"], **end}
+    return {"threshold": threshold, "steps": first.get("step"),
+            "seconds": first.get("performance/uptime"),
+            "end_steps": entries[-1]["step"],
+            "end_seconds": entries[-1]["performance/uptime"], **end}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(learning.SOLVED), metavar="NAME",
                         default=list(learning.SOLVED))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="more options of pufferl.py train")
+    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[],
+                        help="more options of pufferl.py train")
     arguments = parser.parse_args()
     results = {}
-    print(ROW.format("environment", "seed", "threshold", "M steps", "seconds", "M, to end", "seconds", "score", "perf"))
+    print(ROW.format("environment", "seed", "threshold", "M steps", "seconds", "M, to end",
+                     "seconds", "score", "perf"))
     for name in arguments.only:
         for seed in arguments.seeds:
             result = summary(name, train(name, seed, arguments.options))
             results.setdefault(name, {})[seed] = result
             reached = ("never", "") if result["steps"] is None else (
                 f"{result['steps'] / 1e6:.2f}", f"{result['seconds']:.1f}")
-            print(ROW.format(name, seed, f"{result['threshold']:g}", *reached, f"{result['end_steps'] / 1e6:.1f}",
-                             f"{result['end_seconds']:.1f}", f"{result['score']:.4g}", f"{result['perf']:.3f}"),
+            print(ROW.format(name, seed, f"{result['threshold']:g}", *reached,
+                             f"{result['end_steps'] / 1e6:.1f}",
+                             f"{result['end_seconds']:.1f}", f"{result['score']:.4g}",
+                             f"{result['perf']:.3f}"),
                   flush=True)
     print(json.dumps({"benchmark": "solve", "cores": os.cpu_count(), "environments": results}))
 

@@ -119,7 +119,8 @@ def processor_seconds(copy, command, env):
 
 def compare(a, folder):
     """Print a table of the commands of both checkouts."""
-    copies = [copy_of(project, folder / name) for name, project in (("ours", ROOT), ("theirs", a.beside.resolve()))]
+    copies = [copy_of(project, folder / name)
+              for name, project in (("ours", ROOT), ("theirs", a.beside.resolve()))]
     rows = {}
     for name, command in COMMANDS.items():
         for copy in copies:  # compiles
@@ -142,7 +143,8 @@ def main():
         copy = copy_of(ROOT, Path(folder) / "copy")
         cold = start(copy, a.env)
         runs = [start(copy, a.env) for _ in range(a.warm)]
-    warm = {name: tuple(statistics.median(run[name][i] for run in runs) for i in (0, 1)) for name in runs[0]}
+    warm = {name: tuple(statistics.median(run[name][i] for run in runs) for i in (0, 1))
+            for name in runs[0]}
     print(f"python pufferl.py train {a.env}: seconds (processor seconds) until its first update\n")
     print(f"{'':38} {'cold':>16} {'warm':>16} {'share':>6}")
     for name, (wall, used) in warm.items():

@@ -75,15 +75,19 @@ def products(trainer):
     half, full, shapes = trainer.engine.precision, torch.float32, []
     rows = vecenv.agents_per_batch
     steps = vecenv.num_buffers * (T + 1)  # row T is evaluated too
-    shapes += [(rows, D, H, half, steps), (rows, H, 3 * H, half, steps * L), (rows, H, A, full, steps)]
+    shapes += [(rows, D, H, half, steps), (rows, H, 3 * H, half, steps * L),
+               (rows, H, A, full, steps)]
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
     # torch is quickest with some thousand steps at once on a CPU: what fits its caches
     engine = trainer.engine
-    rows = engine.at_once if engine.torch_device.type == "cuda" else T * max(1, 4096 // half.itemsize // T)
+    rows = (engine.at_once if engine.torch_device.type == "cuda"
+            else T * max(1, 4096 // half.itemsize // T))
     rows = min(rows, engine.segments * T // engine.num_learners)
     passes = minibatches * engine.segments * T / rows
-    for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L), (rows, H, A, full, 1),
-                                   (A, rows, H, full, 1), (rows, A, H, full, 1), (3 * H, rows, H, half, L),
+    for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L),
+                                   (rows, H, A, full, 1),
+                                   (A, rows, H, full, 1), (rows, A, H, full, 1),
+                                   (3 * H, rows, H, half, L),
                                    (rows, 3 * H, H, half, L), (H, rows, D, half, 1)):
         shapes.append((m, k, n, dtype, passes * layers))
     merged = {}
@@ -167,7 +171,8 @@ def gpu_events(function):
         function()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - begun
-    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in profile.events()
+              if event.device_type == torch.autograd.DeviceType.CUDA]
     return sorted(events, key=lambda event: event.time_range.start), seconds
 
 
@@ -195,7 +200,8 @@ def memory(trainer):
     arrays that environments write, five numbers an agent and step (log-probability,
     value, bootstrap, advantage, ratio), and weights, gradients and momentum. The rest is
     scratch memory of the engine."""
-    rollout = sum(array.nbytes for array in vars(trainer.vecenv.storage).values() if array is not None)
+    rollout = sum(array.nbytes for array in vars(trainer.vecenv.storage).values()
+                  if array is not None)
     least = rollout + 5 * 4 * trainer.batch_size + 3 * trainer.arena.flat("weights").nbytes
     return {"bytes": rollout + trainer.arena.memory.nbytes, "bytes_least": least}
 
@@ -207,8 +213,10 @@ def make_trainer(a):
     if a.env_device is not None and "device" in args["vec"]:
         args["vec"]["device"] = a.env_device
     elif a.env_device == "cuda":
-        raise SystemExit("--env-device cuda: the vec section of the configuration has no setting device.")
-    args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads, "num_buffers": a.num_buffers}
+        raise SystemExit("--env-device cuda: the vec section of the configuration has no "
+                         "setting device.")
+    args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads,
+                    "num_buffers": a.num_buffers}
     args["policy"]["hidden_size"], args["rnn"]["num_layers"] = a.hidden_size, a.num_layers
     args["train"] |= {
         "minibatch_size": min(a.minibatch_size, a.total_agents * a.horizon),
@@ -295,9 +303,9 @@ def measure(a):
 
 def show(r, repeats):
     print(
-        f"{r['env']}: {r['agents']:,} agents × horizon {r['horizon']}, hidden {r['hidden_size']} × {r['num_layers']}, "
-        f"minibatch {r['minibatch_size']:,}, replay {r['replay_ratio']}, {r['precision']}, "
-        f"{r['workers']} workers, {r['buffers']} buffers"
+        f"{r['env']}: {r['agents']:,} agents × horizon {r['horizon']}, hidden {r['hidden_size']} × "
+        f"{r['num_layers']}, minibatch {r['minibatch_size']:,}, replay {r['replay_ratio']}, "
+        f"{r['precision']}, {r['workers']} workers, {r['buffers']} buffers"
     )
     print(f"  {'trained steps a second':28} {r['sps']:12,.0f}")
     rates = f"at {r['gflops_per_worker']:,.0f} GFLOP/s{'' if 'gpu' in r else ' a worker'}, "
@@ -307,25 +315,31 @@ def show(r, repeats):
     print(f"  {'floor':28} {r['floor_sps']:12,.0f}   {rates}")
     low, high = r["ratio_range"]
     print(
-        f"  {'SPS / floor':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, {low:.2f} to {high:.2f}"
+        f"  {'SPS / floor':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, "
+        f"{low:.2f} to {high:.2f}"
     )
-    print(f"  {'memory':28} {r['bytes'] / 1e6:9.1f} MB   {r['bytes'] / r['bytes_least']:.2f} of the least")
+    print(f"  {'memory':28} {r['bytes'] / 1e6:9.1f} MB   "
+          f"{r['bytes'] / r['bytes_least']:.2f} of the least")
     for name, seconds in r["seconds_stage"].items():
         print(f"  {name:28} {seconds * 1e3:9.1f} ms   {100 * seconds / r['seconds_epoch']:.0f}%")
     if "gpu" in r:
-        print("  {gpu}: busy {busy:.0%} of an epoch; copies {copies:.4f} s, kernels {kernels:.4f} s".format(
-            **r, **r["shares"]))
+        print("  {gpu}: busy {busy:.0%} of an epoch; copies {copies:.4f} s, kernels "
+              "{kernels:.4f} s".format(
+                  **r, **r["shares"]))
 
 
-HEAD = (f"{'hidden':>8} {'agents':>7} {'horizon':>7} {'precision':9} {'SPS':>10} {'floor':>10} {'ratio':>6} "
-        f"{'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} {'GFLOP/s':>8} {'GB/s':>5}")
+HEAD = (f"{'hidden':>8} {'agents':>7} {'horizon':>7} {'precision':9} {'SPS':>10} "
+        f"{'floor':>10} {'ratio':>6} {'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} "
+        f"{'GFLOP/s':>8} {'GB/s':>5}")
 
 
 def line(r):
-    share = {name: 100 * seconds / r["seconds_epoch"] for name, seconds in r["seconds_stage"].items()}
-    print(f"{r['hidden_size']:>5}×{r['num_layers']:<2} {r['agents']:>7,} {r['horizon']:>7} {r['precision']:9} "
-          f"{r['sps']:>10,.0f} {r['floor_sps']:>10,.0f} {r['ratio']:>6.2f} {share['environment']:>4.0f}% "
-          f"{share['policy']:>4.0f}% {share['learn']:>5.0f}% {1e9 / r['sps']:>8,.0f} {r['gflops_per_worker']:>8.0f} "
+    share = {name: 100 * seconds / r["seconds_epoch"]
+             for name, seconds in r["seconds_stage"].items()}
+    print(f"{r['hidden_size']:>5}×{r['num_layers']:<2} {r['agents']:>7,} {r['horizon']:>7} "
+          f"{r['precision']:9} {r['sps']:>10,.0f} {r['floor_sps']:>10,.0f} {r['ratio']:>6.2f} "
+          f"{share['environment']:>4.0f}% {share['policy']:>4.0f}% {share['learn']:>5.0f}% "
+          f"{1e9 / r['sps']:>8,.0f} {r['gflops_per_worker']:>8.0f} "
           f"{r['copy_gb_per_second'] or math.nan:>5.0f}", flush=True)
 
 
@@ -342,7 +356,8 @@ def table(a):
         for agents in (512, 4096, 16384):
             for precision in ("float32", "bfloat16"):
                 row(hidden_size=hidden, num_layers=layers, total_agents=agents, precision=precision)
-    for name, values in (("horizon", (16, 32, 128, 256)), ("num_layers", (1, 4, 8)), ("hidden_size", (32, 128, 512))):
+    for name, values in (("horizon", (16, 32, 128, 256)), ("num_layers", (1, 4, 8)),
+                         ("hidden_size", (32, 128, 512))):
         print(f"\n{name}\n{HEAD}")
         for value in values:
             for precision in ("float32", "bfloat16"):

@@ -159,7 +159,8 @@ def compare(title, contestants, repeats, seconds):
             figures[name] |= {"peer": peer, "ratio_calls": round(float(np.median(pairs[:, 0])), 3),
                               "ratio_steps": round(float(np.median(pairs[:, 1])), 3),
                               "ratio_best": round(float(best[1]), 3)}
-            ratios = "".join(f"{figures[name][f'ratio_{kind}']:13.2f}×" for kind in ("steps", "best", "calls"))
+            ratios = "".join(f"{figures[name][f'ratio_{kind}']:13.2f}×"
+                             for kind in ("steps", "best", "calls"))
             if name == "Serial":
                 figures[name]["ratio_cpu"] = round(float(np.median(pairs[:, 2])), 3)
                 ratios += f"{figures[name]['ratio_cpu']:13.2f}×"
@@ -168,7 +169,8 @@ def compare(title, contestants, repeats, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--atari", action="store_true")
@@ -182,14 +184,17 @@ def main():
         contestants = {
             "gymnasium SyncVectorEnv": (lambda: Gymnasium(creator, n, sync), None),
             "gymnasium AsyncVectorEnv": (lambda: Gymnasium(creator, n, asynchronous), None),
-            "Serial": (lambda: Ours(creator, n, compared=compared, backend="serial"), "gymnasium SyncVectorEnv"),
+            "Serial": (lambda: Ours(creator, n, compared=compared, backend="serial"),
+                       "gymnasium SyncVectorEnv"),
             f"Multiprocessing, {workers} workers": (
-                lambda: Ours(creator, n, compared=compared, backend="multiprocessing", num_workers=workers),
+                lambda: Ours(creator, n, compared=compared, backend="multiprocessing",
+                             num_workers=workers),
                 "gymnasium AsyncVectorEnv"),
         }
         if workers > 1:
             contestants[f"Multiprocessing, {workers} workers, batch {n // workers}"] = (
-                lambda: Ours(creator, n, compared=compared, backend="multiprocessing", num_workers=workers,
+                lambda: Ours(creator, n, compared=compared, backend="multiprocessing",
+                             num_workers=workers,
                              batch_size=n // workers),
                 "gymnasium AsyncVectorEnv")
         return contestants
@@ -200,9 +205,11 @@ def main():
         )
     figures["uneven 8"] = compare("a step sleeps Exp(5 ms), 8 environments, 8 workers", {
         "Multiprocessing, synchronous": (
-            lambda: Ours(Uneven, 8, compared=False, backend="multiprocessing", num_workers=8), None),
+            lambda: Ours(Uneven, 8, compared=False, backend="multiprocessing", num_workers=8),
+            None),
         "Multiprocessing, batch 4": (
-            lambda: Ours(Uneven, 8, compared=False, backend="multiprocessing", num_workers=8, batch_size=4),
+            lambda: Ours(Uneven, 8, compared=False, backend="multiprocessing", num_workers=8,
+                         batch_size=4),
             "Multiprocessing, synchronous"),
         "gymnasium AsyncVectorEnv": (lambda: Gymnasium(Uneven, 8, asynchronous), None),
     }, args.repeats, max(args.seconds, 1.0))
@@ -210,10 +217,12 @@ def main():
         own = environments.load_creator("gym/ALE/Pong-v5")
         contestants = games(pong, 8) | {"ALE's own vector environment (package)": (
             lambda: Ours(own, 8, compared=False, backend="package"), "gymnasium AsyncVectorEnv")}
-        figures["pong 8"] = compare("ALE/Pong-v5, 8 environments", contestants, args.repeats, args.seconds)
+        figures["pong 8"] = compare("ALE/Pong-v5, 8 environments", contestants, args.repeats,
+                                    args.seconds)
     if args.nethack:  # its heroes differ under one seed, so there is nothing to compare with
         figures["nethack 8"] = compare(
-            "NetHackScore-v0, 8 environments", games(nethack, 8, compared=False), args.repeats, args.seconds
+            "NetHackScore-v0, 8 environments", games(nethack, 8, compared=False), args.repeats,
+            args.seconds
         )
     print(json.dumps(figures))
 

@@ -124,7 +124,8 @@ class Sokoban(gymnasium.Env):
         inner = [(row, column) for row in (2, 3) for column in (2, 3)]
         self.box = inner[self.np_random.integers(4)]
         free = [place for place in places if place != self.box]
-        self.goal, self.player = (free[i] for i in self.np_random.choice(len(free), 2, replace=False))
+        self.goal, self.player = (free[i]
+                                  for i in self.np_random.choice(len(free), 2, replace=False))
         self.steps = 0
         return self._board(), {}
 
@@ -234,13 +235,15 @@ class Dying(pettingzoo.ParallelEnv):
         return self.see(), {agent: {} for agent in self.agents}
 
     def see(self):
-        self.seen = {agent: self.random.uniform(-1, 1, 3).astype(np.float32) for agent in self.agents}
+        self.seen = {agent: self.random.uniform(-1, 1, 3).astype(np.float32)
+                     for agent in self.agents}
         return dict(self.seen)
 
     def step(self, actions):
         self.steps += 1
         leaves = self.agents[0] if self.steps % 3 == 0 else None
-        rewards = {agent: float((self.seen[agent][0] > 0) == actions[agent]) for agent in self.agents}
+        rewards = {agent: float((self.seen[agent][0] > 0) == actions[agent])
+                   for agent in self.agents}
         ends, cuts = {agent: agent == leaves for agent in self.agents}, dict.fromkeys(self.agents, False)
         seen, infos = self.see(), {agent: {} for agent in self.agents}
         self.agents = [agent for agent in self.agents if agent != leaves]

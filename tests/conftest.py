@@ -114,7 +114,8 @@ def nothing_left():
             return ""
 
     def children():
-        return {p.pid for p in psutil.Process().children(recursive=True) if "workers.serve" in command(p)}
+        return {p.pid for p in psutil.Process().children(recursive=True)
+                if "workers.serve" in command(p)}
 
     def others_have(name):
         """Whether another program on this machine, which came meanwhile, has

@@ -17,7 +17,8 @@ from ocean import device
 # With products and sums apart, as OPTIONS say for the GPU. The C library of
 # every day may join them.
 FLAGS = ("-ffp-contract=off",)
-NAMES = ("observations", "actions", "rewards", "terminals", "truncations", "final_observations", "valid",
+NAMES = ("observations", "actions", "rewards", "terminals", "truncations",
+         "final_observations", "valid",
          "action_masks")
 POISON = 0xA5
 
@@ -33,10 +34,12 @@ def arrays_for(envs):
     n, dtype = envs.num_agents, envs.observation_dtype
     seen = (n, *envs.observation_shape)
     return dict(zip(NAMES, (
-        np.zeros(seen, dtype), np.zeros((n, envs.action_dims), envs.action_dtype), np.zeros(n, np.float32),
+        np.zeros(seen, dtype), np.zeros((n, envs.action_dims), envs.action_dtype),
+        np.zeros(n, np.float32),
         np.zeros(n, np.uint8), np.zeros(n, np.uint8), np.zeros(seen, dtype),
         np.zeros(n, np.uint8) if envs.has_valid else None,
-        np.zeros((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None), strict=True))
+        np.zeros((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None),
+                    strict=True))
 
 
 def compare(name, steps, num_envs=3, seed=0, settings=None):

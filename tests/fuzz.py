@@ -47,10 +47,12 @@ import export  # noqa: E402, F401  not in each case
 import ocean  # noqa: E402
 import watch  # noqa: E402
 
-COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "vec.num_envs", "vec.total_agents",
+COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "vec.num_envs",
+          "vec.total_agents",
           "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune", "base.wandb")
 # Settings that may make a right case long.
-LONGER = ("total_timesteps", "replay_ratio", "horizon", "hidden_size", "num_layers", "max_steps", "input_size",
+LONGER = ("total_timesteps", "replay_ratio", "horizon", "hidden_size", "num_layers", "max_steps",
+          "input_size",
           "seconds", "minibatch_size", "compile", "timeout")
 MEMORY = 6 << 30  # bytes more than the process begins with
 SECONDS = 20.0  # of the processor; a machine with others on it may take longer
@@ -60,16 +62,21 @@ LINES = 8
 SMALL = ["--env.num-envs", "16", "--train.total-timesteps", "1024", "--train.minibatch-size", "256",
          "--train.horizon", "16", "--policy.hidden-size", "8", "--vec.num-threads", "1",
          "--logger", "none"]
-PLAY = ["--env.num-envs", "4", "--eval.episodes", "4", "--eval.max-steps", "2000", "--policy.hidden-size", "8"]
+PLAY = ["--env.num-envs", "4", "--eval.episodes", "4", "--eval.max-steps", "2000",
+        "--policy.hidden-size", "8"]
 
 WHOLE = ["-1", "0", "1", "2", "3", "7", "64", "2147483647", "2147483648", "9223372036854775807",
-         "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "nan", "inf", "-inf", "none",
+         "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "nan", "inf",
+         "-inf", "none",
          "auto", "", "x", "[1]",
          "9" * 5000]
-FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "nan", "inf", "-inf",
+FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "nan",
+             "inf", "-inf",
              "none", "auto", "", "x", "1,5", "True"]
-TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff", "a b", "--help", "=",
-         "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..", "%(x)s", "{}"]
+TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff",
+         "a b", "--help", "=",
+         "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..",
+         "%(x)s", "{}"]
 FLAGS = ["True", "False", "1", "0", "2", "none", "auto", "", "yes"]
 
 
@@ -102,7 +109,8 @@ def command_line(draw, here):
     argv = [verb, env, *(SMALL if verb == "train" else PLAY)]
     if "gym" in env:
         argv = [*argv, "--vec.backend", "serial", "--vec.num-envs", "4"]
-        argv = [word for i, word in enumerate(argv) if "--env.num-envs" not in argv[max(0, i - 1) : i + 1]]
+        argv = [word for i, word in enumerate(argv)
+                if "--env.num-envs" not in argv[max(0, i - 1) : i + 1]]
     named = settings_of(env)
     for name in draw.sample(sorted(named), draw.choice([1, 1, 2, 3])):
         if verb == "eval" and name in ("eval.web", "eval.terminal", "eval.window", "eval.open"):
@@ -127,7 +135,8 @@ def ini_file(draw, here):
     if how == "bytes":
         text = bytearray(path.read_bytes())
         for _ in range(draw.randrange(1, 6)):
-            text[draw.randrange(len(text))] = draw.choice([0, 10, 37, 61, 91, 93, 255, draw.randrange(256)])
+            text[draw.randrange(len(text))] = draw.choice([0, 10, 37, 61, 91, 93, 255,
+                                                           draw.randrange(256)])
     elif how == "values":
         chosen, lines = draw.sample(sorted(named), draw.randrange(1, 4)), []
         for name in chosen:
@@ -135,8 +144,10 @@ def ini_file(draw, here):
             lines += [f"[{section}]", f"{key} = {value_for(named[name], draw)}"]
         text = "\n".join(lines).encode(errors="surrogateescape")
     elif how == "lines":
-        pieces = ["[", "]", "[]", "[train", "[train]", "[sweep.train.gamma]", "min = x", "= 5", "gamma", "gamma = ",
-                  "x = 1", "[base]", "env_name = squared nothing", "env_name =", "\t gamma = 1", "; x", "\ufeff",
+        pieces = ["[", "]", "[]", "[train", "[train]", "[sweep.train.gamma]", "min = x", "= 5",
+                  "gamma", "gamma = ",
+                  "x = 1", "[base]", "env_name = squared nothing", "env_name =", "\t gamma = 1",
+                  "; x", "\ufeff",
                   "[DEFAULT]",
                   "gamma = 0.9"]
         text = "\n".join(draw.choices(pieces, k=draw.randrange(1, 8))).encode()
@@ -162,8 +173,10 @@ def checkpoint(draw, here):
     if how == "cut":
         data = data[: draw.randrange(len(data))]
     elif how == "swap" and path.suffix != ".pt":
-        junk = ["5", "[]", "null", '"x"', "[" * 3000, '{"step": "x"}', '{"step": NaN, "train": 5}', '{"train": {}}',
-                '{"step": 1e999, "environment/score": "x"}', "{", '{"step": 1' + "0" * 400 + "}", "\x00",
+        junk = ["5", "[]", "null", '"x"', "[" * 3000, '{"step": "x"}', '{"step": NaN, "train": 5}',
+                '{"train": {}}',
+                '{"step": 1e999, "environment/score": "x"}', "{",
+                '{"step": 1' + "0" * 400 + "}", "\x00",
                 '{"train": {"gamma": []}, "env_name": 5}', '{"env_name": "squared", "env": [1]}']
         lines = data.decode().splitlines()
         lines.insert(draw.randrange(len(lines) + 1), draw.choice(junk))
@@ -171,7 +184,8 @@ def checkpoint(draw, here):
     elif how == "flip" or path.suffix != ".pt":
         how = "flip"
         for _ in range(draw.randrange(1, 9)):
-            place = draw.randrange(len(data)) if draw.random() < 0.5 else draw.choice([-1, 1]) * draw.randrange(800)
+            place = (draw.randrange(len(data)) if draw.random() < 0.5
+                     else draw.choice([-1, 1]) * draw.randrange(800))
             data[place % len(data)] ^= 1 << draw.randrange(8)
     elif how == "swap":
         state, buffer = torch.load(path, weights_only=True), io.BytesIO()
@@ -179,16 +193,19 @@ def checkpoint(draw, here):
         torch.save(state, buffer)
         data = buffer.getvalue()
     else:
-        data = draw.choice([b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), os.urandom(2000), (run / draw.choice(
-            names)).read_bytes()])
+        data = draw.choice([b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), os.urandom(2000),
+                            (run / draw.choice(
+                                names)).read_bytes()])
     path.write_bytes(bytes(data))
     more = ["--env.num-envs", "16", "--logger", "none"]
     argv = draw.choice([
         ["train", "squared", "--resume", str(run), "--train.total-timesteps", "2048", *more],
-        ["eval", "squared", "--load-model-path", str(draw.choice([run, path])), "--eval.episodes", "4"],
+        ["eval", "squared", "--load-model-path", str(draw.choice([run, path])),
+         "--eval.episodes", "4"],
         ["export", "squared", "--load-model-path", str(run), "--export.flat", str(here / "x.bin")],
         ["diagnose", str(run)],
-        ["eval", "squared", "--load-model-path", "latest", "--data-dir", str(here), "--eval.episodes", "4"],
+        ["eval", "squared", "--load-model-path", "latest", "--data-dir", str(here),
+         "--eval.episodes", "4"],
     ])
     return f"{path.name} {how}, {argv[0]}", argv, set(run.glob("*.pt")) if argv[0] != "train" else {path}
 
@@ -205,11 +222,14 @@ def swap(state, draw):
         place = deeper
     if names[0] == "environments":  # the memory of programs in C: SECURITY.md
         return "nothing"
-    old, like = place[key], [None, "x", -1, 0, 10**30, math.nan, math.inf, [], {}, (), True, b"x", [[[]]],
-                             torch.zeros(3), torch.zeros(0), torch.tensor(math.nan), torch.zeros(2, 2).to_sparse(),
+    old, like = place[key], [None, "x", -1, 0, 10**30, math.nan, math.inf, [], {}, (), True,
+                             b"x", [[[]]],
+                             torch.zeros(3), torch.zeros(0), torch.tensor(math.nan),
+                             torch.zeros(2, 2).to_sparse(),
                              torch.zeros(3, device="meta"), torch.zeros(1).expand(2**40)]
     if isinstance(old, torch.Tensor):
-        like += [old * math.nan if old.is_floating_point() else old, old.double(), old.half(), old.bool(), old[:1],
+        like += [old * math.nan if old.is_floating_point() else old, old.double(), old.half(),
+                 old.bool(), old[:1],
                  old.flatten(), old.to(torch.complex64), torch.zeros_like(old),
                  torch.full(old.shape, 1e30)]
     new = draw.choice([..., *like])
@@ -250,27 +270,33 @@ class Odd(gymnasium.Env):
         {late}
         return self.seen(), {reward} if odd else 1.0, self.t % 7 == 0 if not odd else {end}, False, {info}
 """
-OBSERVED = ["self.observation_space.sample()", "np.full(3, nan, np.float32)", "np.full(3, inf, np.float32)",
-            "np.full(3, 1e38, np.float32)", "np.zeros(4, np.float32)", "np.zeros((3, 1))", "np.zeros(3, np.int64)",
+OBSERVED = ["self.observation_space.sample()", "np.full(3, nan, np.float32)",
+            "np.full(3, inf, np.float32)",
+            "np.full(3, 1e38, np.float32)", "np.zeros(4, np.float32)", "np.zeros((3, 1))",
+            "np.zeros(3, np.int64)",
             "[0, 0, 0]", "None", "'text'", "0.5", "np.array(['a', 'b', 'c'])", "{'a': 1}",
             "np.zeros(3, complex)"]
-REWARDS = ["1.0", "nan", "inf", "-inf", "1e300", "-1e300", "None", "'x'", "np.ones(1)", "np.ones(2)", "True", "[1]",
+REWARDS = ["1.0", "nan", "inf", "-inf", "1e300", "-1e300", "None", "'x'", "np.ones(1)",
+           "np.ones(2)", "True", "[1]",
            "10**400", "np.float64(2)", "1j"]
 
 
 def environment(draw, here):
     """A Gymnasium environment whose numbers are not what it says."""
-    odd = {"odd": OBSERVED[0], "reward": "1.0", "end": "self.t % 7 == 0", "info": "{}", "late": "pass"}
+    odd = {"odd": OBSERVED[0], "reward": "1.0", "end": "self.t % 7 == 0", "info": "{}",
+           "late": "pass"}
     change = draw.choice(["odd", "odd", "reward", "reward", "end", "info", "late"])
     odd[change] = draw.choice({"odd": OBSERVED, "reward": REWARDS, "end": ["None", "'x'", "nan", "np.zeros(2)", "2"],
                                "info": ["None", "5", "{'score': nan}", "{'score': 'x'}", "{1: 2}"],
                                "late": ["time.sleep(0.02)"]}[change])
-    odd |= {"space": draw.choice(["Box(-1, 1, (3,), np.float32)", "Box(-1, 1, (3,), np.float32)", "Discrete(3)"]),
+    odd |= {"space": draw.choice(["Box(-1, 1, (3,), np.float32)", "Box(-1, 1, (3,), np.float32)",
+                                  "Discrete(3)"]),
             "actions": draw.choice(["Discrete(2)", "Box(-1, 1, (2,), np.float32)"]),
             "when": draw.choice([0, 1, 5, 40])}
     path = here / "odd.py"
     path.write_text(ENVIRONMENT.format(**odd))
-    argv = ["train", f"{path}:Odd", "--vec.num-envs", "4", "--vec.backend", "serial", "--train.total-timesteps", "512",
+    argv = ["train", f"{path}:Odd", "--vec.num-envs", "4", "--vec.backend", "serial",
+            "--train.total-timesteps", "512",
             "--train.horizon", "16", "--train.minibatch-size", "64", "--logger", "none",
             "--policy.hidden-size", "8"]
     return f"{change} = {odd[change]}, {odd['space']}, from step {odd['when']}", argv, {path}
@@ -280,8 +306,10 @@ def in_c(draw, here):
     """An environment in C with settings of any size, stepped with random actions."""
     name = draw.choice(draw.environments)
     library = ocean.load(name)
-    chosen = {key: draw.choice([0, -1, 1, 2, 1e300, -1e300, 2**31, -(2**31), 2**63, 1e-300, 0.5, math.nan, math.inf])
-              for key in draw.sample(sorted(library.settings), min(len(library.settings), draw.choice([1, 1, 2])))}
+    chosen = {key: draw.choice([0, -1, 1, 2, 1e300, -1e300, 2**31, -(2**31), 2**63, 1e-300, 0.5,
+                                math.nan, math.inf])
+              for key in draw.sample(sorted(library.settings),
+                                     min(len(library.settings), draw.choice([1, 1, 2])))}
 
     def run():
         try:
@@ -295,7 +323,8 @@ def in_c(draw, here):
             heads = envs.action_heads
             for t in range(16):
                 row = storage.actions[t]
-                columns = [] if heads is None else [generator.integers(0, n, len(row)) for n in heads]
+                columns = [] if heads is None else [generator.integers(0, n, len(row))
+                                                    for n in heads]
                 row[:] = np.stack(columns, -1) if columns else generator.uniform(-1, 1, row.shape)
                 envs.advance(0)
             assert np.isfinite(storage.rewards).all(), "rewards are not finite"
@@ -339,15 +368,20 @@ def messages(draw, here):
 def message(draw):
     """(bytes, whether their answer is waited for)."""
     keys = [*watch.PlayRequests.ORDERS, "run", "close", ""]
-    values = ["null", "true", "0", "-1", "1e999", "-Infinity", "NaN", "1" + "0" * 500, '"x"', '"\\ud800"', "[]", "{}",
-              "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"', '"latest"', '"squared"', '"untrained"']
+    values = ["null", "true", "0", "-1", "1e999", "-Infinity", "NaN", "1" + "0" * 500, '"x"',
+              '"\\ud800"', "[]", "{}",
+              "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"', '"latest"', '"squared"',
+              '"untrained"']
     body = "{" + ", ".join(f'"{draw.choice(keys)}": {draw.choice(values)}' for _ in range(draw.randrange(4))) + "}"
     if draw.random() < 0.2:
         body = draw.choice(["", "[", "null", "\0", body[:-1], body * 2, "x" * 4096, "x" * 5000])
-    verbs = ["POST /order", "POST /order", "POST /x", "GET /", "GET /state?after=-1", "GET /state?after=x&scores=y",
-             "GET //[", "GET /%00?scores=" + "9" * 5000, "PUT /", "", "\xff\x00", "GET " + "/a" * 40000]
+    verbs = ["POST /order", "POST /order", "POST /x", "GET /", "GET /state?after=-1",
+             "GET /state?after=x&scores=y",
+             "GET //[", "GET /%00?scores=" + "9" * 5000, "PUT /", "", "\xff\x00",
+             "GET " + "/a" * 40000]
     verb = draw.choice(verbs)
-    host = draw.choice(["localhost", "127.0.0.1", "[::1]", "evil.test", "[", "", "localhost\r\nHost: evil.test"])
+    host = draw.choice(["localhost", "127.0.0.1", "[::1]", "evil.test", "[", "",
+                        "localhost\r\nHost: evil.test"])
     length = draw.choice([len(body.encode())] * 5 + [-1, 10**30, "x", 3])
     kind = draw.choice(["application/json", "application/json", "text/plain", "", ";;;"])
     text = f"{verb} HTTP/1.0\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n{body}"
@@ -387,8 +421,10 @@ def start(here, run, typed):
     if typed and isinstance(run, list):
         with open(here / "stdout", "wb") as output, open(here / "stderr", "wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, str(ROOT / "pufferl.py"), *(word.encode(errors="surrogateescape") for word in run)],
-                cwd=here, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True)
+                [sys.executable, str(ROOT / "pufferl.py"),
+                 *(word.encode(errors="surrogateescape") for word in run)],
+                cwd=here, stdout=output, stderr=errors, stdin=subprocess.DEVNULL,
+                start_new_session=True)
         return process.pid
     sys.stdout.flush()
     number = os.fork()
@@ -480,7 +516,8 @@ class Draw(random.Random):
     environments = ocean.names()
 
 
-def case(seed, number, base, show=False, patience=PATIENCE, environments=None, kinds=(), typed=0.02):
+def case(seed, number, base, show=False, patience=PATIENCE, environments=None, kinds=(),
+         typed=0.02):
     """Make up and run a case; returns (kind, name, exit status, seconds, what is wrong or None)."""
     draw = Draw(f"{seed} {number}")
     draw.base, draw.environments = base, environments or ocean.names()
@@ -495,11 +532,13 @@ def case(seed, number, base, show=False, patience=PATIENCE, environments=None, k
         others = left_behind(process)
         if others and wrong is None:
             wrong = f"left behind: {others}"
-        after = {path: text for path, text in digest(files).items()} if "--resume" not in run_words(run) else before
+        after = ({path: text for path, text in digest(files).items()}
+                 if "--resume" not in run_words(run) else before)
         if before != after and wrong is None:
             wrong = f"harmed: {[path.name for path in before if before[path] != after.get(path)]}"
         if show:
-            print(f"{kind}: {name}\n{run_words(run)}\nended with {status} after {used:.1f} s of the processor: {wrong}")
+            print(f"{kind}: {name}\n{run_words(run)}\nended with {status} after {used:.1f} s of "
+                  f"the processor: {wrong}")
             for stream in ("stdout", "stderr"):
                 print(f"-- {stream}\n{(here / stream).read_text(errors='replace')}")
     return kind, name, status, used, wrong
@@ -513,7 +552,8 @@ def whole_run(folder):
     """A run to do harm to."""
     here = Path(folder) / "first"
     here.mkdir()
-    process = start(here, ["train", "squared", *SMALL, "--data-dir", str(Path(folder) / "runs")], False)
+    process = start(here,
+                    ["train", "squared", *SMALL, "--data-dir", str(Path(folder) / "runs")], False)
     status, _ = wait(process, 300)
     assert status == 0, (here / "stderr").read_text()
     return next((Path(folder) / "runs").iterdir())
@@ -530,7 +570,8 @@ def fuzz(cases=10**9, seconds=math.inf, seed=0, only=None, environments=None, sh
                 break
             patience = min(PATIENCE, max(20.0, begun + seconds - time.monotonic() + 20))
             shown = only is not None
-            found, name, status, _, wrong = case(seed, number, base, shown, patience, environments, **options)
+            found, name, status, _, wrong = case(seed, number, base, shown, patience,
+                                                 environments, **options)
             counts[found]["hung" if status is None else status] += 1
             if wrong:
                 faults.append((number, found, name, wrong))
@@ -540,21 +581,25 @@ def fuzz(cases=10**9, seconds=math.inf, seed=0, only=None, environments=None, sh
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10**9)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=int(time.time() // 86400))
     parser.add_argument("--only", type=int, help="the number of a case")
     parser.add_argument("--kind", choices=list(KINDS), nargs="*", default=[])
-    parser.add_argument("--typed", type=float, default=0.02, help="the share of cases that are typed as commands")
+    parser.add_argument("--typed", type=float, default=0.02,
+                        help="the share of cases that are typed as commands")
     parser.add_argument("--environments", nargs="*", help="those in C that are taken")
     given = parser.parse_args()
     seconds = given.seconds or (60 if given.cases == 10**9 else math.inf)
-    counts, faults = fuzz(given.cases, seconds, given.seed, given.only, given.environments, kinds=given.kind,
+    counts, faults = fuzz(given.cases, seconds, given.seed, given.only, given.environments,
+                          kinds=given.kind,
                           typed=given.typed)
     for kind, exits in sorted(counts.items()):
         print(f"{kind:14} {sum(exits.values()):5} cases, exits {dict(exits)}")
-    print(json.dumps({"seed": given.seed, "cases": sum(sum(exits.values()) for exits in counts.values()),
+    print(json.dumps({"seed": given.seed,
+                      "cases": sum(sum(exits.values()) for exits in counts.values()),
                       "faults": len(faults)}))
     sys.exit(bool(faults))
 

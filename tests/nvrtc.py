@@ -17,7 +17,8 @@ def library():
     """libnvrtc of the package nvidia-cuda-nvrtc, or of the system; None if there is neither."""
     package = importlib.util.find_spec("nvidia")
     folders = [] if package is None else package.submodule_search_locations
-    found = [path for folder in folders for path in glob.glob(os.path.join(folder, "*", "lib", "libnvrtc.so*"))]
+    found = [path for folder in folders
+             for path in glob.glob(os.path.join(folder, "*", "lib", "libnvrtc.so*"))]
     for path in [*found, "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]:
         try:
             return ctypes.CDLL(path)
@@ -35,7 +36,8 @@ def compile(source, name="kernel.cu", arch="sm_90", options=(), headers=None):
     program = ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
     names = (ctypes.c_char_p * len(headers))(*(header.encode() for header in headers))
-    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), len(headers), texts,
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(),
+                                           len(headers), texts,
                                            names))
     try:
         options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}", *options]
@@ -43,7 +45,8 @@ def compile(source, name="kernel.cu", arch="sm_90", options=(), headers=None):
         result = nvrtc.nvrtcCompileProgram(program, len(options), values)
         if result != 0:
             log = _text(nvrtc, program, "ProgramLog") if result == FAILED else ""
-            raise RuntimeError(f"{name} does not compile for {arch}:\n{log or _name(nvrtc, result)}")
+            raise RuntimeError(f"{name} does not compile for "
+                               f"{arch}:\n{log or _name(nvrtc, result)}")
         return _text(nvrtc, program, "PTX")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

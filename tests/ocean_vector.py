@@ -21,7 +21,8 @@ SHORT = {
     "double_pendulum": {"max_steps": 4},
     "boids": {"max_steps": 64},
     "moba": {"max_ticks": 200},
-    "nmmo3": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2, "max_steps": 99},
+    "nmmo3": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2,
+              "max_steps": 99},
 }
 VARIANTS = [
     *[(name, SHORT.get(name, {})) for name in ocean.names()],
@@ -48,8 +49,10 @@ VARIANTS = [
     ("drone", {"race": True, "num_agents": 1, "max_steps": 20}),
     ("drone", {"race": True, "rings": 2}),
     ("pong", {"continuous": True, "max_score": 1, "max_steps": 20}),
-    ("snake", {"num_agents": 3, "width": 5, "height": 4, "vision": 2, "num_food": 3, "max_length": 3}),
-    ("snake", {"num_agents": 20, "width": 10, "height": 8, "num_food": 9, "corpses": False, "patience": 30}),
+    ("snake",
+     {"num_agents": 3, "width": 5, "height": 4, "vision": 2, "num_food": 3, "max_length": 3}),
+    ("snake",
+     {"num_agents": 20, "width": 10, "height": 8, "num_food": 9, "corpses": False, "patience": 30}),
     ("freeway", {"seconds": 5.0, "level": 7, "hard": True, "frameskip": 1}),
     ("freeway", {"seconds": 9.0, "level": 2}),
     ("enduro", {"day": 2.0, "first_day": 1, "later_days": 1, "days": 1}),
@@ -68,15 +71,22 @@ VARIANTS = [
     ("maze", {"size": 9, "loops": 0.3, "max_steps": 60}),
     ("cube", {"size": 2, "max_steps": 3}),
     ("boids", {"num_agents": 2, "neighbours": 1, "max_steps": 7}),
-    ("boids", {"num_agents": 40, "width": 900.0, "height": 90.0, "vision": 20.0, "continuous": True, "max_steps": 60}),
-    ("trash_pickup", {"num_agents": 1, "num_trash": 7, "num_bins": 1, "width": 3, "height": 3, "vision": 1}),
-    ("trash_pickup", {"num_agents": 30, "width": 30, "height": 10, "num_trash": 200, "vision": 8, "max_steps": 40}),
+    ("boids", {"num_agents": 40, "width": 900.0, "height": 90.0, "vision": 20.0, "continuous": True,
+               "max_steps": 60}),
+    ("trash_pickup",
+     {"num_agents": 1, "num_trash": 7, "num_bins": 1, "width": 3, "height": 3, "vision": 1}),
+    ("trash_pickup",
+     {"num_agents": 30, "width": 30, "height": 10, "num_trash": 200, "vision": 8, "max_steps": 40}),
     ("moba", {"self_play": True, "frameskip": 3, "max_ticks": 500}),
     ("moba", {"bot_skill": 0.5, "bot_range": 0.4, "max_ticks": 600, "frameskip": 2}),
-    ("moba", {"demo": True, "self_play": True, "frameskip": 8, "tower_health": 20.0, "ancient_health": 20.0}),
-    ("nmmo3", {"num_agents": 3, "num_foes": 0, "width": 12, "height": 12, "villages": 1, "vision": 1, "max_steps": 20}),
-    ("nmmo3", {"num_agents": 20, "num_foes": 30, "width": 24, "height": 20, "villages": 2, "home": 1,
-               "tier_distance": 1, "vision": 7, "max_steps": 150, "market_everywhere": False, "hunger": 1}),
+    ("moba", {"demo": True, "self_play": True, "frameskip": 8, "tower_health": 20.0,
+              "ancient_health": 20.0}),
+    ("nmmo3", {"num_agents": 3, "num_foes": 0, "width": 12, "height": 12, "villages": 1,
+               "vision": 1, "max_steps": 20}),
+    ("nmmo3",
+     {"num_agents": 20, "num_foes": 30, "width": 24, "height": 20, "villages": 2, "home": 1,
+      "tier_distance": 1, "vision": 7, "max_steps": 150, "market_everywhere": False,
+      "hunger": 1}),
     ("performance", {"num_agents": 3, "observation_size": 5, "length": 4, "delay": 1.0}),
 ]
 
@@ -90,14 +100,17 @@ class Vector:
         self.blocks = []
         agents, envs = self.envs.num_agents, self.envs
         self.observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
-        self.final_observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
+        self.final_observations = self._buffer((agents, *envs.observation_shape),
+                                               envs.observation_dtype)
         self.actions = self._buffer((agents, envs.action_dims), envs.action_dtype)
         self.rewards = self._buffer((agents,), np.float32)
         self.terminals = self._buffer((agents,), np.uint8)
         self.truncations = self._buffer((agents,), np.uint8)
         self.valid = self._buffer((agents,), np.uint8)
-        self.masks = self._buffer((agents, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
-        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations,
+        self.masks = (self._buffer((agents, sum(envs.action_heads)), np.uint8)
+                      if envs.has_action_masks else None)
+        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals,
+                               self.truncations,
                                self.final_observations, self.valid, self.masks)
         self.envs.reset(self.rows)
 
@@ -125,7 +138,8 @@ class Vector:
         heads = np.cumsum([0, *self.envs.action_heads])
         for i, n in enumerate(self.envs.action_heads):
             self.actions[:, i] = rng.integers(0, n, self.envs.num_agents)
-        for i, (first, last) in enumerate(itertools.pairwise(heads) if self.masks is not None else ()):
+        for i, (first, last) in enumerate(itertools.pairwise(heads)
+                                          if self.masks is not None else ()):
             mask = self.masks[:, first:last]
             legal = np.where(mask, rng.random(mask.shape), -1).argmax(axis=1)
             self.actions[:, i] = np.where(rng.random(len(mask)) < 0.9, legal, self.actions[:, i])
@@ -138,7 +152,8 @@ class Vector:
 
     def check_guards(self):
         for block in self.blocks:
-            assert (block[:GUARD] == 0xA5).all() and (block[-GUARD:] == 0xA5).all(), "written outside a buffer"
+            assert (block[:GUARD] == 0xA5).all() and (block[-GUARD:] == 0xA5).all(), (
+                "written outside a buffer")
 
 
 def count(name, options, large):
@@ -147,7 +162,8 @@ def count(name, options, large):
 
 
 def run_python(code, *arguments, **environment):
-    result = subprocess.run([sys.executable, "-c", code, *arguments], env={**os.environ, **environment}, cwd=ROOT,
+    result = subprocess.run([sys.executable, "-c", code, *arguments],
+                            env={**os.environ, **environment}, cwd=ROOT,
                             capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

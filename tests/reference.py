@@ -66,7 +66,8 @@ def philox4x32(counter, key, rounds=10):
 
 
 def advantage(
-    values, rewards, terminals, truncations, bootstraps, ratios, valid, gamma, lam, rho_clip, c_clip, reward_clip=None
+    values, rewards, terminals, truncations, bootstraps, ratios, valid, gamma, lam, rho_clip,
+    c_clip, reward_clip=None
 ):
     """Generalised advantage estimate with V-trace weights: (T, N).
 
@@ -181,7 +182,8 @@ def policy_forward(params, observations, state, resets, valid):
     """
     x = observations.double() @ params["encoder_weight"].T + params["encoder_bias"]
     final = []
-    for layer, (weight, bias) in enumerate(zip(params["layer_weights"], params["layer_biases"], strict=True)):
+    for layer, (weight, bias) in enumerate(zip(params["layer_weights"], params["layer_biases"],
+                                               strict=True)):
         x, states = mingru_layer(x, x @ weight.T + bias, state[layer], resets, valid)
         final.append(states[-1])
     y = x @ params["decoder_weight"].T + params["decoder_bias"]
@@ -230,7 +232,8 @@ def discrete_logprob_entropy(logits, actions, heads, mask=None):
     """
     logp = log_softmax_heads(logits, heads, mask)
     chosen = [
-        head.gather(-1, actions[..., i, None].long())[..., 0] for i, head in enumerate(logp.split(list(heads), dim=-1))
+        head.gather(-1, actions[..., i, None].long())[..., 0]
+        for i, head in enumerate(logp.split(list(heads), dim=-1))
     ]
     # 0 log 0 = 0
     p_logp = logp.exp() * (logp if mask is None else logp.masked_fill(mask == 0, 0.0))
@@ -257,7 +260,8 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
     entropy, for which there is no formula, is that of the Gaussian plus log da/du at these u = mean
     + std z, where z has no gradient. Source: Haarnoja et al. 2018 (SAC), appendix C.
     """
-    transforms = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(squash[0], squash[1])]
+    transforms = [torch.distributions.TanhTransform(),
+                  torch.distributions.AffineTransform(squash[0], squash[1])]
     normal = torch.distributions.Normal(mean, log_std.exp().expand_as(mean))
     logprob = torch.distributions.TransformedDistribution(normal, transforms).log_prob(
         squash[0] + squash[1] * samples.tanh())

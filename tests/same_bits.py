@@ -34,8 +34,10 @@ class Net(nn.Module):
         y = self.head(self.body(observations.float()))
         return y[..., :-1], y[..., -1:]
 '''
-C = ["--env.num-envs", "64", "--train.horizon", "32", "--train.minibatch-size", "512", "--train.replay-ratio", "2"]
-PYTHON = ["--vec.num-envs", "16", "--train.horizon", "32", "--train.minibatch-size", "256", "--train.replay-ratio", "2",
+C = ["--env.num-envs", "64", "--train.horizon", "32", "--train.minibatch-size", "512",
+     "--train.replay-ratio", "2"]
+PYTHON = ["--vec.num-envs", "16", "--train.horizon", "32", "--train.minibatch-size", "256",
+          "--train.replay-ratio", "2",
           "--train.learning-rate", "0.01", "--train.prio-alpha", "0.4"]
 TWO = ["--vec.backend", "multiprocessing", "--vec.num-workers", "2"]
 KINDS = {  # (environment, options); FILES stands for the folder with the network above
@@ -49,7 +51,8 @@ KINDS = {  # (environment, options); FILES stands for the folder with the networ
     "masks": ("masked", C),
     "board": ("minesweeper", C),
     "continuous": ("pendulum", C),
-    "normalised": ("pendulum", [*C, "--train.norm-obs", "--train.norm-reward", "--train.target-kl", "0.01"]),
+    "normalised": ("pendulum",
+                   [*C, "--train.norm-obs", "--train.norm-reward", "--train.target-kl", "0.01"]),
     "dead agents": (f"{ROOT}/tests/brought.py:Dying", [*PYTHON, "--vec.backend", "serial"]),
     "two ranks": ("cartpole", [*C, "--train.gpus", "2"]),
     "resumed": ("cartpole", C),
@@ -62,9 +65,12 @@ def train(root, name, options, folder, epochs, *more):
     if options[0] == "--vec.num-envs":
         agents = 64 if "Dying" in name else 16
     steps = epochs * 32 * agents * (2 if "--train.gpus" in options else 1)
-    command = [sys.executable, f"{root}/pufferl.py", "train", name, *options, "--train.total-timesteps", str(steps),
-               "--train.seed", "3", "--vec.num-threads", "2", "--logger", "none", "--data-dir", f"{folder}/runs", *more]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ, "COLUMNS": "120"})
+    command = [sys.executable, f"{root}/pufferl.py", "train", name, *options,
+               "--train.total-timesteps", str(steps),
+               "--train.seed", "3", "--vec.num-threads", "2", "--logger", "none", "--data-dir",
+               f"{folder}/runs", *more]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder,
+                          env={**os.environ, "COLUMNS": "120"})
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return max((Path(folder) / "runs").iterdir(), key=lambda run: run.stat().st_mtime)
@@ -91,7 +97,8 @@ def bits(root, kind):
     name, options = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "net.py").write_text(NET)
-        name, options = name.replace("FILES", folder), [option.replace("FILES", folder) for option in options]
+        name, options = name.replace("FILES", folder), [option.replace("FILES", folder)
+                                                        for option in options]
         if kind == "resumed":
             run = train(root, name, options, folder, 2)
             run = train(root, name, options, folder, 5, "--resume", str(run))
@@ -105,11 +112,13 @@ def bits(root, kind):
 
 def clone(commit):
     """The project at a commit, in a folder of its own."""
-    found = subprocess.run(["git", "rev-parse", commit], capture_output=True, text=True, cwd=ROOT, check=True)
+    found = subprocess.run(["git", "rev-parse", commit], capture_output=True, text=True,
+                           cwd=ROOT, check=True)
     name = found.stdout.strip()
     folder = Path(tempfile.gettempdir()) / f"same_bits_{os.getuid()}_{name[:12]}"
     if not folder.exists():
-        subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(folder)], check=True)
+        subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(folder)],
+                       check=True)
         subprocess.run(["git", "checkout", "--quiet", name], cwd=folder, check=True)
     return folder
 
@@ -117,13 +126,15 @@ def clone(commit):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("commit", nargs="?", default="HEAD")
-    parser.add_argument("--only", nargs="+", choices=sorted(KINDS), default=list(KINDS), metavar="KIND")
+    parser.add_argument("--only", nargs="+", choices=sorted(KINDS), default=list(KINDS),
+                        metavar="KIND")
     a = parser.parse_args()
     before, different = clone(a.commit), 0
     for kind in a.only:
         then, now = bits(before, kind), bits(ROOT, kind)
         different += then != now
-        print(f"{kind:16} {then[0]}  {now[0]}  {'the same' if then == now else 'DIFFERENT'}", flush=True)
+        print(f"{kind:16} {then[0]}  {now[0]}  {'the same' if then == now else 'DIFFERENT'}",
+              flush=True)
     sys.exit(different > 0)
 
 

@@ -31,11 +31,13 @@ def make_trainer(case, num_envs, folder, **settings):
     if network == "fused":
         policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
     else:
-        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16), hidden_size=16)
+        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16),
+                                    hidden_size=16)
     if ranks.connect().rank > 0:  # rank 0's weights must win
         for parameter in policy.parameters():
             parameter.data.add_(1.0)
-    config = {"horizon": HORIZON, "minibatch_size": 2 * DRAWN * HORIZON, "total_timesteps": 10**5, "seed": 7,
+    config = {"horizon": HORIZON, "minibatch_size": 2 * DRAWN * HORIZON,
+              "total_timesteps": 10**5, "seed": 7,
               "log_interval": 1e9, "env": env, "data_dir": str(folder), **train, **settings}
     return pufferl.PuffeRL(config, vecenv, policy)
 
@@ -45,7 +47,8 @@ def learn_from_given_segments(trainer, members):
     gradient and statistics."""
     found, agents = {}, trainer.num_agents // len(members)
     generators = [np.random.default_rng(rank) for rank in members]
-    index = [np.sort(generator.integers(0, agents, DRAWN)) + i * agents for i, generator in enumerate(generators)]
+    index = [np.sort(generator.integers(0, agents, DRAWN)) + i * agents
+             for i, generator in enumerate(generators)]
     weights = [generator.uniform(0.5, 2.0, DRAWN).astype(np.float32) for generator in generators]
 
     def draw(masses, cumulative, out, out_weights, **options):
@@ -67,8 +70,10 @@ def learn_from_given_segments(trainer, members):
 
 def keep(trainer):
     """What a rollout is made of."""
-    arrays = {name: tensor.clone() for name, tensor in trainer.storage.items() if tensor is not None}
-    arrays |= {name: getattr(trainer, name).clone() for name in ("logprobs", "values", "bootstraps")}
+    arrays = {name: tensor.clone() for name, tensor in trainer.storage.items()
+              if tensor is not None}
+    arrays |= {name: getattr(trainer, name).clone()
+               for name in ("logprobs", "values", "bootstraps")}
     return arrays, {name: tensor.clone() for name, tensor in trainer.engine.initial_state.items()}
 
 
@@ -122,14 +127,16 @@ def main(folder):
     seen["resumed"] = run_epochs(resumed, 2)
     if group.rank == 1:  # what only a mistake in a user's code can do
         resumed.arena.flat("weights")[3] += 1e-6
-    seen["unequal"] = message(lambda: group.check_equal(resumed.arena.flat("weights"), "the weights"))
+    seen["unequal"] = message(lambda: group.check_equal(resumed.arena.flat("weights"),
+                                                        "the weights"))
 
     seen["sum"] = group.sum(np.array([1.0 + group.rank, 1e-17]))
     seen["max"] = group.max(np.array([0.0 - group.rank, group.rank, -np.inf]))
     seen["any"] = [group.any(flag) for flag in (False, group.rank == 1, True)]
     seen["first"] = group.first(lambda: "only " + "once"), message(lambda: group.first(fail))
     seen["shared"] = group.share(group.rank), group.gather(group.rank), group.scatter(["a", "b"])
-    logs = [{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}], [{"extra": 2.0, "n": 1}, {"score": 5.0, "n": 2}]
+    logs = [{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}], [{"extra": 2.0, "n": 1},
+                                                                        {"score": 5.0, "n": 2}]
     seen["logs"] = [group.merge_log(log[group.rank]) for log in (*logs, ({}, {}))]
     seen["seeds"] = message(lambda: make_trainer("fused", AGENTS, folder, seed=group.rank))
     seen["few"] = message(lambda: make_trainer("fused", AGENTS, folder, minibatch_size=HORIZON))

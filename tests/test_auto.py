@@ -24,7 +24,8 @@ from configuration import ConfigError, Facts, decide
 
 ROOT = Path(__file__).resolve().parent.parent
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-AUTOS = ("horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma", "ent_coef", "prio_alpha",
+AUTOS = ("horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",
+         "ent_coef", "prio_alpha",
          "norm_obs",
          "norm_reward")
 
@@ -46,7 +47,8 @@ def test_the_shipped_configs_resolve_to_what_they_did():
     found = {path.stem for path in (ROOT / "config").glob("*.ini")} - {"default"}
     assert set(shipped) <= found
     for name in found:
-        sections = {"policy": configuration.Policy, "rnn": configuration.Rnn, "train": configuration.Train}
+        sections = {"policy": configuration.Policy, "rnn": configuration.Rnn,
+                    "train": configuration.Train}
         values = {section: dataclasses.asdict(cls()) for section, cls in sections.items()}
         own = configuration.parse_ini(ROOT / "config" / f"{name}.ini")
         for section, cls in sections.items():
@@ -54,7 +56,8 @@ def test_the_shipped_configs_resolve_to_what_they_did():
             for key, text in own.items(section) if own.has_section(section) else ():
                 values[section][key] = configuration.coerce(text, types[key], name)
         missing = [key for key in AUTOS if values["train"][key] == "auto" and key != "target_kl"]
-        assert not missing and values["policy"]["name"] != "auto", f"config/{name}.ini must state {missing}"
+        assert not missing and values["policy"]["name"] != "auto", (
+            f"config/{name}.ini must state {missing}")
         if name in shipped:
             assert not values["train"]["norm_obs"] and not values["train"]["norm_reward"]
         for section, before in shipped.get(name, {}).items():
@@ -62,15 +65,18 @@ def test_the_shipped_configs_resolve_to_what_they_did():
 
 
 @settings(deadline=None, max_examples=200)
-@given(agents=st.integers(1, 20_000), steps=st.integers(1, 10**9), discrete=st.booleans(), native=st.booleans(),
+@given(agents=st.integers(1, 20_000), steps=st.integers(1, 10**9), discrete=st.booleans(),
+       native=st.booleans(),
        costs=st.none() | st.tuples(st.floats(1e-7, 1.0), st.floats(1e-7, 1.0)))
 def test_the_rules_give_settings_that_work(agents, steps, discrete, native, costs):
     costs = dict(zip(("step_seconds", "learn_seconds"), costs or (None, None), strict=True))
     train = dataclasses.asdict(configuration.Train(total_timesteps=steps))
     chosen = decide(train, Facts(agents, steps, discrete, [BOX], native, **costs))
-    assert tuple(sorted(chosen)) == tuple(sorted(AUTOS)) and all(reason for _, reason in chosen.values())
+    assert tuple(sorted(chosen)) == tuple(sorted(AUTOS)) and all(reason
+                                                                 for _, reason in chosen.values())
     c = {name: value for name, (value, _) in chosen.items()}
-    assert c["minibatch_size"] % c["horizon"] == 0 and 0 < c["minibatch_size"] <= agents * c["horizon"]
+    assert (c["minibatch_size"] % c["horizon"] == 0
+            and 0 < c["minibatch_size"] <= agents * c["horizon"])
     assert 1 <= c["replay_ratio"] <= configuration.PASSES[discrete] and c["learning_rate"] > 0
     if agents >= 64:  # what made people's environments fail: one update an epoch
         assert c["replay_ratio"] * agents * c["horizon"] / c["minibatch_size"] >= 4
@@ -100,7 +106,8 @@ def test_what_is_normalised(space, expected):
 @pytest.mark.parametrize(("text", "kind", "value"), [
     ("auto", int | configuration.Auto, "auto"), ("1e3", int | configuration.Auto, 1000),
     ("auto", bool | configuration.Auto, "auto"), ("true", bool | configuration.Auto, True),
-    ("none", float | configuration.Auto | None, None), ("0.5", float | configuration.Auto | None, 0.5),
+    ("none", float | configuration.Auto | None, None),
+    ("0.5", float | configuration.Auto | None, 0.5),
 ])
 def test_auto_is_a_value(text, kind, value):
     assert configuration.coerce(text, kind, "here") == value
@@ -113,22 +120,26 @@ def test_auto_is_for_settings_that_have_it():
 
 
 def test_the_printed_flags_repeat_the_run_and_a_resume_keeps_them(tmp_path, capsys):
-    name, options = f"{ROOT}/tests/brought.py:PointMass", ["--vec.num-envs", "16", "--vec.backend", "serial",
+    name, options = f"{ROOT}/tests/brought.py:PointMass", ["--vec.num-envs", "16",
+                                                           "--vec.backend", "serial",
                                                            "--logger", "none"]
 
     def train(*more, steps="6000", folder="a"):
-        argv = [*options, "--train.total-timesteps", steps, "--data-dir", str(tmp_path / folder), *more]
+        argv = [*options, "--train.total-timesteps", steps, "--data-dir",
+                str(tmp_path / folder), *more]
         trainer = pufferl.train(name, pufferl.load_config(name, argv))
         return trainer, capsys.readouterr().out
 
     first, out = train()
-    lines = [line.removeprefix("auto: ").partition("  #") for line in out.splitlines() if line.startswith("auto: ")]
+    lines = [line.removeprefix("auto: ").partition("  #") for line in out.splitlines()
+             if line.startswith("auto: ")]
     assert len(lines) == len(AUTOS) and all(reason.strip() for *_, reason in lines)
     second, again = train(*" ".join(flags for flags, *_ in lines).split(), folder="b")
     assert "auto: " not in again
     assert torch.equal(first.arena.flat("weights"), second.arena.flat("weights"))
     saved = json.loads((first.run_folder / "config.json").read_text())
-    assert saved["train"]["norm_obs"] is True and set(saved["auto"]) == {f"train.{name}" for name in AUTOS}
+    assert (saved["train"]["norm_obs"] is True
+            and set(saved["auto"]) == {f"train.{name}" for name in AUTOS})
     resumed, out = train("--resume", str(first.run_folder), steps="9000")
     assert "auto: " not in out and resumed.config["horizon"] == first.config["horizon"]
     assert resumed.normalizer.count > first.normalizer.count
@@ -143,7 +154,8 @@ def test_an_environment_in_c_gets_as_many_copies_as_its_steps_are_worth(tmp_path
 
 
 @pytest.mark.parametrize(("name", "steps", "expected"), [
-    (f"{ROOT}/tests/brought.py:Catch", 300_000, 32), (f"{ROOT}/tests/brought.py:Catch", 10_000_000, 64),
+    (f"{ROOT}/tests/brought.py:Catch", 300_000, 32),
+    (f"{ROOT}/tests/brought.py:Catch", 10_000_000, 64),
     (f"{ROOT}/tests/brought.py:PointMass", 300_000, 8)])
 def test_environments_in_python_are_few_so_that_rollouts_are_long(name, steps, expected):
     args = pufferl.load_config(name, ["--train.total-timesteps", str(steps)])
@@ -156,7 +168,8 @@ def test_environments_in_python_are_few_so_that_rollouts_are_long(name, steps, e
 
 
 @settings(deadline=None, max_examples=25)
-@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5), offset=st.floats(-1e4, 1e4), seed=st.integers(0, 99),
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5), offset=st.floats(-1e4, 1e4),
+       seed=st.integers(0, 99),
        dtype=st.sampled_from([np.float32, np.float64, np.int16]))
 def test_moments_are_those_of_all_valid_rows(sizes, offset, seed, dtype):
     rng, normalizer, seen = np.random.default_rng(seed), models.Normalizer(3), []
@@ -164,12 +177,14 @@ def test_moments_are_those_of_all_valid_rows(sizes, offset, seed, dtype):
         rows = (rng.normal(size=(size, 3)) * [1, 10, 100] + offset).astype(dtype)
         valid = rng.random(size) < 0.7
         seen.append(rows[valid].astype(np.float64))
-        normalizer.merge([normalizer.moments(torch.from_numpy(rows), torch.from_numpy(valid.astype(np.uint8)))])
+        normalizer.merge([normalizer.moments(torch.from_numpy(rows),
+                                             torch.from_numpy(valid.astype(np.uint8)))])
     rows = np.concatenate(seen)
     assert normalizer.count == len(rows)
     if len(rows):
         np.testing.assert_allclose(normalizer.mean, rows.mean(0), rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(normalizer.squares / normalizer.count, rows.var(0), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(normalizer.squares / normalizer.count, rows.var(0),
+                                   rtol=1e-6, atol=1e-6)
 
 
 def test_normalised_observations_are_clipped_deviations():
@@ -184,7 +199,8 @@ def test_normalised_observations_are_clipped_deviations():
 @given(seed=st.integers(0, 99), gamma=st.floats(0, 1), cut=st.integers(1, 9))
 def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma, cut):
     rng = np.random.default_rng(seed)
-    rewards, resets = rng.normal(2, 50, (10, 3)).astype(np.float32), (rng.random((11, 3)) < 0.2).astype(np.uint8)
+    rewards, resets = rng.normal(2, 50, (10, 3)).astype(np.float32), (rng.random((11, 3))
+                                                                      < 0.2).astype(np.uint8)
     valid = (rng.random((11, 3)) < 0.8).astype(np.uint8)
     scale = models.RewardScale(3, gamma)
     for rows in (slice(0, cut), slice(cut, 10)):
@@ -211,26 +227,31 @@ def test_ranks_merge_to_what_one_would_have():
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_fused_network_normalises_as_its_forward_does(precision):
-    args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512", "--train.norm-obs",
+    args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512",
+                                            "--train.norm-obs",
                                             "--train.norm-reward", "--train.precision", precision])
     vecenv = pufferl.load_env("cartpole", args)
     policy = pufferl.load_policy(args, vecenv)
-    trainer = pufferl.PuffeRL({**args["train"], "env": "cartpole", "data_dir": None}, vecenv, policy)
+    trainer = pufferl.PuffeRL({**args["train"], "env": "cartpole", "data_dir": None},
+                              vecenv, policy)
     weights = trainer.arena.flat("weights").clone()
     trainer.evaluate()
     trainer.train()
     assert torch.equal(trainer.arena.flat("weights"), weights), "the first rollout only measures"
     assert policy.normalizer.count == 64 * 32
     trainer.evaluate()
-    s, state = trainer.storage, {name: tensor.clone() for name, tensor in trainer.engine.initial_state.items()}
+    s, state = trainer.storage, {name: tensor.clone()
+                                 for name, tensor in trainer.engine.initial_state.items()}
     with torch.no_grad():
-        logits, value = policy(s["observations"][:-1], {**state, "resets": s["resets"][:-1], "valid": s["valid"][:-1]})
+        logits, value = policy(s["observations"][:-1],
+                               {**state, "resets": s["resets"][:-1], "valid": s["valid"][:-1]})
     logprobs = logits.log_softmax(-1).gather(-1, s["actions"].long())[..., 0]
     tolerance = 1e-4 if precision == "float32" else 0.05
     torch.testing.assert_close(trainer.values[:-1], value[..., 0], atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(trainer.logprobs, logprobs, atol=tolerance, rtol=tolerance)
     trainer.train()
-    assert trainer.losses["approx_kl"] < 0.1 and not torch.equal(trainer.arena.flat("weights"), weights)
+    assert trainer.losses["approx_kl"] < 0.1 and not torch.equal(trainer.arena.flat("weights"),
+                                                                 weights)
     scaled = trainer.storage["rewards"] * trainer.reward_scale.scale
     torch.testing.assert_close(trainer.rewards, scaled)
     trainer.release()
@@ -238,8 +259,9 @@ def test_the_fused_network_normalises_as_its_forward_does(precision):
 
 def test_normalisation_goes_on_exactly_after_a_checkpoint(tmp_path):
     def make(folder):
-        args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512",
-                                                "--train.norm-obs", "--train.norm-reward"])
+        args = pufferl.load_config("cartpole",
+                                   ["--env.num-envs", "32", "--train.minibatch-size", "512",
+                                    "--train.norm-obs", "--train.norm-reward"])
         vecenv = pufferl.load_env("cartpole", args)
         policy = pufferl.load_policy(args, vecenv)
         return pufferl.PuffeRL({**args["train"], "env": "cartpole", "data_dir": str(tmp_path / folder)}, vecenv, policy)
@@ -275,13 +297,15 @@ int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
   float x[4]; float* state = policy_new_state(&p, 1);
   while (scanf("%f %f %f %f", x, x + 1, x + 2, x + 3) == 4) { policy_forward(&p, x, true, state);
     for (int i = 0; i < p.width; i++) printf("%.9g ", p.outputs[i]); } }''')
-    subprocess.run(["cc", "-std=gnu11", f"-I{ROOT}/ocean", "run.c", "-o", "run", "-lm"], cwd=tmp_path, check=True)
+    subprocess.run(["cc", "-std=gnu11", f"-I{ROOT}/ocean", "run.c", "-o", "run", "-lm"],
+                   cwd=tmp_path, check=True)
     text = "\n".join(" ".join(map(str, row)) for row in rows[:5].tolist())
     out = subprocess.run(["./run"], cwd=tmp_path, input=text, capture_output=True, text=True, check=True).stdout
     with torch.no_grad():
         logits, value = policy.forward_eval(rows[:5], policy.initial_state(5))
     expected = torch.cat([logits, value], dim=1)
-    torch.testing.assert_close(torch.tensor([float(x) for x in out.split()]).view(5, 4), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor([float(x) for x in out.split()]).view(5, 4), expected,
+                               atol=1e-4, rtol=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -305,7 +329,8 @@ def test_the_encoder_follows_what_is_seen(space, kind):
 
 
 @pytest.mark.parametrize("space", [
-    spaces.Box(0, 4, (6, 6), np.int64), spaces.Box(0, 1, (10, 10, 4), bool), spaces.Box(-1, 1, (2, 8, 8), np.int8)])
+    spaces.Box(0, 4, (6, 6), np.int64), spaces.Box(0, 1, (10, 10, 4), bool),
+    spaces.Box(-1, 1, (2, 8, 8), np.int8)])
 def test_planes_are_one_hot(space):
     planes = models._Planes(space)
     space.seed(1)
@@ -323,7 +348,8 @@ def test_planes_are_one_hot(space):
 
 
 class Boarded(gymnasium.Env):
-    observation_space = spaces.Dict(board=spaces.Box(0, 2, (5, 5), np.int8), mode=spaces.Discrete(3),
+    observation_space = spaces.Dict(board=spaces.Box(0, 2, (5, 5), np.int8),
+                                    mode=spaces.Discrete(3),
                                     speed=spaces.Box(-9.0, 9.0, (2,), np.float32))
     action_space = spaces.Discrete(2)
 
@@ -338,7 +364,8 @@ class Boarded(gymnasium.Env):
 
 def test_a_dict_gets_one_encoder_a_key_and_a_memory():
     with vector.make(lambda **_: Boarded(), num_envs=8, backend="serial") as vecenv:
-        args = pufferl.load_config("squared", ["--policy.name", "auto", "--policy.hidden-size", "16"])
+        args = pufferl.load_config("squared",
+                                   ["--policy.name", "auto", "--policy.hidden-size", "16"])
         args["train"]["norm_obs"] = "auto"
         policy = pufferl.load_policy(args, vecenv)
         assert isinstance(policy, models.MinGRUWrapper)
@@ -378,7 +405,8 @@ def cartpoles():
 def test_a_plain_network_sees_a_batch(normalised):
     with cartpoles() as vecenv:
         policy = Plain(vecenv.driver_env)
-        assert models.is_plain(policy) and not models.is_plain(models.FeedForward(vecenv.driver_env))
+        assert (models.is_plain(policy)
+                and not models.is_plain(models.FeedForward(vecenv.driver_env)))
         policy = models.Normalized(vecenv.driver_env, policy) if normalised else policy
         trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, policy)
         before = trainer.arena.flat("weights").clone()
@@ -399,7 +427,8 @@ def test_an_edit_of_a_plain_network_is_what_runs():
             return logits * 0 + torch.tensor([0.0, 50.0]), value
 
     with cartpoles() as vecenv:
-        trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, Edited(vecenv.driver_env))
+        trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv,
+                                  Edited(vecenv.driver_env))
         trainer.evaluate()
         assert (trainer.storage["actions"] == 1).all()
         trainer.release()
@@ -419,7 +448,8 @@ def test_an_error_about_shapes_says_which_form_was_given():
     with cartpoles() as vecenv:
         for cls, form in ((Timeless, "T, N, *observation"), (Narrow, "a batch without time")):
             with pytest.raises(RuntimeError) as caught:
-                trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv, cls(vecenv.driver_env))
+                trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000}, vecenv,
+                                          cls(vecenv.driver_env))
                 trainer.evaluate()
                 trainer.train()
             assert form in " ".join(caught.value.__notes__) and "forward(observations)" in " ".join(
@@ -447,7 +477,8 @@ def test_target_kl_moves_the_learning_rate_towards_it():
         for _ in range(20):
             trainer.evaluate()
             trainer.train()
-        assert trainer.learning_rate == pytest.approx(1e-4, rel=1e-2), "ten times what was set, and no further"
+        assert trainer.learning_rate == pytest.approx(1e-4, rel=1e-2), (
+            "ten times what was set, and no further")
         assert trainer.losses["learning_rate"] <= trainer.learning_rate * 1.01
         trainer.release()
 
@@ -471,7 +502,8 @@ class Normalising(Plain):
 def own_network(tmp_path):
     file = tmp_path / "own.py"
     file.write_text("import sys\nfrom pathlib import Path\n"
-                    f"sys.path.insert(0, {str(ROOT / 'tests')!r})\nfrom test_auto import Normalising\n")
+                    f"sys.path.insert(0, {str(ROOT / 'tests')!r})\nfrom test_auto "
+                    "import Normalising\n")
     return f"{file}:Normalising"
 
 
@@ -479,7 +511,8 @@ CART = f"{ROOT}/tests/brought.py:cartpole"
 
 
 def run(tmp_path, *options, env=CART):
-    argv = ["--vec.num-envs", "8", "--vec.backend", "serial", "--logger", "none", "--data-dir", str(tmp_path),
+    argv = ["--vec.num-envs", "8", "--vec.backend", "serial", "--logger", "none", "--data-dir",
+            str(tmp_path),
             "--train.total-timesteps", "2000", *options]
     return pufferl.train(env, pufferl.load_config(env, argv))
 
@@ -489,8 +522,10 @@ def test_a_network_that_normalises_itself_is_not_wrapped(tmp_path, own_network):
     first = run(tmp_path, *options, "--train.norm-obs", "True")
     assert type(first.policy).__name__ == "Normalising" and first.normalizer.count > 0
     resumed = run(tmp_path, "--resume", str(first.run_folder), "--train.total-timesteps", "3000")
-    assert type(resumed.policy).__name__ == "Normalising" and resumed.normalizer.count > first.normalizer.count
-    args = pufferl.load_config(CART, ["--load-model-path", str(first.run_folder), "--vec.num-envs", "8"])
+    assert (type(resumed.policy).__name__ == "Normalising"
+            and resumed.normalizer.count > first.normalizer.count)
+    args = pufferl.load_config(CART,
+                               ["--load-model-path", str(first.run_folder), "--vec.num-envs", "8"])
     with cartpoles() as vecenv:
         loaded = pufferl.load_policy(args, vecenv, CART)
     assert torch.equal(loaded.normalizer.squares, resumed.normalizer.squares)
@@ -505,10 +540,12 @@ def test_what_starts_from_normalised_weights_can_be_resumed(tmp_path, capsys):
 
 def test_reward_scaling_may_begin_and_cease_at_a_resume(tmp_path, capsys):
     def make(**settings):
-        args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512"])
+        args = pufferl.load_config("cartpole",
+                                   ["--env.num-envs", "32", "--train.minibatch-size", "512"])
         vecenv = pufferl.load_env("cartpole", args)
         policy = pufferl.load_policy(args, vecenv)
-        return pufferl.PuffeRL({**args["train"], "data_dir": str(tmp_path), **settings}, vecenv, policy)
+        return pufferl.PuffeRL({**args["train"], "data_dir": str(tmp_path), **settings},
+                               vecenv, policy)
 
     with_scale, without = make(norm_reward=True), make(norm_reward=False)
     for trainer in (with_scale, without):
@@ -524,7 +561,8 @@ def test_reward_scaling_may_begin_and_cease_at_a_resume(tmp_path, capsys):
 def test_a_rate_that_is_set_at_a_resume_is_the_one_that_is_used(tmp_path):
     first = run(tmp_path, "--train.total-timesteps", "20000")
     assert first._rate_factor != 1
-    second = run(tmp_path, "--resume", str(first.run_folder), "--train.total-timesteps", "24000", "--train.target-kl",
+    second = run(tmp_path, "--resume", str(first.run_folder), "--train.total-timesteps", "24000",
+                 "--train.target-kl",
                  "none", "--train.learning-rate", "0.001", "--train.anneal-lr", "False")
     assert second.learning_rate == 0.001
 
@@ -547,8 +585,10 @@ def test_an_environment_that_one_process_cannot_hold_twice_is_not_measured(tmp_p
                                                      ("Catch", "--env.size=7", 0.99)])
 def test_episodes_that_are_all_cut_off_soon_shorten_the_view(tmp_path, name, option, gamma):
     name = f"{ROOT}/tests/brought.py:{name}"
-    trainer = pufferl.train(name, pufferl.load_config(name, ["--train.total-timesteps", "3000", "--logger", "none",
-                                                             "--data-dir", str(tmp_path), option]))
+    trainer = pufferl.train(name,
+                            pufferl.load_config(name, ["--train.total-timesteps", "3000",
+                                                       "--logger", "none",
+                                                       "--data-dir", str(tmp_path), option]))
     assert trainer.config["gamma"] == gamma
 
 
@@ -561,15 +601,18 @@ def test_environments_that_are_quicker_than_messages_stay_in_this_process(
     monkeypatch.setattr(vector, "physical_cores", lambda: 2)
     monkeypatch.setattr(pufferl, "EXCHANGE", exchange)
     name = f"{ROOT}/tests/brought.py:Catch"
-    args = pufferl.load_config(name, ["--train.total-timesteps", "256", "--logger", "none", "--data-dir", str(tmp_path),
+    args = pufferl.load_config(name, ["--train.total-timesteps", "256", "--logger", "none",
+                                      "--data-dir", str(tmp_path),
                                       "--vec.num-envs", "8", *options])
     trainer = pufferl.train(name, args)
-    assert type(trainer.vecenv) is (vector.Serial if backend == "serial" else vector.Multiprocessing)
+    assert type(trainer.vecenv) is (vector.Serial if backend == "serial"
+                                    else vector.Multiprocessing)
     assert trainer.args["vec"]["backend"] == backend
     assert ("vec.backend" in trainer.args["auto"]) == (backend == "serial")
 
 
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=40), ended=st.booleans(), agents=st.integers(1, 3))
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=40), ended=st.booleans(),
+       agents=st.integers(1, 3))
 def test_how_episodes_end(lengths, ended, agents):
     steps = sum(lengths) + 3
     truncations = np.zeros((steps, agents), np.uint8)
@@ -598,13 +641,15 @@ def test_an_image_of_few_colours_is_an_image():
 
 
 @pytest.mark.parametrize("options", [["--train.horizon", "0"], ["--train.minibatch-size", "-64"],
-                                     ["--train.total-timesteps", "0"], ["--train.replay-ratio", "0"]])
+                                     ["--train.total-timesteps", "0"],
+                                     ["--train.replay-ratio", "0"]])
 def test_sizes_that_cannot_be_are_named(tmp_path, options):
     with pytest.raises(ConfigError, match="must be above 0"):
         run(tmp_path, *options)
 
 
-@pytest.mark.parametrize(("minibatch", "agents"), [(1000, 64), (4096, 64), (512, 1), (96, 8), (2048, 64)])
+@pytest.mark.parametrize(("minibatch", "agents"),
+                         [(1000, 64), (4096, 64), (512, 1), (96, 8), (2048, 64)])
 def test_the_horizon_fits_a_minibatch_that_is_set(minibatch, agents):
     train = dataclasses.asdict(configuration.Train(minibatch_size=minibatch))
     horizon = decide(train, Facts(agents, 300_000, True, [BOX]))["horizon"][0]

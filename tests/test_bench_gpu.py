@@ -22,9 +22,11 @@ KERNELS = {"copy_gb_per_second": 4000.0, "kernels": {
 TRAIN = {"sps": 12345678.0, "num_layers": 4, "hidden_size": 32, "shares": {"busy": 0.625}}
 SOLVED = {"environments": {"breakout": {
     "0": {"threshold": 800.0, "seconds": 7.25, "score": 858.0, "end_seconds": 9.0}}}}
-LAUNCHES = {"minibatch": {"8192": {"launches": 61, "microseconds": 250.0, "gaps": 0.25, "longest": []}}}
+LAUNCHES = {"minibatch": {"8192": {"launches": 61, "microseconds": 250.0, "gaps": 0.25,
+                                   "longest": []}}}
 GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
-VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W", "sees_it": True}
+VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W",
+            "sees_it": True}
 
 
 def script(text, *, seconds=60, wrong=lambda figures: None, name="step"):
@@ -41,23 +43,27 @@ def stand_in(name, figures):
 
 
 def report(folder):
-    return json.loads((folder / "report.json").read_text())["steps"], (folder / "report.md").read_text()
+    return json.loads((folder / "report.json").read_text())["steps"], (folder
+                                                                       / "report.md").read_text()
 
 
 def without_make():
     """The environment, without what a make that runs these tests would tell the one within."""
-    return {key: value for key, value in os.environ.items() if key not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+    return {key: value for key, value in os.environ.items()
+            if key not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
 
 
 def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
     if bench_gpu.gpus():
         pytest.skip("there is a GPU")
-    done = subprocess.run(["make", "--no-print-directory", "gpu", f"OUT={tmp_path}/out", f"PYTHON={sys.executable}"],
+    done = subprocess.run(["make", "--no-print-directory", "gpu", f"OUT={tmp_path}/out",
+                           f"PYTHON={sys.executable}"],
                           cwd=ROOT, capture_output=True, text=True, env=without_make())
     assert done.returncode != 0 and not (tmp_path / "out").exists()
     said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
     assert len(said) == 1 and "finds no GPU" in said[0] and "tests/bench_gpu.py" in done.stdout
-    done = subprocess.run([sys.executable, "tests/bench_gpu.py", "smoke"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "tests/bench_gpu.py", "smoke"], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines() == said
 
 
@@ -82,7 +88,8 @@ def test_a_step_that_fails_does_not_end_the_others(tmp_path, capsys):
     steps, page = report(tmp_path)
     results = {name: step["result"] for name, step in steps.items()}
     assert results["one"] == results["eight"] == "passed"
-    assert results["two"] == "failed, exit status 1: a reason" and steps["two"]["tail"] == "before\na reason\n"
+    assert (results["two"] == "failed, exit status 1: a reason"
+            and steps["two"]["tail"] == "before\na reason\n")
     assert results["three"] == "took longer than 10 s" and steps["three"]["tail"] == "so far\n"
     assert results["four"] == "failed: it printed no figures"
     assert results["five"] == "only 0.5"
@@ -91,11 +98,13 @@ def test_a_step_that_fails_does_not_end_the_others(tmp_path, capsys):
     assert steps["one"]["figures"] == {"speed": 1} and len(steps["one"]["tail"]) == bench_gpu.TAIL
     assert 10 <= steps["three"]["seconds"] < 60 and steps["six"]["figures"] is None
     assert [list(each)[-1] for each in seen] == ["four", "five", "seven"]
-    assert "| two | " in page and "\n    a reason\n" in page and "\n    ```\n" in page and "\x1b" not in page
+    assert ("| two | " in page and "\n    a reason\n" in page and "\n    ```\n" in page
+            and "\x1b" not in page)
     assert all(line.isprintable() for line in page.splitlines())
     assert "a reason" in capsys.readouterr().out
     for process in psutil.process_iter(["cmdline"]):
-        assert "import time; time.sleep(77.5)" not in (process.info["cmdline"] or []), "it outlives its step"
+        assert "import time; time.sleep(77.5)" not in (process.info["cmdline"] or []), (
+            "it outlives its step")
 
 
 def test_the_time_for_all_of_them_is_kept(tmp_path):
@@ -104,11 +113,13 @@ def test_the_time_for_all_of_them_is_kept(tmp_path):
     assert time.monotonic() - begun < 30
     results = [step["result"] for step in report(tmp_path)[0].values()]
     assert results == ["took longer than 2 s", "not begun: the 0 minutes were over"]
-    assert sum(1 for step in bench_gpu.STEPS if step.seconds > 8 * 60) == 0 and bench_gpu.ALL <= 25 * 60
+    assert (sum(1 for step in bench_gpu.STEPS if step.seconds > 8 * 60) == 0
+            and bench_gpu.ALL <= 25 * 60)
 
 
 def test_tests_that_only_skip_have_not_passed(tmp_path):
-    for name, body, result in (("test_skips", "pytest.skip('it')", "no test ran"), ("test_passes", "pass", "passed"),
+    for name, body, result in (("test_skips", "pytest.skip('it')", "no test ran"),
+                               ("test_passes", "pass", "passed"),
                                ("test_fails", "assert 1 == 2", "failed, exit status 1: 1 failed")):
         path = tmp_path / f"{name}.py"
         path.write_text(f"import pytest\ndef {name}():\n    {body}\n")
@@ -116,7 +127,8 @@ def test_tests_that_only_skip_have_not_passed(tmp_path):
         found = bench_gpu.run(bench_gpu.Step("smoke", 100, command, bench_gpu.some_passed), 100)
         assert found["result"].startswith(result), found["tail"]
         assert found["figures"] == {"passed": int(name == "test_passes"),
-                                    **({"skipped": 1} if "skips" in name else {"failed": 1} if "fails" in name else {})}
+                                    **({"skipped": 1} if "skips" in name else {"failed": 1}
+                                       if "fails" in name else {})}
 
 
 def test_a_part_keeps_what_the_others_left(tmp_path):
@@ -125,7 +137,8 @@ def test_a_part_keeps_what_the_others_left(tmp_path):
     steps, page = report(tmp_path)
     assert list(steps) == ["versions", "kernels", "launches"]
     assert steps["kernels"]["result"] == "below 70% of a copy of their size: draw 20%"
-    assert "| draw | 20.0 | 10 | 20% |" in page and "1 of 2 at 70% or more, the slowest at 20%" in page
+    assert ("| draw | 20.0 | 10 | 20% |" in page
+            and "1 of 2 at 70% or more, the slowest at 20%" in page)
     other = {"result": "passed", "seconds": 1, "figures": {"kernels": 3}}
     broken = {"steps": {**steps, "kernels": other, "launches": 5}}
     (tmp_path / "report.json").write_text(json.dumps(broken))
@@ -138,18 +151,23 @@ def test_a_part_keeps_what_the_others_left(tmp_path):
 def test_the_table_has_what_was_measured_and_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_gpu, "has_device_setting", lambda: False)
     never = json.loads(json.dumps(SOLVED).replace("7.25", "null"))
-    bench_gpu.run_all([stand_in("versions", VERSIONS), stand_in("train-4096x32-host-bfloat16", TRAIN),
-                       stand_in("train-4096x32-cuda-bfloat16", TRAIN), stand_in("learn-host", SOLVED),
-                       stand_in("resume-host", {"whole": "a", "whole_again": "a", "resumed": "b"})], tmp_path)
+    bench_gpu.run_all([stand_in("versions", VERSIONS),
+                       stand_in("train-4096x32-host-bfloat16", TRAIN),
+                       stand_in("train-4096x32-cuda-bfloat16", TRAIN),
+                       stand_in("learn-host", SOLVED),
+                       stand_in("resume-host", {"whole": "a", "whole_again": "a", "resumed": "b"})],
+                      tmp_path)
     table = bench_gpu.section(tmp_path)
     assert "| machine | Some GPU, 16 cores, torch 2.11.0, driver 580.1 |" in table
     assert ("| trained steps a second: 4,096 × 32, network 4 layers × 32, bfloat16, environments on the host | "
             "12,345,678, GPU busy 62% |") in table
-    assert "on the GPU" not in table and "| Breakout to 800 of 864, environments on the host | 7.2 s; 858 " in table
+    assert ("on the GPU" not in table
+            and "| Breakout to 800 of 864, environments on the host | 7.2 s; 858 " in table)
     assert "| killed and resumed, beside the same run undisturbed, environments on the host | resumed, it has " in table
     results = {name: step["result"] for name, step in report(tmp_path)[0].items()}
     assert results["train-4096x32-cuda-bfloat16"] == "not there: the configuration has no setting vec.device"
-    assert results["resume-host"] == "resumed, it has other weights" and results["learn-host"] == "passed"
+    assert (results["resume-host"] == "resumed, it has other weights"
+            and results["learn-host"] == "passed")
     bench_gpu.run_all([stand_in("learn-host", never)], tmp_path)
     assert report(tmp_path)[0]["learn-host"]["result"] == "ended at 858, below 800"
     assert "| never; 858 at the end" in bench_gpu.section(tmp_path)
@@ -161,7 +179,8 @@ def test_load_and_power_are_sampled(tmp_path, monkeypatch):
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = bench_gpu.run(script("import time; time.sleep(4)\n" + says({})), 30)
-    assert found["load"] == {"mean": 20.0, "most": 30.0} and found["watts"] == {"mean": 150.5, "most": 200.5}
+    assert (found["load"] == {"mean": 20.0, "most": 30.0}
+            and found["watts"] == {"mean": 150.5, "most": 200.5})
 
 
 def test_the_setting_is_looked_for_where_it_is():
@@ -178,7 +197,8 @@ def test_the_readme_shows_what_was_measured():
 
 def test_each_step_runs_what_there_is():
     """Files and options of the commands, and the tests that -k names."""
-    named = re.findall(r"^def (test_\w+)", (ROOT / "tests/test_devices.py").read_text(), re.MULTILINE)
+    named = re.findall(r"^def (test_\w+)", (ROOT / "tests/test_devices.py").read_text(),
+                       re.MULTILINE)
     for word in bench_gpu.CAPTURES.split(" or "):
         assert any(word in name for name in named), word
     options = {"tests/bench_train.py": (ROOT / "tests/bench_train.py").read_text().replace("_", "-")}
@@ -197,8 +217,10 @@ def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
         assert packages == {f"numba-cuda[cu{cuda}]", f"cupy-cuda{cuda}x", "nvidia-ml-py"}
     assert "-r requirements-cuda.txt" in (ROOT / "Makefile").read_text()
     choice = re.search(r"case .* esac", (ROOT / "Dockerfile").read_text())[0]
-    for torch, file in (("cpu", ""), ("cu130", "-r requirements-cuda.txt"), ("cu126", "-r requirements-cuda12.txt")):
-        done = subprocess.run(["sh", "-c", f'TORCH={torch}; {choice}; echo "$CUDA"'], capture_output=True, text=True)
+    for torch, file in (("cpu", ""), ("cu130", "-r requirements-cuda.txt"),
+                        ("cu126", "-r requirements-cuda12.txt")):
+        done = subprocess.run(["sh", "-c", f'TORCH={torch}; {choice}; echo "$CUDA"'],
+                              capture_output=True, text=True)
         assert done.stdout.strip() == file
 
 
@@ -223,9 +245,11 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
 
 def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
     code = "import os, pufferl, torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], torch.cuda.is_initialized())"
-    environment = {key: value for key, value in os.environ.items() if key != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    environment = {key: value for key, value in os.environ.items()
+                   if key != "CUDA_DEVICE_MAX_CONNECTIONS"}
     for given, kept in (({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "5"}, "5")):
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**environment, **given}, capture_output=True,
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**environment, **given},
+                              capture_output=True,
                               text=True)
         assert done.stdout.split() == [kept, "False"], done.stderr
 
@@ -240,11 +264,14 @@ def test_a_graphs_launches_and_gaps_are_counted():
 
     def replays(count):
         kernels = (0.0, 5.0, "one"), (1.0, 4.0, "two"), (7.0, 10.0, "x" * 200)
-        return [event(1000 * i + a, 1000 * i + b, name) for i in range(count) for a, b, name in kernels]
+        return [event(1000 * i + a, 1000 * i + b, name) for i in range(count)
+                for a, b, name in kernels]
 
     synchronize = types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=lambda: None))
-    device = types.SimpleNamespace(_graphs={"minibatch": None}, main=contextlib.nullcontext, play=lambda *call: None)
-    traced = types.SimpleNamespace(gpu_events=lambda function: (replays(4), 1.0), busy_us=bench_train.busy_us)
+    device = types.SimpleNamespace(_graphs={"minibatch": None}, main=contextlib.nullcontext,
+                                   play=lambda *call: None)
+    traced = types.SimpleNamespace(gpu_events=lambda function: (replays(4), 1.0),
+                                   busy_us=bench_train.busy_us)
     found = bench_gpu.one_graph(device, traced, synchronize, repeats=4)
     assert found == {"launches": 3, "microseconds": 10.0, "gaps": pytest.approx(0.2),
                      "longest": [("one", 5.0), ("x" * 100, 3.0), ("two", 3.0)]}

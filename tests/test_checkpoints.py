@@ -27,7 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run of two epochs, with a model of each."""
-    trainer = make_trainer(tmp_path_factory.mktemp("runs"), "squared", checkpoint_interval=1, hidden_size=8, num_envs=4,
+    trainer = make_trainer(tmp_path_factory.mktemp("runs"), "squared", checkpoint_interval=1,
+                           hidden_size=8, num_envs=4,
                            num_threads=1, num_buffers=1, minibatch_size=32)
     run_epochs(trainer, 2)
     trainer.close()
@@ -52,7 +53,8 @@ def evaluate(path, *more):
 
 
 def fresh_trainer(folder):
-    return make_trainer(folder, "squared", hidden_size=8, num_envs=4, num_threads=1, num_buffers=1, minibatch_size=32)
+    return make_trainer(folder, "squared", hidden_size=8, num_envs=4, num_threads=1, num_buffers=1,
+                        minibatch_size=32)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +70,10 @@ def refused(trainer, path, message):
     before, names = {n: t.clone() for n, t in trainer.policy.state_dict().items()}, set(vars(trainer))
     with pytest.raises(ConfigError, match=message) as error:
         trainer.load_checkpoint(path)
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.policy.state_dict().items())
-    assert trainer.epoch == 0 and set(vars(trainer)) == names and len(str(error.value).splitlines()) == 1
+    assert all(torch.equal(before[name], tensor)
+               for name, tensor in trainer.policy.state_dict().items())
+    assert (trainer.epoch == 0 and set(vars(trainer)) == names
+            and len(str(error.value).splitlines()) == 1)
     assert callable(trainer.train)
 
 
@@ -146,7 +150,8 @@ def compressed(path):
     return "compressed"
 
 
-DAMAGES = [cut(0.1), cut(0.5), cut(0.9), empty, a_folder, a_pipe, flipped, text, foreign, a_pickle, a_module,
+DAMAGES = [cut(0.1), cut(0.5), cut(0.9), empty, a_folder, a_pipe, flipped, text, foreign,
+           a_pickle, a_module,
            compressed]
 
 
@@ -160,7 +165,8 @@ def test_a_damaged_file_is_one_line_that_names_a_whole_one(folder, trainer, dama
         evaluate(folder)
     assert "\n" not in str(error.value)
     told = damage(folder / state)
-    refused(trainer, folder, rf"{state}: .*{told}.* or not a checkpoint; the newest whole weights are {older}")
+    refused(trainer, folder,
+            rf"{state}: .*{told}.* or not a checkpoint; the newest whole weights are {older}")
     older.unlink()
     with pytest.raises(ConfigError, match="there is no whole one beside it"):
         evaluate(folder)
@@ -175,7 +181,8 @@ def test_every_byte_that_is_read_has_a_checksum(folder):
         path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
         try:
             weights = load(path)
-            assert weights.keys() == whole.keys() and all(torch.equal(weights[n], whole[n]) for n in whole)
+            assert weights.keys() == whole.keys() and all(torch.equal(weights[n], whole[n])
+                                                          for n in whole)
         except CheckpointError:
             found += 1
     assert found > 100
@@ -258,7 +265,8 @@ def test_attributes_that_a_file_brings_stand_for_nothing(folder):
     assert torch.load(folder / "trainer_state.pt", weights_only=True).pop == 3
     trainer = fresh_trainer(folder.parent)
     trainer.load_checkpoint(folder)
-    assert trainer.epoch == 2 and torch.equal(trainer.policy.encoder.bias, state["model"]["encoder.bias"])
+    assert trainer.epoch == 2 and torch.equal(trainer.policy.encoder.bias,
+                                              state["model"]["encoder.bias"])
     run_epochs(trainer, 1)
     trainer.release()
 
@@ -268,7 +276,8 @@ def test_bytes_of_environments_that_are_too_few_begin_new_episodes(folder, capsy
     with_(folder / "trainer_state.pt", environments=state["environments"][:-8].clone())
     trainer = fresh_trainer(folder.parent)
     trainer.load_checkpoint(folder)
-    assert "all environments begin new episodes (this state has" in capsys.readouterr().out and trainer.epoch == 2
+    assert ("all environments begin new episodes (this state has" in capsys.readouterr().out
+            and trainer.epoch == 2)
     trainer.release()
 
 
@@ -282,7 +291,8 @@ def test_a_missing_state_of_the_optimizer_is_said(tmp_path, capsys, optimizer):
     second = make_trainer(tmp_path, optimizer=optimizer)
     second.load_checkpoint(path)
     said = capsys.readouterr().out
-    assert "holds no state of the optimizer, which begins as in a new run" in said and "new episodes" not in said
+    assert ("holds no state of the optimizer, which begins as in a new run" in said
+            and "new episodes" not in said)
     run_epochs(second, 1)
     assert second.epoch == 3
 
@@ -323,8 +333,10 @@ def test_weights_that_are_not_finite_play_nothing(folder, value):
         evaluate(path)
 
 
-@pytest.mark.parametrize("content", [[1, 2], {}, {"a": "b"}, {1: torch.zeros(2)}, torch.zeros(3), None, "text",
-                                     {"a": torch.zeros(3, device="meta")}, {"a": torch.zeros(3).to_sparse()}],
+@pytest.mark.parametrize("content",
+                         [[1, 2], {}, {"a": "b"}, {1: torch.zeros(2)}, torch.zeros(3), None, "text",
+                          {"a": torch.zeros(3, device="meta")},
+                          {"a": torch.zeros(3).to_sparse()}],
                          ids=str)
 def test_something_else_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "a.pt")
@@ -350,7 +362,8 @@ def test_a_damaged_policy_that_ships_is_one_line(tmp_path, monkeypatch):
     path = configuration.find_baseline("squared")
     data = path.read_bytes()
     monkeypatch.setattr(configuration, "find_baseline", lambda _: tmp_path / "baseline.safetensors")
-    for broken in (b"", data[:7], data[: len(data) // 2], b"\xff" * 100, data[:8] + b"[" + data[9:]):
+    for broken in (b"", data[:7], data[: len(data) // 2], b"\xff" * 100,
+                   data[:8] + b"[" + data[9:]):
         (tmp_path / "baseline.safetensors").write_bytes(broken)
         with pytest.raises(ConfigError, match="damaged or not a shipped policy"):
             configuration.read_baseline("squared")
@@ -366,7 +379,8 @@ def test_state_dicts_of_others_load(folder, tmp_path):
     expected = evaluate(folder / "model_squared_000002.pt")["score"].mean
     metadata = collections.OrderedDict(weights)
     metadata._metadata = {"": {"version": 1}}
-    others = {"ordered": metadata, "parameters": {n: torch.nn.Parameter(t) for n, t in weights.items()},
+    others = {"ordered": metadata,
+              "parameters": {n: torch.nn.Parameter(t) for n, t in weights.items()},
               "double": {n: t.double() for n, t in weights.items()}}
     for name, content in others.items():
         torch.save(content, tmp_path / f"{name}.pt")
@@ -376,7 +390,8 @@ def test_state_dicts_of_others_load(folder, tmp_path):
     (tmp_path / "old.pt").write_bytes((tmp_path / "old.pt").read_bytes()[:-100])
     with pytest.raises(ConfigError, match="torch cannot read it"):
         evaluate(tmp_path / "old.pt")
-    assert evaluate(folder / "trainer_state.pt")["score"].mean == expected, "the weights of a whole run"
+    assert evaluate(folder / "trainer_state.pt")["score"].mean == expected, (
+        "the weights of a whole run")
 
 
 class Masked(Plain):

@@ -18,7 +18,8 @@ ACTIONS = [spaces.Discrete(3), spaces.MultiDiscrete([2, 4]), spaces.Box(-1, 1, (
 
 def environment(action_space):
     return SimpleNamespace(
-        single_observation_space=spaces.Box(-1, 1, (5,), np.float32), single_action_space=action_space
+        single_observation_space=spaces.Box(-1, 1, (5,), np.float32),
+        single_action_space=action_space
     )
 
 
@@ -27,7 +28,8 @@ def test_feed_forward(action_space):
     torch.manual_seed(0)
     agent, x = models.CleanRLAgent(models.FeedForward(environment(action_space), hidden_size=8)), torch.randn(7, 5)
     action, logprob, entropy, value = agent.get_action_and_value(x)
-    assert action.shape == (7, *action_space.shape) and logprob.shape == entropy.shape == (7,) and value.shape == (7, 1)
+    assert (action.shape == (7, *action_space.shape) and logprob.shape == entropy.shape == (7,)
+            and value.shape == (7, 1))
     again = agent.get_action_and_value(x, action)
     torch.testing.assert_close(again[1], logprob)
     torch.testing.assert_close(agent.get_value(x), value)
@@ -57,7 +59,8 @@ def test_recurrent_in_one_pass_or_step_by_step(action_space, wrapper):
         *outputs, state = agent.get_action_and_value(x[t], state, done[t])
         steps.append(outputs)
     actions, logprobs, entropies, values = (torch.cat(parts) for parts in zip(*steps, strict=True))
-    whole = agent.get_action_and_value(x.flatten(0, 1), agent.initial_state(N), done.flatten(), actions)
+    whole = agent.get_action_and_value(x.flatten(0, 1), agent.initial_state(N),
+                                       done.flatten(), actions)
     for ours, expected in zip(whole, (actions, logprobs, entropies, values), strict=False):
         torch.testing.assert_close(ours, expected)
     torch.testing.assert_close(agent.get_value(x.flatten(0, 1), agent.initial_state(N), done.flatten()), values)

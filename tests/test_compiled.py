@@ -42,7 +42,8 @@ def numbers(seed, *shape):
 def rounded(array, half):
     """What a product reads, in float64: bfloat16 is the upper half of a float32, rounded."""
     if half:
-        array = ((array.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32)
+        array = ((array.view(np.uint32) + np.uint32(0x8000))
+                 & np.uint32(0xFFFF0000)).view(np.float32)
     return array.astype(np.float64)
 
 
@@ -92,7 +93,8 @@ def test_tile_on_every_processor(tmp_path, target):
         pytest.skip("this processor has no AVX2")
     source, program = Path(__file__).with_name("tile_main.c"), tmp_path / "tile"
     level = "-O1" if flags[-1] == CHECKED[-1] else "-O3"
-    subprocess.run([compiler, level, "-fno-math-errno", *flags, "-o", program, source, "-lm"], check=True)
+    subprocess.run([compiler, level, "-fno-math-errno", *flags, "-o", program, source, "-lm"],
+                   check=True)
     done = subprocess.run([*runner, program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -157,7 +159,8 @@ def test_any_split_gives_the_same_bits(half):
         out = np.empty((300, 130), np.float32)
         with concurrent.futures.ThreadPoolExecutor(pieces) as pool:
             for first, last in itertools.pairwise(bounds):
-                pool.submit(compiled.multiply_rows, last - first, x[first:], weight, bias, 0, out[first:])
+                pool.submit(compiled.multiply_rows, last - first, x[first:], weight, bias, 0,
+                            out[first:])
         results.append(out)
     assert all(np.array_equal(result, results[0]) for result in results)
 
@@ -179,7 +182,8 @@ def test_what_is_not_finite_stays_in_its_row(half, poison):
 def python_calls(segments, minibatch):
     """How many Python functions are called for each minibatch."""
     vecenv = vector.make("squared", num_envs=segments, seed=1, num_threads=1)
-    settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9, "replay_ratio": 4,
+    settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9,
+                "replay_ratio": 4,
                 "learning_rate": 0.01, "total_timesteps": 10**7}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 16))
     # to be counted
@@ -189,7 +193,8 @@ def python_calls(segments, minibatch):
         trainer.train()
     trainer.evaluate()
     calls = []
-    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name)
+                   if event == "call" else None)
     try:
         trainer.train()
     finally:
@@ -211,7 +216,8 @@ def test_a_minibatch_is_few_calls():
 def test_learners_learn_side_by_side(backend, monkeypatch):
     """As many as there are threads, also if one worker steps all environments."""
     vecenv = vector.make("squared", 8, backend, num_threads=2)
-    settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01}
+    settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "log_interval": 1e9,
+                "learning_rate": 0.01}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 8))
     learn, both = compiled._learn_cpu, threading.Barrier(2, timeout=60)
 
@@ -227,7 +233,8 @@ def test_learners_learn_side_by_side(backend, monkeypatch):
 
 def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
     """numba looks at a driver's own file alone; the cells stand in another one."""
-    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_cpu, vector.step_environments]
+    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_cpu,
+               vector.step_environments]
     assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
 
 
@@ -253,7 +260,8 @@ print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"
     assert first.startswith("compiled") and run() == first
     kernels_py = copy / "kernels.py"
     text, edited = kernels_py.read_text(), "return plain, (ZERO if outside else f32(0.5) * plain), ratio, logratio"
-    kernels_py.write_text(text.replace("return plain, (ZERO if outside else plain), ratio, logratio", edited))
+    kernels_py.write_text(text.replace("return plain, (ZERO if outside else plain), "
+                                       "ratio, logratio", edited))
     assert edited in kernels_py.read_text() and run() != first
 
 
@@ -264,8 +272,10 @@ def test_without_a_compiler_the_network_runs_through_autograd(monkeypatch, capsy
         raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
 
     sys.modules["compiled"].__getattr__ = no_compiler
-    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 16, "data_dir": None, "log_interval": 1e9},
-                              vecenv := vector.make("gym/Acrobot-v1", 2, "serial"), models.MinGRUPolicy(vecenv, 8))
+    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 16, "data_dir": None,
+                               "log_interval": 1e9},
+                              vecenv := vector.make("gym/Acrobot-v1", 2, "serial"),
+                              models.MinGRUPolicy(vecenv, 8))
     assert trainer.engine.name == "autograd" and "no C compiler found" in capsys.readouterr().err
     trainer.release()
 

@@ -25,7 +25,8 @@ import kernels
 WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
 
-KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan", "mingru_scan_grad",
+KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan",
+           "mingru_scan_grad",
            "advantage_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm",
            "add_rows")
 
@@ -36,7 +37,8 @@ def on_the_gpu(function):
     @functools.wraps(function)
     def call(*args, **kwargs):
         names = inspect.signature(function).bind(*args, **kwargs).arguments
-        moved = {name: value.cuda() if isinstance(value, torch.Tensor) and name != "heads" else value
+        moved = {name: value.cuda() if isinstance(value, torch.Tensor)
+                 and name != "heads" else value
                  for name, value in names.items()}
         positional = [moved[name] for name in list(moved)[: len(args)]]
         result = function(*positional, **{name: moved[name] for name in kwargs})
@@ -78,13 +80,17 @@ def borrowed(name, where=WHERE):
 
 for name in (
     "sample_discrete", "sample_continuous", "sample_deterministic_is_argmax_or_mean", "nan_sample",
-    "nan_sample_masked_action_is_never_taken", "advantage", "advantage_of_drawn_segments_equals_the_full_pass",
-    "nan_advantage", "priorities", "draw", "draw_takes_no_segment_without_a_mass", "add_rows", "gather",
+    "nan_sample_masked_action_is_never_taken", "advantage",
+    "advantage_of_drawn_segments_equals_the_full_pass",
+    "nan_advantage", "priorities", "draw", "draw_takes_no_segment_without_a_mass",
+    "add_rows", "gather",
     "gather_normalises", "write_back",
-    "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step", "nan_mingru",
+    "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step",
+    "nan_mingru",
     "mingru_in_bfloat16", "mingru_extreme_gates_stay_finite",
     "ppo_loss_and_every_gradient", "ppo_loss_of_drawn_segments", "ppo_loss_at_ratio_one",
-    "ppo_loss_clamps_the_log_ratio", "ppo_loss_in_chunks_equals_the_whole", "ppo_loss_writes_only_its_chunk",
+    "ppo_loss_clamps_the_log_ratio", "ppo_loss_in_chunks_equals_the_whole",
+    "ppo_loss_writes_only_its_chunk",
     "nan_ppo_loss", "advantage_moments_and_normalisation", "gradient_norm", "good_calls_are_good",
     "wrong_size_is_refused_by_name", "wrong_dtype_is_refused_by_name",
 ):
@@ -92,7 +98,8 @@ for name in (
 
 # Too large for the simulator; on a GPU these are for tests/bench_kernels.py and
 # the tests of the trainer.
-for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", "nan_moments_norm_and_muon"):
+for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero",
+             "nan_moments_norm_and_muon"):
     if not arena.SIMULATOR:
         globals()[f"test_{name}"] = borrowed(name, ["ptx"])
 
@@ -100,7 +107,8 @@ for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero", 
 # --------------------------------------------------------------------------------------------------
 # PTX, for machines without a GPU
 
-SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu", "_gather_cuda",
+SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu",
+          "_gather_cuda",
           "_mingru_step_cuda", "_write_back", "_nesterov_cuda", "_apply_cuda"}
 
 
@@ -124,7 +132,8 @@ def launches():
 
 
 @pytest.mark.skipif(arena.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)],
+                         ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 def test_every_driver_compiles_to_ptx(launches, capability):
     pytest.importorskip("numba_cuda", reason="pip install -r requirements-test.txt")
     launcher = ptx.Launcher(capability)
@@ -132,4 +141,5 @@ def test_every_driver_compiles_to_ptx(launches, capability):
     for name, (driver, arguments) in launches.items():
         code = launcher.compile(driver, arguments)
         assert f".target sm_{capability[0]}{capability[1]}" in code
-        assert (".f64" in code) == (name not in SINGLE), f"{name} computes in another precision than it should"
+        assert (".f64" in code) == (name not in SINGLE), (
+            f"{name} computes in another precision than it should")

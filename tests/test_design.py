@@ -29,6 +29,7 @@ UPWARD = {  # a room above that a function reaches: (file, room): the function
     ("engines", "fused"): {"choose", "plain_engine"},
 }
 LINES, CLASS, FUNCTION = 1500, 400, 60
+COLUMNS, WIDER = 100, 0.05  # the share of lines that may be wider
 REASON = "longer because"  # what the docstring of a longer function says
 
 
@@ -78,7 +79,8 @@ def test_every_file_has_a_layer():
 def test_a_file_imports_from_below(path):
     own = path.stem
     for room, function in imports(tree_of(path)):
-        if layer(room) is None or room == own or layer(room) < layer(own) or room in WITHIN.get(own, ()):
+        if (layer(room) is None or room == own or layer(room) < layer(own)
+                or room in WITHIN.get(own, ())):
             continue
         assert function in UPWARD.get((own, room), ()) or function == "main", (
             f"{path.name} imports {room} from above it, in {function or 'the file itself'}")
@@ -92,7 +94,19 @@ def test_nothing_is_too_long(path):
         if isinstance(node, ast.ClassDef):
             assert node.end_lineno - node.lineno < CLASS, f"class {node.name}"
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= FUNCTION:
-            assert REASON in (ast.get_docstring(node) or ""), f"{node.name} has {node.end_lineno - node.lineno} lines"
+            assert REASON in (ast.get_docstring(node) or ""), (
+                f"{node.name} has {node.end_lineno - node.lineno} lines")
+
+
+def test_few_lines_are_wide():
+    paths = [path for folder in (".", "tests", "ocean", "examples")
+             for path in (ROOT / folder).glob("*.py")]
+    wide = {path: [len(line) > COLUMNS for line in path.read_text().splitlines()] for path in paths}
+    share = sum(map(sum, wide.values())) / sum(map(len, wide.values()))
+    most = sorted(wide, key=lambda path: -sum(wide[path]))[:5]
+    assert share <= WIDER, (
+        f"{share:.1%} of all lines have over {COLUMNS} columns; most are in "
+        f"{', '.join(path.name for path in most)}")
 
 
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md",
@@ -114,7 +128,8 @@ def test_the_readme_names_every_file_and_page():
 
 
 def test_the_map_of_the_source_names_what_is_there():
-    named = re.findall(r"^(\w+)\.(\w+)\.(\w+)  ", (ROOT / "docs" / "README.md").read_text(), flags=re.M)
+    named = re.findall(r"^(\w+)\.(\w+)\.(\w+)  ",
+                       (ROOT / "docs" / "README.md").read_text(), flags=re.M)
     assert len(named) > 6
     for file, cls, method in named:
         body = (ROOT / f"{file}.py").read_text().partition(f"class {cls}")[2]
@@ -124,7 +139,8 @@ def test_the_map_of_the_source_names_what_is_there():
 def test_no_processor_is_chosen_by_its_vendor():
     """Features are asked for (docs/design.md)."""
     for path in files():
-        found = re.search(r"znver|GenuineIntel|AuthenticAMD|vendor_id|get_host_cpu_name", path.read_text())
+        found = re.search(r"znver|GenuineIntel|AuthenticAMD|vendor_id|get_host_cpu_name",
+                          path.read_text())
         assert not found, f"{path.name}: {found}"
 
 
@@ -134,7 +150,8 @@ def said():
     for path in (*files(), *(ROOT / "ocean").glob("*.py")):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.JoinedStr):
-                parts = (str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "\0"
+                         for part in node.values)
                 texts.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value.replace("{}", "\0"))
@@ -143,7 +160,8 @@ def said():
 
 def test_a_quoted_message_is_one_that_is_said():
     page = (ROOT / "docs/troubleshooting.md").read_text().partition("## It says")[2].partition("\n\n## ")[0]
-    rows = [row.split(" | ")[0].removeprefix("| ") for row in page.splitlines() if row.startswith("| `")]
+    rows = [row.split(" | ")[0].removeprefix("| ") for row in page.splitlines()
+            if row.startswith("| `")]
     assert len(rows) > 25 and rows == sorted(rows, key=lambda row: row.replace("`", "").lower())
     texts = "\1".join(said())
     for quoted in itertools.chain.from_iterable(re.findall(r"`(.*?)`", row) for row in rows):

@@ -12,7 +12,8 @@ import pufferl
 
 
 def test_a_sound_machine_has_nothing_missing(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "train", lambda seconds: (f"{seconds:g} s, 123 steps a second", 30.0))
+    monkeypatch.setattr(doctor, "train",
+                        lambda seconds: (f"{seconds:g} s, 123 steps a second", 30.0))
     pufferl.main(["doctor", "--seconds", "3"])
     shown = capsys.readouterr().out
     assert "3 s, 123 steps a second; 30 s of compiling" in shown and "nothing is missing" in shown
@@ -21,17 +22,20 @@ def test_a_sound_machine_has_nothing_missing(capsys, monkeypatch):
 
 
 def test_what_is_missing_stands_at_the_end_and_training_is_left_out(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "LOOKS", (doctor.look_compiler, doctor.look_packages, doctor.look_disk))
+    monkeypatch.setattr(doctor, "LOOKS",
+                        (doctor.look_compiler, doctor.look_packages, doctor.look_disk))
     monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no_such_package"))
     monkeypatch.setattr(doctor, "LEAST_DISK", 2**80)
-    monkeypatch.setattr(doctor, "train", lambda seconds: pytest.fail("trained without what it needs"))
+    monkeypatch.setattr(doctor, "train",
+                        lambda seconds: pytest.fail("trained without what it needs"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(SystemExit) as end:
         pufferl.main(["doctor"])
     assert end.value.code == 1
     last = capsys.readouterr().out.partition("what is missing:")[2]
-    assert "compiler: RuntimeError: no C compiler found" in last and "packages: no_such_package not installed" in last
+    assert ("compiler: RuntimeError: no C compiler found" in last
+            and "packages: no_such_package not installed" in last)
     assert "disk: " in last and "--data-dir" in last
 
 
@@ -53,8 +57,10 @@ def test_it_starts_where_torch_cannot_be_imported(tmp_path):
     for name in ("doctor.py", "processes.py"):
         shutil.copy(root / name, tmp_path)
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')")
-    done = subprocess.run([sys.executable, "doctor.py", "--seconds", "0"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and "torch: ImportError: libtorch.so is broken" in done.stdout, done.stderr
+    done = subprocess.run([sys.executable, "doctor.py", "--seconds", "0"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and "torch: ImportError: libtorch.so is broken" in done.stdout, (
+        done.stderr)
     assert "Traceback" not in done.stderr
 
 

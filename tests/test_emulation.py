@@ -50,13 +50,15 @@ BOX_DTYPES = [
 def boxes(draw):
     dtype = draw(st.sampled_from(BOX_DTYPES))
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
-    low, high = (-np.inf, np.inf) if np.issubdtype(dtype, np.floating) else (0, 1 if dtype == np.bool_ else 100)
+    low, high = ((-np.inf, np.inf) if np.issubdtype(dtype, np.floating)
+                 else (0, 1 if dtype == np.bool_ else 100))
     return spaces.Box(low, high, shape, dtype)
 
 
 leaves = st.one_of(
     boxes(),
-    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 100), st.integers(-5, 5)),
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 100),
+              st.integers(-5, 5)),
     st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=4)),
     st.builds(spaces.MultiBinary, st.integers(1, 9)),
     st.builds(lambda n: spaces.Text(n, min_length=0), st.integers(1, 12)),
@@ -65,7 +67,8 @@ keys = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=4
 nested = st.recursive(
     leaves,
     lambda sub: st.one_of(
-        st.dictionaries(keys, sub, max_size=4).map(spaces.Dict), st.lists(sub, max_size=4).map(spaces.Tuple)
+        st.dictionaries(keys, sub, max_size=4).map(spaces.Dict),
+        st.lists(sub, max_size=4).map(spaces.Tuple)
     ),
     max_leaves=8,
 )
@@ -94,7 +97,8 @@ def test_flatten_then_unflatten_is_the_identity(space, seed):
     space.seed(seed)
     value = space.sample()
     flat = layout.flatten(value)
-    assert flat.shape == layout.shape == layout.flat_space.shape and flat.dtype == layout.flat_space.dtype
+    assert (flat.shape == layout.shape == layout.flat_space.shape
+            and flat.dtype == layout.flat_space.dtype)
     assert layout.flat_space.contains(flat)
     assert_same(space, layout.unflatten(flat), value)
 
@@ -122,7 +126,8 @@ def test_views_in_numpy_and_torch_hold_the_fields(space, seed):
 
 
 def test_a_huge_box_among_small_ones():
-    space = spaces.Dict({"image": spaces.Box(0, 255, (512, 512, 3), np.uint8), "x": spaces.Box(-1, 1, (), np.float64)})
+    space = spaces.Dict({"image": spaces.Box(0, 255, (512, 512, 3), np.uint8),
+                         "x": spaces.Box(-1, 1, (), np.float64)})
     layout = FlatObservation(space)
     value = space.sample()
     assert_same(space, layout.unflatten(layout.flatten(value)), value)
@@ -133,10 +138,12 @@ def test_a_huge_box_among_small_ones():
     st.integers(0, 2**31),
     st.recursive(
         st.one_of(
-            st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)),
+            st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9),
+                      st.integers(-5, 5)),
             st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=4)),
             st.builds(spaces.MultiBinary, st.integers(1, 9)),
-            st.builds(lambda low, n: spaces.Box(low, low + n, (2, 2), np.int16), st.integers(-9, 9), st.integers(0, 9)),
+            st.builds(lambda low, n: spaces.Box(low, low + n, (2, 2), np.int16), st.integers(-9, 9),
+                      st.integers(0, 9)),
         ),
         lambda sub: st.one_of(
             st.dictionaries(keys, sub, min_size=1, max_size=3).map(spaces.Dict),
@@ -157,7 +164,8 @@ def test_discrete_actions_there_and_back(seed, space):
 
 
 def test_continuous_actions_are_clipped_where_the_environment_is():
-    space = spaces.Dict({"a": spaces.Box(-2, 1, (2,), np.float32), "b": spaces.Box(0, 0.1, (), np.float64)})
+    space = spaces.Dict({"a": spaces.Box(-2, 1, (2,), np.float32),
+                         "b": spaces.Box(0, 0.1, (), np.float64)})
     layout = FlatAction(space)
     action = layout.unflatten(np.array([-9, 0.5, 9], np.float32))
     assert space.contains(action)
@@ -168,7 +176,8 @@ def test_continuous_actions_are_clipped_where_the_environment_is():
 @pytest.mark.parametrize(
     "space, message",
     [
-        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))}), "mixes discrete and continuous"),
+        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))}),
+         "mixes discrete and continuous"),
         (spaces.Box(-(2**40), 2**40, (1,), np.int64), "too many values"),
         (spaces.Text(3), "policies act in"),
         (spaces.Dict({}), "empty"),
@@ -206,7 +215,8 @@ class Nested(gymnasium.Env):
 
     def _observe(self):
         grid = self.np_random.integers(0, 10, (2, 3), np.uint8)
-        return {"step": self.t, "grid": grid, "pair": (np.array([1, 0], np.int8), np.full(2, self.t / 20, np.float32))}
+        return {"step": self.t, "grid": grid,
+                "pair": (np.array([1, 0], np.int8), np.full(2, self.t / 20, np.float32))}
 
     def _info(self):
         return {"t": self.t, "nested": {"double": 2.0 * self.t}} | (
@@ -248,7 +258,8 @@ def test_obs_dtype_views_what_reset_and_step_return():
         np.testing.assert_array_equal(record["pair"]["f1"][0], np.full(2, t / 20, np.float32))
         observation, reward, terminated, truncated, info = env.step([0, 0, 0])
     assert reward == 1.0 and not terminated and not truncated and info["t"] == 3
-    env = GymnasiumPufferEnv(env_creator=gymnasium.make, env_args=["CartPole-v1"], env_kwargs={"max_episode_steps": 7})
+    env = GymnasiumPufferEnv(env_creator=gymnasium.make, env_args=["CartPole-v1"],
+                             env_kwargs={"max_episode_steps": 7})
     observation, _ = env.reset(seed=0)
     assert observation.view(env.obs_dtype).shape == (4,) and env.spec.max_episode_steps == 7
 
@@ -268,7 +279,8 @@ def drive(env, steps, action=0):
         infos = env.step_into(view)
         history.append(
             SimpleNamespace(
-                infos=infos, **{name: None if array is None else array.copy() for name, array in vars(rows).items()}
+                infos=infos, **{name: None if array is None else array.copy()
+                                for name, array in vars(rows).items()}
             )
         )
     return env, history
@@ -294,13 +306,16 @@ def test_terminated_episodes_are_no_truncations():
 
 
 def test_action_masks_come_from_the_info():
-    mask = (np.array([1, 0, 1], np.int8), (np.array([1, 1], np.int8), np.array([0, 0, 0, 1], np.int8)))
+    mask = (np.array([1, 0, 1], np.int8),
+            (np.array([1, 1], np.int8), np.array([0, 0, 0, 1], np.int8)))
     with pytest.raises(ValueError, match="entries"):
         drive(Nested(mask=np.ones(3, np.int8)), 1)
     env, history = drive(Nested(mask=np.concatenate([mask[0], *mask[1]])), 1)
-    assert env.has_action_masks and history[0].action_masks.tolist() == [[1, 0, 1, 1, 1, 0, 0, 0, 1]]
+    assert (env.has_action_masks
+            and history[0].action_masks.tolist() == [[1, 0, 1, 1, 1, 0, 0, 0, 1]])
     assert not wrap(Nested()).has_action_masks
-    np.testing.assert_array_equal(drive(Nested(mask=mask), 1)[1][0].action_masks, history[0].action_masks)
+    np.testing.assert_array_equal(drive(Nested(mask=mask), 1)[1][0].action_masks,
+                                  history[0].action_masks)
 
 
 @pytest.mark.parametrize(
@@ -329,14 +344,16 @@ def test_a_later_info_may_have_no_mask():
 
     mask = [1, 0, 1, 1, 1, 0, 0, 0, 1]
     once = lambda: Once(limit=2, mask=np.array(mask))  # noqa: E731
-    sync = gymnasium.vector.SyncVectorEnv([once] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
+    sync = gymnasium.vector.SyncVectorEnv([once] * 2,
+                                          autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
     for env in (once(), sync):
         _, history = drive(env, 2)
         assert [row.action_masks[-1].tolist() for row in history] == [[1] * 9, mask]
 
 
 class Broken(gymnasium.Env):
-    observation_space = spaces.Dict({"a": spaces.Tuple([spaces.Box(0, 1, (2,), np.float32)]), "b": spaces.Discrete(3)})
+    observation_space = spaces.Dict({"a": spaces.Tuple([spaces.Box(0, 1, (2,), np.float32)]),
+                                     "b": spaces.Discrete(3)})
     action_space = spaces.Discrete(2)
 
     def __init__(self, value, at="reset"):
@@ -357,8 +374,10 @@ class Broken(gymnasium.Env):
     "value, message",
     [
         ({"a": (np.zeros(2, np.float32),)}, r"keys \['a', 'b'\], got keys \['a'\]"),
-        ({"a": (np.zeros(3, np.float32),), "b": 0}, r"\['a'\]\[0\].*shape \(2,\), got shape \(3,\)"),
-        ({"a": (np.array([0, 7], np.float32),), "b": 0}, r"\['a'\]\[0\].*element \(1,\) is 7.0, expected 0.0 to 1.0"),
+        ({"a": (np.zeros(3, np.float32),), "b": 0},
+         r"\['a'\]\[0\].*shape \(2,\), got shape \(3,\)"),
+        ({"a": (np.array([0, 7], np.float32),), "b": 0},
+         r"\['a'\]\[0\].*element \(1,\) is 7.0, expected 0.0 to 1.0"),
         ({"a": (np.array([0, np.nan], np.float32),), "b": 0}, r"element \(1,\) is nan"),
         ({"a": np.zeros(2, np.float32), "b": 0}, "expected a tuple of 1"),
         ({"a": (np.zeros(2, np.float32),), "b": 3}, r"\['b'\].*is 3, expected 0 to 2"),
@@ -389,7 +408,8 @@ def test_what_lies_a_hair_outside_its_bounds_is_warned_of_once(dtype):
         warnings.simplefilter("always")
         for _ in range(3):
             env = GymnasiumPufferEnv(Rounded())
-            assert np.array_equal(env.reset()[0], Rounded.seen) and np.array_equal(env.step(0)[0], Rounded.seen)
+            assert (np.array_equal(env.reset()[0], Rounded.seen)
+                    and np.array_equal(env.step(0)[0], Rounded.seen))
     assert ["a hair outside its bounds" in str(warning.message) for warning in caught] == [True, True], "reset and step"
     Rounded.seen = np.array([1.001, 0], dtype)
     with pytest.raises(emulation.Fault, match=r"element \(0,\) is 1.001.*expected 0.0 to 1.0"):
@@ -405,7 +425,8 @@ def test_several_rewards_are_told_the_way_out(reward):
 
     env = GymnasiumPufferEnv(Several(None, at="nowhere"))
     env.reset()
-    with pytest.raises(emulation.Fault, match=r"must be a number.*gymnasium.wrappers.TransformReward\(env, sum\)"):
+    with pytest.raises(emulation.Fault,
+                       match=r"must be a number.*gymnasium.wrappers.TransformReward\(env, sum\)"):
         env.step(0)
     env = GymnasiumPufferEnv(gymnasium.wrappers.TransformReward(Several(None, at="nowhere"), sum))
     env.reset()
@@ -496,11 +517,14 @@ def test_vector_environments_in_every_autoreset_mode(mode):
             0,
             1,
         ]
-        assert column("valid", 0) == [1, 1, 0, 1, 1, 1, 0, 1] and column("valid", 1) == [1, 0, 1, 1, 0, 1, 1, 0]
+        assert (column("valid", 0) == [1, 1, 0, 1, 1, 1, 0, 1]
+                and column("valid", 1) == [1, 0, 1, 1, 0, 1, 1, 0])
         assert column("rewards", 0) == [1, 1, 1, 0, 1, 1, 1, 0]
     else:
-        assert column("observations", 0) == [1, 2, 0] * 2 + [1, 2] and column("observations", 1) == [1, 0] * 4
-        assert column("truncations", 0) == [0, 0, 1] * 2 + [0, 0] and column("terminals", 1) == [0, 1] * 4
+        assert (column("observations", 0) == [1, 2, 0] * 2 + [1, 2]
+                and column("observations", 1) == [1, 0] * 4)
+        assert (column("truncations", 0) == [0, 0, 1] * 2 + [0, 0]
+                and column("terminals", 1) == [0, 1] * 4)
         assert all(column("valid", agent) == [1] * 8 for agent in (0, 1))
     assert history[2].final_observations[0].item() == 3
     infos = [info for row in history for info in row.infos]
@@ -551,11 +575,16 @@ class Leavers:
 def test_agents_keep_their_slots_and_the_dead_are_masked_out():
     env, history = drive(Leavers(), 6)
     assert isinstance(env, PettingZooPufferEnv) and env.has_action_masks
-    assert [row.valid.tolist() for row in history] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]]
-    assert [row.observations[:, 0].tolist() for row in history][:4] == [[1, 1, 1], [0, 2, 2], [0, 0, 3], [0, 0, 0]]
-    assert [row.rewards.tolist() for row in history][:4] == [[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1]]
-    assert [row.terminals.tolist() for row in history][:4] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]]
-    assert history[3].truncations.tolist() == [0, 0, 1] and history[3].final_observations[2].item() == 4
+    assert [row.valid.tolist() for row in history] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [1, 1, 1],
+                                                       [1, 1, 1], [0, 1, 1]]
+    assert [row.observations[:, 0].tolist() for row in history][:4] == [[1, 1, 1], [0, 2, 2],
+                                                                        [0, 0, 3], [0, 0, 0]]
+    assert [row.rewards.tolist() for row in history][:4] == [[1, 1, 1], [1, 1, 1],
+                                                             [0, 1, 1], [0, 0, 1]]
+    assert [row.terminals.tolist() for row in history][:4] == [[0, 0, 0], [1, 0, 0],
+                                                               [0, 1, 0], [0, 0, 0]]
+    assert (history[3].truncations.tolist() == [0, 0, 1]
+            and history[3].final_observations[2].item() == 4)
     assert history[0].action_masks.tolist() == [[1, 0, 1, 1]] * 3
     assert history[3].infos == [{"t": 4.0, "episode_return": 3.0, "episode_length": 4}]
 
@@ -576,12 +605,14 @@ def test_an_agent_that_nobody_knew_of_is_named():
         env.step_into(view)
 
 
-PARTS = {"observations": np.zeros(1, np.float32), "rewards": 1.0, "terminated": False, "truncated": False, "infos": {}}
+PARTS = {"observations": np.zeros(1, np.float32), "rewards": 1.0, "terminated": False,
+         "truncated": False, "infos": {}}
 
 
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize(("part", "given", "text"), [
-    ("infos", None, r"the infos of .* must be a dict with an entry for each agent, got None .* \{\} if there"),
+    ("infos", None,
+     r"the infos of .* must be a dict with an entry for each agent, got None .* \{\} if there"),
     ("infos", {"a": None}, "in infos of .* the entry of a must be a dict, got None"),
     ("rewards", {"a": None}, "in rewards of .* the entry of a must be a number, got None"),
     ("rewards", {"a": np.ones(2)}, "in rewards of .* the entry of a must be a number, got array"),
@@ -605,11 +636,16 @@ def test_what_a_parallel_environment_returns_wrong_is_told(part, given, text, la
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    ({"reset": lambda self, seed=None: ({}, None), "agents": []}, "the infos of the first reset.. must be a dict"),
-    ({"reset": lambda self, seed=None: {}}, r"first reset\(\) returned \{\} .*'s returns 2 dicts .*: obs.*, infos"),
-    ({"reset": lambda self, seed=None: ({}, {}), "agents": []}, "no agent is alive after reset.*its `agents` are "),
-    ({"reset": lambda self, seed=None: ({}, {})}, "after reset.. its `agents` must be the list of those who are alive"),
-    ({"step": lambda self, actions: ({},) * 4}, "the first step.* returned 4 values; .* 5 dicts .*: observations"),
+    ({"reset": lambda self, seed=None: ({}, None), "agents": []},
+     "the infos of the first reset.. must be a dict"),
+    ({"reset": lambda self, seed=None: {}},
+     r"first reset\(\) returned \{\} .*'s returns 2 dicts .*: obs.*, infos"),
+    ({"reset": lambda self, seed=None: ({}, {}), "agents": []},
+     "no agent is alive after reset.*its `agents` are "),
+    ({"reset": lambda self, seed=None: ({}, {})},
+     "after reset.. its `agents` must be the list of those who are alive"),
+    ({"step": lambda self, actions: ({},) * 4},
+     "the first step.* returned 4 values; .* 5 dicts .*: observations"),
 ])
 def test_a_parallel_environment_that_is_none_is_told(change, text):
     kind = type("Odd", (Leavers,), change)
@@ -628,7 +664,8 @@ def test_agents_with_different_spaces_are_refused():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", ["butterfly.knights_archers_zombies_v11", "classic.rps_v2"])
 def test_a_wrapped_environment_is_a_valid_pettingzoo_environment(module):
-    test = pytest.importorskip("pettingzoo.test", reason="needs pettingzoo and pygame (requirements-extras.txt)")
+    test = pytest.importorskip("pettingzoo.test",
+                               reason="needs pettingzoo and pygame (requirements-extras.txt)")
     import importlib
 
     module = importlib.import_module(f"pettingzoo.{module}")
@@ -653,7 +690,8 @@ def test_stepping_past_pettingzoos_checks_changes_nothing():
             if rows.valid[slot]:
                 np.testing.assert_array_equal(rows.observations[slot], observations[agent])
         rows.actions[:, 0] = rng.integers(0, 6, 4)
-        actions = {agent: rows.actions[quick.possible_agents.index(agent), 0] for agent in slow.agents}
+        actions = {agent: rows.actions[quick.possible_agents.index(agent), 0]
+                   for agent in slow.agents}
         observations, rewards, terminated, truncated, _ = slow.step(actions)
         rows.rewards[:], rows.terminals[:], rows.truncations[:] = 0, 0, 0
         quick.step_into(view)
@@ -682,7 +720,8 @@ def test_turn_based_games_are_converted():
         assert rows.valid.tolist() == [1, 1]
         if rows.rewards.any():
             assert sorted(rows.rewards.tolist()) == [-1, 1]
-    assert ends and all(5 <= info["episode_length"] <= 9 and info["episode_return"] == 0 for info in ends)
+    assert ends and all(5 <= info["episode_length"] <= 9 and info["episode_return"] == 0
+                        for info in ends)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -710,14 +749,16 @@ class Guess(PufferEnv):
 def test_a_puffer_env_works_alone_and_in_anothers_memory():
     env = Guess(4)
     observations, infos = env.reset()
-    assert observations.shape == (4, 1) and infos == [] and env.action_space.shape == (4,) and env.masks.all()
+    assert (observations.shape == (4, 1) and infos == [] and env.action_space.shape == (4,)
+            and env.masks.all())
     _, rewards, terminals, _, infos = env.step(observations[:, 0])
     assert rewards.tolist() == [1, 1, 1, 1] and terminals.all() and infos == [{"score": 1.0}]
     rows = new_rows(env, 10)
     other = Guess(4, buf=rows)
     other.reset_into(other.views(rows, 3))
     other.step_into(other.views(rows, 3))
-    assert rows.terminals.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0] and np.shares_memory(other.rewards, rows.rewards)
+    assert (rows.terminals.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0]
+            and np.shares_memory(other.rewards, rows.rewards))
 
 
 class Keeps(PufferEnv):
@@ -759,7 +800,8 @@ def test_a_puffer_env_that_keeps_its_first_arrays_works_and_is_told(late):
     with vector.make(Guess, 3, backend="serial") as vecenv:
         vecenv.reset()
         vecenv.step(np.zeros(24, int))
-        assert not any(env._keeps or env._unwatched for env in vecenv._envs.envs), "one that writes where it is told to"
+        assert not any(env._keeps or env._unwatched for env in vecenv._envs.envs), (
+            "one that writes where it is told to")
 
 
 class Bandit(Keeps):
@@ -792,13 +834,16 @@ class Bandit(Keeps):
 def test_rewards_arrive_though_nothing_is_seen_to_change(seen, keeps):
     """Whichever arrays it writes into; only one that keeps its first ones is told."""
     emulation.warn_once.cache_clear()
-    told = pytest.warns(UserWarning, match="Bandit writes into the arrays") if keeps else contextlib.nullcontext()
+    told = (pytest.warns(UserWarning, match="Bandit writes into the arrays") if keeps
+            else contextlib.nullcontext())
     with told, vector.make(Bandit, 3, "serial", env_kwargs={"seen": seen, "keeps": keeps}) as vecenv:
         assert (vecenv.reset()[0] == seen).all()
         for t in range(1, 8):
             observations, rewards, _, _, _ = vecenv.step(np.arange(6) % 5)
-            assert (observations == seen).all() and rewards.tolist() == [[0] * 6, [0, 1, 2, 3, 4, 0]][t % 3 == 0]
-        assert all(env._keeps == keeps and "step" not in env._unwatched for env in vecenv.envs if env.t)
+            assert ((observations == seen).all()
+                    and rewards.tolist() == [[0] * 6, [0, 1, 2, 3, 4, 0]][t % 3 == 0])
+        assert all(env._keeps == keeps and "step" not in env._unwatched
+                   for env in vecenv.envs if env.t)
 
 
 @pytest.mark.parametrize("name", ["single_observation_space", "single_action_space", "num_agents"])
@@ -829,7 +874,8 @@ def test_a_puffer_env_says_what_it_lacks(name):
         spaces.Box(0, 255, (7, 7, 3), np.uint8),
         spaces.Box(0, 255, (4, 40, 40), np.uint8),
         spaces.Box(0, 255, (70, 64, 3), np.uint8),
-        spaces.Dict({"a": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2, 2), np.float64)]),
+        spaces.Dict({"a": spaces.Tuple([spaces.MultiDiscrete([2, 3]),
+                                        spaces.Box(-1, 1, (2, 2), np.float64)]),
                      "image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "empty": spaces.Dict({})}),
     ],
 )
@@ -837,7 +883,8 @@ def test_the_encoded_policy_reads_structured_observations(space):
     import models
 
     layout = FlatObservation(space)
-    env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
+    env = SimpleNamespace(single_observation_space=layout.flat_space,
+                          env_single_observation_space=space,
                           single_action_space=spaces.Discrete(3))
     assert models.wants_encoding(env)
     policy = models.MinGRUWrapper(env, models.Encoded(env, hidden_size=8), hidden_size=8)
@@ -853,9 +900,11 @@ def test_the_encoded_policy_reads_structured_observations(space):
 def test_one_hot_and_plain_parts_hold_the_values():
     import models
 
-    space = spaces.Dict({"n": spaces.Discrete(3, start=1), "x": spaces.Box(-1, 1, (2,), np.float32)})
+    space = spaces.Dict({"n": spaces.Discrete(3, start=1),
+                         "x": spaces.Box(-1, 1, (2,), np.float32)})
     layout = FlatObservation(space)
-    env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
+    env = SimpleNamespace(single_observation_space=layout.flat_space,
+                          env_single_observation_space=space,
                           single_action_space=spaces.Discrete(3))
     flat = layout.flatten({"n": 2, "x": np.array([0.5, -0.25], np.float32)})
     features = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
@@ -884,12 +933,16 @@ SEEN = np.zeros(2, np.uint8)
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize(("given", "text"), [
-    (lambda done: {"step": (SEEN, 0.0, done, False)}, r"returned as its info, which comes last, False \(bool\)"),
-    (lambda done: {"step": (SEEN, 0.0, done, None)}, r"returned as its info, which comes last, None \(NoneType\)"),
-    (lambda done: {"step": (SEEN, 0.0, done, False, None)}, r"comes last, None .* \{\} if there is nothing"),
+    (lambda done: {"step": (SEEN, 0.0, done, False)},
+     r"returned as its info, which comes last, False \(bool\)"),
+    (lambda done: {"step": (SEEN, 0.0, done, None)},
+     r"returned as its info, which comes last, None \(NoneType\)"),
+    (lambda done: {"step": (SEEN, 0.0, done, False, None)},
+     r"comes last, None .* \{\} if there is nothing"),
     (lambda done: {"reset": (SEEN, None)}, r"reset returned as its info, which comes last, None"),
     (lambda done: {"reset": (SEEN, 3, {})}, r"expected an array \(2,\), got .*; correct the space"),
-    (lambda done: {"step": (SEEN.astype(np.float32), 0.0, done, False, {})}, r"uint8, got float32; correct the space"),
+    (lambda done: {"step": (SEEN.astype(np.float32), 0.0, done, False, {})},
+     r"uint8, got float32; correct the space"),
 ])
 def test_what_an_environment_returns_in_the_wrong_place_is_told(given, text, done):
     with pytest.raises(emulation.Fault, match=text), vector.make(lambda: Returns(**given(done))) as vecenv:
@@ -904,7 +957,8 @@ def test_a_later_info_that_is_none_is_told():
         for _ in range(3):
             vecenv.step(np.zeros(1, np.int32))
         env.results = (SEEN, 0.0, True, False, None), env.results[1]
-        with pytest.raises(emulation.Fault, match=r"last step of an episode returned as its info.*None"):
+        with pytest.raises(emulation.Fault,
+                           match=r"last step of an episode returned as its info.*None"):
             vecenv.step(np.zeros(1, np.int32))
 
 
@@ -916,5 +970,6 @@ def test_an_environment_without_a_space_is_named(name):
     other = {"observation_space": "action_space", "action_space": "observation_space"}[name]
     env = NoSpace()
     setattr(env, other, spaces.Discrete(2))
-    with pytest.raises(emulation.Fault, match=rf"NoSpace.* has no {name}; a Gymnasium environment declares both"):
+    with pytest.raises(emulation.Fault,
+                       match=rf"NoSpace.* has no {name}; a Gymnasium environment declares both"):
         vector.make(lambda: env)

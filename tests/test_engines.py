@@ -21,12 +21,14 @@ import vector
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def make_trainer(change=lambda policy: None, kind=models.MinGRUPolicy, env="cartpole", normalize=False, **settings):
+def make_trainer(change=lambda policy: None, kind=models.MinGRUPolicy, env="cartpole",
+                 normalize=False, **settings):
     torch.manual_seed(0)
     vecenv = vector.make(env, num_envs=16, seed=1, num_threads=1)
     policy = kind(vecenv, 16, 2, normalize)
     change(policy)
-    settings = {"horizon": 8, "minibatch_size": 64, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01,
+    settings = {"horizon": 8, "minibatch_size": 64, "data_dir": None, "log_interval": 1e9,
+                "learning_rate": 0.01,
                 "total_timesteps": 10**5, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
 
@@ -59,12 +61,15 @@ def squashed(policy):
     models.squash(policy, gymnasium.spaces.Box(-1, 1, (1,)))
 
 
-@pytest.mark.parametrize("settings", [{}, {"env": "pendulum"}, {"env": "pendulum", "change": squashed}])
+@pytest.mark.parametrize("settings",
+                         [{}, {"env": "pendulum"}, {"env": "pendulum", "change": squashed}])
 def test_every_engine_learns_the_same(settings):
     """From the same environments and draws; sums in another order."""
-    ours, theirs = learn(make_trainer(**settings)), learn(make_trainer(**settings, engine="autograd"))
+    ours, theirs = learn(make_trainer(**settings)), learn(make_trainer(**settings,
+                                                                       engine="autograd"))
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
-    assert torch.equal(ours, learn(make_trainer(**settings, rollout="plain"))), "the compiled rollout is the plain one"
+    assert torch.equal(ours, learn(make_trainer(**settings, rollout="plain"))), (
+        "the compiled rollout is the plain one")
 
 
 @pytest.mark.parametrize("settings", [{}, {"rollout": "plain"}, {"engine": "autograd"}])
@@ -74,15 +79,18 @@ def test_what_the_environments_get_is_squashed_and_so_is_its_probability(setting
     s, u = trainer.storage, trainer.engine.samples
     torch.testing.assert_close(s["actions"], u.tanh(), atol=1e-6, rtol=1e-6)
     assert s["actions"].abs().max() < 1 < u.abs().max()
-    state = {"mingru": trainer.engine.initial_state["mingru"].clone(), "resets": s["resets"], "valid": s["valid"]}
+    state = {"mingru": trainer.engine.initial_state["mingru"].clone(), "resets": s["resets"],
+             "valid": s["valid"]}
     with torch.no_grad():
         normal, _ = trainer.policy(s["observations"], state)
         normal = torch.distributions.Normal(normal.loc[:-1].double(), normal.scale[:-1].double())
-    expected = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
+    expected = torch.distributions.TransformedDistribution(normal,
+                                                           torch.distributions.TanhTransform())
     logprobs = expected.log_prob(u.double().tanh()).sum(-1)
     torch.testing.assert_close(trainer.logprobs.double(), logprobs, atol=1e-4, rtol=1e-4)
     entropy = trainer.train()["entropy"]
-    assert entropy == pytest.approx(-logprobs.mean().item(), abs=0.1), "estimated from the same steps"
+    assert entropy == pytest.approx(-logprobs.mean().item(), abs=0.1), (
+        "estimated from the same steps")
     trainer.release()
 
 
@@ -121,8 +129,10 @@ def another_layer(policy):
 
 
 CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda policy: None, Tripled),
-           "a clamp far from zero": (clamped, models.MinGRUPolicy), "a hook": (hooked, models.MinGRUPolicy),
-           "a parametrization": (parametrized, models.MinGRUPolicy), "a layer": (another_layer, models.MinGRUPolicy)}
+           "a clamp far from zero": (clamped, models.MinGRUPolicy),
+           "a hook": (hooked, models.MinGRUPolicy),
+           "a parametrization": (parametrized, models.MinGRUPolicy),
+           "a layer": (another_layer, models.MinGRUPolicy)}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -133,7 +143,8 @@ def test_what_is_edited_is_what_runs(change, capsys):
     assert capsys.readouterr().err.count("engine: autograd, because ") == 1
     assert torch.isfinite(learn(trainer)).all()
     if change not in ("a clamp far from zero", "a parametrization"):  # which change no number here
-        assert not torch.allclose(learn(make_trainer(function, kind)), learn(make_trainer()), atol=1e-3)
+        assert not torch.allclose(learn(make_trainer(function, kind)),
+                                  learn(make_trainer()), atol=1e-3)
 
 
 def test_an_edit_of_the_class_is_seen(monkeypatch, capsys):
@@ -234,7 +245,8 @@ def test_what_is_frozen_stays(kind, optimizer, tmp_path):
     """Bit for bit, from the start, in the middle of a run (with momentum), and in a resumed one;
     the rest is trained as if nothing else were there."""
     (tmp_path / "own.py").write_text(OWN_ADAM)
-    settings = {"kind": kind, "optimizer": optimizer.replace("own.py", f"{tmp_path}/own.py"), "weight_decay": 0.1}
+    settings = {"kind": kind, "optimizer": optimizer.replace("own.py", f"{tmp_path}/own.py"),
+                "weight_decay": 0.1}
     trainer = make_trainer(lambda policy: part_of(policy).requires_grad_(False), **settings)
     frozen = [parameter.clone() for parameter in part_of(trainer.policy).parameters()]
 
@@ -361,7 +373,8 @@ def extra(minibatch):
 
 def test_a_loss_term_of_ones_own(tmp_path, capsys):
     (tmp_path / "my_file.py").write_text(LOSS)
-    trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra", minibatch_size=128, max_minibatch_size=32,
+    trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra", minibatch_size=128,
+                           max_minibatch_size=32,
                            replay_ratio=1.0)
     assert "train.loss needs its derivative" in capsys.readouterr().err
     values = []
@@ -369,11 +382,13 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
         trainer.evaluate()
         logs = trainer.train()
         values.append(trainer.values.mean().item())
-        assert logs["own_extra_loss"] == pytest.approx(100 * trainer.new_values.mean().item(), rel=1e-3, abs=1e-3)
+        assert logs["own_extra_loss"] == pytest.approx(100 * trainer.new_values.mean().item(),
+                                                       rel=1e-3, abs=1e-3)
     assert values[-1] < values[0] - 0.5, "values go where the term takes them"
     trainer.release()
     trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra")
-    assert trainer.engine.at_once == 64, "a term of one's own may take moments of the whole minibatch"
+    assert trainer.engine.at_once == 64, (
+        "a term of one's own may take moments of the whole minibatch")
     trainer.release()
 
 
@@ -383,7 +398,8 @@ def test_a_loss_term_of_ones_own_sees_the_samples_that_a_tanh_squashes():
     seen = []
 
     def extra(minibatch):
-        seen.append((minibatch.logits.log_prob(minibatch.actions).sum(-1).detach(), minibatch.logprobs.clone()))
+        seen.append((minibatch.logits.log_prob(minibatch.actions).sum(-1).detach(),
+                     minibatch.logprobs.clone()))
         return minibatch.values.sum() * 0
 
     trainer = make_trainer(squashed, env="pendulum", loss=extra)
@@ -393,7 +409,8 @@ def test_a_loss_term_of_ones_own_sees_the_samples_that_a_tanh_squashes():
 
 @pytest.mark.parametrize("setting", ["loss", "optimizer"])
 def test_a_file_that_is_not_there_is_named(setting):
-    with pytest.raises(configuration.ConfigError, match=rf"train.{setting} = missing.py:name: .* a file that exists"):
+    with pytest.raises(configuration.ConfigError,
+                       match=rf"train.{setting} = missing.py:name: .* a file that exists"):
         make_trainer(**{setting: "missing.py:name"})
 
 
@@ -404,12 +421,14 @@ def test_an_object_of_ones_own_may_be_given_itself(tmp_path):
         return 100 * minibatch.values.mean()
 
     (tmp_path / "my_file.py").write_text("import torch\nclass SGD(torch.optim.SGD): ...\n"
-                                         "def push(minibatch):\n    return 100 * minibatch.values.mean()\n")
+                                         "def push(minibatch):\n    return 100 * "
+                                         "minibatch.values.mean()\n")
     given = make_trainer(optimizer=torch.optim.SGD, loss=push, learning_rate=0.01)
     assert given.args["train"]["optimizer"] == "torch.optim.sgd.SGD"
     assert given.args["train"]["loss"].endswith("test_an_object_of_ones_own_may_be_given_itself.<locals>.push")
     weights, extra = learn(given), given.losses["own_push_loss"]
-    by_file = make_trainer(optimizer=f"{tmp_path}/my_file.py:SGD", loss=f"{tmp_path}/my_file.py:push",
+    by_file = make_trainer(optimizer=f"{tmp_path}/my_file.py:SGD",
+                           loss=f"{tmp_path}/my_file.py:push",
                            learning_rate=0.01)
     assert torch.equal(weights, learn(by_file)) and extra == by_file.losses["own_push_loss"]
     trainer = make_trainer(optimizer=torch.optim.SGD, loss=push, learning_rate=0.01)
@@ -423,7 +442,8 @@ def test_an_object_of_ones_own_may_be_given_itself(tmp_path):
 
 def test_a_run_with_an_object_of_ones_own_says_how_it_is_resumed():
     for setting in ("optimizer", "loss"):
-        with pytest.raises(configuration.ConfigError, match=rf"train.{setting} = .?torch\.optim\.sgd.*resumed by its"):
+        with pytest.raises(configuration.ConfigError,
+                           match=rf"train.{setting} = .?torch\.optim\.sgd.*resumed by its"):
             make_trainer(**{setting: "torch.optim.sgd.SGD"})
 
 
@@ -507,7 +527,8 @@ def test_an_optimizer_of_ones_own_and_its_state_resumes(tmp_path):
         make_trainer().load_checkpoint(tmp_path / "state.pt")
 
 
-TRAIN = ["train", "cartpole", "--env.num-envs", "64", "--train.total-timesteps", "30000", "--logger", "none"]
+TRAIN = ["train", "cartpole", "--env.num-envs", "64", "--train.total-timesteps", "30000",
+         "--logger", "none"]
 
 
 def assert_trains_without(done):
@@ -518,7 +539,8 @@ def assert_trains_without(done):
 def test_the_trainer_does_without_the_fast_engines(tmp_path):
     code = ("import sys; sys.modules |= dict.fromkeys(('compiled', 'fused'))\n"
             f"import pufferl; pufferl.main({[*TRAIN, '--data-dir', str(tmp_path)]})")
-    assert_trains_without(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True))
+    assert_trains_without(subprocess.run([sys.executable, "-c", code], cwd=ROOT,
+                                         capture_output=True, text=True))
 
 
 @pytest.mark.slow  # everything is compiled anew

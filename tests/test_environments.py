@@ -40,7 +40,8 @@ def allowed_actions(vecenv, rng):
         return rng.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims)).astype(np.float32)
     masks, columns, first = vecenv.storage.action_masks, [], 0
     for size in vecenv.action_heads:
-        allowed = np.ones((vecenv.num_agents, size)) if masks is None else masks[-1][:, first : first + size]
+        allowed = (np.ones((vecenv.num_agents, size)) if masks is None
+                   else masks[-1][:, first : first + size])
         columns.append(np.argmax(rng.random((vecenv.num_agents, size)) * (allowed > 0), axis=1))
         first += size
     return np.stack(columns, axis=1)
@@ -78,15 +79,17 @@ BARE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("package", "name", "make", "steps"), BARE, ids=[name for _, name, *_ in BARE])
+@pytest.mark.parametrize(("package", "name", "make", "steps"), BARE,
+                         ids=[name for _, name, *_ in BARE])
 def test_an_environment_is_what_it_is_without_us(package, name, make, steps):
     """In a process of its own, as what a package registers stays."""
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"needs {package}: docs/environments.md has its install line")
     how = "summed" if make is summed else "gymnasium.make"
-    script = (f"import sys; sys.path.insert(0, 'tests'); from test_environments import *; import {package}; "
-              f"same_as_bare(lambda: {how}({name!r}), {steps})")
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    script = ("import sys; sys.path.insert(0, 'tests'); from test_environments import *; "
+              f"import {package}; same_as_bare(lambda: {how}({name!r}), {steps})")
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True,
+                            text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -102,7 +105,8 @@ def same_as_bare(make, steps=2000, seed=5):
 
         def equal(seen, expected, t):
             ours, theirs = observation.flatten(observation.unflatten(seen)), observation.flatten(expected)
-            np.testing.assert_array_equal(seen.reshape(ours.shape), ours, f"step {t}: flat and back")
+            np.testing.assert_array_equal(seen.reshape(ours.shape), ours,
+                                          f"step {t}: flat and back")
             np.testing.assert_array_equal(ours, theirs, f"step {t}")
 
         bare.reset()  # as the question whether there are masks does
@@ -113,7 +117,8 @@ def same_as_bare(make, steps=2000, seed=5):
             actions = np.reshape(row, (1, *vecenv.single_action_space.shape))
             seen, rewards, terminals, truncations, _ = vecenv.step(actions)
             expected, reward, terminated, truncated, _ = bare.step(action.unflatten(row[0]))
-            assert rewards[0] == np.float32(np.ravel(reward)[0]), f"step {t}: reward {rewards[0]}, not {reward}"
+            assert rewards[0] == np.float32(np.ravel(reward)[0]), (
+                f"step {t}: reward {rewards[0]}, not {reward}")
             assert (bool(terminals[0]), bool(truncations[0])) == (bool(terminated), bool(truncated)), f"step {t}"
             if terminated or truncated:
                 if truncated:
@@ -130,7 +135,8 @@ def test_a_family_runs(family):
     if importlib.util.find_spec(family[1]) is None:
         pytest.skip(f"needs {family[1]}: docs/environments.md has its install line")
     script = f"import sys; sys.path.insert(0, 'tests'); from test_environments import *; check_family{family}"
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True,
+                            text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -139,7 +145,8 @@ def check_family(name, package, settings, repeats):
         assert vecenv.num_agents >= 1
         first = episodes(vecenv, 40)
         space = vecenv.single_observation_space
-        assert all(observation in space for observation in first[-1][vecenv.storage.valid[-1].astype(bool)])
+        assert all(observation in space
+                   for observation in first[-1][vecenv.storage.valid[-1].astype(bool)])
         log = vecenv.log()
         if {"length", "max_episode_steps", "max_cycles", "max_steps"} & settings.keys():
             assert log["n"] >= 1 and log["episode_length"] <= 40
@@ -154,7 +161,8 @@ def test_a_missing_package_is_named(monkeypatch):
 
     monkeypatch.setitem(environments.FAMILIES, "missing", missing)
     assert environments.load_creator("missing/thing").settings == {"size": 3}
-    with pytest.raises(ImportError, match=r"missing/thing: .*package_that_nobody_has.*install line"):
+    with pytest.raises(ImportError,
+                       match=r"missing/thing: .*package_that_nobody_has.*install line"):
         vector.make("missing/thing")
     assert environments.load_creator("missing_too/thing") is None
 
@@ -189,7 +197,8 @@ def somebodys_package(tmp_path, monkeypatch):
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
 def test_an_id_may_name_the_package_that_registers_it(somebodys_package, backend):
     name = "gym/somebodys_package:somebody/Mine-v3"
-    assert environments.load_creator(name).settings == {"wind": 0.5, "max_episode_steps": 9, "reward_scale": 1.0}
+    assert environments.load_creator(name).settings == {"wind": 0.5, "max_episode_steps": 9,
+                                                        "reward_scale": 1.0}
     with vector.make(name, 2, backend=backend, env_kwargs={"wind": 2.0}) as vecenv:
         vecenv.reset(seed=1)
         for _ in range(20):
@@ -206,11 +215,14 @@ def test_an_id_may_name_the_package_that_registers_it(somebodys_package, backend
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
 def test_what_an_environment_breaks_is_told_without_a_traceback(somebodys_package, backend):
     options = ["--vec.backend", backend, "--env.num-envs", "2", "--train.total-timesteps", "2000"]
-    command = [sys.executable, "pufferl.py", "train", "gym/somebodys_package:Two-v0", *options, "--data-dir"]
-    result = subprocess.run([*command, str(somebodys_package)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "pufferl.py", "train", "gym/somebodys_package:Two-v0", *options,
+               "--data-dir"]
+    result = subprocess.run([*command, str(somebodys_package)], cwd=ROOT, capture_output=True,
+                            text=True, timeout=300)
     assert result.returncode == 1 and "Traceback" not in result.stderr
     *_, words, where = result.stderr.splitlines()
-    assert "TransformReward(env, sum)" in words and "environment 0 of gym/somebodys_package" in where
+    assert ("TransformReward(env, sum)" in words
+            and "environment 0 of gym/somebodys_package" in where)
 
 
 def test_two_files_may_have_one_name(tmp_path):
@@ -329,15 +341,18 @@ TROUBLES = {
     "none": r"^Sound_Sound: no problem found",
     "nan": r"PROBLEM: step 7: observation\[1\] of agent 0 is nan, which is not finite",
     "reward": r"PROBLEM: step 7: the reward of agent 0 is inf",
-    "first": r"PROBLEM: .*the observation of the first step\(\) breaks its space: element \(0,\) is 9.0",
+    "first": r"PROBLEM: .*the observation of the first step\(\) breaks its space: "
+    r"element \(0,\) is 9.0",
     "range": r"look at this: step 7: observation\[0\] of agent 0 is 9.0, which lies outside Box",
     "endless": r"look at this: no episode ended in \d+ steps",
-    "raise": r"(?s)PROBLEM: it raised this in its own code:.*in step.*ConnectionError: the simulator hung up",
+    "raise": r"(?s)PROBLEM: it raised this in its own code:.*in step.*ConnectionError: the "
+    r"simulator hung up",
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_path, capsys, monkeypatch):
+def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_path, capsys,
+                                                                 monkeypatch):
     (tmp_path / "Sound.py").write_text(SOUND)
     options = ["--check", "--steps", "60", "--set", f"trouble={trouble}"]
     monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/Sound.py:Sound", *options])
@@ -350,18 +365,21 @@ def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_pa
 @pytest.mark.parametrize("name, message", [
     ("gym/CartPole-v7", "Gymnasium knows no environment|v7"),
     ("gym/CartPole-v1 --set limit=3", "no setting limit; it has"),
-    ("nothing.py:Env", "there is no such file"), ("gym/CartPole-v1 --png out.png", "is an environment in Python"),
+    ("nothing.py:Env", "there is no such file"),
+    ("gym/CartPole-v1 --png out.png", "is an environment in Python"),
 ])
 def test_check_says_what_it_cannot_look_at(name, message, monkeypatch):
     name, *options = name.split()
-    monkeypatch.setattr("sys.argv", ["ocean", name, *options, *([] if "--png" in options else ["--check"])])
+    monkeypatch.setattr("sys.argv",
+                        ["ocean", name, *options, *([] if "--png" in options else ["--check"])])
     with pytest.raises(SystemExit, match=message):
         ocean_main.main()
 
 
 def test_check_takes_pettingzoo(capsys, monkeypatch):
     pytest.importorskip("pettingzoo")
-    monkeypatch.setattr("sys.argv", ["ocean", "pettingzoo/classic/rps_v2", "--check", "--steps", "50"])
+    monkeypatch.setattr("sys.argv",
+                        ["ocean", "pettingzoo/classic/rps_v2", "--check", "--steps", "50"])
     try:
         status = ocean_main.main()
     except SystemExit as error:
@@ -371,9 +389,11 @@ def test_check_takes_pettingzoo(capsys, monkeypatch):
 
 def test_a_file_alone_says_what_is_in_it(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("import gymnasium\nfrom os.path import join\ndef walk(): ...\nclass Walk(gymnasium.Env): ...\n")
+    path.write_text("import gymnasium\nfrom os.path import join\ndef walk(): ...\nclass "
+                    "Walk(gymnasium.Env): ...\n")
     for name in (str(path), f"{path}:"):
-        with pytest.raises(ValueError, match=r"say what in it makes the environment, .*mine.py:walk or Walk\."):
+        with pytest.raises(ValueError,
+                           match=r"say what in it makes the environment, .*mine.py:walk or Walk\."):
             environments.load_creator(name)
     with pytest.raises(ValueError, match="has no callable wolk; it has walk, Walk"):
         environments.load_creator(f"{path}:wolk")

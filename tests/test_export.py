@@ -55,7 +55,8 @@ ACTIONS = {
 def make_policy(observation="float32", action="discrete", kind="default", hidden=16, layers=1):
     """An untrained policy whose outputs are far enough from zero to tell right from wrong."""
     torch.manual_seed(0)
-    env = SimpleNamespace(single_observation_space=OBSERVATIONS[observation], single_action_space=ACTIONS[action])
+    env = SimpleNamespace(single_observation_space=OBSERVATIONS[observation],
+                          single_action_space=ACTIONS[action])
     if kind == "default":
         policy = models.MinGRUPolicy(env, hidden, layers)
     else:
@@ -120,13 +121,16 @@ def driver(tmp_path_factory):
     return library
 
 
-def run_c(driver, flat, observations, resets, width, actions, *, masks=None, seed=0, agent=0, deterministic=False):
+def run_c(driver, flat, observations, resets, width, actions, *, masks=None, seed=0, agent=0,
+          deterministic=False):
     """outputs (steps, width) and the filled actions of one agent through policy.h."""
     outputs = np.full((len(observations), width), np.nan, np.float32)
     address = [None if array is None else array.ctypes.data_as(ctypes.c_void_p)
                for array in (flat, observations, resets, masks, outputs, actions)]
-    problem = driver.run(address[0], ctypes.c_int64(len(flat)), *address[1:4], ctypes.c_int64(len(observations)),
-                         ctypes.c_uint64(seed), ctypes.c_uint32(agent), int(deterministic), *address[4:])
+    problem = driver.run(address[0], ctypes.c_int64(len(flat)), *address[1:4],
+                         ctypes.c_int64(len(observations)),
+                         ctypes.c_uint64(seed), ctypes.c_uint32(agent), int(deterministic),
+                         *address[4:])
     assert problem is None, problem
     return outputs, actions
 
@@ -137,7 +141,8 @@ def plain(policy, observations, resets):
         x = policy.encoder(torch.from_numpy(observations).reshape(len(observations), 1, -1).float())
         resets, valid = torch.from_numpy(resets)[:, None], torch.ones(len(resets), 1)
         for layer in policy.rnn.layers:
-            x, _ = models.mingru_layer(x, layer(x), torch.zeros(1, policy.hidden_size), resets, valid)
+            x, _ = models.mingru_layer(x, layer(x), torch.zeros(1, policy.hidden_size),
+                                       resets, valid)
         return policy.decoder(x)[:, 0].numpy()
 
 
@@ -146,14 +151,16 @@ def random_run(space, steps=1000):
     if space.dtype.kind == "f":
         observations = rng.uniform(-1, 1, (steps, *space.shape)).astype(space.dtype)
     else:
-        observations = rng.integers(int(space.low.min()), int(space.high.max()) + 1, (steps, *space.shape), space.dtype)
+        observations = rng.integers(int(space.low.min()), int(space.high.max()) + 1,
+                                    (steps, *space.shape), space.dtype)
     resets = (rng.random(steps) < 0.03).astype(np.uint8)
     resets[0] = 1
     return observations, resets
 
 
 @pytest.mark.parametrize("observation,action,hidden,layers", [
-    ("float32", "discrete", 64, 2), ("uint8", "multi-discrete", 128, 1), ("float64", "continuous", 33, 3),
+    ("float32", "discrete", 64, 2), ("uint8", "multi-discrete", 128, 1),
+    ("float64", "continuous", 33, 3),
     ("int8", "discrete", 1, 1), ("int16", "continuous", 7, 2), ("uint16", "discrete", 8, 1),
     ("int32", "multi-discrete", 20, 1), ("uint32", "discrete", 12, 1), ("int64", "discrete", 24, 5),
     ("float32", "squashed", 8, 2)])
@@ -185,15 +192,19 @@ def test_c_actions_are_the_trainers(driver, action, deterministic):
             # one is always allowed
             masks[:, first] |= masks[:, first : first + size].sum(axis=1) == 0
     seed, agent = 2**40 + 12345, 77
-    outputs, actions = run_c(driver, flat, observations, resets, width, np.empty((3000, columns), dtype), masks=masks,
+    outputs, actions = run_c(driver, flat, observations, resets, width,
+                             np.empty((3000, columns), dtype), masks=masks,
                              seed=seed, agent=agent, deterministic=deterministic)
     expected, drawn, log_std = np.empty_like(actions), torch.empty(2), policy.decoder.log_std
     layout = {"heads": torch.tensor(heads)} if heads else {
-        "log_std": log_std.detach(), "squash": models.squash_of(policy), "samples": torch.empty(1, columns)}
+        "log_std": log_std.detach(), "squash": models.squash_of(policy),
+        "samples": torch.empty(1, columns)}
     for t in range(3000):
         mask = {} if masks is None else {"masks": torch.from_numpy(masks[t : t + 1])}
-        kernels.sample(torch.from_numpy(outputs[t : t + 1]), torch.from_numpy(expected[t : t + 1]), drawn[:1],
-                       drawn[1:], seed=seed, step=t, first_agent=agent, deterministic=deterministic, **layout, **mask)
+        kernels.sample(torch.from_numpy(outputs[t : t + 1]),
+                       torch.from_numpy(expected[t : t + 1]), drawn[:1],
+                       drawn[1:], seed=seed, step=t, first_agent=agent, deterministic=deterministic,
+                       **layout, **mask)
     if heads:  # their exponentials may round otherwise, which moves one draw in millions
         assert (actions == expected).mean() > 0.999
         assert masks[np.arange(3000), actions[:, 0]].all()
@@ -214,11 +225,13 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     whole = good.tobytes()
     assert problem(whole) == "" and inputs.value == 7
     assert "cut off" in problem(whole[:-4]) and "cut off" in problem(whole[:36])
-    assert "do not belong" in problem(whole + b"\0\0\0\0") and "cannot be read" in problem(whole + b"\0")
+    assert ("do not belong" in problem(whole + b"\0\0\0\0")
+            and "cannot be read" in problem(whole + b"\0"))
     assert "cannot be read" in problem(b"") and "PUFR" in problem(b"xxxx" + whole)
     for place, value, text in [(1, 5, "format"), (1, 2.5, "format"), (1, 2, "cut off"),
                                (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
-                               (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"), (8, 0.5, "damaged"),
+                               (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"),
+                               (8, 0.5, "damaged"),
                                (4, 2**20, "cut off")]:
         broken = good.copy()
         broken[place] = value
@@ -263,19 +276,25 @@ class Game:
         self.actions, self.rewards = np.zeros((n, envs.action_dims), envs.action_dtype), np.zeros(n, np.float32)
         self.terminals, self.truncations = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
         self.valid = np.ones(n, np.uint8) if envs.has_valid else None
-        self.masks = np.ones((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks else None
-        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals, self.truncations, None,
+        self.masks = (np.ones((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks
+                      else None)
+        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals,
+                               self.truncations, None,
                                self.valid, self.masks)
         envs.reset(self.rows)
         self.resets, self.state = np.ones(n, np.uint8), policy.initial_state(n)
 
     def step(self):
-        valid, masks = (None if array is None else torch.from_numpy(array) for array in (self.valid, self.masks))
+        valid, masks = (None if array is None else torch.from_numpy(array)
+                        for array in (self.valid, self.masks))
         self.state |= {"resets": torch.from_numpy(self.resets), "valid": valid}
         with torch.no_grad():
-            logits, value = models.one_step(self.policy, torch.from_numpy(self.observations), self.state)
-        actions, _, _ = models.sample_logits(logits, value, seed=self.seed, step=self.steps, masks=masks,
-                                             heads=self.envs.action_heads, deterministic=self.deterministic)
+            logits, value = models.one_step(self.policy,
+                                            torch.from_numpy(self.observations), self.state)
+        actions, _, _ = models.sample_logits(logits, value, seed=self.seed, step=self.steps,
+                                             masks=masks,
+                                             heads=self.envs.action_heads,
+                                             deterministic=self.deterministic)
         self.actions[:] = actions.numpy()
         self.envs.step(self.rows)
         self.steps += 1
@@ -297,14 +316,16 @@ def compile_main(name, folder, *flags):
 
 
 def run_main(program, *arguments):
-    result = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True,
+                            timeout=120)
     return result, {line.split()[0]: float(line.split()[1]) for line in result.stdout.splitlines()}
 
 
 @pytest.mark.skipif(CC is None, reason="there is no C compiler")
 @pytest.mark.parametrize("name,settings,deterministic", [
     ("cartpole", {}, False), ("squared", {"distance": 3}, True), ("masked", {}, False),
-    *(pytest.param(name, {}, False, marks=pytest.mark.slow) for name in ("pendulum", "target", "drone", "snake"))])
+    *(pytest.param(name, {}, False, marks=pytest.mark.slow)
+      for name in ("pendulum", "target", "drone", "snake"))])
 def test_a_c_program_plays_the_same_episodes(tmp_path, name, settings, deterministic):
     torch.manual_seed(1)
     library, seed = ocean.load(name), 5
@@ -333,8 +354,10 @@ def test_a_c_program_says_what_is_wrong(tmp_path):
     export.flat_policy(policy, env).tofile(tmp_path / "squared.bin")
     assert run_main(program, tmp_path / "squared.bin")[0].returncode == 0
     for arguments, text in [(["distance=3", tmp_path / "squared.bin"], "other observations"),
-                            (["/no/such.bin"], "cannot be opened"), (["distanc=3"], "no such setting: distanc=3"),
-                            (["distance=x"], "wants a number"), (["distance=0"], "must lie within 1..256"),
+                            (["/no/such.bin"], "cannot be opened"),
+                            (["distanc=3"], "no such setting: distanc=3"),
+                            (["distance=x"], "wants a number"),
+                            (["distance=0"], "must lie within 1..256"),
                             (["--speed"], "options: "), (["--steps", "1"], "no episode ended")]:
         result, _ = run_main(program, *arguments)
         assert result.returncode == 1 and text in result.stderr, (arguments, result.stderr)
@@ -344,7 +367,8 @@ def test_a_c_program_says_what_is_wrong(tmp_path):
 @pytest.mark.parametrize("name", ["breakout", "go", pytest.param("*", marks=pytest.mark.slow)])
 def test_main_compiles_with_the_keys_of_each_environment(name):
     for one in ocean.names() if name == "*" else [name]:
-        command = [CC, "-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-I", str(ocean.FOLDER), "-DDRAW",
+        command = [CC, "-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-I",
+                   str(ocean.FOLDER), "-DDRAW",
                    f'-DENV_HEADER="{one}/{one}.h"', str(ocean.FOLDER / "main.c")]
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, f"{one}: {result.stderr}"
@@ -355,7 +379,8 @@ def test_main_compiles_with_the_keys_of_each_environment(name):
 def test_compilers_agree_on_the_games(tmp_path, name):
     """Random numbers are drawn in an order that the C standard fixes: gcc and clang
     play the same episodes."""
-    clang = next(filter(None, map(shutil.which, ("clang", "clang-14", "clang-16", "clang-19"))), None)
+    clang = next(filter(None, map(shutil.which, ("clang", "clang-14", "clang-16", "clang-19"))),
+                 None)
     if clang is None or shutil.which("gcc") is None:
         pytest.skip("needs gcc and clang")
     printed = []
@@ -376,18 +401,21 @@ def run_python(*arguments, **options):
 def test_command_line_writes_a_program(tmp_path):
     """As a user: a folder that make builds and runs anywhere, with the settings that the
     policy was exported with."""
-    result = run_python(ROOT / "pufferl.py", "export", "squared", "--env.distance", 3, "--export.c", tmp_path / "game",
+    result = run_python(ROOT / "pufferl.py", "export", "squared", "--env.distance", 3, "--export.c",
+                        tmp_path / "game",
                      "--export.flat", tmp_path / "p.bin", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "untrained" in result.stdout
     assert (tmp_path / "p.bin").read_bytes() == (tmp_path / "game" / "policy.bin").read_bytes()
-    made = subprocess.run(["make", "-C", tmp_path / "game", "run", f"CC={CC}"], capture_output=True, text=True)
+    made = subprocess.run(["make", "-C", tmp_path / "game", "run", f"CC={CC}"],
+                          capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     assert "distance=3" in made.stdout and re.search(r"^n +100$", made.stdout, re.M)
 
 
 def test_errors_say_what_to_do(tmp_path, monkeypatch):
-    args = pufferl.load_config("squared") | {"export": {"onnx": None, "flat": None, "c": None, "web": str(tmp_path)}}
+    args = pufferl.load_config("squared") | {"export": {"onnx": None, "flat": None, "c": None,
+                                                        "web": str(tmp_path)}}
     monkeypatch.setenv("CC", ocean.find_compiler())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(pufferl.ConfigError, match="apt-get install emscripten"):
@@ -428,8 +456,9 @@ def check_onnx_run(kind, observation, action, path, steps=100):
     heads, _ = models.action_layout(env.single_action_space)
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     bounds = {"action_middle": "0 2.5", "action_half": "1 2.5"} if action == "squashed" else {}
-    assert metadata == {"environment": "test", **({"action_heads": " ".join(map(str, heads))} if heads
-                                                   else {"action_dims": "2"}), **bounds}
+    assert metadata == {"environment": "test",
+                        **({"action_heads": " ".join(map(str, heads))} if heads
+                            else {"action_dims": "2"}), **bounds}
     observations, _ = random_run(env.single_observation_space, steps * agents)
     for chunk in observations.reshape(steps, agents, *observations.shape[1:]):
         resets = (rng.random(agents) < 0.1).astype(np.uint8)
@@ -438,16 +467,19 @@ def check_onnx_run(kind, observation, action, path, steps=100):
         ours["resets"] = torch.from_numpy(resets)
         ours_before = {name: tensor.clone() for name, tensor in ours.items()}
         with torch.no_grad():
-            outputs, log_std = models.join_outputs(*models.one_step(policy, torch.from_numpy(chunk), ours))
+            outputs, log_std = models.join_outputs(*models.one_step(policy,
+                                                                    torch.from_numpy(chunk), ours))
         result = dict(zip(names, session.run(None, {"observation": chunk, **theirs}), strict=True))
         theirs = {name: result[f"new_{name}"] for name in theirs}
-        np.testing.assert_allclose(result.get("logits", result.get("mean")), outputs[:, :-1], atol=1e-5)
+        np.testing.assert_allclose(result.get("logits", result.get("mean")),
+                                   outputs[:, :-1], atol=1e-5)
         np.testing.assert_allclose(result["value"], outputs[:, -1:], atol=1e-5)
         if log_std is not None:
             np.testing.assert_allclose(result["log_std"], log_std, atol=1e-6)
         if action == "squashed":
             actions, _, _ = models.sample_logits(*models.one_step(policy, torch.from_numpy(chunk), ours_before), seed=0,
-                                                 step=0, squash=models.squash_of(policy), deterministic=True)
+                                                 step=0, squash=models.squash_of(policy),
+                                                 deterministic=True)
             np.testing.assert_allclose(result["action"], actions, atol=1e-5)
     return policy, env
 
@@ -461,7 +493,8 @@ def test_onnx_equals_torch(tmp_path):
         with torch.no_grad():
             policy.decoder.bias += wrong
         with pytest.raises(pufferl.ConfigError, match="differs from the network"):
-            export.check_onnx(export.Step(policy, list(state)).eval(), env.single_observation_space, state,
+            export.check_onnx(export.Step(policy, list(state)).eval(),
+                              env.single_observation_space, state,
                               str(tmp_path / "policy.onnx"))
 
 
@@ -477,11 +510,13 @@ def test_onnx_equals_torch(tmp_path):
 def test_onnx_by_kind_of_observation(tmp_path, space):
     need_onnx()
     layout = emulation.FlatObservation(space)
-    env = SimpleNamespace(single_observation_space=layout.flat_space, env_single_observation_space=space,
+    env = SimpleNamespace(single_observation_space=layout.flat_space,
+                          env_single_observation_space=space,
                           obs_dtype=layout.dtype, single_action_space=spaces.Discrete(3))
     path = str(tmp_path / "policy.onnx")
     if isinstance(space, spaces.Dict):
-        with pytest.raises(pufferl.ConfigError, match=r"Encoded: observations are a Dict or Tuple.*plain"):
+        with pytest.raises(pufferl.ConfigError,
+                           match=r"Encoded: observations are a Dict or Tuple.*plain"):
             export.write_onnx(models.Encoded(env, hidden_size=8), env, path)
         # reads bytes
         assert export.write_onnx(models.FeedForward(env, hidden_size=8), env, path) < 1e-5
@@ -504,7 +539,8 @@ def test_onnx_equals_torch_for_all(tmp_path, kind, action):
 def prototypes(path):
     plain = r"^(?!static|#|typedef)[_A-Za-z]\w*\s+(\w+)\([^;{]*\);"
     listed = r"^    X\(\w+, (\w+),"  # draw.h's list
-    return {name for pattern in (plain, listed) for name in re.findall(pattern, path.read_text(), re.M)}
+    return {name for pattern in (plain, listed)
+            for name in re.findall(pattern, path.read_text(), re.M)}
 
 
 def test_the_canvas_has_every_drawing_function():
@@ -519,7 +555,8 @@ def test_the_canvas_has_every_drawing_function():
 @pytest.fixture(scope="module")
 def browser():
     if shutil.which("emcc") is None:
-        pytest.skip("needs emscripten, which was not found (Debian: apt-get install emscripten node-acorn)")
+        pytest.skip("needs emscripten, which was not found (Debian: apt-get install "
+                    "emscripten node-acorn)")
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     program = find_chromium()
     with sync_api.sync_playwright() as playwright:
@@ -564,14 +601,16 @@ def build_page(name, folder, settings=None):
     torch.manual_seed(1)
     library = ocean.load(name)
     policy = models.MinGRUPolicy(library.create(1, settings=settings), 16, 1)
-    export.write_web(library, settings or {}, export.flat_policy(policy, library.create(1, settings=settings)), folder)
+    export.write_web(library, settings or {},
+                     export.flat_policy(policy, library.create(1, settings=settings)), folder)
     return policy
 
 
 @pytest.mark.slow
 def test_page_plays_breakout(browser, tmp_path):
     build_page("breakout", tmp_path, {"frameskip": 2})
-    assert {"index.html", "breakout.js", "breakout.wasm"} == {path.name for path in tmp_path.iterdir()}
+    assert {"index.html", "breakout.js", "breakout.wasm"} == {path.name
+                                                              for path in tmp_path.iterdir()}
     with open_page(browser, tmp_path) as page:
         steps = "Module._demo_steps()"
         first, before = picture(page), page.evaluate(steps)
@@ -600,7 +639,8 @@ def test_page_plays_breakout(browser, tmp_path):
         assert len(paddle) > 50 and paddle.min() == 0
         page.keyboard.up("ArrowLeft")
         page.keyboard.press("Enter")
-        page.wait_for_function("document.getElementById('status').textContent.startsWith('the policy plays')")
+        page.wait_for_function("document.getElementById('status').textContent.startsWith('the "
+                               "policy plays')")
         before = page.evaluate("Module._demo_return()")
         page.click("#restart")
         page.wait_for_function("Module._demo_return() == 0")
@@ -631,7 +671,8 @@ def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name
     pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
     policy = build_page(name, tmp_path)
     with open_page(browser, tmp_path) as page:
-        page.evaluate("() => { paused = true; while (Module._demo_steps() < 30) Module._demo_frame(); }")
+        page.evaluate("() => { paused = true; while (Module._demo_steps() < 30) "
+                      "Module._demo_frame(); }")
         ours, steps = picture(page), page.evaluate("Module._demo_steps()")
     game = Game(name, {}, policy, 0)
     for _ in range(steps):

@@ -64,13 +64,16 @@ def a_policy(vecenv, hidden_size=16):
 
 
 def test_names_lead_to_ours():
-    assert pufferlib.pufferl is pufferl and pufferlib.vector is vector and pufferlib.models is models
+    assert (pufferlib.pufferl is pufferl and pufferlib.vector is vector
+            and pufferlib.models is models)
     assert vector.__spec__.name == "vector" and vector.__name__ == "vector"
     assert pufferlib.PuffeRL is pufferl.PuffeRL and pufferlib.make is vector.make
     assert pufferlib.NoLogger is runs.NoLogger and pufferlib.WandbLogger is runs.WandbLogger
     assert pufferlib.emulation is emulation and pufferlib.cleanrl.Policy is models.CleanRLAgent
-    assert pufferlib.spaces.Box is gymnasium.spaces.Box and issubclass(pufferlib.PufferEnv, emulation.PufferEnv)
-    assert pufferlib.ocean.breakout.breakout.Breakout is Breakout and pufferlib.ocean.NMMO3.ocean_name == "nmmo3"
+    assert pufferlib.spaces.Box is gymnasium.spaces.Box and issubclass(pufferlib.PufferEnv,
+                                                                       emulation.PufferEnv)
+    assert (pufferlib.ocean.breakout.breakout.Breakout is Breakout
+            and pufferlib.ocean.NMMO3.ocean_name == "nmmo3")
     assert classic_control.env_creator("cartpole").name == "gym/CartPole-v1"
     assert pufferlib.environments.atari.env_creator("ms_pacman").name == "gym/ALE/MsPacman-v5"
 
@@ -100,14 +103,15 @@ def test_a_misspelt_name_has_a_hint():
 
 def run_python(*command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True,
+                            env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 def test_importing_it_loads_no_torch_and_the_trainer_does_not_load_it():
-    code = ("import sys, pufferlib.ocean, pufferlib.spaces; from pufferlib.environments import atari; "
-            "from pufferlib.ocean import Breakout; print('torch' in sys.modules)")
+    code = ("import sys, pufferlib.ocean, pufferlib.spaces; from pufferlib.environments "
+            "import atari; from pufferlib.ocean import Breakout; print('torch' in sys.modules)")
     assert run_python("-c", code).strip() == "False"
     assert run_python("-c", "import sys, pufferl; print('pufferlib' in sys.modules)").strip() == "False"
 
@@ -120,17 +124,20 @@ def test_a_file_of_ones_own_may_have_the_name_of_ours(tmp_path):
     assert run_python(str(script)).strip() == str(ROOT / "emulation.py")
     script.write_text("import emulation\nimport pufferlib\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True,
+                            env=environment)
     assert result.returncode == 1 and "rename yours" in result.stderr
 
 
 @pytest.mark.slow
 def test_modules_run_as_commands():
     assert "usage: python pufferl.py" in run_python("-m", "pufferlib.pufferl", "--help")
-    options = ("--train.total-timesteps", "4096", "--env.num-envs", "32", "--train.batch-size", "2048",
+    options = ("--train.total-timesteps", "4096", "--env.num-envs", "32",
+               "--train.batch-size", "2048",
                "--train.minibatch-size", "1024")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2")
-    text = run_python(*torchrun, "-m", "pufferlib.pufferl", "train", "puffer_squared", "--slowly", *options)
+    text = run_python(*torchrun, "-m", "pufferlib.pufferl", "train", "puffer_squared",
+                      "--slowly", *options)
     assert "64 agents × horizon 32" in text and "engine autograd" in text and "4,096 steps" in text
 
 
@@ -143,13 +150,16 @@ def play(vecenv, steps=3):
         observations, _ = vecenv.reset()
         for _ in range(steps):
             observations, rewards, terminals, truncations, infos = vecenv.step(vecenv.action_space.sample())
-        assert len(observations) == len(rewards) == len(terminals) == len(truncations) and isinstance(infos, list)
+        assert (len(observations) == len(rewards) == len(terminals) == len(truncations)
+                and isinstance(infos, list))
 
 
 def test_backends_of_the_tutorial():
     creator = classic_control.env_creator("cartpole")
-    for backend, options in ((pufferlib.vector.Serial, {}), (pufferlib.vector.Multiprocessing, {"num_workers": 2}),
-                             ("Serial", {}), ("Multiprocessing", {"num_workers": 2, "batch_size": 2})):
+    for backend, options in ((pufferlib.vector.Serial, {}),
+                             (pufferlib.vector.Multiprocessing, {"num_workers": 2}),
+                             ("Serial", {}),
+                             ("Multiprocessing", {"num_workers": 2, "batch_size": 2})):
         vecenv = vector.make(creator, num_envs=4, backend=backend, **options)
         if "batch_size" in options:
             vecenv.async_reset()
@@ -161,7 +171,8 @@ def test_backends_of_the_tutorial():
 
 
 def test_classes_of_environments_in_c():
-    vecenv = vector.make(Breakout, backend=pufferlib.vector.Native, env_kwargs={"num_envs": 8, "frameskip": 2})
+    vecenv = vector.make(Breakout, backend=pufferlib.vector.Native,
+                         env_kwargs={"num_envs": 8, "frameskip": 2})
     assert type(vecenv) is vector.Native and vecenv.num_agents == 8
     play(vecenv)
     assert type(vector.make(Squared, backend=pufferlib.PufferEnv, env_kwargs={"num_envs": 2})) is vector.Native
@@ -183,9 +194,11 @@ def test_classes_of_environments_in_c():
 def test_make_gives_unknown_keywords_to_the_environment():
     vecenv = pufferlib.make("squared", num_envs=4, distance=2)
     assert vecenv.single_observation_space.shape == (5, 5)
-    with pytest.raises(ValueError, match=r"squared has no setting 'distanse': did you mean distance\?"):
+    with pytest.raises(ValueError,
+                       match=r"squared has no setting 'distanse': did you mean distance\?"):
         pufferlib.make("squared", distanse=2)
-    with pytest.raises(ValueError, match=r"^make takes no zero_copy any more: nothing is copied now. Leave it out.$"):
+    with pytest.raises(ValueError, match=r"^make takes no zero_copy any more: nothing is copied "
+                       r"now. Leave it out.$"):
         pufferlib.make("squared", zero_copy=True)
     assert pufferlib.make("gym/CartPole-v1", num_envs=2, max_episode_steps=7).num_agents == 2
     with pytest.raises(ValueError, match="did you mean max_episode_steps"):
@@ -201,8 +214,10 @@ def test_a_subclass_of_an_environment_in_c_is_stepped_itself():
             self.rewards *= 2
             return result
 
-    vecenv = vector.make(Doubled, num_envs=2, backend=pufferlib.vector.Serial, env_kwargs={"num_envs": 32}, seed=1)
-    plain = vector.make(Squared, num_envs=1, backend=pufferlib.vector.Serial, env_kwargs={"num_envs": 32}, seed=1)
+    vecenv = vector.make(Doubled, num_envs=2, backend=pufferlib.vector.Serial,
+                         env_kwargs={"num_envs": 32}, seed=1)
+    plain = vector.make(Squared, num_envs=1, backend=pufferlib.vector.Serial,
+                        env_kwargs={"num_envs": 32}, seed=1)
     with vecenv, plain:
         (first, second), expected = vecenv.reset(seed=1)[0].reshape(2, 32, -1), plain.reset(seed=1)[0].reshape(32, -1)
         assert (first == expected).all() and (first != second).any()
@@ -210,7 +225,8 @@ def test_a_subclass_of_an_environment_in_c_is_stepped_itself():
         for _ in range(30):
             actions = vecenv.action_space.sample()
             actions[:32] = plain.action_space.sample()
-            rewards.append((vecenv.step(actions)[1][:32].copy(), plain.step(actions[:32])[1].copy()))
+            rewards.append((vecenv.step(actions)[1][:32].copy(),
+                            plain.step(actions[:32])[1].copy()))
         ours, theirs = map(np.array, zip(*rewards, strict=True))
         assert np.abs(theirs).sum() > 0 and (ours == 2 * theirs).all()
 
@@ -268,7 +284,8 @@ def test_a_truncation_bootstraps_from_a_final_observation_alone(known):
         vecenv.reset()
         for _ in range(2):
             _, _, terminals, truncations, _ = vecenv.step(np.array([1, 1]))
-            assert terminals.tolist() == [not known, False] and truncations.tolist() == [known, False]
+            assert (terminals.tolist() == [not known, False]
+                    and truncations.tolist() == [known, False])
             assert vecenv.storage.final_observations[0, 0] == 7 * known
 
 
@@ -277,10 +294,13 @@ def test_the_template_for_environments_in_c():
 
     class Template(pufferlib.PufferEnv):
         def __init__(self, num_envs=1, size=11, buf=None):
-            self.single_observation_space = gymnasium.spaces.Box(low=0, high=2, shape=(size * size,), dtype=np.uint8)
+            self.single_observation_space = gymnasium.spaces.Box(low=0, high=2,
+                                                                 shape=(size * size,),
+                                                                 dtype=np.uint8)
             self.single_action_space, self.num_agents = gymnasium.spaces.Discrete(5), num_envs
             super().__init__(buf)
-            self.c_envs = CySquared(self.observations, self.actions, self.rewards, self.terminals, num_envs, size)
+            self.c_envs = CySquared(self.observations, self.actions, self.rewards, self.terminals,
+                                    num_envs, size)
 
         def reset(self, seed=None):
             self.c_envs.reset()
@@ -310,7 +330,8 @@ class Shaped(pufferlib.PufferEnv):
 
 def test_rewards_are_shaped_over_an_environment_in_c():
     plain = vector.make("squared", num_envs=8, seed=5)
-    shaped = [pufferlib.make(Shaped, env_args=["puffer_squared"], env_kwargs={"num_envs": 8}, seed=5),
+    shaped = [pufferlib.make(Shaped, env_args=["puffer_squared"],
+                             env_kwargs={"num_envs": 8}, seed=5),
               pufferlib.make(lambda: Shaped(Squared(num_envs=8)), seed=5)]
     with plain, shaped[0], shaped[1]:
         first = plain.reset(seed=5)[0]
@@ -353,7 +374,8 @@ def test_emulation_of_structured_spaces():
     env = pufferlib.emulation.GymnasiumPufferEnv(env=pufferlib.EpisodeStats(NoSeed()), buf=None)
     flat, _ = env.reset()
     fields = flat.view(env.obs_dtype)
-    tensors = pufferlib.pytorch.nativize_tensor(torch.from_numpy(flat), pufferlib.pytorch.nativize_dtype(env.emulated))
+    tensors = pufferlib.pytorch.nativize_tensor(torch.from_numpy(flat),
+                                                pufferlib.pytorch.nativize_dtype(env.emulated))
     np.testing.assert_array_equal(tensors["b"], fields["b"][0])
     for _ in range(3):
         *_, info = env.step(env.action_space.sample())
@@ -386,7 +408,8 @@ class Pair:
 def test_emulation_of_a_reset_without_options():
     env = pufferlib.emulation.PettingZooPufferEnv(env=pufferlib.MeanOverAgents(Pair()), buf=None)
     observations, _ = env.reset()
-    assert set(env.step({"a": 0, "b": 1})[1].items()) == {("a", 0.0), ("b", 1.0)} and set(observations) == {"a", "b"}
+    assert (set(env.step({"a": 0, "b": 1})[1].items()) == {("a", 0.0), ("b", 1.0)}
+            and set(observations) == {"a", "b"})
     with vector.make(Pair, num_envs=2, backend=vector.Serial) as vecenv:
         vecenv.reset()
         assert vecenv.step(np.array([0, 1, 1, 0]))[1].tolist() == [0, 1, 1, 0]
@@ -405,7 +428,8 @@ def test_small_wrappers():
     assert list(pufferlib.unroll_nested_dict({"a": {"b": 1}, "c": 2})) == [("a/b", 1), ("c", 2)]
     assert pufferlib.wrappers.PettingZooTruncatedWrapper(env) is env
     with pytest.raises(pufferlib.APIUsageError):
-        vector.make(Counter, num_envs=1, num_workers=2, batch_size=3, backend=vector.Multiprocessing)
+        vector.make(Counter, num_envs=1, num_workers=2, batch_size=3,
+                    backend=vector.Multiprocessing)
 
 
 def test_arguments_of_each_environment():
@@ -457,7 +481,8 @@ def test_a_policy_of_the_tutorial(name):
     policy = LookupPolicy(vecenv.driver_env)
     obs = torch.as_tensor(vecenv.reset()[0])
     assert policy(obs)[1].shape == (1, 1)
-    recurrent = pufferlib.models.LSTMWrapper(vecenv.driver_env, policy, input_size=16, hidden_size=16)
+    recurrent = pufferlib.models.LSTMWrapper(vecenv.driver_env, policy, input_size=16,
+                                             hidden_size=16)
     zeros = torch.zeros(1, 1, recurrent.hidden_size)
     first = recurrent(obs, (zeros, zeros))
     assert len(first) == 3 and first[2][0].shape == (1, 1, 16)
@@ -467,7 +492,8 @@ def test_a_policy_of_the_tutorial(name):
     torch.testing.assert_close(recurrent.forward_eval(obs, carried)[1], first[1])
     for agent in (pufferlib.cleanrl.Policy(policy), pufferlib.cleanrl.RecurrentPolicy(recurrent)):
         action, logprob, entropy, value, *_ = agent.get_action_and_value(obs)
-        assert action.shape == (1, *vecenv.single_action_space.shape) and logprob.shape == entropy.shape == (1,)
+        assert (action.shape == (1, *vecenv.single_action_space.shape)
+                and logprob.shape == entropy.shape == (1,))
         vecenv.step(action.numpy())
     vecenv.close()
 
@@ -513,12 +539,14 @@ def test_the_advantage_in_their_layout():
     values, rewards, ratio = torch.tensor(rng.normal(size=(3, 3, 6)), dtype=torch.float32)
     ratio = ratio.exp()
     done = torch.tensor(rng.random((3, 6)) < 0.3)
-    ours = pufferlib.pufferl.compute_puff_advantage(values, rewards, done.float(), ratio, torch.zeros(3, 6), 0.9, 0.8,
+    ours = pufferlib.pufferl.compute_puff_advantage(values, rewards, done.float(), ratio,
+                                                    torch.zeros(3, 6), 0.9, 0.8,
                                                     1.0, 0.7)
     expected, last = torch.zeros(3, 6), torch.zeros(3)
     for t in reversed(range(5)):
         alive = 1 - done[:, t + 1].float()
-        delta = ratio[:, t].clamp(max=1.0) * (rewards[:, t + 1] + 0.9 * alive * values[:, t + 1] - values[:, t])
+        delta = ratio[:, t].clamp(max=1.0) * (rewards[:, t + 1] + 0.9 * alive * values[:, t + 1]
+                                              - values[:, t])
         expected[:, t] = last = delta + 0.9 * 0.8 * ratio[:, t].clamp(max=0.7) * alive * last
     torch.testing.assert_close(ours, expected)
 
@@ -539,8 +567,10 @@ def test_a_trainer_from_an_environment_and_a_policy(tmp_path):
     assert trainer.config["learning_rate"] > 0 and trainer.env_name == "squared"
     trainer.close()
     env = pufferlib.make("squared", num_envs=16)
-    trainer = PuffeRL(env=env, policy=a_policy(env), device="cpu", learning_rate=3e-4, batch_size=256, n_epochs=4,
-                      gamma=0.99, gae_lambda=0.95, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5,
+    trainer = PuffeRL(env=env, policy=a_policy(env), device="cpu", learning_rate=3e-4,
+                      batch_size=256, n_epochs=4,
+                      gamma=0.99, gae_lambda=0.95, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5,
+                      max_grad_norm=0.5,
                       logger=logger, log_interval=1e9)
     assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["use_rnn"]) == (16, 4.0, True)
     logger.steps = ()
@@ -573,14 +603,17 @@ def test_the_trainer_page(tmp_path):
         logs = trainer.train()
         trainer.print_dashboard()
     names = {"policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "explained_variance"}
-    assert names <= set(logs) and trainer.global_step == 8192 and trainer.uptime > 0 and trainer.sps >= 0
+    assert (names <= set(logs) and trainer.global_step == 8192 and trainer.uptime > 0
+            and trainer.sps >= 0)
     args["load_model_path"] = trainer.close()
     again = pufferl.load_policy(args, vecenv, "puffer_squared")
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), policy.parameters(), strict=True))
+    assert all(torch.equal(a, b)
+               for a, b in zip(again.parameters(), policy.parameters(), strict=True))
 
 
 def test_a_trainer_managed_by_yourself():
-    vecenv = pufferlib.vector.make(pufferlib.ocean.env_creator("puffer_squared"), num_envs=2, num_workers=2,
+    vecenv = pufferlib.vector.make(pufferlib.ocean.env_creator("puffer_squared"), num_envs=2,
+                                   num_workers=2,
                                    batch_size=1, backend=pufferlib.vector.Multiprocessing,
                                    env_kwargs={"num_envs": 8})
     args = pufferlib.pufferl.load_config("default")
@@ -590,8 +623,9 @@ def test_a_trainer_managed_by_yourself():
     trainer.close()
 
 
-@pytest.mark.parametrize(("settings", "horizon"), [({"batch_size": 64}, 4), ({"batch_size": 64, "num_steps": 4}, 4),
-                                                   ({"batch_size": "auto", "bptt_horizon": 8}, 8)])
+@pytest.mark.parametrize(("settings", "horizon"),
+                         [({"batch_size": 64}, 4), ({"batch_size": 64, "num_steps": 4}, 4),
+                          ({"batch_size": "auto", "bptt_horizon": 8}, 8)])
 def test_sizes_in_a_configuration(settings, horizon):
     assert configuration.sizes_of(settings, 16).get("horizon", settings.get("bptt_horizon")) == horizon
     assert configuration.sizes_of({**settings, "num_iterations": 5}, 16)["total_timesteps"] == 5 * 16 * horizon
@@ -606,12 +640,14 @@ def config_of(*options):
 
 
 def test_sizes_on_the_command_line():
-    args = config_of("--train.batch-size", "32768", "--train.num-iterations=100", "--train.learning-rate", "0.0003")
+    args = config_of("--train.batch-size", "32768", "--train.num-iterations=100",
+                     "--train.learning-rate", "0.0003")
     assert (args["train"]["horizon"], args["train"]["total_timesteps"]) == (32, 3_276_800)
     args = config_of("--train.num-iterations", "10", "--vec.total-agents", "128")
     assert args["train"]["total_timesteps"] == 10 * 128 * 64
     for options, message in ((["--train.batch-size", "1000"], "there are 1024 agents"),
-                             (["--train.batch-size", "32768", "--train.horizon", "64"], "but horizon is 64"),
+                             (["--train.batch-size", "32768", "--train.horizon", "64"],
+                              "but horizon is 64"),
                              (["--train.batch-size", "many"], "must be a whole number")):
         with pytest.raises(configuration.ConfigError, match=message):
             config_of(*options)
@@ -620,7 +656,8 @@ def test_sizes_on_the_command_line():
 
 
 def test_old_options_mean_the_same():
-    args = config_of("--track", "--tag", "first", "--eval-model-path", "your_model.pt", "--vec", "Serial", "--slowly",
+    args = config_of("--track", "--tag", "first", "--eval-model-path", "your_model.pt", "--vec",
+                     "Serial", "--slowly",
                      "--wandb-project", "mine", "--fps", "15", "--train.adam-beta1", "0.9")
     assert (args["wandb"], args["tag"], args["load_model_path"], args["project"]) == (
         True, "first", "your_model.pt", "mine")
@@ -631,7 +668,8 @@ def test_old_options_mean_the_same():
 def test_every_old_option_is_understood_or_refused_with_a_reason():
     schema, _ = configuration.resolve("squared")
     known = {f"{section}.{field}" if section != "base" else field
-             for section, cls in {**schema, "sweep": sweep.Sweep}.items() for field in cls.__dataclass_fields__}
+             for section, cls in {**schema, "sweep": sweep.Sweep}.items()
+             for field in cls.__dataclass_fields__}
     for old, new in configuration.RENAMED.items():
         assert new.partition("=")[0] in known and old not in known, old
     for old, reason in configuration.REFUSED.items():
@@ -650,7 +688,8 @@ def test_modes_of_the_command_line(monkeypatch, capsys):
     assert first(["train", "snake", "--env.vision", "3"]) == ["train", "snake", "--env.vision", "3"]
     called = []
     monkeypatch.setattr(pufferl, "train", lambda env_name, args: called.append((env_name, args)))
-    options = ["--env", "puffer_snake", "--mode", "train", "--train.learning-rate", "0.001", "--env.vision", "3"]
+    options = ["--env", "puffer_snake", "--mode", "train", "--train.learning-rate", "0.001",
+               "--env.vision", "3"]
     pufferl.main(options)
     env_name, args = called[0]
     assert (env_name, args["train"]["learning_rate"], args["env"]["vision"]) == ("puffer_snake", 0.001, 3)
@@ -663,10 +702,12 @@ def test_modes_of_the_command_line(monkeypatch, capsys):
 
 
 def test_a_search_space_of_bare_names():
-    space = {"learning_rate": [1e-4, 3e-4, 1e-3], "batch_size": [16384, 32768, 65536], "ent_coef": [0.001, 0.01, 0.1],
+    space = {"learning_rate": [1e-4, 3e-4, 1e-3], "batch_size": [16384, 32768, 65536],
+             "ent_coef": [0.001, 0.01, 0.1],
              "clip_coef": [0.1, 0.2, 0.3], "hidden_size": [32, 64]}
     tuner = Protein(env_name="squared", search_space=space, num_trials=100, metric="mean_reward")
-    assert set(tuner.space.names) == {"train.learning_rate", "train.horizon", "train.ent_coef", "train.clip_coef",
+    assert set(tuner.space.names) == {"train.learning_rate", "train.horizon", "train.ent_coef",
+                                      "train.clip_coef",
                                       "policy.hidden_size"}
     assert tuner.suggest()["train.horizon"] in (16, 32, 64)
     assert sweep.settings_of(tuner)[0].metric == "environment/episode_return"
@@ -679,7 +720,8 @@ def test_a_search_space_of_bare_names():
 @pytest.mark.slow
 def test_protein_optimizes(tmp_path):
     fixed = {"train": {"total_timesteps": 30_000}, "env": {"num_envs": 64}}
-    tuner = Protein(env_name="squared", search_space={"learning_rate": [1e-3, 3e-2], "batch_size": [2048, 4096]},
+    tuner = Protein(env_name="squared",
+                    search_space={"learning_rate": [1e-3, 3e-2], "batch_size": [2048, 4096]},
                     num_trials=2, metric="mean_reward", fixed=fixed, logger="none")
     best = tuner.optimize()
     assert best["train.learning_rate"] in (1e-3, 3e-2) and best["train.horizon"] in (32, 64)
@@ -691,7 +733,8 @@ def test_protein_optimizes(tmp_path):
 
 @pytest.fixture(scope="module")
 def example():
-    specification = importlib.util.spec_from_file_location("cleanrl_ppo_atari", ROOT / "examples/cleanrl_ppo_atari.py")
+    specification = importlib.util.spec_from_file_location("cleanrl_ppo_atari",
+                                                           ROOT / "examples/cleanrl_ppo_atari.py")
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module  # dataclasses look for it there
     specification.loader.exec_module(module)
@@ -699,7 +742,8 @@ def example():
 
 
 def test_cleanrls_script_runs(example, capsys):
-    args = example.Args(env="gym/CartPole-v1", total_timesteps=512, num_steps=32, learning_rate=1e-3)
+    args = example.Args(env="gym/CartPole-v1", total_timesteps=512, num_steps=32,
+                        learning_rate=1e-3)
     assert np.mean(example.train(args)) > 5
     assert capsys.readouterr().out.count("steps/s") == 2
 
@@ -711,7 +755,8 @@ def test_cleanrls_script_is_short_and_says_what_differs():
 
 def test_its_network_reads_pictures(example):
     space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    envs = SimpleNamespace(single_observation_space=space, single_action_space=gymnasium.spaces.Discrete(6))
+    envs = SimpleNamespace(single_observation_space=space,
+                           single_action_space=gymnasium.spaces.Discrete(6))
     agent, pictures = example.Agent(envs), torch.zeros(2, 4, 84, 84, dtype=torch.uint8)
     action, logprob, entropy, value = agent.get_action_and_value(pictures)
     assert action.shape == logprob.shape == entropy.shape == (2,) and value.shape == (2, 1)
@@ -719,7 +764,8 @@ def test_its_network_reads_pictures(example):
 
 @pytest.mark.slow
 def test_cleanrls_script_learns(example):
-    args = example.Args(env="gym/CartPole-v1", total_timesteps=80_000, num_steps=64, learning_rate=2.5e-3)
+    args = example.Args(env="gym/CartPole-v1", total_timesteps=80_000, num_steps=64,
+                        learning_rate=2.5e-3)
     returns = example.train(args)
     assert np.mean(returns[-20:]) > 100, "a random policy has 22"
 
@@ -728,5 +774,6 @@ def test_environments_of_families_have_names_here():
     for family, (default, _, special) in pufferlib.FAMILIES.items():
         for name in (default, *special):
             creator = getattr(pufferlib.environments, family).env_creator(name)
-            assert isinstance(creator, environments.GymnasiumCreator | environments.PettingZooCreator
+            assert isinstance(creator,
+                              environments.GymnasiumCreator | environments.PettingZooCreator
                               | environments.FamilyCreator)

@@ -13,7 +13,8 @@ FUZZ = Path(__file__).resolve().parent / "fuzz.py"
 
 def fuzz(*options, timeout):
     """(the last line's figures, all that was said)."""
-    process = subprocess.run([sys.executable, "-u", str(FUZZ), *options], capture_output=True, text=True,
+    process = subprocess.run([sys.executable, "-u", str(FUZZ), *options],
+                             capture_output=True, text=True,
                              timeout=timeout)
     said = process.stdout + process.stderr
     assert process.returncode == 0, said
@@ -25,7 +26,8 @@ KINDS = ["command line", "ini", "checkpoint", "environment", "in C", "messages"]
 
 def test_a_few_made_up_cases():
     """20 seconds of them, the same in every run."""
-    found, said = fuzz("--seconds", "20", "--seed", "1", "--typed", "0.1", "--kind", *KINDS, "--environments",
+    found, said = fuzz("--seconds", "20", "--seed", "1", "--typed", "0.1", "--kind", *KINDS,
+                       "--environments",
                        "squared", "cartpole", "snake", timeout=300)
     assert found["cases"] >= 3 and found["faults"] == 0, said
 
@@ -58,5 +60,6 @@ for expected, run in faults.items():
     *_, wrong = fuzz.case(0, 0, None, patience=2)
     assert str(wrong).startswith(expected), (expected, wrong)
 """
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                             timeout=240)
     assert process.returncode == 0, process.stdout + process.stderr

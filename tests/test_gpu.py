@@ -197,7 +197,8 @@ def cupy_kernel():
 
     def call(numbers, other, times):
         with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            add((-(-N // 128),), (128,), (numbers.data_ptr(), other.data_ptr(), np.int64(N), np.int32(times)))
+            add((-(-N // 128),), (128,),
+                (numbers.data_ptr(), other.data_ptr(), np.int64(N), np.int32(times)))
 
     return call
 

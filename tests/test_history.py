@@ -25,7 +25,8 @@ def leave(folder, name, minutes, scores=SCORES, **train):
                 "performance/uptime": 2.0 * (i + 1)} for i, score in enumerate(scores)]
     path = folder / name / "metrics.jsonl"
     # torn
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"step": 9000000, "environ')
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries)
+                    + '{"step": 9000000, "environ')
     os.utime(path, (time.time() - 60 * minutes,) * 2)
     return folder / name
 
@@ -48,8 +49,10 @@ def call(*words):
 def test_runs_are_listed_the_newest_first_with_what_differs(left, capsys):
     call("runs", "--data-dir", left)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:4]] == ["squared_2-bb", "squared_1-aa", "squared_3-cc"]
-    assert "2m 00s" in lines[1] and "stopped" in lines[1] and "1,200,000" in lines[1] and " 0.25 " in lines[1]
+    assert [line.split()[0] for line in lines[1:4]] == ["squared_2-bb", "squared_1-aa",
+                                                        "squared_3-cc"]
+    assert ("2m 00s" in lines[1] and "stopped" in lines[1] and "1,200,000" in lines[1]
+            and " 0.25 " in lines[1])
     assert lines[1].endswith("learning_rate 0.01"), "and nothing else differs"
     assert "done" in lines[2] and " 0.9 " in lines[2] and lines[2].split()[-1] == "10"
     assert "notes" not in "".join(lines) and str(left / "squared_2-bb") in lines[-1]
@@ -73,11 +76,14 @@ def test_a_run_is_shown_by_any_of_its_names(left, name, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["runs", "show"], "which run"), (["runs", "rm"], "which run"), (["runs", "show", "nothing"], "no folder, no run"),
+    (["runs", "show"], "which run"), (["runs", "rm"], "which run"),
+    (["runs", "show", "nothing"], "no folder, no run"),
     (["runs", "rm", "notes"], "not a run's folder"), (["plot", "squared_3-cc"], "no entry has it"),
-    (["runs", "show", "squared_1-aa", "squared_2-bb"], "which run"), (["runs", "a", "b"], "expected nothing"),
+    (["runs", "show", "squared_1-aa", "squared_2-bb"], "which run"),
+    (["runs", "a", "b"], "expected nothing"),
     (["plot", "aa", "--metric", "loss"], "There are: environment/score, losses/entropy"),
-    (["plot", "aa", "--output", "a.jpg"], r"must end in \.html"), (["plot", "aa", "squared_3-cc"], "squared_3-cc: no"),
+    (["plot", "aa", "--output", "a.jpg"], r"must end in \.html"),
+    (["plot", "aa", "squared_3-cc"], "squared_3-cc: no"),
 ])
 def test_what_cannot_be_is_said(left, words, message):
     with pytest.raises(SystemExit, match=message):
@@ -128,11 +134,14 @@ def test_a_link_and_a_folder_of_runs_stay(left):
 
 def test_curves_are_named_by_what_differs(left, capsys):
     name, drawn = history.curves([history.find(one, left) for one in ("aa", "bb")])
-    assert name == "environment/score" and [curve.y.tolist() for curve in drawn] == [SCORES, [-1.0, 0.25]]
-    assert [curve.label for curve in drawn] == ["squared_1-aa: learning_rate 0.03", "squared_2-bb: learning_rate 0.01"]
+    assert (name == "environment/score"
+            and [curve.y.tolist() for curve in drawn] == [SCORES, [-1.0, 0.25]])
+    assert [curve.label for curve in drawn] == ["squared_1-aa: learning_rate 0.03",
+                                                "squared_2-bb: learning_rate 0.01"]
     call("plot", "aa", "bb", "--data-dir", left)
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "environment/score over steps" and shown[1].split()[0] == "0.9" and "-1 │" in shown[16]
+    assert (shown[0] == "environment/score over steps" and shown[1].split()[0] == "0.9"
+            and "-1 │" in shown[16])
     assert shown[1].endswith("a") and "600,000" in shown[18] and "3,000,000" in shown[18]
     assert any("a squared_1-aa" in line and "(last 0.9, most 0.9)" in line for line in shown)
     call("plot", "aa", "--metric", "entropy", "--x", "seconds", "--data-dir", left)
@@ -147,7 +156,8 @@ def test_a_line_is_drawn_where_its_numbers_are():
     assert text[0].strip() and text[0][4] != " " and text[0][0] == text[0][8] == " "
     assert text[2][0] != " " and text[2][8] != " " and text[2][4] == " "
     flat = history.Curve("", history.np.array([1.0]), history.np.array([5.0]))
-    rows = ["".join(character for character, _ in line).strip() for line in history.draw([flat], 9, 3)[0]]
+    rows = ["".join(character for character, _ in line).strip()
+            for line in history.draw([flat], 9, 3)[0]]
     assert rows[0] and rows[1:] == ["", ""]
 
 

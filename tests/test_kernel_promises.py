@@ -61,37 +61,49 @@ def good_calls():
     batch = {"logprobs": f(T, M), "values": f(T, M), "advantages": f(T, M), "weights": f(M), "valid": byte(T, M),
              "settings": f(7), "grad": f(T, M, A + 1), "new_values": f(T, M), "ratios": f(T, M),
              "sums": double(kernels.SUMS)}
-    advantage = {"values": f(T + 1, N), "rewards": f(T, N), "terminals": byte(T, N), "truncations": byte(T, N),
-                 "bootstraps": f(T, N), "ratios": f(T, N), "valid": byte(T + 1, N), "advantages": f(T, N)}
+    advantage = {"values": f(T + 1, N), "rewards": f(T, N), "terminals": byte(T, N),
+                 "truncations": byte(T, N),
+                 "bootstraps": f(T, N), "ratios": f(T, N), "valid": byte(T + 1, N),
+                 "advantages": f(T, N)}
     discount = {"gamma": 0.9, "gae_lambda": 0.9}
     heads = {"heads": torch.tensor([2, 2])}
     return {
-        "sample": (kernels.sample, {"outputs": f(N, A + 1), "actions": torch.zeros(N, 2, dtype=torch.int32),
-                                    "logprobs": f(N), "values": f(N), **heads, "masks": byte(N, A)},
+        "sample": (kernels.sample,
+                   {"outputs": f(N, A + 1), "actions": torch.zeros(N, 2, dtype=torch.int32),
+                    "logprobs": f(N), "values": f(N), **heads, "masks": byte(N, A)},
                    {"seed": 1, "step": 0}),
-        "sample continuous": (kernels.sample, {"outputs": f(N, A + 1), "actions": f(N, A), "logprobs": f(N),
-                                               "values": f(N), "log_std": f(A)}, {"seed": 1, "step": 0}),
+        "sample continuous": (kernels.sample,
+                              {"outputs": f(N, A + 1), "actions": f(N, A), "logprobs": f(N),
+                               "values": f(N), "log_std": f(A)},
+                              {"seed": 1, "step": 0}),
         "advantage": (kernels.advantage, advantage, discount),
         "advantage columns": (kernels.advantage, {**advantage, "index": index}, discount),
-        "priorities": (kernels.priorities, {"advantages": f(T, N), "valid": byte(T + 1, N), "masses": double(N),
-                                            "index": index}, {"alpha": 0.5}),
-        "draw": (kernels.draw, {"masses": double(N), "cumulative": double(N), "index": torch.zeros(M).long(),
-                                "weights": f(M)}, {"seed": 1, "clock": (0, 0), "beta": 0.5}),
+        "priorities": (kernels.priorities,
+                       {"advantages": f(T, N), "valid": byte(T + 1, N), "masses": double(N),
+                        "index": index}, {"alpha": 0.5}),
+        "draw": (kernels.draw,
+                 {"masses": double(N), "cumulative": double(N), "index": torch.zeros(M).long(),
+                  "weights": f(M)}, {"seed": 1, "clock": (0, 0), "beta": 0.5}),
         "gather": (kernels.gather, {"source": f(T, N, 2), "index": index, "out": f(T, M, 2)}, {}),
-        "write_back": (kernels.write_back, {"index": index, "new_values": drawn(), "new_ratios": drawn(),
-                                            "clock": torch.zeros(2).long(), "values": f(T + 1, N),
-                                            "ratios": f(T, N)}, {}),
-        "mingru_step": (kernels.mingru_step, {"hgp": f(M, 3 * H), "x": f(M, H), "state": f(M, H), "resets": byte(M),
-                                              "valid": byte(M), "out": f(M, H)}, {}),
+        "write_back": (kernels.write_back,
+                       {"index": index, "new_values": drawn(), "new_ratios": drawn(),
+                        "values": f(T + 1, N), "ratios": f(T, N)}, {}),
+        "mingru_step": (kernels.mingru_step,
+                        {"hgp": f(M, 3 * H), "x": f(M, H), "state": f(M, H), "resets": byte(M),
+                         "valid": byte(M), "out": f(M, H)}, {}),
         "mingru_scan": (kernels.mingru_scan, {**scan, "out": f(T, M, H)}, {}),
-        "mingru_scan_grad": (kernels.mingru_scan_grad, {**scan, "grad_out": f(T, M, H), "sums": f(M, 3 * H)}, {}),
-        "ppo_loss": (kernels.ppo_loss, {"outputs": f(T, M, A + 1), "actions": torch.zeros(T, M, 2).int(), **batch,
-                                        **heads, "masks": byte(T, M, A)}, {}),
-        "ppo_loss continuous": (kernels.ppo_loss, {"outputs": f(T, M, A + 1), "actions": f(T, M, A), **batch,
-                                                   "log_std": f(A), "grad_log_std": f(T, M, A),
-                                                   "index": torch.tensor([0, 1, 2, 2])}, {}),
-        "advantage_moments": (kernels.advantage_moments, {"advantages": f(T, N), "valid": byte(T + 1, N),
-                                                          "index": index}, {}),
+        "mingru_scan_grad": (kernels.mingru_scan_grad,
+                             {**scan, "grad_out": f(T, M, H), "sums": f(M, 3 * H)}, {}),
+        "ppo_loss": (kernels.ppo_loss,
+                     {"outputs": f(T, M, A + 1), "actions": torch.zeros(T, M, 2).int(), **batch,
+                      **heads, "masks": byte(T, M, A)}, {}),
+        "ppo_loss continuous": (kernels.ppo_loss,
+                                {"outputs": f(T, M, A + 1), "actions": f(T, M, A), **batch,
+                                 "log_std": f(A), "grad_log_std": f(T, M, A),
+                                 "index": torch.tensor([0, 1, 2, 2])}, {}),
+        "advantage_moments": (kernels.advantage_moments,
+                              {"advantages": f(T, N), "valid": byte(T + 1, N),
+                               "index": index}, {}),
         "normalisation": (kernels.normalisation, {"moments": double(3), "settings": f(7)}, {}),
         "gradient_norm": (kernels.gradient_norm, {"flat": f(9)}, {}),
     }
@@ -99,11 +111,15 @@ def good_calls():
 
 ARGUMENTS = [(call, name) for call, (_, tensors, _) in good_calls().items() for name in tensors]
 # The tensors whose shape says what T, M, H ... are: another one is then found not to fit.
-LEADING = {"sample": {"outputs"}, "advantage": {"rewards", "index"}, "priorities": {"advantages", "index"},
-           "draw": {"masses", "index"}, "gather": {"source", "index", "out"}, "write_back": {"ratios", "index"},
-           "mingru_step": {"x"}, "mingru_scan": {"x", "resets"}, "mingru_scan_grad": {"x", "resets"},
+LEADING = {"sample": {"outputs"}, "advantage": {"rewards", "index"},
+           "priorities": {"advantages", "index"},
+           "draw": {"masses", "index"}, "gather": {"source", "index", "out"},
+           "write_back": {"ratios", "index"},
+           "mingru_step": {"x"}, "mingru_scan": {"x", "resets"},
+           "mingru_scan_grad": {"x", "resets"},
            "ppo_loss": {"outputs", "logprobs", "weights"},
-           "advantage_moments": {"advantages", "index"}, "normalisation": set(), "gradient_norm": {"flat"}}
+           "advantage_moments": {"advantages", "index"}, "normalisation": set(),
+           "gradient_norm": {"flat"}}
 FREE = {("gather", "index"), ("gather", "source"), ("gradient_norm", "flat"), ("advantage", "index"),
         ("priorities", "index"), ("advantage_moments", "index")}  # any length will do
 LONGER = {("mingru_scan", "resets"), ("mingru_scan", "valid"),
@@ -135,9 +151,11 @@ def test_good_calls_are_good(call):
 @pytest.mark.parametrize("call, name", ARGUMENTS)
 def test_wrong_size_is_refused_by_name(call, name, more):
     kernel = call.split()[0]
-    if (kernel, name) in FREE or (more and (kernel, name) in LONGER) or (call, name, more) == ("gather", "out", False):
+    if ((kernel, name) in FREE or (more and (kernel, name) in LONGER)
+            or (call, name, more) == ("gather", "out", False)):
         pytest.skip("that length is right here")
-    with pytest.raises(ValueError, match=kernel if name in LEADING[kernel] else rf"{kernel}: .*\b{name}\b"):
+    with pytest.raises(ValueError,
+                       match=kernel if name in LEADING[kernel] else rf"{kernel}: .*\b{name}\b"):
         call_with(call, name, lambda x: spacious(torch.cat([x, x[-1:]]) if more else x[:-1]))
 
 
@@ -146,7 +164,8 @@ def test_wrong_rank_is_refused_by_name(call, name):
     kernel = call.split()[0]
     if (kernel, name) in {("gather", "source"), ("gather", "out"), ("gradient_norm", "flat")}:
         pytest.skip("any trailing shape is right for gather's source and out together")
-    with pytest.raises(ValueError, match=rf"{kernel}\b.*{name}\b" if name not in LEADING[kernel] else kernel):
+    with pytest.raises(ValueError,
+                       match=rf"{kernel}\b.*{name}\b" if name not in LEADING[kernel] else kernel):
         call_with(call, name, lambda x: x[..., None].contiguous())
 
 
@@ -173,7 +192,8 @@ def test_other_devices_are_refused_by_name():
         kernels.gradient_norm(torch.zeros(3, device="meta"))
 
 
-@pytest.mark.parametrize("call", ["mingru_scan", "mingru_scan_grad", "ppo_loss", "ppo_loss continuous"])
+@pytest.mark.parametrize("call",
+                         ["mingru_scan", "mingru_scan_grad", "ppo_loss", "ppo_loss continuous"])
 @pytest.mark.parametrize("start", [1, -1])
 def test_chunk_outside_the_minibatch_is_refused(call, start):
     function, tensors, options = good_calls()[call]
@@ -184,7 +204,8 @@ def test_chunk_outside_the_minibatch_is_refused(call, start):
 def test_chunk_beyond_the_minibatch_is_refused_though_the_index_is_longer():
     function, tensors, options = good_calls()["ppo_loss"]
     with pytest.raises(ValueError, match="ppo_loss"):
-        function(**{k: spacious(v) for k, v in tensors.items()}, **options, index=torch.arange(4).repeat(2), start=4)
+        function(**{k: spacious(v) for k, v in tensors.items()}, **options,
+                 index=torch.arange(4).repeat(2), start=4)
 
 
 @pytest.mark.parametrize("call", ["sample", "ppo_loss"])
@@ -211,7 +232,8 @@ def test_nan_sample(place, masked):
     outputs[1, place] = NAN
     masks = torch.ones(3, 3, dtype=torch.uint8) if masked else None
     for deterministic in (False, True):
-        actions, logprobs, _ = draw_actions(outputs, heads=[3], masks=masks, deterministic=deterministic)
+        actions, logprobs, _ = draw_actions(outputs, heads=[3], masks=masks,
+                                            deterministic=deterministic)
         assert logprobs.isnan().tolist() == [False, True, False]
         assert actions.min() >= 0 and actions.max() < 3  # the environments must get something legal
     actions, logprobs, _ = draw_actions(outputs, log_std=torch.zeros(3))
@@ -259,20 +281,25 @@ def test_nan_mingru(name, valid):
     assert out[2, 1, 5].isnan() and out[:, [0, 2]].isfinite().all()
     state, step_out = data["states"][2].clone(), torch.zeros(M, H)
     kernels.mingru_step(hgp[2], data["x"][2], state, data["resets"][2], data["valid"][2], step_out)
-    assert torch.equal(step_out.isnan(), out[2].isnan()) and torch.equal(state.isnan(), data["states"][3].isnan())
-    kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], dy,
+    assert (torch.equal(step_out.isnan(), out[2].isnan())
+            and torch.equal(state.isnan(), data["states"][3].isnan()))
+    kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"],
+                             data["valid"], dy,
                              torch.zeros(M, 3 * H))
     assert data["hgp"][2, 1].isnan().any()
     dy = torch.ones(T, M, H)
     dy[3, 0, 7] = NAN
     clean = segments(T, M, H, resets=0.0, live=1.0)
     kernels.mingru_scan(**clean, out=out)
-    kernels.mingru_scan_grad(clean["hgp"], clean["x"], clean["states"], clean["resets"], clean["valid"], dy,
+    kernels.mingru_scan_grad(clean["hgp"], clean["x"], clean["states"], clean["resets"],
+                             clean["valid"], dy,
                              torch.zeros(M, 3 * H))
     assert clean["hgp"][:, 0, [7, H + 7]].isnan().all() and clean["hgp"][3, 0, 2 * H + 7].isnan()
 
 
-@pytest.mark.parametrize("kind", [{"heads": [3, 2]}, {"heads": [3, 2], "masked": True}, {"dims": 2}], ids=str)
+@pytest.mark.parametrize("kind",
+                         [{"heads": [3, 2]}, {"heads": [3, 2], "masked": True}, {"dims": 2}],
+                         ids=str)
 @pytest.mark.parametrize("name", ["logits", "value", "logprobs", "values", "advantages", "weights"])
 def test_nan_ppo_loss(name, kind):
     data = minibatch(4, 5, **kind, live=1.0)
@@ -302,7 +329,8 @@ def test_nan_ppo_loss(name, kind):
 def test_nan_moments_norm_and_muon():
     advantages = torch.zeros(3, 4)
     advantages[1, 2] = NAN
-    moments = kernels.advantage_moments(advantages, torch.ones(4, 4, dtype=torch.uint8), torch.arange(4))
+    moments = kernels.advantage_moments(advantages, torch.ones(4, 4, dtype=torch.uint8),
+                                        torch.arange(4))
     settings = torch.zeros(len(kernels.LOSS_SETTINGS))
     kernels.normalisation(moments, settings)
     assert math.isnan(moments[1]) and settings.isnan().any()
@@ -315,7 +343,8 @@ def test_nan_moments_norm_and_muon():
         before = module.tensors[0].detach().clone()
         module.tensors[0].grad[1, 1] = value
         assert not math.isfinite(optimizer.step(0.1))
-        assert torch.equal(module.tensors[0], before), "an update without a finite gradient must change nothing"
+        assert torch.equal(module.tensors[0], before), (
+            "an update without a finite gradient must change nothing")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -328,7 +357,8 @@ def test_thread_count_changes_no_bit(call, monkeypatch):
     """At sizes that every driver shares out among two threads or more."""
     T, N, H = 17, 1100, 33
     data = {**rollout(T, N), "advantages": poison(T, N)}
-    loss = {kind: minibatch(T, N, **{kind: size}) for kind, size in (("heads", [3, 2]), ("dims", 3))}
+    loss = {kind: minibatch(T, N, **{kind: size})
+            for kind, size in (("heads", [3, 2]), ("dims", 3))}
     flat = torch.randn(150_001, generator=generator())
     run_in_kernels, shares = kernels.run, []
 
@@ -362,11 +392,13 @@ def test_thread_count_changes_no_bit(call, monkeypatch):
                 return [scan["hgp"], dy, sums]
             if call == "mingru_step":
                 state = scan["states"][0].clone()
-                kernels.mingru_step(hgp[0], scan["x"][0], state, scan["resets"][0], scan["valid"][0], out[0])
+                kernels.mingru_step(hgp[0], scan["x"][0], state, scan["resets"][0],
+                                    scan["valid"][0], out[0])
                 return [state, out[0]]
             return [out, scan["states"]]
         if call.startswith("ppo_loss"):
-            return [x for x in fused_loss(loss["dims" if "continuous" in call else "heads"], **COEFFICIENTS)[1:]
+            return [x for x in fused_loss(loss["dims" if "continuous" in call else "heads"],
+                                          **COEFFICIENTS)[1:]
                     if x is not None]
         if call == "advantage_moments":
             return [kernels.advantage_moments(data["rewards"], data["valid"], torch.arange(N))]
@@ -417,7 +449,8 @@ def assembly_of(compiled):
     double scalars to single."""
     (text,) = compiled.inspect_asm().values()
     parts = FUNCTION.split(text)[1:]
-    code = [body for name, body in zip(parts[::2], parts[1::2], strict=True) if "cpython" not in name]
+    code = [body for name, body in zip(parts[::2], parts[1::2], strict=True)
+            if "cpython" not in name]
     assert code
     return "".join(code)
 
@@ -450,12 +483,15 @@ def mingru_grad_loop(x, hgp, state, dy, carry):
             x[i], h[i], g[i], p[i], state[i], True, dy[i], carry[i])
 
 
-def advantage_loop(values, rewards, done, live, ratios, carry, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
+def advantage_loop(values, rewards, done, live, ratios, carry, gamma, gae_lambda, rho_clip, c_clip,
+                   reward_clip):
     n = len(values) // 2
     value, following = values[:n], values[n:]
     for i in range(n):
-        a, v = kernels.advantage_cell(value[i], rewards[i], done[i] != 0, kernels.ZERO, ratios[i], live[i] != 0,
-                                      carry[i], following[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+        a, v = kernels.advantage_cell(value[i], rewards[i], done[i] != 0, kernels.ZERO, ratios[i],
+                                      live[i] != 0,
+                                      carry[i], following[i], gamma, gae_lambda, rho_clip, c_clip,
+                                      reward_clip)
         carry[i] = a
         following[i] = v
 
@@ -482,7 +518,8 @@ def nesterov_loop(gradients, buffers, updates, momentum):
 
 B = numba.uint8[::1]
 LOOPS = {exp_loop: (F, F), sigmoid_loop: (F, F), mingru_loop: (F,) * 4, mingru_grad_loop: (F,) * 5,
-         advantage_loop: (F, F, B, B, F, F, *(f4,) * 5), ppo_loop: (*(F,) * 5, f4), value_loop: (*(F,) * 4, f4),
+         advantage_loop: (F, F, B, B, F, F, *(f4,) * 5), ppo_loop: (*(F,) * 5, f4),
+         value_loop: (*(F,) * 4, f4),
          nesterov_loop: (*(F,) * 3, f4)}
 
 
@@ -517,7 +554,8 @@ DRIVERS = {"_advantage_cpu": "mul", "_mingru_step_cpu": "div", "_mingru_scan_cpu
 @pytest.mark.parametrize("name", DRIVERS)
 def test_cpu_driver_is_vectorised(name):
     """The driver as it runs; compiled anew, since the cache keeps no assembly."""
-    calls = {"_advantage_cpu": "advantage", "_mingru_step_cpu": "mingru_step", "_mingru_scan_cpu": "mingru_scan",
+    calls = {"_advantage_cpu": "advantage", "_mingru_step_cpu": "mingru_step",
+             "_mingru_scan_cpu": "mingru_scan",
              "_mingru_scan_grad_cpu": "mingru_scan_grad"}
     driver = getattr(kernels, name)
     if name in calls:
@@ -604,5 +642,6 @@ def test_muon_keeps_no_memory_and_makes_no_large_block(counting):
         optimizer.step(0.01)
         probe = torch.zeros(20_000)  # 80 kB, which the profile must show
     del probe
-    large = [(event.name, event.cpu_memory_usage) for event in profile.events() if event.self_cpu_memory_usage >= 65536]
+    large = [(event.name, event.cpu_memory_usage) for event in profile.events()
+             if event.self_cpu_memory_usage >= 65536]
     assert len(large) == 1 and large[0][1] == 80_000, f"blocks made: {large}"

@@ -35,7 +35,8 @@ def generator(seed=0):
 
 def poison(*shape, dtype=torch.float32):
     """An output before the call: NaN, or a number that no kernel writes."""
-    return torch.full(shape, NAN if dtype.is_floating_point else -77 if dtype != torch.uint8 else 77, dtype=dtype)
+    return torch.full(shape, NAN if dtype.is_floating_point else -77 if dtype != torch.uint8
+                      else 77, dtype=dtype)
 
 
 def flags(rng, probability, *shape):
@@ -47,11 +48,13 @@ def close(actual, expected, tolerance=1e-5):
     actual, expected = torch.as_tensor(actual).double(), torch.as_tensor(expected).double()
     assert actual.shape == expected.shape
     error = (actual - expected).abs() / (1 + expected.abs())
-    assert actual.numel() == 0 or (error <= tolerance).all(), f"error {error.max():.2e} above {tolerance:.0e}"
+    assert actual.numel() == 0 or (error <= tolerance).all(), (
+        f"error {error.max():.2e} above {tolerance:.0e}")
 
 
 def bits(tensor):
-    return tensor.contiguous().view(torch.uint8).clone() if tensor.dtype.itemsize > 1 else tensor.clone()
+    return (tensor.contiguous().view(torch.uint8).clone() if tensor.dtype.itemsize > 1
+            else tensor.clone())
 
 
 THREAD_COUNTS = (1, 2, 3)
@@ -98,7 +101,8 @@ def test_arena_views_are_aligned_zero_and_in_one_allocation():
         assert not view.any()
         if view.numel():
             assert view.data_ptr() % arena.ALIGNMENT == 0
-            assert end <= view.data_ptr() and view.data_ptr() + view.numel() * dtype.itemsize <= high
+            assert (end <= view.data_ptr()
+                    and view.data_ptr() + view.numel() * dtype.itemsize <= high)
             end = view.data_ptr() + view.numel() * dtype.itemsize
             view.fill_(1)
     assert all((arena[name] == 1).all() for name in specs)  # nobody wrote over anybody
@@ -177,8 +181,10 @@ def test_adopted_lstm_is_one_block_and_trains_as_a_free_one():
         block = [group(p) for p in module.lstm._flat_weights]
         for left, right in itertools.pairwise(block):
             assert left.data_ptr() + left.numel() * 4 == right.data_ptr()
-        assert block[0].data_ptr() % kernels.Arena.ALIGNMENT == 0, "the block itself starts unaligned"
-        assert block[-1].untyped_storage().data_ptr() == block[0].data_ptr(), "cuDNN copies what begins elsewhere"
+        assert block[0].data_ptr() % kernels.Arena.ALIGNMENT == 0, (
+            "the block itself starts unaligned")
+        assert block[-1].untyped_storage().data_ptr() == block[0].data_ptr(), (
+            "cuDNN copies what begins elsewhere")
     x = torch.randn(9, 4, 5)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (free, module)]
     for _ in range(3):
@@ -324,7 +330,8 @@ def draw_actions(outputs, *, heads=None, first_agent=0, step=0, seed=7, **option
     else:
         actions = poison(n, width - 1)
     logprobs, values = poison(n), poison(n)
-    kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step, first_agent=first_agent, heads=heads,
+    kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step,
+                   first_agent=first_agent, heads=heads,
                    **options)
     return actions, logprobs, values
 
@@ -346,15 +353,18 @@ def expected_word(agent, step, head, seed):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("n, heads", [(1, [1]), (3, [2]), (17, [5, 3]), (257, [1, 4, 2]), (65, [33])])
-@pytest.mark.parametrize("seed, step, first_agent", [(0, 0, 0), (2**63 + 9, 2**33 + 5, 4_000_000_000)])
+@pytest.mark.parametrize("n, heads",
+                         [(1, [1]), (3, [2]), (17, [5, 3]), (257, [1, 4, 2]), (65, [33])])
+@pytest.mark.parametrize("seed, step, first_agent",
+                         [(0, 0, 0), (2**63 + 9, 2**33 + 5, 4_000_000_000)])
 def test_sample_discrete(n, heads, masked, seed, step, first_agent):
     rng = generator(n)
     outputs = 2 * torch.randn(n, sum(heads) + 1, generator=rng)
     masks = some_masks(rng, n, heads) if masked else None
     if masked:
         outputs[:, :-1] += 40 * (masks == 0)  # a forbidden action is not to be seen, however likely
-    actions, logprobs, values = draw_actions(outputs, heads=heads, masks=masks, seed=seed, step=step,
+    actions, logprobs, values = draw_actions(outputs, heads=heads, masks=masks,
+                                             seed=seed, step=step,
                                              first_agent=first_agent)
     assert torch.equal(values, outputs[:, -1])
     logp = reference.log_softmax_heads(outputs[:, :-1].double(), heads, masks)
@@ -377,7 +387,8 @@ def test_sample_continuous(n, dims, wide):
     outputs = torch.randn(n, dims + 1, generator=rng)
     log_std = 0.5 * torch.randn(*((n, dims) if wide else (dims,)), generator=rng)
     seed, step, first_agent = 2**40 + 3, 2**34 + 1, 123_456
-    actions, logprobs, values = draw_actions(outputs, log_std=log_std, seed=seed, step=step, first_agent=first_agent)
+    actions, logprobs, values = draw_actions(outputs, log_std=log_std, seed=seed, step=step,
+                                             first_agent=first_agent)
     assert torch.equal(values, outputs[:, -1])
     noise = torch.empty(n, dims, dtype=torch.float64)
     for i in range(n):
@@ -386,7 +397,8 @@ def test_sample_continuous(n, dims, wide):
             u, v = (a >> 8) * 2.0**-24, (b >> 8) * 2.0**-24
             noise[i, j] = math.sqrt(-2 * math.log1p(-u)) * math.cos(2 * math.pi * v)
     close(actions, outputs[:, :-1].double() + log_std.double().exp() * noise, 3e-6)
-    logprob, _ = reference.gaussian_logprob_entropy(outputs[:, :-1].double(), log_std.double(), actions.double())
+    logprob, _ = reference.gaussian_logprob_entropy(outputs[:, :-1].double(), log_std.double(),
+                                                    actions.double())
     close(logprobs, logprob, 1e-5)
 
 
@@ -397,22 +409,26 @@ def test_sample_squashed(n, dims):
     rng, squash, samples = generator(n), bounds(dims), poison(n, dims)
     outputs, log_std = torch.randn(n, dims + 1, generator=rng), 0.5 * torch.randn(dims, generator=rng)
     unbounded, _, _ = draw_actions(outputs, log_std=log_std)
-    actions, logprobs, values = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples)
+    actions, logprobs, values = draw_actions(outputs, log_std=log_std, squash=squash,
+                                             samples=samples)
     assert torch.equal(samples, unbounded) and torch.equal(values, outputs[:, -1])
     close(actions, squash[0] + squash[1] * samples.double().tanh(), 1e-6)
     known = outputs[:, :-1].double(), log_std.double(), samples.double()
     close(logprobs, reference.squashed_logprob_entropy(*known, squash.double())[0], 1e-5)
-    most_likely, _, _ = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples, deterministic=True)
+    most_likely, _, _ = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples,
+                                     deterministic=True)
     close(most_likely, squash[0] + squash[1] * outputs[:, :-1].double().tanh(), 1e-6)
 
 
 @pytest.mark.parametrize("far", [9.0, 60.0, 3e38])
 def test_squashed_far_from_the_middle_stays_finite_and_within_the_bounds(far):
     outputs, samples = torch.tensor([[far, -far, 0.0]]), poison(1, 2)
-    actions, logprobs, _ = draw_actions(outputs, log_std=torch.zeros(2), squash=bounds(2), samples=samples)
+    actions, logprobs, _ = draw_actions(outputs, log_std=torch.zeros(2), squash=bounds(2),
+                                        samples=samples)
     close(actions, torch.tensor([[0.5, -2.0]]), 1e-5)
     if far < 1e30:  # log(1 - tanh² u) is 2 (log 2 - |u|) there
-        expected = reference.gaussian_logprob_entropy(outputs[:, :2].double(), torch.zeros(2), samples.double())[0]
+        expected = reference.gaussian_logprob_entropy(outputs[:, :2].double(), torch.zeros(2),
+                                                      samples.double())[0]
         close(logprobs, expected - (bounds(2)[2] + 2 * (math.log(2) - samples.abs())).sum(-1), 1e-4)
     assert not actions.isnan().any() and not logprobs.isnan().any()
 
@@ -422,14 +438,18 @@ def test_the_entropy_of_squashed_actions_is_minus_the_mean_of_their_log_probabil
     T, N, squash, log_std = 40, 500, bounds(2), torch.tensor([-0.5, 0.4])
     outputs, samples = torch.tensor([0.7, -0.3, 0.0]).repeat(T * N, 1), poison(T * N, 2)
     _, logprobs, _ = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples)
-    data = {"outputs": outputs.view(T, N, 3), "actions": samples.view(T, N, 2), "logprobs": logprobs.view(T, N),
-            "values": torch.zeros(T + 1, N), "advantages": torch.randn(T, N, generator=generator(0)), "index": None,
-            "weights": torch.ones(N), "valid": torch.ones(T + 1, N, dtype=torch.uint8), "log_std": log_std,
+    data = {"outputs": outputs.view(T, N, 3), "actions": samples.view(T, N, 2),
+            "logprobs": logprobs.view(T, N),
+            "values": torch.zeros(T + 1, N),
+            "advantages": torch.randn(T, N, generator=generator(0)), "index": None,
+            "weights": torch.ones(N), "valid": torch.ones(T + 1, N, dtype=torch.uint8),
+            "log_std": log_std,
             "squash": squash}
     torch.manual_seed(0)
     theirs = torch.distributions.TransformedDistribution(
         torch.distributions.Normal(outputs[0, :2], log_std.exp()),
-        [torch.distributions.TanhTransform(cache_size=1), torch.distributions.AffineTransform(squash[0], squash[1])])
+        [torch.distributions.TanhTransform(cache_size=1),
+         torch.distributions.AffineTransform(squash[0], squash[1])])
     expected = -theirs.log_prob(theirs.sample((T * N,))).sum(-1).mean().item()
     assert fused_loss(data, **COEFFICIENTS)[0]["entropy"] == pytest.approx(expected, abs=0.03)
     assert -logprobs.mean().item() == pytest.approx(expected, abs=0.03)
@@ -449,12 +469,14 @@ def test_sample_frequencies_heads_and_steps_are_independent():
     actions, _, _ = draw_actions(outputs, heads=heads, masks=masks, step=10)
     later, _, _ = draw_actions(outputs, heads=heads, masks=masks, step=11)
     other, _, _ = draw_actions(outputs, heads=heads, masks=masks, step=10, seed=8)
-    p0, p1 = (p.exp() for p in reference.log_softmax_heads(row[:-1].double(), heads, masks[0]).split(heads))
+    p0, p1 = (p.exp() for p in reference.log_softmax_heads(row[:-1].double(), heads,
+                                                           masks[0]).split(heads))
     for left, p_left, right, p_right in ((actions[:, 0], p0, actions[:, 1], p1),  # heads
                                          (actions[:, 0], p0, later[:, 0], p0),  # steps
                                          (actions[:-1, 0], p0, actions[1:, 0], p0),  # agents
                                          (actions[:, 1], p1, other[:, 1], p1)):  # seeds
-        joint = torch.bincount(left.long() * len(p_right) + right, minlength=len(p_left) * len(p_right)).double()
+        joint = torch.bincount(left.long() * len(p_right) + right,
+                               minlength=len(p_left) * len(p_right)).double()
         p = torch.outer(p_left, p_right).flatten()
         assert not joint[p == 0].any()
         freedom = int((p > 0).sum()) - 1
@@ -474,7 +496,8 @@ def test_sample_gaussian_moments():
     assert z.pow(3).mean(0).abs().max() < 5 * math.sqrt(15 / n)
     assert (z.pow(4).mean(0) - 3).abs().max() < 5 * math.sqrt(96 / n)
     assert 4 < z.abs().max() < 6.5
-    for a, b in ((z[:, 0], z[:, 1]), (z[:, 1], z[:, 2]), (z[:, 0], noise[1][:, 0]), (z[1:, 0], z[:-1, 0])):
+    for a, b in ((z[:, 0], z[:, 1]), (z[:, 1], z[:, 2]), (z[:, 0], noise[1][:, 0]),
+                 (z[1:, 0], z[:-1, 0])):
         assert (a * b).mean().abs() < 5 / math.sqrt(n)
 
 
@@ -482,7 +505,8 @@ def test_sample_gaussian_moments():
 def test_sample_is_the_same_for_any_split_and_thread_count(kind):
     n, rng = 1003, generator(3)
     outputs = torch.randn(n, 8, generator=rng)
-    options = {"heads": [4, 3]} if kind == "discrete" else {"log_std": torch.randn(7, generator=rng)}
+    options = ({"heads": [4, 3]} if kind == "discrete"
+               else {"log_std": torch.randn(7, generator=rng)})
     masks = some_masks(rng, n, [4, 3]) if kind == "discrete" else None
     whole = [bits(x) for x in draw_actions(outputs, masks=masks, step=5, **options)]
     for count in THREAD_COUNTS:
@@ -500,14 +524,18 @@ def test_sample_deterministic_is_argmax_or_mean():
     masks = some_masks(rng, 257, heads)
     actions, logprobs, _ = draw_actions(outputs, heads=heads, masks=masks, deterministic=True)
     logits = outputs[:, :-1].masked_fill(masks == 0, -math.inf)
-    assert torch.equal(actions.long(), torch.stack([x.argmax(-1) for x in logits.split(heads, -1)], -1))
-    close(logprobs, reference.discrete_logprob_entropy(outputs[:, :-1].double(), actions, heads, masks)[0], 2e-6)
+    assert torch.equal(actions.long(),
+                       torch.stack([x.argmax(-1) for x in logits.split(heads, -1)], -1))
+    close(logprobs,
+          reference.discrete_logprob_entropy(outputs[:, :-1].double(), actions, heads, masks)[0],
+          2e-6)
     tie = torch.zeros(1, 4)
     assert draw_actions(tie, heads=[3], deterministic=True)[0].item() == 0
     log_std = torch.randn(7, generator=rng)
     actions, logprobs, _ = draw_actions(outputs, log_std=log_std, deterministic=True)
     assert torch.equal(actions, outputs[:, :-1])
-    expected = reference.gaussian_logprob_entropy(outputs[:, :-1].double(), log_std.double(), actions.double())[0]
+    expected = reference.gaussian_logprob_entropy(outputs[:, :-1].double(), log_std.double(),
+                                                  actions.double())[0]
     close(logprobs, expected, 1e-5)
 
 
@@ -534,7 +562,8 @@ GAE = {"gamma": 0.97, "gae_lambda": 0.9, "rho_clip": 1.3, "c_clip": 0.9}
 
 def expected_advantage(data, gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=None):
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
-    return reference.advantage(**doubles, gamma=gamma, lam=gae_lambda, rho_clip=rho_clip, c_clip=c_clip,
+    return reference.advantage(**doubles, gamma=gamma, lam=gae_lambda, rho_clip=rho_clip,
+                               c_clip=c_clip,
                                reward_clip=reward_clip)
 
 
@@ -548,7 +577,8 @@ def test_advantage(T, N):
 
 
 @BOUNDED
-@given(T=st.integers(1, 9), N=st.integers(1, 40), seed=st.integers(0, 99), live=st.sampled_from([0.0, 0.5, 1.0]),
+@given(T=st.integers(1, 9), N=st.integers(1, 40), seed=st.integers(0, 99),
+       live=st.sampled_from([0.0, 0.5, 1.0]),
        reward_clip=st.sampled_from([None, 1.0]), rho_clip=st.sampled_from([0.5, 1.0, math.inf]),
        c_clip=st.sampled_from([0.5, 1.0, math.inf]), gamma=st.sampled_from([0.0, 0.99, 1.0]))
 def test_advantage_any_flags(T, N, seed, live, reward_clip, rho_clip, c_clip, gamma):
@@ -608,7 +638,8 @@ def test_draw(N, M):
     masses[:-1:3] = 0
     seed, epoch, minibatch = 2**50 + 1, 3, 2
     index, weights = draw_segments(masses, M, seed=seed, epoch=epoch, minibatch=minibatch)
-    words = [reference.philox4x32((m, epoch, minibatch, 2), (seed & 0xFFFFFFFF, seed >> 32)) for m in range(M)]
+    words = [reference.philox4x32((m, epoch, minibatch, 2), (seed & 0xFFFFFFFF, seed >> 32))
+             for m in range(M)]
     u = torch.tensor([(w[0] * 2**32 + w[1]) * 2.0**-64 for w in words], dtype=torch.float64)
     p = masses / masses.sum()
     assert torch.equal(index, reference.draw(p, u).sort().values)
@@ -618,7 +649,8 @@ def test_draw(N, M):
 
 def test_draw_takes_no_segment_without_a_mass():
     rng = generator(3)
-    masses = torch.rand(5000, generator=rng, dtype=torch.float64) * (torch.rand(5000, generator=rng) < 0.1)
+    masses = torch.rand(5000, generator=rng, dtype=torch.float64) * (torch.rand(5000, generator=rng)
+                                                                     < 0.1)
     masses[-7:] = 0
     index, weights = draw_segments(masses, 4000)
     assert (masses[index] > 0).all() and weights.isfinite().all() and (index.diff() >= 0).all()
@@ -636,7 +668,8 @@ def test_draw_frequencies():
 
 
 @BOUNDED
-@given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 1e300, math.inf, NAN]), min_size=1, max_size=9), st.integers(0, 99))
+@given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 1e300, math.inf, NAN]), min_size=1, max_size=9),
+       st.integers(0, 99))
 def test_draw_stays_in_bounds_whatever_the_masses(masses, seed):
     index, _ = draw_segments(torch.tensor(masses, dtype=torch.float64), 17, seed=seed)
     assert index.min() >= 0 and index.max() < len(masses)
@@ -647,8 +680,10 @@ def test_draw_stays_in_bounds_whatever_the_masses(masses, seed):
 
 @pytest.mark.parametrize("source_dtype, dtype", [
     (torch.float32, torch.float32), (torch.uint8, torch.uint8), (torch.int32, torch.int32),
-    *((dtype, torch.float32) for dtype in (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16,
-                                           torch.uint32, torch.int32, torch.uint64, torch.int64, torch.float64)),
+    *((dtype, torch.float32) for dtype in (torch.bool, torch.uint8, torch.int8, torch.uint16,
+                                           torch.int16,
+                                           torch.uint32, torch.int32, torch.uint64, torch.int64,
+                                           torch.float64)),
     (torch.uint8, torch.bfloat16), (torch.uint16, torch.bfloat16)])
 @pytest.mark.parametrize("tail", [(), (1,), (3, 17)])
 def test_gather(tail, source_dtype, dtype):
@@ -679,7 +714,8 @@ def test_gather_normalises(tail, source_dtype, dtype):
 
 def test_gather_errors():
     source, index = torch.zeros(4, 6, 2), torch.arange(6)
-    for out, start in ((torch.zeros(5, 3, 2), 0), (torch.zeros(4, 3, 3), 0), (torch.zeros(4, 3, 2), 4)):
+    for out, start in ((torch.zeros(5, 3, 2), 0), (torch.zeros(4, 3, 3), 0),
+                       (torch.zeros(4, 3, 2), 4)):
         with pytest.raises(ValueError, match="gather"):
             kernels.gather(source, index, out, start=start)
     for dtype in (torch.float16, torch.bfloat16):
@@ -708,9 +744,11 @@ def test_write_back(N):
 def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0):
     rng = generator(seed)
     columns = columns or M
-    return {"hgp": 2 * torch.randn(T, M, 3 * H, generator=rng), "x": torch.randn(T, M, H, generator=rng),
+    return {"hgp": 2 * torch.randn(T, M, 3 * H, generator=rng),
+            "x": torch.randn(T, M, H, generator=rng),
             "states": torch.cat([torch.randn(1, M, H, generator=rng), poison(T, M, H)]),
-            "resets": flags(rng, resets, T + rows, columns), "valid": flags(rng, live, T + rows, columns)}
+            "resets": flags(rng, resets, T + rows, columns),
+            "valid": flags(rng, live, T + rows, columns)}
 
 
 def check_mingru(T, M, H, seed=0, start=0, columns=None, resets=0.2, live=0.8, drawn=False):
@@ -735,21 +773,24 @@ def check_mingru(T, M, H, seed=0, start=0, columns=None, resets=0.2, live=0.8, d
     close(data["states"][1:], states, 2e-6)
     expected.backward(dy.double())
     dhgp, dx, sums = data["hgp"].clone(), dy.clone(), poison(M, 3 * H)
-    kernels.mingru_scan_grad(dhgp, data["x"], data["states"], data["resets"], data["valid"], dx, sums, **where)
+    kernels.mingru_scan_grad(dhgp, data["x"], data["states"], data["resets"], data["valid"], dx,
+                             sums, **where)
     close(dhgp, hgp.grad, 1e-5)
     close(sums, hgp.grad.sum(0), 1e-5)
     close(dx, x.grad, 1e-5)
 
 
-@pytest.mark.parametrize("T, M, H", [(1, 1, 1), (3, 17, 3), (17, 3, 65), (64, 5, 64), (9, 65, 17), (2, 257, 1),
-                                     (65, 1, 257)])
+@pytest.mark.parametrize("T, M, H",
+                         [(1, 1, 1), (3, 17, 3), (17, 3, 65), (64, 5, 64), (9, 65, 17), (2, 257, 1),
+                          (65, 1, 257)])
 def test_mingru_scan_and_every_gradient(T, M, H):
     check_mingru(T, M, H)
 
 
 @BOUNDED
 @given(T=st.integers(1, 8), M=st.integers(1, 9), H=st.integers(1, 35), start=st.integers(0, 4),
-       extra=st.integers(0, 3), resets=st.sampled_from([0.0, 0.3, 1.0]), live=st.sampled_from([0.0, 0.6, 1.0]),
+       extra=st.integers(0, 3), resets=st.sampled_from([0.0, 0.3, 1.0]),
+       live=st.sampled_from([0.0, 0.6, 1.0]),
        drawn=st.booleans(), seed=st.integers(0, 99))
 def test_mingru_scan_any_flags(T, M, H, start, extra, resets, live, drawn, seed):
     check_mingru(T, M, H, seed, start, start + M + extra, resets, live, drawn)
@@ -774,7 +815,8 @@ def test_mingru_step(M, H):
     state, out = data["states"][0].clone(), poison(M, H)
     expected, states = reference.mingru_layer(
         data["x"].double(), data["hgp"].double(), state.double(), data["resets"], data["valid"])
-    kernels.mingru_step(data["hgp"][0], data["x"][0], state, data["resets"][0], data["valid"][0], out)
+    kernels.mingru_step(data["hgp"][0], data["x"][0], state, data["resets"][0],
+                        data["valid"][0], out)
     close(out, expected[0], 2e-6)
     close(state, states[0], 2e-6)
 
@@ -783,7 +825,8 @@ def test_mingru_step(M, H):
 def test_mingru_in_bfloat16(T, M, H):
     """The same as in float32 from the rounded inputs, but for the rounding of what is written."""
     rng = generator(H)
-    hgp, x, grad_out = (torch.randn(T, M, width, generator=rng).bfloat16() for width in (3 * H, H, H))
+    hgp, x, grad_out = (torch.randn(T, M, width, generator=rng).bfloat16()
+                        for width in (3 * H, H, H))
     resets, valid, states = flags(rng, 0.2, T, M), flags(rng, 0.8, T, M), torch.randn(T + 1, M, H, generator=rng)
     results = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -804,7 +847,8 @@ def test_mingru_extreme_gates_stay_finite():
     data = segments(4, 3, 5)
     data["hgp"] *= 1e4
     out = poison(4, 3, 5)
-    expected, _ = reference.mingru_layer(data["x"].double(), data["hgp"].double(), data["states"][0].double(),
+    expected, _ = reference.mingru_layer(data["x"].double(), data["hgp"].double(),
+                                         data["states"][0].double(),
                                          data["resets"], data["valid"])
     kernels.mingru_scan(**data, out=out)
     close(out / 5e4, expected / 5e4, 1e-6)
@@ -824,7 +868,8 @@ def bounds(dims):
     return models.squash(torch.nn.Identity(), space).action_squash
 
 
-def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None, wide=False,
+def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4,
+              N=None, wide=False,
               squash=False):
     """Inputs of one loss over B segments, which are columns `index` of a rollout of N (all in
     order if N is None); at least one step is valid. `wide`: the log-std has a row for every
@@ -836,7 +881,8 @@ def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, sp
     outputs = torch.randn(T, N, width, generator=rng)
     # row T is not looked at
     data = {"values": torch.cat([torch.randn(T, N, generator=rng), poison(1, N)]),
-            "advantages": 2 * torch.randn(T, N, generator=rng) + 0.3, "weights": torch.rand(B, generator=rng) + 0.5,
+            "advantages": 2 * torch.randn(T, N, generator=rng) + 0.3,
+            "weights": torch.rand(B, generator=rng) + 0.5,
             "valid": flags(rng, live, T + 1, N), "index": index}
     data["valid"][T // 2, N // 2 if index is None else index[B // 2]] = 1
     if heads:
@@ -881,8 +927,10 @@ def expected_loss(data, **coefficients):
         rows = log_std[on]
     loss = reference.ppo_loss(
         outputs[..., :-1], outputs[..., -1],
-        *(drawn(data, name) for name in ("actions", "logprobs", "values", "advantages")), data["weights"].double(),
-        drawn(data, "valid"), **coefficients, heads=data["heads"].tolist() if "heads" in data else None, log_std=rows,
+        *(drawn(data, name) for name in ("actions", "logprobs", "values", "advantages")),
+        data["weights"].double(),
+        drawn(data, "valid"), **coefficients,
+        heads=data["heads"].tolist() if "heads" in data else None, log_std=rows,
         mask=drawn(data, "masks") if "masks" in data else None,
         squash=data["squash"].double() if "squash" in data else None)
     loss["loss"].backward()
@@ -897,10 +945,14 @@ def loss_settings(data, clip_coef, vf_coef, vf_clip_coef, ent_coef):
     return settings
 
 
-def run_loss(data, settings_, outputs, grad, new_values, ratios, sums, grad_log_std=None, start=0, log_std=None):
-    batch = [data[name] for name in ("actions", "logprobs", "values", "advantages", "weights", "valid")]
-    kernels.ppo_loss(outputs, *batch, settings_, grad, new_values, ratios, sums, heads=data.get("heads"),
-                     log_std=log_std, grad_log_std=grad_log_std, masks=data.get("masks"), squash=data.get("squash"),
+def run_loss(data, settings_, outputs, grad, new_values, ratios, sums, grad_log_std=None, start=0,
+             log_std=None):
+    batch = [data[name]
+             for name in ("actions", "logprobs", "values", "advantages", "weights", "valid")]
+    kernels.ppo_loss(outputs, *batch, settings_, grad, new_values, ratios, sums,
+                     heads=data.get("heads"),
+                     log_std=log_std, grad_log_std=grad_log_std, masks=data.get("masks"),
+                     squash=data.get("squash"),
                      index=data["index"], start=start)
 
 
@@ -919,7 +971,8 @@ def fused_loss(data, chunks=None, **coefficients):
         log_std = data.get("log_std")
         if continuous and log_std.ndim > 1:
             log_std = log_std[:, here].contiguous()
-        run_loss(data, settings_, data["outputs"][:, here].contiguous(), grad, new_values, ratios, sums, grad_log_std,
+        run_loss(data, settings_, data["outputs"][:, here].contiguous(), grad, new_values, ratios,
+                 sums, grad_log_std,
                  start, log_std)
         grads.append(grad)
         spreads.append(grad_log_std)
@@ -963,7 +1016,8 @@ def test_a_draw_tells_of_a_nan_whatever_beta_is():
         masses = torch.ones(8, dtype=torch.float64)
         masses[6] = broken
         index, weights = torch.zeros(4, dtype=torch.int64), torch.zeros(4)
-        kernels.draw(masses, torch.zeros(8, dtype=torch.float64), index, weights, seed=1, clock=(0, 0), beta=0.0)
+        kernels.draw(masses, torch.zeros(8, dtype=torch.float64), index, weights, seed=1,
+                     clock=(0, 0), beta=0.0)
         assert weights.isnan().all() and ((index >= 0) & (index < 8)).all()
 
 
@@ -1016,12 +1070,14 @@ def test_ppo_loss_of_drawn_segments(T, B, N, kind):
 
 
 @BOUNDED
-@given(T=st.integers(1, 6), B=st.integers(1, 8), N=st.sampled_from([None, 5]), kind=st.sampled_from(KINDS),
+@given(T=st.integers(1, 6), B=st.integers(1, 8), N=st.sampled_from([None, 5]),
+       kind=st.sampled_from(KINDS),
        seed=st.integers(0, 999),
        live=st.sampled_from([0.0, 0.5, 1.0]), clip_coef=st.sampled_from([0.0, 0.1, 0.67]),
        vf_clip_coef=st.sampled_from([0.05, 10.0]), ent_coef=st.sampled_from([0.0, 0.5]))
 def test_ppo_loss_any_settings(T, B, N, kind, seed, live, clip_coef, vf_clip_coef, ent_coef):
-    check_loss(minibatch(T, B, **kind, N=N, seed=seed, live=live), clip_coef=clip_coef, vf_clip_coef=vf_clip_coef,
+    check_loss(minibatch(T, B, **kind, N=N, seed=seed, live=live), clip_coef=clip_coef,
+               vf_clip_coef=vf_clip_coef,
                ent_coef=ent_coef)
 
 
@@ -1057,7 +1113,8 @@ def test_ppo_loss_writes_only_its_chunk():
     data = minibatch(3, 8, heads=[3])
     new_values, ratios = poison(3, 8), poison(3, 8)
     sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
-    run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"][:, 2:5].contiguous(), poison(3, 3, 4),
+    run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"][:, 2:5].contiguous(),
+             poison(3, 3, 4),
              new_values, ratios, sums, start=2)
     for written in (new_values, ratios):
         assert written[:, 2:5].isfinite().all()
@@ -1069,7 +1126,8 @@ def test_ppo_loss_sums_are_added_to():
     data = minibatch(3, 4, dims=2)
     once = fused_loss(data, **COEFFICIENTS)[-1]
     sums = once.clone()
-    run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"], poison(3, 4, 3), poison(3, 4), poison(3, 4),
+    run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"], poison(3, 4, 3),
+             poison(3, 4), poison(3, 4),
              sums, poison(3, 4, 2), log_std=data["log_std"])
     close(sums, 2 * once, 1e-12)
 
@@ -1103,7 +1161,9 @@ def test_advantage_moments_and_normalisation(N):
     index = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(N, (11,), generator=rng)])
     chosen = advantages[:, index].double()[valid[:-1, index] != 0]
     moments = kernels.advantage_moments(advantages, valid, index)
-    close(moments, torch.stack([torch.tensor(len(chosen)).double(), chosen.sum(), chosen.square().sum()]), 1e-12)
+    close(moments,
+          torch.stack([torch.tensor(len(chosen)).double(), chosen.sum(), chosen.square().sum()]),
+          1e-12)
     settings = torch.full((len(kernels.LOSS_SETTINGS),), 7.0)
     kernels.normalisation(moments, settings)
     mean, scale, row_scale = settings[:3].double()
@@ -1117,7 +1177,8 @@ def test_advantage_moments_and_normalisation(N):
     assert settings.isfinite().all()
 
 
-@pytest.mark.parametrize("n, columns", [(1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33)])
+@pytest.mark.parametrize("n, columns",
+                         [(1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_add_rows(n, columns, dtype):
     """To what is there, or in its place, whatever it was."""
@@ -1139,10 +1200,12 @@ class Weights(torch.nn.Module):
     def __init__(self, shapes, seed=0):
         super().__init__()
         rng = generator(seed)
-        self.tensors = torch.nn.ParameterList([torch.randn(shape, generator=rng) for shape in shapes])
+        self.tensors = torch.nn.ParameterList([torch.randn(shape, generator=rng)
+                                               for shape in shapes])
 
 
-SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4), (192, 64), (65, 118), (1,)]
+SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4), (192, 64),
+          (65, 118), (1,)]
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
@@ -1150,7 +1213,8 @@ SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9
 @pytest.mark.parametrize("momentum, weight_decay", [(0.95, 0.1), (0.0, 0.0)])
 def test_muon(momentum, weight_decay, max_grad_norm, together):
     module = Weights(SHAPES)
-    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, momentum, weight_decay, max_grad_norm, together))
+    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, momentum, weight_decay,
+                                                              max_grad_norm, together))
     expected = [p.detach().double() for p in module.parameters()]
     momenta, rng = [torch.zeros_like(p) for p in expected], generator(1)
     for step in range(4):
@@ -1162,9 +1226,11 @@ def test_muon(momentum, weight_decay, max_grad_norm, together):
         before, old = [p.detach().double() for p in module.parameters()], expected
         norm = optimizer.step(0.02)
         doubles = [g.double() for g in grads]
-        expected, momenta = reference.muon_step(expected, doubles, momenta, 0.02, momentum, weight_decay,
+        expected, momenta = reference.muon_step(expected, doubles, momenta, 0.02, momentum,
+                                                weight_decay,
                                                 torch.tensor(max_grad_norm, dtype=torch.float64))
-        assert norm == pytest.approx(torch.cat([g.flatten() for g in doubles]).norm().item(), rel=1e-6)
+        assert norm == pytest.approx(torch.cat([g.flatten() for g in doubles]).norm().item(),
+                                     rel=1e-6)
         for p, start, was, now, m, name in zip(module.parameters(), before, old, expected, momenta,
                                                dict(module.named_parameters()), strict=True):
             delta, change = p.detach().double() - start, now - was
@@ -1178,7 +1244,8 @@ def test_muon(momentum, weight_decay, max_grad_norm, together):
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
 def test_muon_leaves_what_is_frozen(together):
     """Weights and momentum, bit for bit, and the others as if the frozen were not there."""
-    frozen, grads = [0, 2, 3, 9, 11], [torch.randn(shape, generator=generator(7)) for shape in SHAPES]
+    frozen, grads = [0, 2, 3, 9, 11], [torch.randn(shape, generator=generator(7))
+                                       for shape in SHAPES]
     names = [f"policy.tensors.{i}" for i in frozen]
     rest = [i for i in range(len(SHAPES)) if i not in frozen]
     few = Weights([SHAPES[i] for i in rest])
@@ -1201,16 +1268,19 @@ def test_muon_leaves_what_is_frozen(together):
             other.step(0.02)
 
     optimizer.freeze(names)
-    before = [(module.tensors[i].clone(), arena[f"momentum/policy.tensors.{i}"].clone()) for i in frozen]
+    before = [(module.tensors[i].clone(), arena[f"momentum/policy.tensors.{i}"].clone())
+              for i in frozen]
     for _ in range(3):
         step(False)
     for i, (weight, momentum) in zip(frozen, before, strict=True):
-        assert torch.equal(module.tensors[i], weight) and torch.equal(arena[f"momentum/policy.tensors.{i}"], momentum)
+        assert (torch.equal(module.tensors[i], weight)
+                and torch.equal(arena[f"momentum/policy.tensors.{i}"], momentum))
     for i, parameter in zip(rest, few.parameters(), strict=True):
         close(module.tensors[i].detach(), parameter.detach(), 1e-5)
     optimizer.freeze([])
     step(True)
-    assert all(not torch.equal(module.tensors[i], weight) for i, (weight, _) in zip(frozen, before, strict=True))
+    assert all(not torch.equal(module.tensors[i], weight)
+               for i, (weight, _) in zip(frozen, before, strict=True))
 
 
 def test_muon_matrix_step_within_1e_5_of_the_reference():
@@ -1230,7 +1300,8 @@ def test_muon_matrix_step_within_1e_5_of_the_reference():
 
 def test_muon_puts_small_matrices_together():
     """In few groups, none of which is large where its members are small; each matrix once."""
-    shapes = [(64, 118), (192, 64), (192, 64), (4, 64), (512, 3000), (600, 512), (3, 40_000), (512, 3000)]
+    shapes = [(64, 118), (192, 64), (192, 64), (4, 64), (512, 3000), (600, 512), (3, 40_000),
+              (512, 3000)]
     _, optimizer = adopted(Weights(shapes), lambda a: kernels.Muon(a, together=True))
     groups = {shape: len(members) for shape, members in optimizer._shapes.items()}
     assert groups == {(512, 3000): 2, (512, 600): 1, (3, 40_000): 1, (64, 192): 4}
@@ -1281,7 +1352,8 @@ def test_muon_against_torch(monkeypatch):
     shapes = [(64, 118), (192, 64), (40, 64), (17, 17)]
     module, theirs = Weights(shapes), Weights(shapes)
     _, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.1, 1e9))
-    other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, momentum=0.9, nesterov=True,
+    other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, momentum=0.9,
+                             nesterov=True,
                              ns_coefficients=triple, ns_steps=5, adjust_lr_fn="original")
     rng = generator(2)
     for _ in range(4):

@@ -27,7 +27,8 @@ BOX = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
 
 def environment(action_space=DISCRETE, inputs=5):
     return SimpleNamespace(
-        single_observation_space=gymnasium.spaces.Box(-9, 9, (inputs,), np.float32), single_action_space=action_space
+        single_observation_space=gymnasium.spaces.Box(-9, 9, (inputs,), np.float32),
+        single_action_space=action_space
     )
 
 
@@ -64,7 +65,8 @@ def test_bfloat16_is_near_float32(engine, layers):
         network = sample(engine, policy, 16, 8, precision)
         outputs.append(network.forward(observations, initial, resets, valid).clone())
         network.backward(grad)
-        gradients.append({name: parameter.grad.flatten().clone() for name, parameter in policy.named_parameters()})
+        gradients.append({name: parameter.grad.flatten().clone()
+                          for name, parameter in policy.named_parameters()})
         steps.append(network.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
     scale = outputs[0].abs().max()
     assert (outputs[1] - outputs[0]).abs().max() < 0.02 * scale and not torch.equal(*outputs)
@@ -86,7 +88,9 @@ def test_forward_and_backward_equal_autograd(engine, space, layers, hidden):
     initial = torch.randn(layers, 4, hidden)
     found = network.forward(observations, initial, resets, valid)
 
-    outputs, log_std = models.join_outputs(*policy(observations, {"mingru": initial, "resets": resets, "valid": valid}))
+    outputs, log_std = models.join_outputs(*policy(observations,
+                                                   {"mingru": initial, "resets": resets,
+                                                    "valid": valid}))
     torch.testing.assert_close(found, outputs, atol=1e-6, rtol=1e-5)
 
     leaves, grads = [outputs], [torch.randn_like(outputs)]
@@ -96,7 +100,8 @@ def test_forward_and_backward_equal_autograd(engine, space, layers, hidden):
     expected = torch.autograd.grad(leaves, list(policy.parameters()), grads)
     network.backward(*grads)
     for (name, parameter), gradient in zip(policy.named_parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4,
+                                   msg=lambda m, n=name: f"{n}: {m}")
 
 
 @both
@@ -131,7 +136,8 @@ def test_plain_mingru_layer_equals_the_reference():
     observations, resets, valid = segment(inputs=7)
     hgp, state = torch.randn(11, 6, 21), torch.randn(6, 7)
     out, final = models.mingru_layer(observations, hgp, state, resets, valid)
-    expected, states = reference.mingru_layer(observations.double(), hgp.double(), state.double(), resets, valid)
+    expected, states = reference.mingru_layer(observations.double(), hgp.double(), state.double(),
+                                              resets, valid)
     torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(final.double(), states[-1], atol=1e-6, rtol=1e-5)
 
@@ -140,7 +146,8 @@ def wrapped(kind, space=DISCRETE):
     torch.manual_seed(0)
     env = environment(space)
     inner = models.FeedForward(env, hidden_size=16)
-    wrapper = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper, "mingru": models.MinGRUWrapper}[kind]
+    wrapper = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper,
+               "mingru": models.MinGRUWrapper}[kind]
     return wrapper(env, inner, hidden_size=16, num_layers=2)
 
 
@@ -169,9 +176,11 @@ def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
     resets.zero_()
     valid.fill_(1)
     resets[5] = 1
-    late, _ = models.join_outputs(*policy(observations, {**policy.initial_state(6), "resets": resets, "valid": valid}))
+    late, _ = models.join_outputs(*policy(observations, {**policy.initial_state(6),
+                                                         "resets": resets, "valid": valid}))
     fresh, _ = models.join_outputs(
-        *policy(observations[5:], {**policy.initial_state(6), "resets": resets[5:], "valid": valid[5:]})
+        *policy(observations[5:],
+                {**policy.initial_state(6), "resets": resets[5:], "valid": valid[5:]})
     )
     torch.testing.assert_close(late[5:], fresh, atol=1e-5, rtol=1e-4)
 
@@ -203,8 +212,10 @@ def test_to_find_out_the_form_of_a_network_leaves_no_trace():
     policy.drop.eval()
     before, random = {name: tensor.clone() for name, tensor in policy.state_dict().items()}, torch.get_rng_state()
     models.find_form(policy, env.single_observation_space)
-    assert policy.takes_batches and all(torch.equal(before[name], now) for name, now in policy.state_dict().items())
-    assert torch.equal(random, torch.get_rng_state()) and policy.norm.training and not policy.drop.training
+    assert policy.takes_batches and all(torch.equal(before[name], now)
+                                        for name, now in policy.state_dict().items())
+    assert (torch.equal(random, torch.get_rng_state()) and policy.norm.training
+            and not policy.drop.training)
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
@@ -215,7 +226,8 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
     out, _ = gru(x, state, resets, valid)
     first = torch.autograd.grad(out.square().sum(), gru.parameters(), retain_graph=True)
     second = torch.autograd.grad(out.square().sum(), gru.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)) and first[0].abs().sum() > 0
+    assert (all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+            and first[0].abs().sum() > 0)
 
 
 def test_mingru_wrapper_gradients_go_through_the_fused_scan():
@@ -231,7 +243,8 @@ def test_mingru_wrapper_gradients_go_through_the_fused_scan():
     weights = [x, *policy.rnn.parameters()]
     grad = torch.randn_like(out)
     for ours, expected in zip(
-        torch.autograd.grad(out, weights, grad), torch.autograd.grad(plain, weights, grad), strict=True
+        torch.autograd.grad(out, weights, grad),
+        torch.autograd.grad(plain, weights, grad), strict=True
     ):
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
 
@@ -258,7 +271,8 @@ def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
     else:
         heads = logits if isinstance(logits, list) else [logits]
         expected = sum(
-            head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0] for i, head in enumerate(heads)
+            head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0]
+            for i, head in enumerate(heads)
         )
         sizes = [head.shape[-1] for head in heads]
         assert abs(logprobs.mean().item() + sum(math.log(n) for n in sizes)) < 0.1
@@ -273,11 +287,13 @@ def test_unsupported_action_space_is_named():
 def board(actions, hidden_size=8, shape=(3, 6, 7)):
     torch.manual_seed(0)
     space = gymnasium.spaces.Box(0, 1, shape, np.uint8)
-    env = SimpleNamespace(single_observation_space=space, single_action_space=gymnasium.spaces.Discrete(actions))
+    env = SimpleNamespace(single_observation_space=space,
+                          single_action_space=gymnasium.spaces.Discrete(actions))
     return models.Board(env, hidden_size=hidden_size)
 
 
-@pytest.mark.parametrize("actions", [42, 43, 45, 7], ids=["cells", "and a pass", "and more", "columns"])
+@pytest.mark.parametrize("actions", [42, 43, 45, 7],
+                         ids=["cells", "and a pass", "and more", "columns"])
 def test_board_forward_equals_forward_eval_and_every_weight_learns(actions):
     policy, observations = board(actions), torch.randint(0, 2, (4, 5, 3, 6, 7), dtype=torch.uint8)
     logits, value = policy(observations)
@@ -292,7 +308,8 @@ def test_board_forward_equals_forward_eval_and_every_weight_learns(actions):
 
 def test_board_reads_every_cell_alike():
     """A pattern moved by a cell moves its logits by a cell, where no edge is in sight."""
-    policy, pattern = board(100, shape=(3, 10, 10)), torch.randint(0, 2, (3, 3, 3), dtype=torch.uint8)
+    policy, pattern = board(100, shape=(3, 10, 10)), torch.randint(0, 2, (3, 3, 3),
+                                                                   dtype=torch.uint8)
     planes = torch.zeros(2, 3, 10, 10, dtype=torch.uint8)
     planes[0, :, 3:6, 3:6] = planes[1, :, 4:7, 3:6] = pattern
     logits, _ = policy.forward_eval(planes)
@@ -303,7 +320,8 @@ def test_board_reads_every_cell_alike():
 
 def test_board_says_what_it_cannot_read():
     space = gymnasium.spaces.Box(0, 1, (3, 6, 7), np.uint8)
-    for wrong in (environment(), SimpleNamespace(single_observation_space=space, single_action_space=BOX)):
+    for wrong in (environment(),
+                  SimpleNamespace(single_observation_space=space, single_action_space=BOX)):
         with pytest.raises(TypeError, match=r"Board reads planes .* take policy.name default"):
             models.Board(wrong)
 
@@ -316,7 +334,8 @@ def image(*shape):
     return gymnasium.spaces.Box(0, 255, shape, np.uint8)
 
 
-@pytest.mark.parametrize(("shape", "high"), [((4, 84, 84), 255), ((64, 64, 3), 255), ((7, 7, 3), 10)])
+@pytest.mark.parametrize(("shape", "high"),
+                         [((4, 84, 84), 255), ((64, 64, 3), 255), ((7, 7, 3), 10)])
 def test_impala_forward_equals_forward_eval_and_every_weight_learns(shape, high):
     torch.manual_seed(0)
     policy = models.Impala(seen(image(*shape)), hidden_size=32)
@@ -325,7 +344,8 @@ def test_impala_forward_equals_forward_eval_and_every_weight_learns(shape, high)
     assert logits.shape == (2, 3, 3) and value.shape == (2, 3, 1)
     assert logits.softmax(-1).amax() < 0.45, "the first policy is near uniform"
     for t in range(2):
-        torch.testing.assert_close(policy.forward_eval(observations[t]), (logits[t], value[t]), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(policy.forward_eval(observations[t]), (logits[t], value[t]),
+                                   atol=1e-5, rtol=1e-4)
     (logits.log_softmax(-1)[..., -1].sum() + value.sum()).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
 
@@ -351,7 +371,8 @@ def test_impala_is_the_network_of_the_paper():
 
 
 def test_impala_reads_the_image_of_a_dict_and_needs_one():
-    space = gymnasium.spaces.Dict({"camera": image(48, 48, 3), "speed": gymnasium.spaces.Box(-1, 1, (2,), np.float32)})
+    space = gymnasium.spaces.Dict({"camera": image(48, 48, 3),
+                                   "speed": gymnasium.spaces.Box(-1, 1, (2,), np.float32)})
     env = seen(models.emulation.FlatObservation(space).flat_space)
     env.env_single_observation_space = space
     policy = models.Impala(env, hidden_size=16, normalize=True)
@@ -408,24 +429,34 @@ def nothing(env):
 
 @pytest.mark.parametrize(("name", "options", "text"), [
     ("NoValue", (), r"NoValue.forward must return \(logits, value\), got a Tensor \(\d+, 2\)"),
-    ("Three", (), r"Three.forward must return \(logits, value\), got 3: Tensor \(\d+, 2\), .*, NoneType"),
+    ("Three", (),
+     r"Three.forward must return \(logits, value\), got 3: Tensor \(\d+, 2\), .*, NoneType"),
     ("NoValueInASstep", (), r"forward_eval must return \(logits, value\), got a Tensor \(\d+, 2\)"),
-    ("NoValue", ("--rnn.name", "lstm"), "NoValue has no encode_observations and no decode_actions: LSTMWrapper puts"),
-    ("NoValue", ("--rnn.name", "mingru"), "NoValue has no encode_observations and no decode_actions: MinGRUWrapper"),
-    ("Few", (), "Few returns 1 logits for an observation; these environments want 2: take the number from env.single"),
-    ("Gaussian", (), "Gaussian returns a Normal, which is for continuous actions; .* a choice of 2, so return logits"),
-    ("NoBatch", (), r"logits and value are \(2,\) and \(\d+, 1\), expected \(\d+, actions\) and \(\d+, 1\)"),
-    ("TwoValues", (), r"logits and value are \(\d+, 2\) and \(\d+, 2\), expected \(\d+, actions\) and \(\d+, 1\)"),
+    ("NoValue", ("--rnn.name", "lstm"),
+     "NoValue has no encode_observations and no decode_actions: LSTMWrapper puts"),
+    ("NoValue", ("--rnn.name", "mingru"),
+     "NoValue has no encode_observations and no decode_actions: MinGRUWrapper"),
+    ("Few", (), "Few returns 1 logits for an observation; these environments want 2: take the "
+     "number from env.single"),
+    ("Gaussian", (), "Gaussian returns a Normal, which is for continuous actions; .* a choice of "
+     "2, so return logits"),
+    ("NoBatch", (),
+     r"logits and value are \(2,\) and \(\d+, 1\), expected \(\d+, actions\) and \(\d+, 1\)"),
+    ("TwoValues", (),
+     r"logits and value are \(\d+, 2\) and \(\d+, 2\), expected \(\d+, actions\) and \(\d+, 1\)"),
     ("NoArgs", (), r"is called with \(env\), but takes \(\)"),
     ("NoEnv", (), r"is called with \(env, hidden_size\), but takes \(hidden_size\)"),
     ("nothing", (), "must make a torch.nn.Module, it made a int"),
     ("NoVale", (), "has no NoVale; it has NoValue, Three, "),
-    ("", (), r"policy.name = .*wrong.py: say what in that file, .*wrong.py:NAME; it has NoValue, Three, "),
+    ("", (),
+     r"policy.name = .*wrong.py: say what in that file, .*wrong.py:NAME; it has NoValue, Three, "),
 ])
 def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, options, text):
     (tmp_path / "wrong.py").write_text(WRONG)
-    args = pufferl.load_config("cartpole", ["--env.num-envs", "64", "--data-dir", str(tmp_path), "--policy.name",
-                                            f"{tmp_path}/wrong.py" + f":{name}" * bool(name), *options])
+    args = pufferl.load_config("cartpole", ["--env.num-envs", "64", "--data-dir", str(tmp_path),
+                                            "--policy.name",
+                                            f"{tmp_path}/wrong.py" + f":{name}" * bool(name),
+                                            *options])
     with pytest.raises((configuration.ConfigError, models.NetworkFault), match=text) as error:
         pufferl.train("cartpole", args)
     assert configuration.in_words(error.value) == str(error.value)
@@ -439,5 +470,6 @@ def test_logits_are_held_to_the_actions():
         models.check_logits(None, outputs, None, [2, 3], 2)
     with pytest.raises(models.NetworkFault, match=r"returns 4 means .* want 3"):
         models.check_logits(None, outputs, torch.zeros(3, 4), None, 3)
-    with pytest.raises(models.NetworkFault, match=r"returns logits, which are for choices; .* want 4 continuous"):
+    with pytest.raises(models.NetworkFault,
+                       match=r"returns logits, which are for choices; .* want 4 continuous"):
         models.check_logits(None, outputs, None, None, 4)

@@ -49,7 +49,8 @@ def test_unknown_environment_names_the_nearest():
         ("breakout", {"frameskip": 0}, ValueError, "frameskip must lie within"),
         ("breakout", {"max_ball_speed": 2000.0}, ValueError, "at most 512"),
         ("breakout", {"ball_speed": float("nan")}, TypeError, "ball_speed must be a finite number"),
-        ("breakout", {"ball_speed": -1e300}, TypeError, "ball_speed must be a finite number of 32 bits"),
+        ("breakout", {"ball_speed": -1e300}, TypeError,
+         "ball_speed must be a finite number of 32 bits"),
         ("cartpole", {"max_steps": 0}, ValueError, "max_steps"),
         ("memory", {"cues": 1}, ValueError, "cues must lie within"),
         ("squared", {"distance": 2**31}, TypeError, "32 bits"),
@@ -99,7 +100,8 @@ def test_addresses_are_those_of_step_and_reset():
     by_address.envs.load(Vector("breakout", 3).envs.save())
     library, envs = by_name.envs.library, by_address.envs
     signature = ctypes.CFUNCTYPE(None, ocean.POINTER, ocean.INT, ocean.INT, ocean.POINTER)
-    for address, call in ((library.reset_address, by_name.envs.reset), (library.step_address, by_name.envs.step)):
+    for address, call in ((library.reset_address, by_name.envs.reset),
+                          (library.step_address, by_name.envs.step)):
         call(by_name.rows)
         signature(address)(envs.address, 0, 3, by_address.rows.ctypes.data)
         assert np.array_equal(by_name.observations, by_address.observations)
@@ -116,7 +118,8 @@ def test_closed_environments_cannot_be_used():
     envs = (vector := Vector("snake", 2)).envs
     saved = envs.save()
     envs.close()
-    for call in (lambda: envs.step(vector.rows), envs.save, lambda: envs.load(saved), envs.render, envs.log):
+    for call in (lambda: envs.step(vector.rows), envs.save, lambda: envs.load(saved),
+                 envs.render, envs.log):
         with pytest.raises(RuntimeError, match="snake: these environments are closed"):
             call()
 
@@ -137,7 +140,8 @@ def test_forgotten_environments_are_freed(monkeypatch):
 
 
 @settings(max_examples=50)
-@given(st.integers(1, 6), st.integers(0, 2**32), st.lists(st.integers(0, 4), min_size=1, max_size=60))
+@given(st.integers(1, 6), st.integers(0, 2**32),
+       st.lists(st.integers(0, 4), min_size=1, max_size=60))
 def test_squared_rules(distance, seed, moves):
     vector = Vector("squared", 1, {"distance": distance}, seed=seed)
     side, tick, at = 2 * distance + 1, 0, None
@@ -149,7 +153,8 @@ def test_squared_rules(distance, seed, moves):
             assert 0 in target or side - 1 in target
             at, tick = [distance, distance], 0
         else:
-            assert np.argwhere(grid == 1).tolist() == [at] and np.argwhere(grid == 2).tolist() == [target]
+            assert (np.argwhere(grid == 1).tolist() == [at]
+                    and np.argwhere(grid == 2).tolist() == [target])
         assert np.count_nonzero(grid) == 2
         if move is None:
             continue
@@ -164,7 +169,8 @@ def test_squared_rules(distance, seed, moves):
         assert (vector.terminals[0], vector.truncations[0]) == (over, 0)
         if over:
             log = vector.envs.log()
-            assert log == {"perf": won, "score": 1 if won else -1, "episode_return": 1 if won else -1,
+            assert log == {"perf": won, "score": 1 if won else -1,
+                           "episode_return": 1 if won else -1,
                            "episode_length": tick, "n": 1}
             at = None
 
@@ -226,7 +232,8 @@ def test_cartpole_truncates_at_500_with_the_final_observation():
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 20), st.integers(2, 6), st.integers(0, 2**32), st.randoms(use_true_random=False))
+@given(st.integers(1, 20), st.integers(2, 6), st.integers(0, 2**32),
+       st.randoms(use_true_random=False))
 def test_memory_rules(length, cues, seed, random):
     vector = Vector("memory", 1, {"length": length, "cues": cues}, seed=seed)
     for _ in range(3):
@@ -255,7 +262,8 @@ def test_target_rules():
     """Positions are recovered from the differences that are observed; rewards
     follow from distances."""
     radius, patience, agents, goals = 60.0, 40, 3, 2
-    vector = Vector("target", 16, {"num_agents": agents, "num_goals": goals, "radius": radius, "patience": patience,
+    vector = Vector("target", 16, {"num_agents": agents, "num_goals": goals, "radius": radius,
+                                   "patience": patience,
                                     "max_speed": 4.0})
     rng, idle = np.random.default_rng(5), np.zeros(48, int)
     moved_as_told, scored, respawned = [], 0, 0
@@ -273,7 +281,8 @@ def test_target_rules():
         np.testing.assert_allclose(np.hypot(*heading.T), 1, atol=1e-5)
         was, now, final = (seen[:, : 2 * goals].reshape(-1, goals, 2) * 1080
                            for seen in (before, vector.observations, vector.final_observations))
-        assert (np.diff(np.hypot(*np.moveaxis(now, -1, 0))) >= -1e-3).all(), "the nearest goal comes first"
+        assert (np.diff(np.hypot(*np.moveaxis(now, -1, 0))) >= -1e-3).all(), (
+            "the nearest goal comes first")
         # Where no goal of the plane moved, an agent's motion shows in the middle of the goals:
         # speed along the heading.
         unmoved = ~hit.reshape(-1, agents).any(axis=1).repeat(agents)
@@ -300,7 +309,8 @@ def test_target_log_rises_with_skill():
             if policy == "greedy":
                 goal = vector.observations[:, :2]
                 cosine, sine = vector.observations[:, -3:-1].T
-                angle = np.arctan2(cosine * goal[:, 1] - sine * goal[:, 0], cosine * goal[:, 0] + sine * goal[:, 1])
+                angle = np.arctan2(cosine * goal[:, 1] - sine * goal[:, 0],
+                                   cosine * goal[:, 0] + sine * goal[:, 1])
                 vector.actions[:, 0] = np.clip(np.round(angle / 0.05), -4, 4) + 4
                 vector.actions[:, 1] = np.where(np.abs(angle) < 0.6, 4, 1)
             elif policy == "still":
@@ -391,7 +401,8 @@ def test_breakout_is_won_by_following_the_ball():
         assert (game.score - score == game.rewards)[same].all()
         assert game.depth_in_bricks() < 1e-2
         # The second wall comes with a strike of the paddle, when the first is cleared.
-        assert (score[refilled] == 432).all() and (vy[refilled] > 0).all() and (game.vy[refilled] < 0).all()
+        assert ((score[refilled] == 432).all() and (vy[refilled] > 0).all()
+                and (game.vy[refilled] < 0).all())
         seen_second_wall += refilled.sum()
         # The ball comes off the paddle at no more than 45 degrees.
         struck = same & (vy > 0) & (game.vy < 0) & (y > 200)
@@ -427,7 +438,8 @@ def test_breakout_ends_after_the_balls_in_reserve():
         assert (game.paddle_width[lost] == 62).all() and (game.speed[lost] == 0).all()
         reserves += reserve[over].tolist()
         episodes += over.sum()
-        assert (game.score[over] == 0).all() and game.bricks[over].all() and (game.reserve[over] == 5).all()
+        assert ((game.score[over] == 0).all() and game.bricks[over].all()
+                and (game.reserve[over] == 5).all())
     assert episodes > 8 and set(reserves) == {0}
     assert game.envs.log()["n"] == episodes
 
@@ -443,7 +455,8 @@ def test_breakout_time_does_not_depend_on_ticks():
     rng = np.random.default_rng(0)
     steps = parted = 0
     for seed in range(100):
-        options = {"ball_speed": rng.uniform(64, 512), "max_ball_speed": 512.0, "paddle_width": rng.uniform(100, 576)}
+        options = {"ball_speed": rng.uniform(64, 512), "max_ball_speed": 512.0,
+                   "paddle_width": rng.uniform(100, 576)}
         coarse = Vector("breakout", 1, {**options, "frameskip": 60}, seed=seed)
         fine = Vector("breakout", 1, {**options, "frameskip": 1}, seed=seed)
         for action in rng.integers(0, 3, 6):
@@ -482,15 +495,18 @@ def test_a_long_step_of_breakout_misses_no_brick():
         fewer += (coarse.rewards < total)[same].sum()
         more += (coarse.rewards > total)[same].sum()
         same &= (coarse.observations[:, 10:] == fine.observations[:, 10:]).all(axis=1)
-    assert more > 200 and fewer < 1.5 * more, f"{fewer} steps brought less in one piece, {more} more"
+    assert more > 200 and fewer < 1.5 * more, (
+        f"{fewer} steps brought less in one piece, {more} more")
 
 
 @settings(max_examples=25)
 @given(
-    frameskip=st.integers(1, 60), speed=st.floats(32, 512), paddle_speed=st.floats(0, 100000), seed=st.integers(0, 99)
+    frameskip=st.integers(1, 60), speed=st.floats(32, 512), paddle_speed=st.floats(0, 100000),
+    seed=st.integers(0, 99)
 )
 def test_breakout_ball_stays_in_the_field_and_out_of_bricks(frameskip, speed, paddle_speed, seed):
-    game = Breakout(8, frameskip=frameskip, ball_speed=speed, max_ball_speed=512.0, paddle_speed=paddle_speed,
+    game = Breakout(8, frameskip=frameskip, ball_speed=speed, max_ball_speed=512.0,
+                    paddle_speed=paddle_speed,
                     paddle_width=576.0)
     rng = np.random.default_rng(seed)
     for _ in range(150):
@@ -579,16 +595,19 @@ def test_own_environment_with_dead_agents_masks_and_heap(tmp_path):
     assert envs.observation_dtype == np.int16 and envs.observation_shape == (2, 1)
     assert vector.valid.tolist() == [0, 0, 1, 0] and vector.masks.tolist() == [[0, 1, 0, 1, 0]] * 4
     vector.step([[2, 0], [0, 1], [1, 0], [2, 1]])
-    assert vector.observations[:, 0, 0].tolist() == [2, -1, 1, 1] and vector.observations[:, 1, 0].tolist() == [1] * 4
+    assert (vector.observations[:, 0, 0].tolist() == [2, -1, 1, 1]
+            and vector.observations[:, 1, 0].tolist() == [1] * 4)
     assert vector.valid.tolist() == [1, 1, 0, 1] and vector.masks.tolist() == [[1, 0, 1, 0, 1]] * 4
     assert (vector.rewards == 0.5).all()
     saved = envs.save()
     vector.step()
     envs.load(saved)
     vector.step([[0, 0]] * 4)
-    assert vector.observations[:, 0, 0].tolist() == [2, -1, 1, 1] and vector.observations[:, 1, 0].tolist() == [2] * 4
+    assert (vector.observations[:, 0, 0].tolist() == [2, -1, 1, 1]
+            and vector.observations[:, 1, 0].tolist() == [2] * 4)
     # The log is part of the saved state: two steps of two environments remain of three.
-    assert envs.log() == {"perf": 0, "score": 0, "episode_return": 0, "episode_length": 0, "own": 3, "n": 4}
+    assert envs.log() == {"perf": 0, "score": 0, "episode_return": 0, "episode_length": 0,
+                          "own": 3, "n": 4}
     vector.check_guards()
     envs.close()
     with pytest.raises(ValueError, match=r"own \(environment 1\): agents must be 1 or more"):
@@ -632,31 +651,38 @@ def test_a_header_may_leave_out_all_that_is_optional(tmp_path):
     vector = Vector(library.header, 1)
     for _ in range(4):
         vector.step([1])
-    assert vector.envs.log() == {"perf": 0.25, "score": 7, "episode_return": 4, "episode_length": 2, "n": 2}
+    assert vector.envs.log() == {"perf": 0.25, "score": 7, "episode_return": 4,
+                                 "episode_length": 2, "n": 2}
     vector.envs.close()
 
 
 def test_a_header_declares_its_keys_and_its_speed(tmp_path):
-    library = load_small(tmp_path, "#define OWN_LOG(X) X(hits)", "#define BY_TURNS", "#define CLICK_COLUMNS 3",
+    library = load_small(tmp_path, "#define OWN_LOG(X) X(hits)", "#define BY_TURNS",
+                         "#define CLICK_COLUMNS 3",
                          "#define KEYS(KEY) KEY(0, X, FIRE) KEY(0, 7, HOLD) \\",
                          "    KEY(0, REST, HOLD) KEY(0, LEFT, 2) KEY(1, A, 0)")
     assert library.by_turns and library.fps == 10 and library.log_fields[-1] == "hits"
     keys, columns = library.create(1).keys()
-    assert columns == 3 and keys == [(0, 0, "REST", 0), (0, ord("X"), "X", 1), (0, ord("7"), "7", 0)]
+    assert columns == 3 and keys == [(0, 0, "REST", 0), (0, ord("X"), "X", 1),
+                                     (0, ord("7"), "7", 0)]
     assert load_small(tmp_path, "#define FPS 50").fps == 50
 
 
 def test_keys_of_our_environments():
     def keys(name, **settings):
-        return [(head, name, value) for head, _, name, value in ocean.load(name).create(1, settings=settings).keys()[0]]
+        return [(head, name, value)
+                for head, _, name, value in ocean.load(name).create(1, settings=settings).keys()[0]]
 
     assert keys("breakout") == [(0, "LEFT", 1), (0, "RIGHT", 2)]
     assert keys("breakout", continuous=True)[:2] == [(0, "LEFT", -1), (0, "RIGHT", 1)]
     assert keys("target")[:2] == [(0, "REST", 4), (1, "REST", 1)], "what holds at rest comes first"
     assert keys("drone")[0] == (3, "LEFT", -1)
-    assert keys("memory", cues=3) == [(0, "0", 0), (0, "1", 1), (0, "2", 2)], "there are no more actions"
-    assert keys("go", size=9) == [(0, "P", 81)] and ocean.load("go").create(1, settings={"size": 9}).keys()[1] == 9
-    assert len(keys("nmmo3")) == 42 and ocean.load("squared").by_turns and ocean.load("snake").fps == 8
+    assert keys("memory", cues=3) == [(0, "0", 0), (0, "1", 1), (0, "2", 2)], (
+        "there are no more actions")
+    assert (keys("go", size=9) == [(0, "P", 81)]
+            and ocean.load("go").create(1, settings={"size": 9}).keys()[1] == 9)
+    assert (len(keys("nmmo3")) == 42 and ocean.load("squared").by_turns
+            and ocean.load("snake").fps == 8)
 
 
 def test_random_integers_have_no_bias(tmp_path):
@@ -677,7 +703,8 @@ def test_an_edited_header_is_loaded_anew(tmp_path):
     assert ocean.load(str(header)) is before and stat.S_IMODE(before.path.stat().st_mode) == 0o755
     header.write_text(OWN.replace('"size")', r'"a \"size\", C:\\,\n" "or two")'))
     after = ocean.load(str(header))
-    assert after.settings_help["step"] == 'a "size", C:\\,\nor two' and before.settings_help["step"] == "size"
+    assert (after.settings_help["step"] == 'a "size", C:\\,\nor two'
+            and before.settings_help["step"] == "size")
 
 
 def test_compiler_message_is_shown(tmp_path):
@@ -707,11 +734,13 @@ def test_two_processes_compile_at_once(tmp_path):
 
 def test_cache_elsewhere_and_no_compiler(tmp_path):
     copy_ocean(tmp_path)
-    (tmp_path / "ocean" / ".build").write_text("a file in the way stands for a tree that cannot be written")
+    (tmp_path / "ocean" / ".build").write_text("a file in the way stands for a tree that "
+                                               "cannot be written")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import ocean; print(ocean.load('squared').path)"
     path = run_python(code, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert path.startswith(str(tmp_path / "cache" / "ocean" / "squared-"))
-    message = code.replace("print(", "\ntry: print(").replace(".path)", ".path)\nexcept RuntimeError as e: print(e)")
+    message = code.replace("print(", "\ntry: print(").replace(".path)", ".path)\nexcept "
+                                                              "RuntimeError as e: print(e)")
     assert "install gcc or clang" in run_python(message, PATH=str(tmp_path), CC="")
 
 
@@ -772,7 +801,8 @@ def test_drawing_beside_pygame(order):
     """Both wheels bring an SDL of their own, which must not take the other's functions."""
     pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
     pytest.importorskip("pygame", reason="needs pygame, of the extras")
-    assert "both" in run_python(BESIDE_PYGAME, *order.split(), SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
+    assert "both" in run_python(BESIDE_PYGAME, *order.split(), SDL_VIDEODRIVER="dummy",
+                                SDL_AUDIODRIVER="dummy")
 
 
 def test_training_needs_no_raylib():

@@ -39,7 +39,8 @@ def test_all_is_written_and_nothing_else(name, options):
         truncated += cut.sum()
         finals = vector.final_observations
         assert ((finals[cut] >= space.low) & (finals[cut] <= space.high)).all()
-        assert (finals[~cut].view(np.uint8) == 0xFF).all(), "a final observation without a truncation"
+        assert (finals[~cut].view(np.uint8) == 0xFF).all(), (
+            "a final observation without a truncation")
         assert (vector.valid == 1).all() or vector.envs.has_valid
         if vector.masks is not None:
             first = 0
@@ -62,7 +63,8 @@ def test_same_trajectories_however_split(name, options):
     parts = [Vector(name, 1, options, seed=5), Vector(name, more, options, seed=5, first_env=1)]
     other = Vector(name, more + 1, options, seed=6)
     agents = parts[0].envs.num_agents
-    rng, differs = np.random.default_rng(2), not np.array_equal(whole.observations, other.observations)
+    rng, differs = np.random.default_rng(2), not np.array_equal(whole.observations,
+                                                                other.observations)
     for _ in range(200):
         whole.random_actions(rng)
         ranged.actions[:] = other.actions[:] = whole.actions
@@ -70,7 +72,8 @@ def test_same_trajectories_however_split(name, options):
         for vector in (whole, other, *parts):
             vector.step()
         spans = ((0, 1), (1, more + 1))
-        threads = [threading.Thread(target=ranged.envs.step, args=(ranged.rows, *span)) for span in spans]
+        threads = [threading.Thread(target=ranged.envs.step, args=(ranged.rows, *span))
+                   for span in spans]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -56,8 +56,10 @@ def test_pong_ball_and_points():
         after = vector.observations.astype(np.float64)
         _, _, new_x, new_y = pong_positions(after)
         point = vector.rewards != 0
-        assert np.array_equal(np.rint((after - before)[:, 6] * 21)[point], vector.rewards[point] == 1)
-        assert np.array_equal(np.rint((after - before)[:, 7] * 21)[point], vector.rewards[point] == -1)
+        assert np.array_equal(np.rint((after - before)[:, 6] * 21)[point],
+                              vector.rewards[point] == 1)
+        assert np.array_equal(np.rint((after - before)[:, 7] * 21)[point],
+                              vector.rewards[point] == -1)
         # A new ball flies towards who lost the point, from the middle.
         assert np.array_equal(np.sign(after[point, 4]), -vector.rewards[point])
         np.testing.assert_allclose(new_x[point], 313, atol=1e-3)
@@ -67,11 +69,13 @@ def test_pong_ball_and_points():
         np.testing.assert_allclose((new_x - x)[flies & (new_x < 626) & (new_x > 0) & (x > 0) & (x < 626)],
                                    (before[:, 4] * 14)[flies & (new_x < 626) & (new_x > 0) & (x > 0) & (x < 626)],
                                    atol=1e-3)
-        np.testing.assert_allclose(np.hypot(after[:, 4], after[:, 5])[flies] * 14, speed[flies], atol=1e-4)
+        np.testing.assert_allclose(np.hypot(after[:, 4], after[:, 5])[flies] * 14,
+                                   speed[flies], atol=1e-4)
         struck = ~point & turned
         np.testing.assert_allclose(np.hypot(after[:, 4], after[:, 5])[struck] * 14,
                                    np.minimum(speed[struck] + 0.5, 14), atol=1e-4)
-        assert (np.abs(after[struck, 5]) <= np.abs(after[struck, 4]) * np.tan(np.pi / 3) * 1.001).all()
+        assert (np.abs(after[struck, 5]) <= np.abs(after[struck, 4]) * np.tan(np.pi / 3)
+                * 1.001).all()
         assert (new_y >= 0).all() and (new_y <= 466).all()
         points, strikes = points + point.sum(), strikes + struck.sum()
         bounces += (flies & (np.sign(after[:, 5]) != np.sign(before[:, 5]))).sum()
@@ -83,7 +87,8 @@ def test_pong_ball_and_points():
 
 def test_snake_alone_eats_grows_and_dies():
     """One snake in a small field, its body followed cell by cell."""
-    options = {"num_agents": 1, "width": 8, "height": 6, "vision": 8, "num_food": 4, "max_length": 4, "corpses": False}
+    options = {"num_agents": 1, "width": 8, "height": 6, "vision": 8, "num_food": 4,
+               "max_length": 4, "corpses": False}
     vector, rng = Vector("snake", 1, options, seed=3), np.random.default_rng(2)
     steps = {0: (-1, 0), 1: (1, 0), 2: (0, -1), 3: (0, 1)}
     deaths = eaten = full = 0
@@ -106,7 +111,8 @@ def test_snake_alone_eats_grows_and_dies():
         tail = body[-1]
         next_cell = (head[0] + way[0], head[1] + way[1])
         grows = food and len(body) < 4
-        blocked = planes[1][row, column] == 1 and not (next_cell == tail and not grows and len(body) > 1)
+        blocked = planes[1][row, column] == 1 and not (next_cell == tail and not grows
+                                                       and len(body) > 1)
         vector.step(action)
         assert vector.terminals[0] == blocked
         if blocked:
@@ -119,13 +125,15 @@ def test_snake_alone_eats_grows_and_dies():
         assert vector.rewards[0] == pytest.approx(0.1 if food else 0)
         body = [next_cell, *body] if grows else [next_cell, *body[:-1]]
         eaten, full = eaten + food, full + (len(body) == 4)
-        own = {(r - 8 + body[0][0], c - 8 + body[0][1]) for r, c in np.argwhere(vector.observations[0][2])}
+        own = {(r - 8 + body[0][0], c - 8 + body[0][1])
+               for r, c in np.argwhere(vector.observations[0][2])}
         assert own == set(body) and origin == (0, 0)
     assert deaths > 100 and eaten > 100 and full > 0
 
 
 def test_snakes_leave_corpses():
-    options = {"num_agents": 20, "width": 24, "height": 20, "vision": 24, "num_food": 30, "reward_corpse": 0.5}
+    options = {"num_agents": 20, "width": 24, "height": 20, "vision": 24, "num_food": 30,
+               "reward_corpse": 0.5}
     vector, rng = Vector("snake", 1, options), np.random.default_rng(3)
     starved, most, rewards = Vector("snake", 4, {**options, "patience": 10}), 0, set()
     for _ in range(1500):
@@ -139,7 +147,8 @@ def test_snakes_leave_corpses():
         most = max(most, food)
         rewards |= set(vector.rewards.tolist())
         assert (planes[:, 0].sum(axis=(1, 2)) == food).all(), "all see the same field"
-        assert (planes[:, 3].sum(axis=(1, 2)) == 19).all() and (planes[:, 1] & planes[:, 0]).sum() == 0
+        assert ((planes[:, 3].sum(axis=(1, 2)) == 19).all()
+                and (planes[:, 1] & planes[:, 0]).sum() == 0)
         assert ((vector.rewards == -1) == (vector.terminals == 1)).all()
     assert 30 < most < 100 and rewards == {-1, 0, np.float32(0.1), 0.5}
     assert vector.envs.log()["score"] < starved.envs.log()["score"] * 2
@@ -173,7 +182,8 @@ def test_freeway_shows_the_lanes_around_the_chicken():
 
 @pytest.mark.parametrize("level", range(8))
 def test_freeway_crossings_and_hits(level):
-    vector = Vector("freeway", 16, {"level": level, "seconds": 40.0, "hard": level % 2 == 1}, seed=4)
+    vector = Vector("freeway", 16,
+                    {"level": level, "seconds": 40.0, "hard": level % 2 == 1}, seed=4)
     crossed = hits = 0
     for t in range(600):
         before = vector.observations.astype(np.float64)
@@ -184,7 +194,8 @@ def test_freeway_crossings_and_hits(level):
         arrived, hit = vector.rewards == 1, (after[:, 1] == 1) & (before[:, 1] == 0)
         walks = ~arrived & ~hit & (before[:, 1] == 0) & (after[:, 1] == 0) & ~over
         np.testing.assert_allclose(up[walks], 3.6 * 4 / 60, atol=1e-4)
-        assert (up[hit] < (0.01 if level % 2 else 0)).all() and (after[arrived & ~hit, 0] * 11 < 0.25).all()
+        assert (up[hit] < (0.01 if level % 2 else 0)).all() and (after[arrived & ~hit, 0] * 11
+                                                                 < 0.25).all()
         if level % 2:
             assert (after[hit, 0] == 0).all()
         crossed, hits = crossed + arrived.sum(), hits + hit.sum()
@@ -208,7 +219,8 @@ def test_freeway_looking_out_pays():
                 ahead = cars[:, 1:] / 2 + np.array(times)[:, None, None] * cars[:, :1]
                 return (np.abs(ahead) < 0.06).any(axis=(0, 2)) & (lane >= 0) & (lane <= 9)
 
-            here, there = danger(now, (0, 0.1)), danger(np.floor(o[:, 0] * 11 - 0.1).astype(int), (0, 0.1, 0.2, 0.3))
+            here, there = danger(now, (0, 0.1)), danger(np.floor(o[:, 0] * 11 - 0.1).astype(int),
+                                                        (0, 0.1, 0.2, 0.3))
             vector.step(np.where(~there if careful else True, 1, np.where(here, 2, 0)))
         logs.append(vector.envs.log())
     assert logs[1]["hits"] < logs[0]["hits"] / 2 and logs[1]["score"] > logs[0]["score"] + 3
@@ -296,7 +308,8 @@ class Asteroids(Vector):
 
 def test_asteroids_start_and_flight():
     game = Asteroids(8, saucer_seconds=1e6)
-    assert (np.count_nonzero(game.rocks[..., 4], axis=1) == 4).all() and (game.rocks[:, :4, 4] == 1).all()
+    assert ((np.count_nonzero(game.rocks[..., 4], axis=1) == 4).all()
+            and (game.rocks[:, :4, 4] == 1).all())
     assert game.there.all() and not game.observations[:, :2].any()
     game.step(np.tile([0, 1, 0], (8, 1)))
     drag = 1 - 0.4 / 60
@@ -306,7 +319,8 @@ def test_asteroids_start_and_flight():
     for _ in range(5):
         # to the right by 20 * 0.075 rad: the speed shows on the left
         game.step(np.tile([2, 0, 0], (8, 1)))
-    heading = game.observations[:, :2] / np.linalg.norm(game.observations[:, :2], axis=1, keepdims=True)
+    heading = game.observations[:, :2] / np.linalg.norm(game.observations[:, :2], axis=1,
+                                                        keepdims=True)
     np.testing.assert_allclose(np.arctan2(heading[:, 1], heading[:, 0]), -20 * 4.5 / 60, atol=1e-3)
 
 
@@ -332,7 +346,8 @@ def test_asteroids_points_and_splits():
         total += points
         # A large rock that breaks leaves two of middle size, as far as the ten nearest show it.
         one = (points == 20) & ((before > 0).sum(axis=1) <= 8) & (game.terminals == 0) & there
-        large = (np.abs(before - 1) < 0.01).sum(axis=1) - (np.abs(game.rocks[..., 4] - 1) < 0.01).sum(axis=1)
+        large = (np.abs(before - 1) < 0.01).sum(axis=1) - (np.abs(game.rocks[..., 4] - 1)
+                                                           < 0.01).sum(axis=1)
         middle = (np.abs(game.rocks[..., 4] - 2 / 3) < 0.01).sum(axis=1) - (np.abs(before - 2 / 3) < 0.01).sum(axis=1)
         assert (large[one] == 1).all() and (middle[one] == 2).all()
         splits += one.sum()
@@ -416,7 +431,8 @@ def test_tetris_moves_turns_holds_and_drops():
     for _ in range(12):
         game.step(1)
     moved = game.parts[1]
-    assert moved[:, 0].any() and moved.sum() == 4 and moved.any(axis=0).sum() == left.any(axis=0).sum()
+    assert (moved[:, 0].any() and moved.sum() == 4
+            and moved.any(axis=0).sum() == left.any(axis=0).sum())
     piece = which[0].argmax()
     game.step(7)
     _, _, which, flags = game.parts
@@ -475,7 +491,8 @@ def test_tetris_placements():
     """Every action brings the piece's leftmost cell to its column, or as far as the wall lets it,
     and drops it; what it leads to was seen before."""
     game, seen, pieces, lines = Tetris(placements=True, seed=16, height=40), set(), 0, 0
-    turned = {name: [np.rot90(np.array([list(map(int, row)) for row in rows]), -k) for k in range(4)]
+    turned = {name: [np.rot90(np.array([list(map(int, row)) for row in rows]), -k)
+                     for k in range(4)]
               for name, rows in SHAPES.items()}
     rng = np.random.default_rng(2)
     for _ in range(3000):
@@ -501,9 +518,11 @@ def test_tetris_placements():
         new = game.parts[0].astype(int) - lies
         rows, columns = np.nonzero(new)
         shape = turned["IOTSZJL"[which[0].argmax()]][action // 10]
-        assert np.array_equal(new[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1], shape)
+        assert np.array_equal(new[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1],
+                              shape)
         assert columns.min() == min(action % 10, 10 - shape.shape[1])
-        assert (rows == 39).any() or lies[np.minimum(rows + 1, 39), columns].any(), "it lies on something"
+        assert (rows == 39).any() or lies[np.minimum(rows + 1, 39), columns].any(), (
+            "it lies on something")
         assert below == 39 - rows.max()
         seen.add(action)
         pieces += 1
@@ -512,7 +531,8 @@ def test_tetris_placements():
 
 def test_tetris_rewards_of_shape():
     """Each piece pays reward_piece and what the field's holes and bumps changed by."""
-    options = {"reward_piece": 0.5, "reward_hole": -0.25, "reward_bump": -0.0625, "reward_over": 0.0, "height": 40}
+    options = {"reward_piece": 0.5, "reward_hole": -0.25, "reward_bump": -0.0625,
+               "reward_over": 0.0, "height": 40}
     game, pieces, rng = Tetris(ticks=1, seed=15, **options), 0, np.random.default_rng(1)
 
     def shape(lies):
@@ -593,7 +613,8 @@ def compared(board):
     tiles, more than, less than."""
     ones = np.concatenate([board[:, :-1].ravel(), board[:-1].ravel()])
     others = np.concatenate([board[:, 1:].ravel(), board[1:].ravel()])
-    return np.stack([(ones == others) & (ones > 0), ones > others, ones < others], axis=1).ravel().astype(int)
+    return np.stack([(ones == others) & (ones > 0), ones > others, ones < others],
+                    axis=1).ravel().astype(int)
 
 
 def test_g2048_follows_the_rules():
@@ -632,7 +653,8 @@ def test_g2048_follows_the_rules():
                 assert np.array_equal(after[i], boards[i])
                 continue
             new = np.argwhere(after[i] != wanted)
-            assert len(new) == 1 and wanted[tuple(new[0])] == 0 and after[i][tuple(new[0])] in (1, 2)
+            assert (len(new) == 1 and wanted[tuple(new[0])] == 0
+                    and after[i][tuple(new[0])] in (1, 2))
             tiles, fours = tiles + 1, fours + (after[i][tuple(new[0])] == 2)
     assert games > 30 and 0.07 < fours / tiles < 0.13
     log = vector.envs.log()

@@ -257,7 +257,8 @@ def test_go_script_is_better_with_skill():
 # Minesweeper
 
 
-@pytest.mark.parametrize(("width", "height", "mines"), [(9, 9, 10), (16, 16, 40), (30, 16, 99), (4, 3, 9)])
+@pytest.mark.parametrize(("width", "height", "mines"),
+                         [(9, 9, 10), (16, 16, 40), (30, 16, 99), (4, 3, 9)])
 def test_minesweeper_rules(width, height, mines):
     options = {"width": width, "height": height, "mines": mines}
     vector, rng = Vector("minesweeper", 8, options), np.random.default_rng(4)
@@ -366,7 +367,8 @@ def test_maze_marks_lead_through_every_maze(size):
     vector, rng = Vector("maze", 64, {"size": size, "vision": 1}), np.random.default_rng(8)
     beside = ([0, 2, 1, 1], [1, 1, 0, 2])
     for _ in range(4 * 4 * size * size):
-        wall, _, trail, done = (vector.observations[:, k][:, *beside].astype(float) for k in range(4))
+        wall, _, trail, done = (vector.observations[:, k][:, *beside].astype(float)
+                                for k in range(4))
         assert (done <= trail).all()
         vector.step((10 * wall + trail + done + 0.5 * rng.random(wall.shape)).argmin(axis=1))
     log = vector.envs.log()
@@ -384,7 +386,8 @@ def test_maze_score_is_one_on_the_shortest_way():
             for cell in queue:
                 for k, (dy, dx) in enumerate([(1, 0), (-1, 0), (0, 1), (0, -1)]):
                     near = (cell[0] + dy, cell[1] + dx)
-                    if min(near) >= 0 and max(near) <= 2 * vision and not wall[near] and near not in distance:
+                    if (min(near) >= 0 and max(near) <= 2 * vision and not wall[near]
+                            and near not in distance):
                         distance[near] = distance[cell] + 1
                         queue.append(near)
                         if near == (vision, vision):
@@ -399,7 +402,8 @@ def test_maze_score_is_one_on_the_shortest_way():
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_cube_turns_are_those_of_the_group(size):
-    vector = Vector("cube", 1, {"size": size, "scramble_min": 50, "scramble_max": 50, "max_steps": 10**6})
+    vector = Vector("cube", 1,
+                    {"size": size, "scramble_min": 50, "scramble_max": 50, "max_steps": 10**6})
     stickers = 6 * size * size
 
     def colors():
@@ -437,12 +441,15 @@ def test_cube_turns_are_those_of_the_group(size):
 def test_cube_tells_which_stickers_are_of_one_colour(size, count):
     """Of neighbours as they are, in the order of the stickers; what is seen after a turn
     could be read before it."""
-    vector = Vector("cube", 300, {"size": size, "scramble_min": 20, "scramble_max": 20, "max_steps": 100})
+    vector = Vector("cube", 300,
+                    {"size": size, "scramble_min": 20, "scramble_max": 20, "max_steps": 100})
     stickers, pairs = 6 * size * size, []
     for i in range(stickers):
-        pairs += [(i, i + step) for step, place in ((1, i), (size, i // size)) if place % size < size - 1]
+        pairs += [(i, i + step) for step, place in ((1, i), (size, i // size))
+                  if place % size < size - 1]
     ones, others = np.array(pairs).T
-    assert vector.observations.shape[1] == stickers * 6 + count and len(pairs) == 12 * size * (size - 1)
+    assert (vector.observations.shape[1] == stickers * 6 + count
+            and len(pairs) == 12 * size * (size - 1))
     known = None
     for action in [*range(12), 3, 8, 1]:
         cells, same = np.split(vector.observations.copy(), [stickers * 6], axis=1)
@@ -453,7 +460,8 @@ def test_cube_tells_which_stickers_are_of_one_colour(size, count):
         if known is not None:
             going = vector.terminals == 0
             assert going.sum() > 250
-            assert {column.tobytes() for column in now[going].T} <= {column.tobytes() for column in known[going].T}
+            assert {column.tobytes() for column in now[going].T} <= {column.tobytes()
+                                                                     for column in known[going].T}
         known = same.astype(bool)
         vector.step(np.full(300, action))
 

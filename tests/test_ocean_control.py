@@ -54,7 +54,8 @@ def test_pendulum_follows_gymnasium():
     def clipped(action):
         return np.clip(action, -1, 1) * 2
 
-    follow("pendulum", "Pendulum-v1", {}, lambda o: np.array([angles(o[0], o[1]), o[2]]), clipped, 60, 2e-5)
+    follow("pendulum", "Pendulum-v1", {}, lambda o: np.array([angles(o[0], o[1]), o[2]]),
+           clipped, 60, 2e-5)
     discrete = Vector("pendulum", 5, {"continuous": False})
     twin = Vector("pendulum", 5)
     discrete.step([0, 1, 2, 3, 4])
@@ -72,7 +73,8 @@ def test_acrobot_follows_gymnasium():
 def test_mountaincar_follows_gymnasium():
     follow("mountaincar", "MountainCar-v0", {}, np.array, lambda a: int(a[0]), 220, 1e-6)
     options = {"continuous": True}
-    follow("mountaincar", "MountainCarContinuous-v0", options, np.array, lambda a: np.clip(a, -1, 1), 60, 1e-6)
+    follow("mountaincar", "MountainCarContinuous-v0", options, np.array,
+           lambda a: np.clip(a, -1, 1), 60, 1e-6)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -80,7 +82,8 @@ def test_mountaincar_is_won_by_swinging(continuous):
     vector = Vector("mountaincar", 16, {"continuous": continuous, "scaled": True})
     for _ in range(200):
         velocity = vector.observations[:, 1]
-        vector.step(np.where(velocity < 0, -1.0, 1.0) if continuous else np.where(velocity < 0, 0, 2))
+        vector.step(np.where(velocity < 0, -1.0, 1.0) if continuous
+                    else np.where(velocity < 0, 0, 2))
     log = vector.envs.log()
     assert log["perf"] > 0.15 and (log["score"] > 85 if continuous else log["score"] > -170)
 
@@ -173,14 +176,17 @@ def land(o):
     lift = 0.5 * (0.55 * np.abs(o[:, 0]) - o[:, 1]) - 0.5 * o[:, 3]
     down = (o[:, 6] + o[:, 7]) > 0
     turn, lift = np.where(down, 0, turn), np.where(down, -0.5 * o[:, 3], lift)
-    return np.where((lift > np.abs(turn)) & (lift > 0.05), 2, np.where(turn < -0.05, 3, np.where(turn > 0.05, 1, 0)))
+    return np.where((lift > np.abs(turn)) & (lift > 0.05), 2,
+                    np.where(turn < -0.05, 3, np.where(turn > 0.05, 1, 0)))
 
 
 def test_lander_falls_and_turns_as_told():
     vector = Vector("lander", 8)
     o = vector.observations.copy()
-    assert (o[:, 0] == 0).all() and np.allclose(o[:, 1], (10 - 0.85) / (20 / 3)) and not o[:, 4:].any()
-    for action, ax, ay, turn in ((0, 0, -10, 0), (1, -2.4, -10, 6.7), (2, 0, 7.5, 0), (3, 2.4, -10, -6.7)):
+    assert ((o[:, 0] == 0).all() and np.allclose(o[:, 1], (10 - 0.85) / (20 / 3))
+            and not o[:, 4:].any())
+    for action, ax, ay, turn in ((0, 0, -10, 0), (1, -2.4, -10, 6.7), (2, 0, 7.5, 0),
+                                 (3, 2.4, -10, -6.7)):
         vector.envs.reset(vector.rows)
         o = vector.observations.copy()
         vector.step(np.full(8, action))
@@ -210,7 +216,8 @@ def test_lander_rewards_are_the_change_of_shape():
     assert crashes > 64 and vector.envs.log()["perf"] < 0.05
 
 
-@pytest.mark.parametrize("options", [{}, {"wind": True, "wind_power": 1.0, "turbulence_power": 0.3}])
+@pytest.mark.parametrize("options",
+                         [{}, {"wind": True, "wind_power": 1.0, "turbulence_power": 0.3}])
 def test_lander_is_landed_by_a_simple_pilot(options):
     vector = Vector("lander", 64, options)
     for _ in range(1000):
@@ -296,7 +303,8 @@ def test_drone_hovers_with_a_simple_pilot():
 
 
 def test_drone_race_counts_rings():
-    vector = Vector("drone", 64, {"num_agents": 1, "race": True, "max_steps": 1000, "ring_radius": 1.0})
+    vector = Vector("drone", 64,
+                    {"num_agents": 1, "race": True, "max_steps": 1000, "ring_radius": 1.0})
     passed = 0
     for _ in range(1000):
         o = vector.observations.astype(np.float64)

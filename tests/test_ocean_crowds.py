@@ -47,7 +47,8 @@ def test_boids_see_each_other_and_the_nearest_first():
         distance = np.hypot(near[..., 1], near[..., 2])
         np.testing.assert_allclose(distance[there], 1 - near[..., 0][there], atol=1e-5)
         np.testing.assert_allclose(wide.observations[:, 1], there.sum(axis=1) / 16)
-        np.testing.assert_allclose(narrow.observations[:, 1], np.minimum(there.sum(axis=1), 3) / 3, rtol=1e-6)
+        np.testing.assert_allclose(narrow.observations[:, 1],
+                                   np.minimum(there.sum(axis=1), 3) / 3, rtol=1e-6)
         for world_index in range(4):
             part = slice(17 * world_index, 17 * world_index + 17)
             seen = np.sort(distance[part][there[part]])
@@ -79,7 +80,8 @@ def test_boids_are_paid_for_what_they_see():
         centre = near[..., 1:3].sum(axis=1) / np.maximum(count, 1)[:, None]
         cohesion = count / 7 * (1 - np.hypot(centre[:, 0], centre[:, 1]))
         crowding = np.where(count, np.maximum(1 - (1 - near[:, 0, 0]) * 100 / 24, 0), 0)
-        np.testing.assert_allclose(vector.rewards, 0.3 * alignment + 0.9 * cohesion - 2 * crowding, atol=2e-4)
+        np.testing.assert_allclose(vector.rewards,
+                                   0.3 * alignment + 0.9 * cohesion - 2 * crowding, atol=2e-4)
         np.testing.assert_allclose(vector.observations[:, 2:4], centre, atol=1e-5)
         crowded += (crowding > 0).sum()
     assert crowded > 1000
@@ -88,7 +90,8 @@ def test_boids_are_paid_for_what_they_see():
 def test_boids_fly_as_they_are_told():
     """Two of them: what one sees of the other moves as both of them steer,
     across the joined edges too."""
-    options = {"num_agents": 2, "neighbours": 1, "width": 300.0, "height": 300.0, "continuous": True,
+    options = {"num_agents": 2, "neighbours": 1, "width": 300.0, "height": 300.0,
+               "continuous": True,
                "max_steps": 10**6}
     vector, rng, seen = Vector("boids", 64, options), np.random.default_rng(3), 0
     for _ in range(150):
@@ -111,7 +114,8 @@ def test_boids_fly_as_they_are_told():
         turn = told[:, 0] * 0.2
         own = np.stack([np.cos(turn), np.sin(turn)], axis=1)
         way = before[:, 7:9] * 100 + flown - own * speed[:, None]
-        turned = np.stack([(way * own).sum(axis=1), way[:, 1] * own[:, 0] - way[:, 0] * own[:, 1]], axis=1)
+        turned = np.stack([(way * own).sum(axis=1), way[:, 1] * own[:, 0] - way[:, 0] * own[:, 1]],
+                          axis=1)
         np.testing.assert_allclose(after[both, 7:9] * 100, turned[both], atol=2e-2)
         seen += both.sum()
     assert seen > 1000
@@ -121,7 +125,8 @@ def boid_steering(observations):
     """Reynolds's three rules: keep away from the crowding, fly as they do, fly to their middle."""
     near, there = boid_neighbours(observations)
     crowd = np.maximum(1 - (1 - near[..., 0]) * 100 / 30, 0) * there
-    away = (near[..., 1:3] / np.maximum(1 - near[..., 0], 1e-3)[..., None] * crowd[..., None]).sum(axis=1)
+    away = (near[..., 1:3] / np.maximum(1 - near[..., 0], 1e-3)[..., None]
+            * crowd[..., None]).sum(axis=1)
     way = 2 * observations[:, 4:6] + 0.5 * observations[:, 2:4] - 3 * away + [0.3, 0]
     faster = 16 * observations[:, 4] + 2 * observations[:, 2]
     return np.clip(np.column_stack([np.arctan2(way[:, 1], way[:, 0]) / 0.2, faster]), -1, 1)
@@ -139,7 +144,8 @@ def test_boids_flock_by_the_three_rules():
         assert log["n"] == 8 and log["episode_length"] == 512
         assert log["perf"] == pytest.approx(max(log["score"], 0), abs=1e-3)
         assert log["episode_return"] == pytest.approx(51.2 * log["score"], rel=1e-4)
-        assert log["score"] == pytest.approx(0.5 * log["alignment"] + 0.5 * log["cohesion"] - log["crowding"], abs=1e-4)
+        assert log["score"] == pytest.approx(0.5 * log["alignment"] + 0.5 * log["cohesion"]
+                                             - log["crowding"], abs=1e-4)
         scores.append(log["score"])
     assert scores[0] > 0.7 and scores[1] < 0.15
 
@@ -165,8 +171,10 @@ class Trash(Vector):
             assert (planes[2] == 0).sum() == height * width and rows.max() - top == height - 1
             place = 8 - top, 8 - left
             field = planes[[0, 1, 3, 4], top : top + height, left : left + width].copy()
-            assert field[2][place] == 0 and (planes[[0, 1, 3, 4]].sum(axis=(1, 2)) == field.sum(axis=(1, 2))).all()
-            assert extra[5:12].sum() == place[0] * 8 // height and extra[12:19].sum() == place[1] * 8 // width
+            assert field[2][place] == 0 and (planes[[0, 1, 3, 4]].sum(axis=(1, 2))
+                                             == field.sum(axis=(1, 2))).all()
+            assert (extra[5:12].sum() == place[0] * 8 // height
+                    and extra[12:19].sum() == place[1] * 8 // width)
             bins = np.argwhere(field[1]) - place
             nearest = bins[np.abs(bins).sum(axis=1) == np.abs(bins).sum(axis=1).min()]
             signs = [(way[0] < 0, way[0] > 0, way[1] < 0, way[1] > 0) for way in nearest]
@@ -176,7 +184,8 @@ class Trash(Vector):
 
 def test_trash_follows_the_rules():
     """Four agents on small fields against the rules written out once more."""
-    options = {"num_agents": 4, "num_trash": 14, "num_bins": 2, "width": 8, "height": 6, "team": 0.4, "max_steps": 200}
+    options = {"num_agents": 4, "num_trash": 14, "num_bins": 2, "width": 8, "height": 6,
+               "team": 0.4, "max_steps": 200}
     game, rng = Trash(3, **options), np.random.default_rng(6)
     # cut: of the first episodes, not logged
     dropped, drops, ends, cleared, cut = np.zeros(3, int), 0, 0, 0, 0
@@ -210,7 +219,8 @@ def test_trash_follows_the_rules():
                     places[k] = cell
                 elif not carries[k]:
                     places[k], carries[k], own[k], trash[cell] = cell, True, 0.25, 0
-            np.testing.assert_allclose(game.rewards[agents], 0.6 * own + 0.4 * own.mean(), atol=1e-6)
+            np.testing.assert_allclose(game.rewards[agents],
+                                       0.6 * own + 0.4 * own.mean(), atol=1e-6)
             drops += (own == 1).sum()
             left = trash.sum() + sum(carries)
             assert (game.terminals[agents] == (left == 0)).all()
@@ -222,10 +232,12 @@ def test_trash_follows_the_rules():
                 continue
             for k, i in enumerate(agents):
                 assert after[i][:2] == (places[k], carries[k])
-                assert np.array_equal(after[i][2][0], trash) and np.array_equal(after[i][2][1], bins)
+                assert (np.array_equal(after[i][2][0], trash)
+                        and np.array_equal(after[i][2][1], bins))
     assert drops > 40 and ends >= 6
     log = game.envs.log()
-    assert log["n"] == ends - 3 and log["clear"] == pytest.approx((cleared - cut) / (ends - 3), rel=1e-5)
+    assert log["n"] == ends - 3 and log["clear"] == pytest.approx((cleared - cut) / (ends - 3),
+                                                                  rel=1e-5)
     assert log["perf"] == pytest.approx(log["score"] / 14, rel=1e-5)
 
 
@@ -345,7 +357,8 @@ def test_moba_acts_cost_time_and_mana_and_illegal_ones_nothing():
             illegal = [array.copy() for array in game.outputs()]
             game.envs.load(saved)
             game.step(np.column_stack([actions[:, :2], 0 * acts]))
-            assert all(np.array_equal(one, other) for one, other in zip(illegal, game.outputs(), strict=True))
+            assert all(np.array_equal(one, other)
+                       for one, other in zip(illegal, game.outputs(), strict=True))
             game.envs.load(saved)
             game.step(np.column_stack([0 * acts, actions[:, 1], np.where(chosen, acts, 0)]))
             after = game.observations
@@ -371,7 +384,8 @@ def test_moba_acts_cost_time_and_mana_and_illegal_ones_nothing():
 def test_moba_experience_and_levels():
     """With rewards for experience alone, what was earned is what the levels took
     and what is left of it."""
-    only = {"reward_win": 0.0, "reward_tower": 0.0, "reward_siege": 0.0, "reward_kill": 0.0, "reward_death": 0.0}
+    only = {"reward_win": 0.0, "reward_tower": 0.0, "reward_siege": 0.0, "reward_kill": 0.0,
+            "reward_death": 0.0}
     game = Moba(8, demo=True, reward_xp=1.0, frameskip=4, max_ticks=1200, **only)
     takes = 60 * (1 + np.arange(15) * 2 / 3)
     below = np.concatenate([[0], np.cumsum(takes)])
@@ -389,7 +403,8 @@ def test_moba_experience_and_levels():
 
 
 def test_moba_death_and_return():
-    only = {"reward_win": 0.0, "reward_tower": 0.0, "reward_siege": 0.0, "reward_kill": 0.0, "reward_xp": 0.0}
+    only = {"reward_win": 0.0, "reward_tower": 0.0, "reward_siege": 0.0, "reward_kill": 0.0,
+            "reward_xp": 0.0}
     game = Moba(8, reward_death=-1.0, respawn=5, respawn_level=2, max_ticks=3000, **only)
     deaths = returns = 0
     for _ in range(1500):
@@ -401,9 +416,11 @@ def test_moba_death_and_return():
         died = (game.rewards == -1) & ~ends
         levels = np.rint(o[:, LEVEL] * 15)
         waits = np.rint(o[died, AGAIN] * 300 - 4) / 2
-        assert (o[died, DEAD] == 1).all() and ((waits == levels[died]) | (waits == levels[died] - 1)).all()
+        assert (o[died, DEAD] == 1).all() and ((waits == levels[died])
+                                               | (waits == levels[died] - 1)).all()
         dead = o[:, DEAD] == 1
-        assert np.array_equal(game.masks[dead].nonzero()[1].reshape(-1, 3), np.tile([0, 9, 12], (dead.sum(), 1)))
+        assert np.array_equal(game.masks[dead].nonzero()[1].reshape(-1, 3),
+                              np.tile([0, 9, 12], (dead.sum(), 1)))
         assert (o[dead, 7] == 0).all() and (game.rewards[(before[:, DEAD] == 1) & dead] == 0).all()
         back = (before[:, DEAD] == 1) & ~dead & ~ends
         assert (o[back, 7] == 1).all()

@@ -55,7 +55,8 @@ def test_pettingzoo_checks_it(name):
 
 def test_a_gymnasium_environment_has_one_agent():
     for make in (gymnasium.make, gymnasium.make_vec):
-        with pytest.raises(ValueError, match=r"target has 8 agents.*ocean\.gymnasium\.parallel_env\('target'\)"):
+        with pytest.raises(ValueError, match=r"target has 8 "
+                           r"agents.*ocean\.gymnasium\.parallel_env\('target'\)"):
             make("puffer/Target-v0")
     env = gymnasium.make("puffer/Target-v0", num_agents=1)
     env.reset(seed=0)
@@ -79,9 +80,11 @@ def test_settings_are_keywords():
     env = gymnasium.make("puffer/Squared-v0", distance=3)
     assert env.observation_space.shape == (7, 7) and env.spec.kwargs["distance"] == 3
     envs = gymnasium.make_vec("puffer/Breakout-v0", num_envs=3, continuous=True)
-    assert envs.action_space == gymnasium.spaces.Box(-1, 1, (3, 1)) and envs.observation_space.shape == (3, 118)
+    assert (envs.action_space == gymnasium.spaces.Box(-1, 1, (3, 1))
+            and envs.observation_space.shape == (3, 118))
     for make in (gymnasium.make, gymnasium.make_vec):
-        with pytest.raises(ValueError, match=r"no setting 'framskip': did you mean frameskip.* paddle_width"):
+        with pytest.raises(ValueError,
+                           match=r"no setting 'framskip': did you mean frameskip.* paddle_width"):
             make("puffer/Breakout-v0", framskip=4)
     with pytest.raises(ValueError, match=r"no setting 'goal'.*There are: .*num_agents"):
         ocean.gymnasium.parallel_env("target", goal=4)
@@ -145,13 +148,15 @@ def own_steps(name, num_envs, steps, settings):
     for _ in range(steps):
         actions = random_actions(own.envs.single_action_space, rng, num_envs)
         own.step(actions)
-        taken.append((actions, *(array.copy() for array in (*own.outputs()[:4], own.final_observations))))
+        taken.append((actions,
+                      *(array.copy() for array in (*own.outputs()[:4], own.final_observations))))
     return first, taken
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("breakout", {"max_steps": 150}), ("cartpole", {"max_steps": 30}), ("squared", {}), ("pong", {"max_score": 2}),
+    [("breakout", {"max_steps": 150}), ("cartpole", {"max_steps": 30}), ("squared", {}),
+     ("pong", {"max_score": 2}),
      ("masked", {}), ("double_pendulum", {})],
 )
 def test_a_vector_plays_what_we_play(name, settings):
@@ -176,7 +181,8 @@ def test_a_vector_plays_what_we_play(name, settings):
             assert [one is not None for one in infos["final_obs"]] == done.tolist()
             for i in np.flatnonzero(truncations):
                 np.testing.assert_array_equal(infos["final_obs"][i], last[i])
-            np.testing.assert_allclose(infos["final_info"]["episode_return"][done], returns[done], 1e-4, 1e-5)
+            np.testing.assert_allclose(infos["final_info"]["episode_return"][done],
+                                       returns[done], 1e-4, 1e-5)
             np.testing.assert_array_equal(infos["final_info"]["_score"], done)
             returns[done] = 0
             episodes += np.count_nonzero(done)
@@ -194,7 +200,8 @@ def test_the_last_observation_of_a_terminated_episode_is_what_was_reached():
         for i in np.flatnonzero(terminals):
             last = infos["final_obs"][i]
             assert abs(last[0]) > 2.4 or abs(last[2]) > 0.2094
-            np.testing.assert_allclose(last[[0, 2]], before[i][[0, 2]] + 0.02 * before[i][[1, 3]], 1e-5, 1e-6)
+            np.testing.assert_allclose(last[[0, 2]],
+                                       before[i][[0, 2]] + 0.02 * before[i][[1, 3]], 1e-5, 1e-6)
             assert np.abs(now[i]).max() <= 0.05
             falls += 1
         before = now
@@ -259,8 +266,10 @@ def test_a_parallel_environment_plays_what_we_play(name):
         assert there == list(observations) == list(rewards) == list(terminations) == list(truncations) == list(infos)
         for agent in there:
             i, gone = numbers[agent], agent not in world.agents
-            assert rewards[agent] == own.rewards[i] and gone == (terminations[agent] or truncations[agent])
-            assert (terminations[agent], truncations[agent]) == (own.terminals[i], own.truncations[i])
+            assert rewards[agent] == own.rewards[i] and gone == (terminations[agent]
+                                                                 or truncations[agent])
+            assert (terminations[agent], truncations[agent]) == (own.terminals[i],
+                                                                 own.truncations[i])
             if truncations[agent]:
                 np.testing.assert_array_equal(observations[agent], own.final_observations[i])
             ended += gone
@@ -269,7 +278,8 @@ def test_a_parallel_environment_plays_what_we_play(name):
         assert world.reset()[0].keys() == numbers.keys()
 
 
-@pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(VARIANTS)])
+@pytest.mark.parametrize(("name", "settings"), VARIANTS,
+                         ids=[f"{name}-{i}" for i, (name, _) in enumerate(VARIANTS)])
 def test_final_observations_of_the_terminated_change_nothing_else(name, settings):
     """With every_final each episode's end has one, within the declared bounds;
     all else is as without."""
@@ -329,8 +339,10 @@ def test_gymnasium_wrappers_of_a_vector():
         *_, infos = envs.step(rng.integers(0, 5, 8))
         if "episode" in infos:
             done = infos["_episode"]
-            np.testing.assert_array_equal(infos["episode"]["r"][done], infos["final_info"]["episode_return"][done])
-            np.testing.assert_array_equal(infos["episode"]["l"][done], infos["final_info"]["episode_length"][done])
+            np.testing.assert_array_equal(infos["episode"]["r"][done],
+                                          infos["final_info"]["episode_return"][done])
+            np.testing.assert_array_equal(infos["episode"]["l"][done],
+                                          infos["final_info"]["episode_length"][done])
             returns += infos["episode"]["r"][done].tolist()
     assert len(returns) > 20
 
@@ -339,7 +351,8 @@ def test_pictures():
     env = gymnasium.make("puffer/Breakout-v0", render_mode="rgb_array")
     env.reset(seed=0)
     picture = env.render()
-    assert picture.dtype == np.uint8 and picture.shape == (660, 1152, 3) and env.metadata["render_fps"] == 15
+    assert (picture.dtype == np.uint8 and picture.shape == (660, 1152, 3)
+            and env.metadata["render_fps"] == 15)
     envs = gymnasium.make_vec("puffer/Squared-v0", num_envs=2, render_mode="rgb_array")
     envs.reset(seed=0)
     pictures = envs.render()

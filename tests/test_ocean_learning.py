@@ -10,7 +10,8 @@ import ocean
 import pufferl
 import watch
 
-SOLVED = {name: configuration.solved(name) for name in (*ocean.names(), "drone_race") if configuration.solved(name)}
+SOLVED = {name: configuration.solved(name) for name in (*ocean.names(), "drone_race")
+          if configuration.solved(name)}
 SANITY = [name for name, solved in SOLVED.items() if solved.perf is not None]
 FRESH = ["squared", "cartpole", "memory", "target", "breakout", "enduro", "freeway"]
 LONGER = [name for name in SOLVED if name not in (*SANITY, *FRESH)]
@@ -46,9 +47,11 @@ def learn(name, folder, *options):
 
 def test_the_page_says_what_the_settings_say():
     """docs/ocean.md has the same thresholds, steps and seconds as config/."""
-    rows = re.findall(r"^\| !\[(\w+)\](?:[^|]*\|){7}([^|]*)", (configuration.ROOT / "docs/ocean.md").read_text(), re.M)
+    rows = re.findall(r"^\| !\[(\w+)\](?:[^|]*\|){7}([^|]*)",
+                      (configuration.ROOT / "docs/ocean.md").read_text(), re.M)
     cell = re.compile(r"(race |)(?:perf |)(-?[\d.,]+): ([\d.]+) M, ([\d.]+) s")
-    page = {f"{name}_race" if race else name: (float(least.replace(",", "")), round(float(steps) * 1e6), float(seconds))
+    page = {f"{name}_race" if race
+            else name: (float(least.replace(",", "")), round(float(steps) * 1e6), float(seconds))
             for name, text in rows for race, least, steps, seconds in cell.findall(text)}
     assert page == {name: (one.metric[1], one.steps, one.seconds) for name, one in SOLVED.items()}
 
@@ -73,11 +76,13 @@ def test_is_solved(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "seed"), [*((name, 0) for name in FRESH), ("breakout", 1), ("breakout", 2)])
+@pytest.mark.parametrize(("name", "seed"),
+                         [*((name, 0) for name in FRESH), ("breakout", 1), ("breakout", 2)])
 def test_is_solved_in_fresh_episodes(name, seed, tmp_path):
     """As a user would: train, then play new episodes (enduro's are so long that none
     ends in the last epochs)."""
-    args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", str(seed)])
+    args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none",
+                                      "--train.seed", str(seed)])
     trainer = pufferl.train(name, args)
     args["eval"]["episodes"] = 32 if name in ("enduro", "freeway") else 256
     results = watch.evaluate(name, {**args, "load_model_path": str(trainer.run_folder)})

@@ -54,31 +54,41 @@ static void c_render(Env* env) { (void)env; }
 static void c_close(Env* env) { (void)env; }
 """
 PLANTED = {  # what is replaced, by what, and a part of the sentence that must come
-    "stale": ("observation[i] = env->at[i];", "if (i) observation[i] = env->at[i];", "does not write observations"),
-    "unwritten reward": ("env->rewards[0] = 0; env->terminals[0]", "env->terminals[0]", "does not write rewards"),
+    "stale": ("observation[i] = env->at[i];", "if (i) observation[i] = env->at[i];",
+              "does not write observations"),
+    "unwritten reward": ("env->rewards[0] = 0; env->terminals[0]", "env->terminals[0]",
+                         "does not write rewards"),
     "range": ("+ 0.1f, -1, 1)", "+ 0.1f, -2, 2)", "outside -1.0 .. 1.0"),
     "nan": ("env->rewards[0] = over;", "env->rewards[0] = over ? NAN : 0;", "a reward is nan"),
     "rand": ("random_int(&env->rng, 20) == 0", "rand() % 20 == 0", "one seed"),
-    "static": ("env->tick++;", "static int t; env->tick++; env->at[0] = (float)(t++ % 100) / 100;", "one seed"),
-    "no end": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50", "false, late = false",
+    "static": ("env->tick++;", "static int t; env->tick++; env->at[0] = (float)(t++ % 100) / 100;",
+               "one seed"),
+    "no end": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50",
+               "false, late = false",
                "no episode ended"),
     "no log": ("env->log.n += 1;", "", "log.n stays 0"),
     "perf": ("env->log.perf += 0.5f;", "env->log.perf += 5;", "log.perf is 5"),
     "final": ("if (WANTS_FINAL(env, late))", "if (false)", "final observation is not written"),
-    "final too often": ("if (WANTS_FINAL(env, late))", "if (env->final_observations)", "not truncated"),
-    "final of the terminated": ("if (WANTS_FINAL(env, late))", "if (late && env->final_observations)",
+    "final too often": ("if (WANTS_FINAL(env, late))", "if (env->final_observations)",
+                        "not truncated"),
+    "final of the terminated": ("if (WANTS_FINAL(env, late))",
+                                "if (late && env->final_observations)",
                                 "which ocean.gymnasium wants"),
-    "final out of bounds": ("if (WANTS_FINAL(env, late)) ", "if (WANTS_FINAL(env, late) && (env->at[0] += 9)) ",
+    "final out of bounds": ("if (WANTS_FINAL(env, late)) ",
+                            "if (WANTS_FINAL(env, late) && (env->at[0] += 9)) ",
                             "a final observation lies outside"),
     "flag": ("env->terminals[0] = over;", "env->terminals[0] = 2 * over;", "must be 0 or 1"),
     "mask": ("env->action_masks[i] = 1;", "env->action_masks[i] = 0;", "no legal action"),
     "outside": ("write_observation(env, env->observations); return;",
-                "write_observation(env, env->observations); env->rewards[1] = 1; return;", "outside its own part"),
+                "write_observation(env, env->observations); env->rewards[1] = 1; return;",
+                "outside its own part"),
     "no reset": ("for (int i = 0; i < 4; i++) env->at[i] = random_float(&env->rng, -0.1f, 0.1f);",
                  "env->at[0] = random_float(&env->rng, 0, 1) * 0;", "begin everything anew"),
-    "constant": ("observation[i] = env->at[i];", "observation[i] = i == 2 ? 0.5f : env->at[i];", "number 2"),
+    "constant": ("observation[i] = env->at[i];", "observation[i] = i == 2 ? 0.5f : env->at[i];",
+                 "number 2"),
     "no reward": ("env->rewards[0] = over;", "", "no reward but 0"),
-    "unscaled": (".observation_low = -1, .observation_high = 1", ".observation_low = -1e6, .observation_high = 1e6",
+    "unscaled": (".observation_low = -1, .observation_high = 1",
+                 ".observation_low = -1e6, .observation_high = 1e6",
                  "observations reach 1e+05"),
     "in step": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50",
                 "env->tick == 20, late = false", "stagger"),
@@ -89,16 +99,20 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
              "after save and load"),
 }
 SANITIZED = {  # what no comparison can see: the sanitizers stop the program
-    "heap": ("(void)env; return NULL;", "env->at = malloc(3 * sizeof(float)); return NULL;", "heap-buffer-overflow"),
-    "index": ("clampf(env->at[env->actions[0]]", "clampf(env->at[env->actions[0] + 1]", "index 4 out of bounds"),
-    "overflow": ("env->tick++;", "env->tick++; env->log.score += (float)(INT32_MAX - 10 + env->tick);",
+    "heap": ("(void)env; return NULL;", "env->at = malloc(3 * sizeof(float)); return NULL;",
+             "heap-buffer-overflow"),
+    "index": ("clampf(env->at[env->actions[0]]", "clampf(env->at[env->actions[0] + 1]",
+              "index 4 out of bounds"),
+    "overflow": ("env->tick++;",
+                 "env->tick++; env->log.score += (float)(INT32_MAX - 10 + env->tick);",
                  "signed integer overflow"),
 }
 
 
 def plant(tmp_path, source):
     header = tmp_path / "planted.h"
-    header.write_text(source.replace("float at[4];", "float* at;") if "env->at = " in source else source)
+    header.write_text(source.replace("float at[4];", "float* at;") if "env->at = " in source
+                      else source)
     return str(header)
 
 
@@ -118,9 +132,11 @@ def test_planted_bugs_are_found(tmp_path, bug):
     if bug == "unwritten reward":
         source = source.replace("env->rewards[0] = over;", "if (over) env->rewards[0] = 1;")
     if bug == "unscaled":
-        source = source.replace("observation[i] = env->at[i];", "observation[i] = 1e5f * env->at[i];")
+        source = source.replace("observation[i] = env->at[i];",
+                                "observation[i] = 1e5f * env->at[i];")
     if bug == "seedless":
-        source = source.replace("random_int(&env->rng, 20) == 0", "env->tick == 20 + env->actions[0]")
+        source = source.replace("random_int(&env->rng, 20) == 0",
+                                "env->tick == 20 + env->actions[0]")
     problems, notes = run(tmp_path, source)
     assert any(sentence in text for text in problems + notes), problems + notes
 
@@ -132,7 +148,8 @@ def test_check_is_clean(name):
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, "-m", "ocean", *arguments], cwd=ROOT, capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-m", "ocean", *arguments], cwd=ROOT,
+                          capture_output=True, text=True,
                           timeout=300)
 
 
@@ -140,11 +157,13 @@ def command(*arguments):
 def test_sanitizers_stop_the_check(tmp_path, bug):
     old, new, sentence = SANITIZED.get(bug, ("", "", "no problem found"))
     assert old in SOUND
-    result = command(plant(tmp_path, SOUND.replace(old, new) if bug else SOUND), "--check", "--steps", "2000")
+    result = command(plant(tmp_path, SOUND.replace(old, new) if bug else SOUND), "--check",
+                     "--steps", "2000")
     if "no sanitizers found" in result.stderr:
         pytest.skip("needs the compiler's sanitizers")
     assert sentence in (result.stderr if bug else result.stdout), result.stdout + result.stderr
-    assert (result.returncode == 0) == (bug is None) and ("planted.h:" in result.stderr) == (bug is not None)
+    assert ((result.returncode == 0) == (bug is None)
+            and ("planted.h:" in result.stderr) == (bug is not None))
 
 
 def test_command_line(tmp_path):
@@ -215,7 +234,8 @@ def test_a_program_without_python(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.setattr(cli, "find_raylib", lambda compiler: None)
     cli.standalone(ocean.load("squared"), {"distance": 1234567}, tmp_path / "program", kind)
     assert f"{tmp_path / 'program'} distance=1234567" in capsys.readouterr().out
-    result = subprocess.run([tmp_path / "program", "distance=2", "--episodes", "7"], capture_output=True, text=True)
+    result = subprocess.run([tmp_path / "program", "distance=2", "--episodes", "7"],
+                            capture_output=True, text=True)
     assert result.returncode == 0 and re.search(r"^n +7$", result.stdout, re.M), result.stderr
     assert (b".debug_info" in (tmp_path / "program").read_bytes()) == (kind != "fast")
     assert (b"__asan" in (tmp_path / "program").read_bytes()) == (kind == "debug")
@@ -271,4 +291,5 @@ def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch):
 def test_check_under_sanitizers(name):
     short = [f"{setting}={value}" for setting, value in SHORT.get(name, {}).items()]
     result = command(name, "--check", "--steps", "50000", *(["--set", *short] if short else []))
-    assert result.returncode == 0 and "no problem found" in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0 and "no problem found" in result.stdout, (
+        result.stdout + result.stderr)

@@ -17,18 +17,24 @@ from ocean_vector import Vector
 import ocean
 
 OPEN, WATER, ROCK, SPENT, BERRIES, FISH, HERB, TREE, ORE, CRYSTAL = range(10)
-KINDS = ("fish", "herb", "wood", "ore", "crystal", "hide", "sword", "bow", "staff", "armour", "tool")
+KINDS = ("fish", "herb", "wood", "ore", "crystal", "hide", "sword", "bow", "staff",
+         "armour", "tool")
 SKILLS = ("fishing", "herbalism", "woodcutting", "mining", "carving", "melee", "archery", "magic")
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 STRIKE_FOE, STRIKE_AGENT = 1, 2
-PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 1, "water": 0.0, "rock": 1.0,
-         "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0, "crystals": 0.0, "home": 5,
+PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 1, "water": 0.0,
+         "rock": 1.0,
+         "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0,
+         "crystals": 0.0, "home": 5,
          "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "pvp_tier": 2,
          "max_steps": 100000, "spread": 0.0, "xp_level": 5, "foe_health": 30, "foe_pause": 2,
          "xp_foe": 4}
-CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4, "tier_distance": 3,
-         "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5, "regrow": 9,
-         "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12,
+CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4,
+         "tier_distance": 3,
+         "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5,
+         "regrow": 9,
+         "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5,
+         "foe_health": 12,
          "offer_steps": 40, "xp_harvest": 3, "pvp_tier": 2}
 
 PROBE = r"""
@@ -196,10 +202,12 @@ class World(Vector):
 
     def __getattr__(self, name):
         function = getattr(self.envs.functions, name)
-        function.restype = ctypes.c_char_p if name == "check" else None if name.startswith("set") else ctypes.c_int
+        function.restype = (ctypes.c_char_p if name == "check"
+                            else None if name.startswith("set") else ctypes.c_int)
 
         def call(*arguments):
-            numbers = [KINDS.index(a) if a in KINDS else SKILLS.index(a) if isinstance(a, str) else a
+            numbers = [KINDS.index(a) if a in KINDS else SKILLS.index(a)
+                       if isinstance(a, str) else a
                        for a in arguments]
             return function(ctypes.c_void_p(self.envs.address), *numbers)
 
@@ -298,7 +306,8 @@ def test_land_has_the_tiers_of_its_distance(seed):
     land = {at: world.get_land(*at) for at in size}
     village = {at for at in size if land[at] & 0x80}
     wells = {at for at in village if ground[at] == WATER}
-    assert len(wells) == 5 and 49 <= len(village) <= 5 * 49 and all(ground[at] == OPEN for at in village - wells)
+    assert len(wells) == 5 and 49 <= len(village) <= 5 * 49 and all(ground[at] == OPEN
+                                                                    for at in village - wells)
     distance, queue = dict.fromkeys(village - wells, 0), deque(sorted(village - wells))
 
     def beside(at):
@@ -324,7 +333,8 @@ def test_land_has_the_tiers_of_its_distance(seed):
         else:
             assert land[at] & 7 == min(5, 1 if steps <= 9 else 2 + (steps - 10) // 9)
     kinds = list(ground.values())
-    assert all(kinds.count(kind) > 3 for kind in (WATER, ROCK, BERRIES, FISH, HERB, TREE)), "something is missing"
+    assert all(kinds.count(kind) > 3 for kind in (WATER, ROCK, BERRIES, FISH, HERB, TREE)), (
+        "something is missing")
     for i in range(100):
         at = world.get_column(i), world.get_row(i)
         assert land[at] & 7 == 1 and (world.get_well(i, 0), world.get_well(i, 1)) in wells
@@ -354,7 +364,8 @@ def test_a_crowd_keeps_the_world_whole(seed):
         ends += world.terminals.sum(dtype=int), world.truncations.sum(dtype=int)
     log = world.envs.log()
     assert log["n"] == ends.sum() and (ends > 20).all()
-    for field in ("starved", "slain_by_foes", "slain_by_agents", "aged", "harvests", "crafted", "kills", "agent_kills",
+    for field in ("starved", "slain_by_foes", "slain_by_agents", "aged", "harvests", "crafted",
+                  "kills", "agent_kills",
                   "sold", "bought"):
         assert log[field] > 0, field
     assert log["starved"] + log["slain_by_foes"] + log["slain_by_agents"] + log["aged"] == pytest.approx(1, rel=1e-5)
@@ -410,7 +421,8 @@ def test_what_an_agent_sees():
                 if ground >= BERRIES:
                     wanted[2 + ground - BERRIES], wanted[10] = 1, world.get_land(*at) & 7
                 if who > 40:
-                    _, _, health, tier, kind, _, _ = (world.foe_field(who - 41, field) for field in range(7))
+                    _, _, health, tier, kind, _, _ = (world.foe_field(who - 41, field)
+                                                      for field in range(7))
                     wanted[[8, 10, 11]] = -(-4 * health // (12 + 15 * (tier - 1))), tier, kind - 5
                 elif who:
                     level = max(world.get_level(who - 1, skill) for skill in SKILLS[5:])
@@ -423,20 +435,26 @@ def test_what_an_agent_sees():
             x, y = column + x, row + y
             return world.get_land(x, y) & 7 if 0 <= x < 32 and 0 <= y < 24 else 0
 
-        assert own[:3].tolist() == [-(-5 * v(i) // 100) for v in (world.get_health, world.get_food, world.get_water)]
+        assert own[:3].tolist() == [-(-5 * v(i) // 100)
+                                    for v in (world.get_health, world.get_food, world.get_water)]
         assert own[3] == (world.get_struck(i) == tick)
-        assert own[6:11].tolist() == [tier(*way) for way in ((0, 0), (0, -3), (0, 3), (-3, 0), (3, 0))]
+        assert own[6:11].tolist() == [tier(*way)
+                                      for way in ((0, 0), (0, -3), (0, 3), (-3, 0), (3, 0))]
         up, left = row - world.get_well(i, 1), column - world.get_well(i, 0)
-        assert own[11:15].tolist() == [min(9, -(-max(0, way) // 4)) for way in (up, -up, left, -left)]
+        assert own[11:15].tolist() == [min(9, -(-max(0, way) // 4))
+                                       for way in (up, -up, left, -left)]
         assert own[15:18].tolist() == [world.get_weapon_kind(i) == 6 + k for k in range(3)]
         assert own[18:21].tolist() == [world.get_weapon(i), world.get_armour(i), world.get_tool(i)]
-        assert own[21:24].tolist() == [min(9, world.get_gold(i).bit_length()), min(5, 12 - world.get_bag_count(i)),
+        assert own[21:24].tolist() == [min(9, world.get_gold(i).bit_length()),
+                                       min(5, 12 - world.get_bag_count(i)),
                                        world.get_offer_count(i)]
         levels = [world.get_level(i, skill) for skill in SKILLS]
         assert own[24:32].tolist() == [level - 1 for level in levels]
         need = [2 * level * (level - 1) // 2 for level in range(12)]
-        done = [world.get_xp(i, skill) - need[level] for skill, level in zip(SKILLS, levels, strict=True)]
-        assert own[32:40].tolist() == [0 if level == 10 else 5 * d // (need[level + 1] - need[level])
+        done = [world.get_xp(i, skill) - need[level]
+                for skill, level in zip(SKILLS, levels, strict=True)]
+        assert own[32:40].tolist() == [0 if level == 10
+                                       else 5 * d // (need[level + 1] - need[level])
                                        for d, level in zip(done, levels, strict=True)]
         bag = np.array([[world.get_bag(i, kind, t) for t in range(1, 6)] for kind in KINDS])
         assert own[40:51].tolist() == np.minimum(bag.sum(axis=1), 5).tolist()
@@ -475,7 +493,8 @@ def test_drinking_eating_and_harvesting():
 def test_harvests_want_levels_tools_count_and_bags_fill(tier):
     world = scene()
     world.set_ground(20, 19, ORE, tier)
-    for level, tool, works in ((2 * tier - 2, 0, False), (2 * tier - 1, 0, True), (2 * tier - 1 - tier, tier, True)):
+    for level, tool, works in ((2 * tier - 2, 0, False), (2 * tier - 1, 0, True),
+                               (2 * tier - 1 - tier, tier, True)):
         if level < 1:
             continue
         world.set_ground(20, 19, ORE, tier)
@@ -523,7 +542,8 @@ def test_levels_and_their_reward():
 
 def test_crafting_and_wearing():
     world = scene()
-    for material, product in (("wood", "bow"), ("ore", "sword"), ("crystal", "staff"), ("hide", "armour")):
+    for material, product in (("wood", "bow"), ("ore", "sword"), ("crystal", "staff"),
+                              ("hide", "armour")):
         world.give(0, material, 2, 2), world.give(0, material, 1, 3)
         world.act((STAY, use(material)))  # of the highest tier of which there are three
         assert (world.get_bag(0, material, 1), world.get_bag(0, material, 2)) == (0, 2)
@@ -531,7 +551,8 @@ def test_crafting_and_wearing():
         world.give(0, material, 2, -2), world.give(0, product, 1, -1)
     world.give(0, "bow", 2, 1), world.give(0, "bow", 1, 1)
     world.act((STAY, use("bow")))
-    assert (world.get_weapon_kind(0), world.get_weapon(0)) == (7, 1) and world.get_bag(0, "sword", 1) == 1
+    assert ((world.get_weapon_kind(0), world.get_weapon(0)) == (7, 1)
+            and world.get_bag(0, "sword", 1) == 1)
     world.act((STAY, use("bow")))
     assert world.get_weapon(0) == 1 and not world.mask()[use("bow")], "tier 2 wants archery of 3"
     world.set_level(0, "archery", 3)
@@ -556,7 +577,9 @@ def test_crafting_and_wearing():
 
 def blow(level, weapon, defence_level, armour, lead):
     factor = {0: 1, 1: 1.5, -1: 1 / 1.5}[lead]
-    return max(1, int((6 + level + 3 * weapon) * factor * 20 / (20 + defence_level + 3 * armour) + 0.5))
+    return max(1,
+               int((6 + level + 3 * weapon) * factor * 20
+                   / (20 + defence_level + 3 * armour) + 0.5))
 
 
 @pytest.mark.parametrize(("mine", "other"), [(a, b) for a in range(3) for b in range(3)])
@@ -701,14 +724,16 @@ def test_the_cheapest_then_the_oldest_offer_is_bought():
     world.act((0,), (0,), (0,), (0, sell("wood"), 7))
     world.act(*wait, (0, buy("wood"), 7))
     assert world.get_bag(4, "wood", 2) == 1
-    assert world.get_gold(4) == gold[4] - 16 and world.get_gold(3) == gold[3] + 15, "the fee of 1.6, rounded down"
+    assert world.get_gold(4) == gold[4] - 16 and world.get_gold(3) == gold[3] + 15, (
+        "the fee of 1.6, rounded down")
 
 
 def test_what_one_cannot_use_or_pay_is_not_bought():
     world = scene()
     world.give(0, "bow", 2, 1), world.give(0, "bow", 1, 1)
     world.act((0, sell("bow"), 0))
-    assert (world.get_bag(0, "bow", 1), world.get_bag(0, "bow", 2)) == (0, 1), "the lowest tier is sold first"
+    assert (world.get_bag(0, "bow", 1), world.get_bag(0, "bow", 2)) == (0, 1), (
+        "the lowest tier is sold first")
     world.act((0, sell("bow"), 0))
     assert world.own(1)[[69, 80]].tolist() == [1, 1], "tier 2 wants archery of 3"
     world.set_level(1, "archery", 3)
@@ -797,11 +822,13 @@ def test_old_age_is_a_truncation_with_its_last_view():
     world.poison(0x7F)
     world.act((UP,))
     assert world.truncations.tolist() == [1, 0] and world.terminals.tolist() == [0, 0]
-    assert np.array_equal(world.final_observations[0], seen), "what it would have seen had it lived on"
+    assert np.array_equal(world.final_observations[0], seen), (
+        "what it would have seen had it lived on")
     assert (world.final_observations[1] == 0x7F).all()
     assert world.rewards[0] == pytest.approx(0.1) and world.get_life(0) == life + 1
     log = world.envs.log()
-    assert log["aged"] == 1 and log["episode_length"] == 50 and log["episode_return"] == pytest.approx(0.1)
+    assert (log["aged"] == 1 and log["episode_length"] == 50
+            and log["episode_return"] == pytest.approx(0.1))
 
 
 def test_the_default_world_is_full_of_life():
@@ -832,7 +859,8 @@ def test_agents_take_turns_in_going_first():
 
 
 def test_other_vision_and_reach_stay_within_the_border():
-    for options in ({"vision": 1, "bow_reach": 8}, {"vision": 16, "foe_sight": 0}, {"vision": 2, "foe_sight": 16}):
+    for options in ({"vision": 1, "bow_reach": 8}, {"vision": 16, "foe_sight": 0},
+                    {"vision": 2, "foe_sight": 16}):
         vector, rng = Vector("nmmo3", 1, {**CROWD, **options}), np.random.default_rng(0)
         for _ in range(200):
             vector.random_actions(rng)

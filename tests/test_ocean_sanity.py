@@ -42,7 +42,8 @@ def test_password_pays_for_one_sequence():
         bits = np.arange(32) >> i & 1
         vector.step(bits)
         if i < 4:
-            assert np.array_equal(vector.observations[:, i], 2 * bits - 1) and not vector.rewards.any()
+            assert (np.array_equal(vector.observations[:, i], 2 * bits - 1)
+                    and not vector.rewards.any())
     assert vector.terminals.all() and np.flatnonzero(vector.rewards).tolist() == [22]
     assert vector.envs.log()["perf"] == 1 / 32
 
@@ -60,7 +61,8 @@ def test_stochastic_is_best_as_the_mixture():
         score[q] = vector.envs.log()
     for field in ("score", "perf"):
         assert max(score, key=lambda q: score[q][field]) == 0.75
-    assert score[0.75]["perf"] > 0.92 and score[0.0]["perf"] == 0 and score[1.0]["perf"] == pytest.approx(2 / 3)
+    assert (score[0.75]["perf"] > 0.92 and score[0.0]["perf"] == 0
+            and score[1.0]["perf"] == pytest.approx(2 / 3))
 
 
 @pytest.mark.parametrize("dims", [1, 2, 5])

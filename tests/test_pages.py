@@ -25,7 +25,8 @@ import sweep
 import watch
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = "README.md", *(f"docs/{name}.md" for name in ("tour", "write_an_environment", "watch", "export", "sweeps"))
+PAGES = "README.md", *(f"docs/{name}.md"
+                       for name in ("tour", "write_an_environment", "watch", "export", "sweeps"))
 BEGINNINGS = re.compile(r"(make|python (pufferl|watch|protein|sweep)\.py|python -m ocean)(?= |$)")
 # what write_an_environment.md has its reader make
 OWN = {"mine": "squared", "ocean/mine/mine.h": "squared"}
@@ -47,7 +48,8 @@ def shell(page):
     text = re.sub(r"^```(?!(?:sh|bash|console)?[ \n])\w.*?^```$", "", page, flags=re.M | re.S)
     text = re.sub(r"^```sh wrong\n.*?^```$", "", text, flags=re.M | re.S)
     blocks = re.findall(r"^```.*?\n(.*?)^```$", text, flags=re.M | re.S)
-    blocks += re.findall(r"^ {4}\S.*$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
+    blocks += re.findall(r"^ {4}\S.*$",
+                         re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         for part in re.split(r" (?:&&|\|\|?|;) ", re.sub(r"(^|\s)#.*", "", line)):
             yield part.strip().removeprefix("$ ")
@@ -68,7 +70,8 @@ def parse(tmp_path, monkeypatch):
         (tmp_path / name).write_text(tour.header())
     done = mock.Mock(return_value=None)
     for owner, names in {
-        pufferl: ("train", "find_run"), pufferl.signs: ("diagnose",), watch: ("play", "ship"), export: ("export",),
+        pufferl: ("train", "find_run"), pufferl.signs: ("diagnose",), watch: ("play", "ship"),
+        export: ("export",),
         speed: ("profile",), history: ("table", "show", "plot", "remove", "find"),
         catalogue: ("table",),
         ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
@@ -77,9 +80,11 @@ def parse(tmp_path, monkeypatch):
             monkeypatch.setattr(owner, name, done)
     monkeypatch.setattr(ocean.__main__, "Agents", mock.MagicMock())
     monkeypatch.setattr(doctor, "examine", lambda seconds: [])
-    monkeypatch.setattr(speed, "autotune", lambda name, seconds, argv: configuration.load_config(name, argv))
+    monkeypatch.setattr(speed, "autotune",
+                        lambda name, seconds, argv: configuration.load_config(name, argv))
     monkeypatch.setattr(sweep, "Runner", lambda *_: SimpleNamespace(run=done))
-    monkeypatch.setattr(sweep, "write_report", functools.wraps(sweep.write_report)(lambda *_, **__: ""))
+    monkeypatch.setattr(sweep, "write_report",
+                        functools.wraps(sweep.write_report)(lambda *_, **__: ""))
     monkeypatch.setattr(configuration, "apply_saved", done)  # of a run that is not here
     monkeypatch.setattr(ocean.__main__, "restart_with_sanitizers", lambda: False)
     monkeypatch.setattr(ocean, "has_display", lambda: True)
@@ -106,7 +111,8 @@ def stand_in(word):
     """What is read in place of an environment that a page's reader makes, or whose
     package need not be here."""
     family, slash, _ = word.partition("/")
-    foreign = slash and ".py:" not in word and family in ("gym", "pettingzoo", *environments.FAMILIES)
+    foreign = slash and ".py:" not in word and family in ("gym", "pettingzoo",
+                                                          *environments.FAMILIES)
     return "gym/CartPole-v1" if foreign else OWN.get(word, word)
 
 
@@ -131,15 +137,22 @@ def test_commands_can_be_typed(page, parse, capsys):
 
 
 def test_what_is_misspelt_is_found(parse):
-    for line in ("python pufferl.py train breakout --train.learning-rat 0.1", "python pufferl.py trian breakout",
+    for line in ("python pufferl.py train breakout --train.learning-rat 0.1",
+                 "python pufferl.py trian breakout",
                  "python pufferl.py train brekout", "python pufferl.py train breakout --env.sie 3",
-                 "python pufferl.py eval breakout --eval.vidoe a.mp4", "python pufferl.py plot latest --metrik score",
-                 "python pufferl.py export breakout --export.www out", "python protein.py breakout --sweep.wokers 2",
-                 "python protein.py breakout --sweep.train.gama.max 1", "python protein.py report a --outputs b",
-                 "python -m ocean squared --chek", "python -m ocean squared --set distanc=3", "make trian",
-                 "make -C breakout_c ran", "python watch.py ship brekout", "python pufferl.py runs sho latest",
+                 "python pufferl.py eval breakout --eval.vidoe a.mp4",
+                 "python pufferl.py plot latest --metrik score",
+                 "python pufferl.py export breakout --export.www out",
+                 "python protein.py breakout --sweep.wokers 2",
+                 "python protein.py breakout --sweep.train.gama.max 1",
+                 "python protein.py report a --outputs b",
+                 "python -m ocean squared --chek", "python -m ocean squared --set distanc=3",
+                 "make trian",
+                 "make -C breakout_c ran", "python watch.py ship brekout",
+                 "python pufferl.py runs sho latest",
                  "python pufferl.py list brekout", "python pufferl.py doctor --seconds ten",
-                 "python pufferl.py diagnose", "python pufferl.py autotune breakout --vec.num-work 2"):
+                 "python pufferl.py diagnose",
+                 "python pufferl.py autotune breakout --vec.num-work 2"):
         with pytest.raises((AssertionError, ValueError)):
             parse(shlex.split(line))
 

@@ -17,9 +17,12 @@ EPOCHS = 10
 # distance of a random word from a boundary between two actions below which rounding decides
 NEAR = 1e-5
 SETTINGS = {
-    "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.3, "learning_rate": 0.01, "momentum": 0.9,
-    "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9, "vtrace_rho_clip": 1.1,
-    "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 0.7, "vf_clip_coef": 0.2,
+    "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.3, "learning_rate": 0.01,
+    "momentum": 0.9,
+    "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9,
+    "vtrace_rho_clip": 1.1,
+    "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 0.7,
+    "vf_clip_coef": 0.2,
     "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False,
     "norm_obs": False, "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
 }
@@ -48,8 +51,10 @@ class Chances:
                 masks = options.get("masks")
                 nudged = torch.zeros_like(actions[:1]), torch.zeros(1), torch.zeros(1)
                 kernels.sample(row, *nudged, **{**options, "first_agent": agent,
-                                                "masks": None if masks is None else masks[agent : agent + 1]})
-                assert torch.equal(nudged[0][0], theirs[agent]), f"agent {agent}: {actions[agent]}, not {theirs[agent]}"
+                                                "masks": None if masks is None
+                                                else masks[agent : agent + 1]})
+                assert torch.equal(nudged[0][0], theirs[agent]), (
+                    f"agent {agent}: {actions[agent]}, not {theirs[agent]}")
                 self.taken += 1
         # continuous ones may differ in their last bits, and environments are to see the same
         actions.copy_(theirs)
@@ -62,7 +67,8 @@ class Chances:
         theirs, theirs_weights = self.draws.pop(0)
         for m in (index != theirs).nonzero()[:, 0].tolist():
             low, high = sorted((int(index[m]), int(theirs[m])))
-            assert masses[low + 1 : high].sum() == 0, f"draw {m}: segment {index[m]}, not {theirs[m]}"
+            assert masses[low + 1 : high].sum() == 0, (
+                f"draw {m}: segment {index[m]}, not {theirs[m]}")
             self.taken += 1
         torch.testing.assert_close(weights, theirs_weights, atol=1e-5, rtol=1e-3)
         index.copy_(theirs), weights.copy_(theirs_weights)
@@ -78,20 +84,24 @@ CASES = {
     "scaled": {"max_steps": 20},  # and all that may be switched on
     "dying": {},  # in Python, agents that leave, and all that
 }
-SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip": 100.0, "learning_rate": 0.003}
+SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip": 100.0,
+          "learning_rate": 0.003}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
     called, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED),
                         "tanh": ("pendulum", SETTINGS)}.get(name, (name, SETTINGS))
-    options = {"num_envs": 8, "backend": "serial"} if name == "dying" else {"num_envs": 32, "num_buffers": 1}
+    options = ({"num_envs": 8, "backend": "serial"} if name == "dying"
+               else {"num_envs": 32, "num_buffers": 1})
     envs = [vector.make(called, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
-    theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2, normalize=settings["norm_obs"])
+    theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2,
+                                 normalize=settings["norm_obs"])
     if name == "tanh":
         models.squash(theirs, envs[0].single_action_space)
     trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
-    args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32, squash=name == "tanh", **settings)
+    args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32,
+                    squash=name == "tanh", **settings)
     heads = list(envs[1].action_heads or ())
     ours = ppo.Policy(math.prod(envs[1].observation_shape), heads, envs[1].action_dims, 16, 2)
     names = {key.replace("rnn.layers", "layers").replace("decoder.log_std", "log_std"): key
@@ -123,7 +133,8 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
             rel = 0.05 if key == "grad_norm" else 0.01  # a minibatch counts by its valid steps here
             assert losses[key] == pytest.approx(logs[key], rel=rel, abs=1e-4), (epoch, key)
         for key, parameter in ours.named_parameters():
-            torch.testing.assert_close(parameter.data, theirs.get_parameter(names[key]).data, atol=2e-5, rtol=1e-3,
+            torch.testing.assert_close(parameter.data, theirs.get_parameter(names[key]).data,
+                                       atol=2e-5, rtol=1e-3,
                                        msg=lambda text, key=key, epoch=epoch: f"epoch {epoch}, {key}: {text}")
     assert chances.taken < 10, "boundaries are rare"
     trainer.release()
@@ -131,7 +142,8 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "steps", "score"), [("cartpole", 2_000_000, 475), ("breakout", 2_600_000, 10.2)])
+@pytest.mark.parametrize(("name", "steps", "score"),
+                         [("cartpole", 2_000_000, 475), ("breakout", 2_600_000, 10.2)])
 def test_the_page_learns(name, steps, score):
     """With its own defaults; a random policy has 2.04 at Breakout, and 2.6 million
     steps take about a minute."""
@@ -160,17 +172,20 @@ def test_a_choice_that_the_network_rules_out_costs_no_entropy(low):
     ours, y.grad = y.grad, None
     chosen = sum(torch.distributions.Categorical(logits=head).log_prob(torch.tensor([a]))
                  for head, a in zip(heads, (1, 0), strict=True))
-    (sum(torch.distributions.Categorical(logits=head).entropy() for head in heads) + chosen).sum().backward()
+    (sum(torch.distributions.Categorical(logits=head).entropy() for head in heads)
+     + chosen).sum().backward()
     torch.testing.assert_close(ours, y.grad)
 
 
 def test_the_page_leaves_what_is_frozen():
-    args = ppo.Args("cartpole", total_timesteps=1024, num_envs=16, horizon=16, minibatch_size=128, weight_decay=0.1)
+    args = ppo.Args("cartpole", total_timesteps=1024, num_envs=16, horizon=16, minibatch_size=128,
+                    weight_decay=0.1)
     with vector.make("cartpole", 16, num_buffers=1) as envs:
         policy = ppo.Policy(4, [2], 0, 8, 1)
         policy.encoder.requires_grad_(False)
         before = {name: parameter.clone() for name, parameter in policy.named_parameters()}
         for _ in ppo.train(args, envs, policy):
             pass
-    same = {name for name, parameter in policy.named_parameters() if torch.equal(parameter, before[name])}
+    same = {name for name, parameter in policy.named_parameters()
+            if torch.equal(parameter, before[name])}
     assert same == {"encoder.weight", "encoder.bias"}

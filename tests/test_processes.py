@@ -21,17 +21,24 @@ import ocean
 import processes
 
 ROOT = Path(__file__).resolve().parent.parent
-PUFFERL, QUIET = str(ROOT / "pufferl.py"), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-FOREVER = ["--train.total-timesteps", "1000000000", "--logger", "none", "--train.minibatch-size", "1024"]
+PUFFERL, QUIET = str(ROOT / "pufferl.py"), {"stdout": subprocess.DEVNULL,
+                                            "stderr": subprocess.DEVNULL}
+FOREVER = ["--train.total-timesteps", "1000000000", "--logger", "none",
+           "--train.minibatch-size", "1024"]
 TRAIN = [sys.executable, PUFFERL, "train"]
 PARENTS = {  # each kind of process that starts others
     "ranks": [*TRAIN, "squared", "--env.num-envs", "64", *FOREVER, "--train.gpus", "2"],
-    "workers": [*TRAIN, "gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend", "multiprocessing",
-                "--vec.num-workers", "2", *FOREVER, "--train.horizon", "128", "--train.replay-ratio", "1"],
-    "sweep": [sys.executable, str(ROOT / "protein.py"), "squared", "--sweep.workers", "2", "--sweep.logger", "none",
-              "--sweep.train.total-timesteps.min", "1e8", "--sweep.train.total-timesteps.max", "1e9",
+    "workers": [*TRAIN, "gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend",
+                "multiprocessing",
+                "--vec.num-workers", "2", *FOREVER, "--train.horizon", "128",
+                "--train.replay-ratio", "1"],
+    "sweep": [sys.executable, str(ROOT / "protein.py"), "squared", "--sweep.workers", "2",
+              "--sweep.logger", "none",
+              "--sweep.train.total-timesteps.min", "1e8",
+              "--sweep.train.total-timesteps.max", "1e9",
               "--sweep.train.total-timesteps.mean", "5e8"],
-    "video": [sys.executable, PUFFERL, "eval", "breakout", "--baseline", "--eval.episodes", "1", "--eval.video",
+    "video": [sys.executable, PUFFERL, "eval", "breakout", "--baseline", "--eval.episodes", "1",
+              "--eval.video",
               "out.mp4"],
 }
 CHILDREN = {"ranks": 2, "workers": 2}  # of others one
@@ -42,7 +49,8 @@ def alive(mark):
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if (process.environ().get("TEST_MARK") == mark
+                    and process.status() != psutil.STATUS_ZOMBIE):
                 found.append(process)
     return found
 
@@ -71,7 +79,8 @@ def left_after_kill(kind, folder, moment, children):
             process.kill()
 
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc, and other systems tell nobody that a "
+LINUX = pytest.mark.skipif(sys.platform != "linux",
+                           reason="it looks into /proc, and other systems tell nobody that a "
                            "parent was killed")
 
 
@@ -80,7 +89,8 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
     """All kinds side by side, each when it has just begun to start others, or is about to."""
     kinds, moments = list(PARENTS), random.Random(7)
     with ThreadPoolExecutor(len(kinds)) as pool:
-        left = pool.map(lambda kind, moment: left_after_kill(kind, tmp_path / kind, moment, CHILDREN.get(kind, 1)),
+        left = pool.map(lambda kind, moment: left_after_kill(kind, tmp_path / kind, moment,
+                                                             CHILDREN.get(kind, 1)),
                         kinds, [moments.uniform(0.0, 1.0) for _ in kinds])
         assert dict(zip(kinds, left, strict=True)) == {kind: [] for kind in kinds}
 
@@ -123,7 +133,8 @@ sys.exit(ranks.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared", "--tr
 
 def test_a_launch_that_fails_half_way_leaves_no_rank(tmp_path):
     mark = secrets.token_hex(8)
-    done = subprocess.run([sys.executable, "-c", HALF, str(ROOT)], cwd=tmp_path, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", HALF, str(ROOT)], cwd=tmp_path,
+                          capture_output=True, text=True,
                           env={**os.environ, "TEST_MARK": mark}, timeout=200)
     assert done.stdout.count(",") == 1, "two ranks had been started"
     assert alive(mark) == []
@@ -144,7 +155,8 @@ def test_ctrl_c_shows_no_traceback(file):
         options = ["squared", "--help"] if file != "pufferl.py" else ["train", "squared", "--help"]
         process = start([sys.executable, "-S", "-c", "import signal, sys, os\n"
                          "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-                         "os.execv(sys.argv[1], sys.argv[1:])", sys.executable, str(ROOT / file), *options],
+                         "os.execv(sys.argv[1], sys.argv[1:])", sys.executable,
+                         str(ROOT / file), *options],
                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         maps = Path(f"/proc/{process.pid}/maps")
         wait_for(lambda: "numpy" in maps.read_text())  # noqa: B023 - Python itself has begun, and packages are imported
@@ -157,21 +169,24 @@ def test_ctrl_c_shows_no_traceback(file):
 
 
 def test_one_that_ignores_ctrl_c_goes_on_ignoring_it():
-    code = ("import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, sys.argv[1]); "
-            "import processes; processes.stop_at_once(); processes.run_command("
+    code = ("import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, "
+            "sys.argv[1]); import processes; processes.stop_at_once(); processes.run_command("
             "lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN))")
-    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True,
+                          text=True, check=True)
     assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize("options", [["-u"], []], ids=["unbuffered", "buffered"])
 def test_outputs_are_what_they_were_until_nobody_reads_them(options):
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import processes; processes.outlive_readers()\n"
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import processes; "
+            "processes.outlive_readers()\n"
             "print('αβ', end='', flush=sys.argv[2] == 'buffered'); sys.stdin.readline()\n"
             "assert processes.lost_output() is None and not sys.stdout.isatty()\n"
             "print('more', flush=True); print('still more', flush=True)\n"
             "print(type(processes.lost_output()).__name__, file=sys.stderr)")
-    process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT), "" if options else "buffered"],
+    process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT),
+                     "" if options else "buffered"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.read(4).decode() == "αβ"
     process.stdout.close()
@@ -184,7 +199,8 @@ def test_outputs_are_what_they_were_until_nobody_reads_them(options):
 
 
 def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
-    files = {"memory.max": "3000000", "memory.current": "2000000", "memory.stat": "anon 5\ninactive_file 500000"}
+    files = {"memory.max": "3000000", "memory.current": "2000000",
+             "memory.stat": "anon 5\ninactive_file 500000"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     before = processes.available_memory()

@@ -26,8 +26,10 @@ UNIT = {"distribution": "uniform", "min": 0, "max": 1}
 
 
 @pytest.mark.parametrize("what", [
-    {"distribution": "uniform", "min": -2, "max": 3}, {"distribution": "int_uniform", "min": 1, "max": 6},
-    {"distribution": "uniform_pow2", "min": 16, "max": 512}, {"distribution": "log_normal", "min": "1e-5", "max": ".1"},
+    {"distribution": "uniform", "min": -2, "max": 3},
+    {"distribution": "int_uniform", "min": 1, "max": 6},
+    {"distribution": "uniform_pow2", "min": 16, "max": 512},
+    {"distribution": "log_normal", "min": "1e-5", "max": ".1"},
     {"distribution": "logit_normal", "min": 0.8, "max": 0.9999},
     {"distribution": "log_normal", "min": 1, "max": 9e9, "integer": True},
     [8, 16, 40], ["adam", "muon"], [True, False], {"values": "1, 2.5, 7"},
@@ -46,7 +48,8 @@ def test_values_and_coordinates_round_trip(what):
     if setting.levels:
         seen = [setting.from_unit((i + 0.5) / 1000) for i in range(1000)]
         counts = [seen.count(value) for value in set(seen)]
-        assert len(counts) == setting.levels and max(counts) - min(counts) <= 2, "all levels must be equally wide"
+        assert len(counts) == setting.levels and max(counts) - min(counts) <= 2, (
+            "all levels must be equally wide")
 
 
 def test_scales():
@@ -60,7 +63,8 @@ def test_scales():
 
 def test_a_distribution_is_a_row_of_the_table(monkeypatch):
     monkeypatch.setitem(protein.SCALES, "cube", protein.Scale(
-        math.cbrt, lambda place: place**3, lambda value: value != 7, "{value} is the one that cube cannot have"))
+        math.cbrt, lambda place: place**3, lambda value: value != 7,
+        "{value} is the one that cube cannot have"))
     space = Space({"train.key": {"distribution": "cube", "min": -8, "max": 1}})
     assert [space.decode(np.array([u]))["train.key"] for u in (0, 1 / 3, 2 / 3, 1)] == [-8, -1, 0, 1]
     assert space.encode({"train.key": -1.0}) == pytest.approx(1 / 3)
@@ -83,7 +87,8 @@ def test_a_distribution_is_a_row_of_the_table(monkeypatch):
     ({"distribution": "uniform", "min": "low", "max": 1}, "must be a number"),
     ({"distribution": "uniform", "min": 0, "max": 1, "maen": 1}, "Did you mean mean"),
     ({"min": 0, "max": 1}, "has no distribution: one of uniform"),
-    ({"distribution": "uniform", "min": 0, "max": 1, "mean": "mid"}, "mean = 'mid': must be a number"),
+    ({"distribution": "uniform", "min": 0, "max": 1, "mean": "mid"},
+     "mean = 'mid': must be a number"),
     (0.9, "must be a list of values"),
     ("muon,adam", "must be a list of values"),
     ([3], "two or more"),
@@ -106,7 +111,8 @@ def test_settings_that_do_not_exist_are_refused():
 
 
 @pytest.mark.parametrize("name, what, message", [
-    ("train.gamma", {"distribution": "uniform", "min": 0, "max": "high"}, "max = 'high': must be a number"),
+    ("train.gamma", {"distribution": "uniform", "min": 0, "max": "high"},
+     "max = 'high': must be a number"),
     ("train.gamma", {"distribution": "uniform", "min": 0, "max": ""}, "max is missing"),
     ("train.momentum", {"max": "0.9"}, "has no distribution"),
     ("train.optimizer", ["muon", "adamm"], "values = 'adamm': must be one of muon, adam"),
@@ -120,7 +126,8 @@ def test_what_a_setting_cannot_be_is_refused(name, what, message):
 
 def test_values_of_a_choice_are_what_the_setting_takes():
     space = Space(sweep.searched_settings("squared", {
-        "rnn.name": {"distribution": "choice", "values": "mingru, lstm, none"}, "train.reward_clip": [None, 1],
+        "rnn.name": {"distribution": "choice", "values": "mingru, lstm, none"},
+        "train.reward_clip": [None, 1],
         "train.anneal_lr": {"values": "true, false"}, "policy.hidden_size": {"values": "32, 64"}}))
     assert [setting.values for setting in space.settings] == [
         ("mingru", "lstm", "none"), (None, 1.0), (True, False), (32, 64)]
@@ -130,9 +137,11 @@ def test_fixed_settings_are_not_searched():
     searched = lambda **fixed: Protein("squared", fixed=fixed).space.names  # noqa: E731
     everything = searched()
     for fixed, out in (({"train.total_timesteps": 1_000_000}, {"train.total_timesteps"}),
-                       ({"train": {"num_steps": 32}}, {"train.horizon"}), ({"env.num_envs": 8}, {"vec.total_agents"})):
+                       ({"train": {"num_steps": 32}}, {"train.horizon"}),
+                       ({"env.num_envs": 8}, {"vec.total_agents"})):
         assert set(everything) - set(searched(**fixed)) == out
-    for fixed, message in (({"train.gama": 1}, "Did you mean gamma"), ({"train.gamma": "x"}, "must be a number")):
+    for fixed, message in (({"train.gama": 1}, "Did you mean gamma"),
+                           ({"train.gamma": "x"}, "must be a number")):
         with pytest.raises(ValueError, match=message):
             searched(**fixed)
 
@@ -140,20 +149,24 @@ def test_fixed_settings_are_not_searched():
 def test_present_values_are_the_means_and_whole_numbers_stay_whole():
     space = sweep.searched_settings("squared", {
         "train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e8},
-        "env.distance": {"distribution": "int_uniform", "min": 2, "max": 9}, "train.gamma": {**UNIT, "mean": 0.3},
+        "env.distance": {"distribution": "int_uniform", "min": 2, "max": 9},
+        "train.gamma": {**UNIT, "mean": 0.3},
         "train.vf_coef": {"distribution": "uniform", "min": 5, "max": 9}})
     present = configuration.load_config("squared")["train"]["total_timesteps"]
-    assert space["train.total_timesteps"]["mean"] == present and space["train.total_timesteps"]["integer"]
+    assert (space["train.total_timesteps"]["mean"] == present
+            and space["train.total_timesteps"]["integer"])
     assert space["env.distance"]["mean"] == 5 and space["train.gamma"]["mean"] == 0.3
     assert "mean" not in space["train.vf_coef"], "the present value lies outside: no preference"
     assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
-    choices = {"train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None], "policy.hidden_size": [128, 64, 32]}
+    choices = {"train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None],
+               "policy.hidden_size": [128, 64, 32]}
     section = configuration.load_config("squared")
     shipped = {name: section[name.split(".")[0]][name.split(".")[1]] for name in choices}
     assert Random(search_space=sweep.searched_settings("squared", choices)).suggest() == shipped
 
 
-INIS = [path for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini")) if path.stem != "default"]
+INIS = [path for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini"))
+        if path.stem != "default"]
 SWEPT = [path.stem for path in INIS if path.stem in ocean.names() and "[sweep." in path.read_text()]
 
 
@@ -166,14 +179,16 @@ def test_the_sweep_of_each_environment_begins_at_its_own_settings(name):
     num_envs = settings.pop("num_envs") * args["vec"]["num_envs"]
     with contextlib.closing(ocean.load(name).create(1, settings=settings)) as one:
         agents = num_envs * one.num_agents
-    default = {"vec.total_agents": agents, "train.minibatch_size": min(8192, agents * args["train"]["horizon"])}
+    default = {"vec.total_agents": agents,
+               "train.minibatch_size": min(8192, agents * args["train"]["horizon"])}
     means = {key: what.get("mean") for key, what in space.items()}
     present = {key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
     present = {key: default.get(key) if value is None else value for key, value in present.items()}
     assert means == present
 
 
-@pytest.mark.parametrize("path", [path for path in INIS if re.search("env_name = .*/", path.read_text())],
+@pytest.mark.parametrize("path",
+                         [path for path in INIS if re.search("env_name = .*/", path.read_text())],
                          ids=lambda path: path.stem)
 def test_the_sweep_of_an_environment_in_python_begins_at_its_own_settings(path, monkeypatch):
     """Its package need not be here: a stand-in has the settings that the file names."""
@@ -259,7 +274,8 @@ def test_against_gpytorch():
             self.linear = gpytorch.kernels.LinearKernel()
 
         def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.smooth(x) + self.linear(x))
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x),
+                                                             self.smooth(x) + self.linear(x))
 
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-9))
     model = Model(torch.tensor(X - 0.5), torch.tensor(y), likelihood).double()
@@ -327,10 +343,13 @@ def test_front_of():
 def test_finds_the_front_better_than_random(name):
     problem, gains = bench_protein.PROBLEMS[name], []
     for seed in range(4):
-        volumes = [bench_protein.hypervolume(problem, bench_protein.run_protein(name, problem, 40, seed, method))
+        volumes = [bench_protein.hypervolume(problem,
+                                             bench_protein.run_protein(name, problem, 40,
+                                                                       seed, method))
                    for method in ("Protein", "Random")]
         gains.append(volumes[0] - volumes[1])
-    assert np.mean(gains) > (0.01 if name == "branin" else 0.04), f"hypervolume over random, by seed: {gains}"
+    assert np.mean(gains) > (0.01 if name == "branin" else 0.04), (
+        f"hypervolume over random, by seed: {gains}")
 
 
 def test_does_not_hug_the_bounds():
@@ -362,8 +381,10 @@ def test_respects_the_mean():
 
 
 def test_parallel_suggestions_differ_and_observing_frees_them():
-    tuner = Protein(search_space={"env.x": UNIT, "env.n": {"distribution": "log_normal", "min": 10, "max": 1e6,
-                                                           "integer": True}}, num_trials=100, seed=0)
+    tuner = Protein(search_space={"env.x": UNIT,
+                                  "env.n": {"distribution": "log_normal", "min": 10, "max": 1e6,
+                                            "integer": True}},
+                    num_trials=100, seed=0)
     play(tuner, lambda config, rng: (-((config["env.x"] - 0.5) ** 2), config["env.n"]), 20)
     configs = [tuner.suggest() for _ in range(8)]
     units = np.array([tuner.space.encode(config) for config in configs])
@@ -379,9 +400,11 @@ def test_failures_are_avoided():
         x, y = config["env.x"], config["env.y"]
         return (math.nan if x > 0.6 else x + 0.3 * y), 1 + y
 
-    tuner = Protein(search_space={"env.x": UNIT, "env.y": UNIT, "env.z": UNIT}, num_trials=60, seed=0)
+    tuner = Protein(search_space={"env.x": UNIT, "env.y": UNIT, "env.z": UNIT},
+                    num_trials=60, seed=0)
     units = play(tuner, objective, 60)
-    assert (units[-20:, 0] > 0.65).mean() <= 0.25, "near 0.6 it may err: the best settings lie at the edge"
+    assert (units[-20:, 0] > 0.65).mean() <= 0.25, (
+        "near 0.6 it may err: the best settings lie at the edge")
     assert tuner.best()[1] > 0.8
     assert sum(o.failed for o in tuner.observations) <= 30
 
@@ -390,7 +413,8 @@ def test_suggestions_stay_below_the_limit_of_cost():
     def objective(config, rng):
         return config["env.x"], 10 ** (3 * config["env.x"])
 
-    tuner = Protein(search_space={"env.x": UNIT, "env.y": UNIT}, num_trials=40, max_suggestion_cost=30, seed=0)
+    tuner = Protein(search_space={"env.x": UNIT, "env.y": UNIT}, num_trials=40,
+                    max_suggestion_cost=30, seed=0)
     units = play(tuner, objective, 40)
     costs = 10 ** (3 * units[tuner.random_trials :, 0])
     assert (costs > 33).mean() < 0.1 and tuner.front()[-1][1] > 0.4
@@ -413,7 +437,8 @@ def test_small_spaces_are_exhausted_without_repeats():
 
 
 def test_grid_covers_the_range():
-    tuner = Grid(search_space={"env.x": {"distribution": "log_normal", "min": 1, "max": 100}, "env.k": ["a", "b"]},
+    tuner = Grid(search_space={"env.x": {"distribution": "log_normal", "min": 1, "max": 100},
+                               "env.k": ["a", "b"]},
                  num_trials=6)
     values = []
     while (config := tuner.suggest()) is not None:
@@ -423,7 +448,8 @@ def test_grid_covers_the_range():
 
 def test_minimise_and_optimize_in_python():
     best = Protein(search_space={"train": {"x": UNIT, "kind": ["good", "bad"]}}, num_trials=30, goal="minimize",
-                   seed=1).optimize(lambda c: ((c["train.x"] - 0.7) ** 2 + (c["train.kind"] == "bad"), 1.0))
+                   seed=1).optimize(lambda c: ((c["train.x"] - 0.7) ** 2
+                                               + (c["train.kind"] == "bad"), 1.0))
     assert best["train.kind"] == "good" and abs(best["train.x"] - 0.7) < 0.05
     with pytest.raises(RuntimeError, match="none of 3 trials"):
         Random(search_space={"env.x": UNIT}, num_trials=3).optimize(lambda config: 1 / 0)
@@ -449,14 +475,17 @@ def test_a_sweep_that_goes_on_suggests_as_if_it_had_not_stopped_repeating_nothin
 def test_curves_teach_without_counting_a_lucky_trial_five_times():
     """With the curve's points, the model learns how cost grows along the schedule; the group term
     takes what a trial's points share."""
-    tuner = Protein(search_space={"train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e7},
-                                  "train.learning_rate": {"distribution": "log_normal", "min": 1e-3, "max": 1}},
+    tuner = Protein(search_space={"train.total_timesteps": {"distribution": "log_normal",
+                                                            "min": 1e5, "max": 1e7},
+                                  "train.learning_rate": {"distribution": "log_normal",
+                                                          "min": 1e-3, "max": 1}},
                     num_trials=100, seed=0)
     rng = np.random.default_rng(0)
     for _ in range(20):
         config = tuner.suggest()
         steps, luck = config["train.total_timesteps"], 0.1 * rng.standard_normal()
-        curve = [(p, 1 - math.exp(-p * steps / 1e6) + luck, p * steps / 1e5) for p in (0.2, 0.4, 0.6, 0.8, 1.0)]
+        curve = [(p, 1 - math.exp(-p * steps / 1e6) + luck, p * steps / 1e5)
+                 for p in (0.2, 0.4, 0.6, 0.8, 1.0)]
         tuner.observe(config, *curve[-1][1:], curve=curve)
     tuner.fit()
     units = tuner.space.encode({"train.total_timesteps": 2e6, "train.learning_rate": 0.03})[None]
@@ -474,6 +503,7 @@ def test_suggestions_after_many_observations_come_from_the_models():
     for _ in range(500):
         config = tuner.space.decode(rng.random(15))
         x = np.array(list(config.values()))
-        tuner.observe(config, -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]), failed=rng.random() < 0.1)
+        tuner.observe(config, -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]),
+                      failed=rng.random() < 0.1)
     tuner.suggest()
     assert tuner.prediction

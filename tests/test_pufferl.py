@@ -49,9 +49,11 @@ def make_trainer(
 ):
     torch.manual_seed(seed)
     vecenv = vector.make(
-        env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs
+        env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed,
+        env_kwargs=env_kwargs
     )
-    policy = policy(vecenv) if policy else models.MinGRUPolicy(vecenv, hidden_size=hidden_size, num_layers=num_layers)
+    policy = policy(vecenv) if policy else models.MinGRUPolicy(vecenv, hidden_size=hidden_size,
+                                                               num_layers=num_layers)
     settings = {
         "horizon": 8,
         "minibatch_size": 64,
@@ -79,13 +81,15 @@ def parameters_of(policy):
 
 
 def squashed(env):
-    return models.squash(models.MinGRUPolicy(env, hidden_size=16, num_layers=2), env.single_action_space)
+    return models.squash(models.MinGRUPolicy(env, hidden_size=16, num_layers=2),
+                         env.single_action_space)
 
 
 CASES = {
     "discrete with truncations": {"env": "cartpole", "env_kwargs": {"max_steps": 5}},
     "continuous": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 9}},
-    "multi-agent, two heads": {"env": "target", "num_envs": 6, "env_kwargs": {"num_agents": 4, "patience": 6}},
+    "multi-agent, two heads": {"env": "target", "num_envs": 6,
+                               "env_kwargs": {"num_agents": 4, "patience": 6}},
     "bytes": {"env": "squared", "env_kwargs": {"distance": 2}},
     "masks": {"env": "masked"},
     "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 9}, "policy": squashed},
@@ -198,7 +202,8 @@ def test_rollout_stores_what_the_policy_said(tmp_path):
     for _ in range(2):
         trainer.evaluate()
     s = trainer.storage
-    state = {"mingru": trainer.engine.initial_state["mingru"].clone(), "resets": s["resets"], "valid": s["valid"]}
+    state = {"mingru": trainer.engine.initial_state["mingru"].clone(), "resets": s["resets"],
+             "valid": s["valid"]}
     with torch.no_grad():
         logits, value = trainer.policy(s["observations"], state)
     torch.testing.assert_close(trainer.values, value.squeeze(-1), atol=1e-5, rtol=1e-4)
@@ -218,9 +223,11 @@ def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tm
     seen, bootstrap = [], trainer.engine._bootstrap
 
     def spy(worker, buffer, t):
-        seen.append((t, trainer.engine.state["mingru"].clone(), trainer.storage["final_observations"].clone()))
+        seen.append((t, trainer.engine.state["mingru"].clone(),
+                     trainer.storage["final_observations"].clone()))
         bootstrap(worker, buffer, t)
-        assert torch.equal(trainer.engine.state["mingru"], seen[-1][1]), "looking ahead must not commit a state"
+        assert torch.equal(trainer.engine.state["mingru"], seen[-1][1]), (
+            "looking ahead must not commit a state")
 
     trainer.engine._bootstrap = spy
     trainer.evaluate()
@@ -230,7 +237,8 @@ def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tm
     for t, agent in cut:
         state, final = states[t]
         with torch.no_grad():
-            _, value = trainer.policy.forward_eval(final[agent : agent + 1], {"mingru": state[:, agent : agent + 1]})
+            _, value = trainer.policy.forward_eval(final[agent : agent + 1],
+                                                   {"mingru": state[:, agent : agent + 1]})
         assert trainer.bootstraps[t, agent].item() == pytest.approx(value.item(), abs=1e-5)
         assert not torch.equal(final[agent], trainer.storage["observations"][t + 1, agent])
     trainer.release()
@@ -249,7 +257,8 @@ def test_one_rollout_is_the_same_for_any_number_of_buffers_and_threads(tmp_path,
         )
         trainer.evaluate()
         results.append(
-            [trainer.storage["actions"].clone(), trainer.storage["observations"].clone(), trainer.values.clone()]
+            [trainer.storage["actions"].clone(), trainer.storage["observations"].clone(),
+             trainer.values.clone()]
         )
         trainer.release()
     for actions, observations, values in results[1:]:
@@ -289,7 +298,8 @@ RESUMED = {
     "agents": CASES["multi-agent, two heads"],
     "lstm": {"policy": lambda env: models.LSTMWrapper(env, models.FeedForward(env, 16), 16)},
     "heap": {"env": "nmmo3", "num_envs": 2, "num_buffers": 1,
-             "env_kwargs": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2,
+             "env_kwargs": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24,
+                            "villages": 2,
                             "max_steps": 20}},
     "bfloat16": {"precision": "bfloat16"},
 }
@@ -322,7 +332,8 @@ def test_state_is_carried_over_or_begins_at_zero(tmp_path, state, carried):
 
 def test_adam_is_torchs(tmp_path):
     settings = {"momentum": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
-    trainer = make_trainer(tmp_path, optimizer="adam", max_grad_norm=0.05, replay_ratio=1 / 3, **settings)
+    trainer = make_trainer(tmp_path, optimizer="adam", max_grad_norm=0.05,
+                           replay_ratio=1 / 3, **settings)
     ours = list(trainer.policy.parameters())
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     other = torch.optim.AdamW(theirs, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1)
@@ -351,7 +362,8 @@ class Inline:
 
 
 def test_nothing_is_allocated_after_the_first_epochs(tmp_path):
-    trainer = make_trainer(tmp_path, "breakout", num_envs=256, horizon=64, minibatch_size=4096, hidden_size=64)
+    trainer = make_trainer(tmp_path, "breakout", num_envs=256, horizon=64, minibatch_size=4096,
+                           hidden_size=64)
     trainer.engine.pool = Inline()
     run_epochs(trainer, 2)
     tracemalloc.start()
@@ -361,7 +373,8 @@ def test_nothing_is_allocated_after_the_first_epochs(tmp_path):
         torch.empty(100_000)  # shows that the profiler sees allocations
     peak = tracemalloc.get_traced_memory()[1]  # numpy's and Python's
     tracemalloc.stop()
-    sizes = sorted(event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
+    sizes = sorted(event.nbytes() for event in profile.profiler.kineto_results.events()
+                   if event.name() == "[memory]")
     assert sizes[-1] == 400_000, "the profiler saw no allocation"
     assert sizes[-2] < 65536
     assert peak < 10 * 65536  # the profiler's own events are in it
@@ -419,11 +432,13 @@ class FixedSpread(Plain):
 
 
 def test_a_network_over_time_alone_sees_its_flags_and_heads(tmp_path):
-    trainer = make_trainer(tmp_path, "target", Timed, num_envs=6, env_kwargs={"num_agents": 4, "patience": 6})
+    trainer = make_trainer(tmp_path, "target", Timed, num_envs=6,
+                           env_kwargs={"num_agents": 4, "patience": 6})
     run_epochs(trainer, 1)
     trainer.evaluate()
     s, T = trainer.storage, trainer.horizon
-    state = {"sum": trainer.engine.initial_state["sum"], "resets": s["resets"][:T], "valid": s["valid"][:T]}
+    state = {"sum": trainer.engine.initial_state["sum"], "resets": s["resets"][:T],
+             "valid": s["valid"][:T]}
     with torch.no_grad():
         logits, value = trainer.policy(s["observations"][:T], state)
     torch.testing.assert_close(trainer.values[:T], value.squeeze(-1), atol=1e-5, rtol=1e-4)
@@ -458,7 +473,8 @@ def test_evaluate_and_train_take_turns(tmp_path):
         trainer.train()
     trainer.evaluate()
     trainer.evaluate()
-    assert trainer.arena["steps"].tolist() == list(range(8, 16)), "a second rollout has random words of its own"
+    assert trainer.arena["steps"].tolist() == list(range(8, 16)), (
+        "a second rollout has random words of its own")
     trainer.train()
     assert trainer.global_step == trainer.batch_size
     with pytest.raises(RuntimeError, match="call evaluate"):
@@ -481,11 +497,14 @@ def test_arguments_in_the_wrong_place_are_told():
     with vector.make("cartpole", 4) as vecenv:
         policy = models.MinGRUPolicy(vecenv)
         for arguments in (({}, policy, vecenv), (policy, vecenv)):
-            with pytest.raises(pufferl.ConfigError, match=r"vecenv is a MinGRUPolicy, expected what make.*swapped"):
+            with pytest.raises(pufferl.ConfigError,
+                               match=r"vecenv is a MinGRUPolicy, expected what make.*swapped"):
                 pufferl.PuffeRL(*arguments)
-        with pytest.raises(pufferl.ConfigError, match=r"policy is a dict, expected a torch.nn.Module\.$"):
+        with pytest.raises(pufferl.ConfigError,
+                           match=r"policy is a dict, expected a torch.nn.Module\.$"):
             pufferl.PuffeRL({}, vecenv, {})
-        with pytest.raises(pufferl.ConfigError, match=r"vecenv is a CartPoleEnv, expected what make or load_env gives"):
+        with pytest.raises(pufferl.ConfigError,
+                           match=r"vecenv is a CartPoleEnv, expected what make or load_env gives"):
             pufferl.PuffeRL({}, gymnasium.make("CartPole-v1").unwrapped, policy)
 
 
@@ -546,7 +565,8 @@ def test_a_normal_with_fixed_spread_trains(tmp_path):
 
 def test_statistics_that_are_not_in_every_log_keep_their_own_weight(tmp_path):
     trainer = make_trainer(tmp_path)
-    for log in ({"score": 0.0, "n": 90}, {"score": 1.0, "success": 1.0, "n": 10}, {}, {"score": 1.0, "n": 100}):
+    for log in ({"score": 0.0, "n": 90}, {"score": 1.0, "success": 1.0, "n": 10}, {},
+                {"score": 1.0, "n": 100}):
         trainer.statistics.add_episodes(log, trainer.policy)
     assert trainer.environment == pytest.approx({"score": 110 / 200, "success": 1.0, "n": 200})
     trainer.release()
@@ -555,9 +575,12 @@ def test_statistics_that_are_not_in_every_log_keep_their_own_weight(tmp_path):
 CUSTOM = {
     "plain module": Plain,
     "feed-forward": lambda env: models.FeedForward(env, hidden_size=16),
-    "lstm": lambda env: models.LSTMWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16),
-    "gru": lambda env: models.GRUWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16),
-    "mingru": lambda env: models.MinGRUWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16),
+    "lstm": lambda env: models.LSTMWrapper(env, models.FeedForward(env, hidden_size=16),
+                                           hidden_size=16),
+    "gru": lambda env: models.GRUWrapper(env, models.FeedForward(env, hidden_size=16),
+                                         hidden_size=16),
+    "mingru": lambda env: models.MinGRUWrapper(env, models.FeedForward(env, hidden_size=16),
+                                               hidden_size=16),
 }
 
 
@@ -570,16 +593,19 @@ def test_custom_policies_train_and_accumulate_gradients(tmp_path, policy):
 
 
 def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
-    options = ["--policy.name", "board", "--policy.hidden-size", "8", "--env.num-envs", "64", "--train.horizon", "16",
+    options = ["--policy.name", "board", "--policy.hidden-size", "8", "--env.num-envs", "64",
+               "--train.horizon", "16",
                "--train.minibatch-size", "512", "--logger", "none", "--data-dir", str(tmp_path)]
     for name in ("minesweeper", "go", "connect4"):
-        args = pufferl.load_config(name, [*options, "--rnn.num-layers", "1", "--train.total-timesteps", "3072"])
+        args = pufferl.load_config(name, [*options, "--rnn.num-layers", "1",
+                                          "--train.total-timesteps", "3072"])
         trainer = pufferl.train(name, args)
         assert trainer.global_step == 3072
         more = ["--resume", str(trainer.run_folder), "--train.total-timesteps", "5120"]
         trainer = pufferl.train(name, pufferl.load_config(name, more))
         assert trainer.global_step == 5120 and type(trainer.policy) is models.Board
-        assert trainer.engine._threads(1024) == trainer.vecenv.num_threads, "a convolution's weights work on every cell"
+        assert trainer.engine._threads(1024) == trainer.vecenv.num_threads, (
+            "a convolution's weights work on every cell")
         played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "16"]
         assert math.isfinite(watch.evaluate(name, pufferl.load_config(name, played))["score"].mean)
 
@@ -587,7 +613,8 @@ def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
 def test_the_board_policy_says_what_it_cannot_do():
     for name, options, message in (("cartpole", [], "Board reads planes"),
                                    ("go", ["--rnn.name", "mingru"], "set rnn.name none")):
-        args = pufferl.load_config(name, ["--policy.name", "board", "--env.num-envs", "2", *options])
+        args = pufferl.load_config(name,
+                                   ["--policy.name", "board", "--env.num-envs", "2", *options])
         vecenv = pufferl.load_env(name, args)
         with pytest.raises(configuration.ConfigError, match=message):
             pufferl.load_policy(args, vecenv, name)
@@ -596,8 +623,10 @@ def test_the_board_policy_says_what_it_cannot_do():
 
 @pytest.mark.parametrize("memory", ["auto", "lstm"])
 def test_the_impala_policy_trains_and_is_evaluated(tmp_path, memory):
-    options = ["--policy.name", "impala", "--policy.hidden-size", "16", "--rnn.name", memory, "--env.num-envs", "1",
-               "--env.num-agents", "16", "--train.horizon", "8", "--train.minibatch-size", "64", "--logger", "none",
+    options = ["--policy.name", "impala", "--policy.hidden-size", "16", "--rnn.name", memory,
+               "--env.num-envs", "1",
+               "--env.num-agents", "16", "--train.horizon", "8", "--train.minibatch-size", "64",
+               "--logger", "none",
                "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
     trainer = pufferl.train("snake", pufferl.load_config("snake", options))
     inner = trainer.policy if memory == "auto" else trainer.policy.policy
@@ -627,11 +656,14 @@ class Unbounded(gymnasium.Env):
 
 
 def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
-    options = ["--env.num-envs", "16", "--train.horizon", "8", "--train.minibatch-size", "64", "--logger", "none",
+    options = ["--env.num-envs", "16", "--train.horizon", "8", "--train.minibatch-size", "64",
+               "--logger", "none",
                "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
     folders = {}
     for squash in ("none", "tanh"):
-        trainer = pufferl.train("pendulum", pufferl.load_config("pendulum", [*options, "--policy.squash", squash]))
+        trainer = pufferl.train("pendulum",
+                                pufferl.load_config("pendulum",
+                                                    [*options, "--policy.squash", squash]))
         assert trainer.engine.name == "compiled" and trainer.engine.rollout_name == "compiled"
         assert ("action_squash" in trainer.policy.state_dict()) == (squash == "tanh")
         folders[squash] = str(trainer.run_folder)
@@ -647,14 +679,18 @@ def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
         with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
             return pufferl.load_policy(args, vecenv, env)
 
-    assert models.squash_of(load("pendulum", folders["tanh"], "none")) is not None, "as it was trained"
-    assert models.squash_of(load("pendulum", folders["none"], "none")) is None, "as before there was a tanh"
-    with pytest.raises(configuration.ConfigError, match=r"(?s)does not fit this network.*action_squash"):
+    assert models.squash_of(load("pendulum", folders["tanh"], "none")) is not None, (
+        "as it was trained")
+    assert models.squash_of(load("pendulum", folders["none"], "none")) is None, (
+        "as before there was a tanh")
+    with pytest.raises(configuration.ConfigError,
+                       match=r"(?s)does not fit this network.*action_squash"):
         load("pendulum", folders["none"], "tanh")
     for env, settings in (("cartpole", {}), ("pendulum", {"continuous": False})):
         with pytest.raises(configuration.ConfigError, match="is for continuous actions"):
             load(env, None, "tanh", **settings)
-    played = ["--load-model-path", folders["tanh"], "--eval.episodes", "4", "--eval.deterministic", "True"]
+    played = ["--load-model-path", folders["tanh"], "--eval.episodes", "4",
+              "--eval.deterministic", "True"]
     assert watch.evaluate("pendulum", pufferl.load_config("pendulum", played))["score"].mean < 0
     mine = vector.make(Unbounded, num_envs=1)
     with pytest.raises(TypeError, match="finite bound of each action"):
@@ -663,17 +699,20 @@ def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
 
 def test_weights_of_other_bounds_are_refused(tmp_path):
     env = "gym/Pendulum-v1"
-    args = pufferl.load_config(env, ["--policy.squash", "tanh", "--vec.num-envs", "2", "--vec.backend", "serial"])
+    args = pufferl.load_config(env, ["--policy.squash", "tanh", "--vec.num-envs", "2",
+                                     "--vec.backend", "serial"])
     with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
         policy = pufferl.load_policy(args, vecenv, env)
         assert policy.action_squash[:2, 0].tolist() == [0, 2], "a torque within -2..2"
-        play = models.sample_logits(torch.distributions.Normal(torch.full((1, 1), 9.0), torch.ones(1, 1)),
+        play = models.sample_logits(torch.distributions.Normal(torch.full((1, 1), 9.0),
+                                                               torch.ones(1, 1)),
                                     torch.zeros(1, 1), seed=0, step=0, squash=policy.action_squash)
         assert play[0].item() == pytest.approx(2)
         policy.action_squash.mul_(3)
         torch.save(policy.state_dict(), tmp_path / "model_0.pt")
         with pytest.raises(configuration.ConfigError, match="to act between other bounds"):
-            pufferl.load_policy({**args, "load_model_path": str(tmp_path / "model_0.pt")}, vecenv, env)
+            pufferl.load_policy({**args, "load_model_path": str(tmp_path / "model_0.pt")},
+                                vecenv, env)
 
 
 def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
@@ -685,7 +724,8 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
     fused = run_epochs(make_trainer(tmp_path, env_kwargs={"max_steps": 12}), 3)
     slow = run_epochs(
         make_trainer(
-            tmp_path, policy=lambda env: Slow(env, hidden_size=16, num_layers=2), env_kwargs={"max_steps": 12}
+            tmp_path, policy=lambda env: Slow(env, hidden_size=16, num_layers=2),
+            env_kwargs={"max_steps": 12}
         ),
         3,
     )
@@ -693,7 +733,9 @@ def test_custom_form_of_the_default_policy_learns_the_same(tmp_path):
         torch.testing.assert_close(fused[name], slow[name], atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("policy", [None, lambda env: models.LSTMWrapper(env, models.FeedForward(env, 16), 16)],
+@pytest.mark.parametrize("policy",
+                         [None,
+                          lambda env: models.LSTMWrapper(env, models.FeedForward(env, 16), 16)],
                          ids=["default", "lstm"])
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
@@ -712,7 +754,8 @@ def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
     assert not torch.equal(*values)
     torch.testing.assert_close(values[1], values[0], rtol=0.02, atol=0.02)
     assert losses[1]["entropy"] == pytest.approx(losses[0]["entropy"], rel=0.01)
-    assert torch.cosine_similarity(*steps, dim=0) > 0.7 and all(math.isfinite(loss) for loss in losses[1].values())
+    assert torch.cosine_similarity(*steps, dim=0) > 0.7 and all(math.isfinite(loss)
+                                                                for loss in losses[1].values())
 
 
 def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
@@ -727,18 +770,22 @@ def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
 
 
 @pytest.mark.parametrize(("env", "settings", "precision"), [
-    ("cartpole", {"max_steps": 5}, "float32"), ("pendulum", {"max_steps": 7}, "float32"), ("masked", {}, "float32"),
-    ("target", {"num_agents": 4, "patience": 6}, "float32"), ("spaces", {}, "float32"), ("squared", {}, "float32"),
+    ("cartpole", {"max_steps": 5}, "float32"), ("pendulum", {"max_steps": 7}, "float32"),
+    ("masked", {}, "float32"),
+    ("target", {"num_agents": 4, "patience": 6}, "float32"), ("spaces", {}, "float32"),
+    ("squared", {}, "float32"),
     ("cartpole", {"max_steps": 5}, "bfloat16"),
 ])
-def test_a_rollout_in_one_call_is_the_one_step_by_step(tmp_path, monkeypatch, env, settings, precision):
+def test_a_rollout_in_one_call_is_the_one_step_by_step(tmp_path, monkeypatch, env,
+                                                       settings, precision):
     """Bit for bit: truncations, masks, several heads, several agents, continuous actions, bytes."""
     rollouts, calls = [], []
     for one_call in (True, False):
         monkeypatch.setattr(vector.Native, "can_step_in_kernels", one_call)
         trainer = make_trainer(tmp_path, env, env_kwargs=settings, precision=precision)
         advance = trainer.vecenv.advance
-        trainer.vecenv.advance = lambda buffer, advance=advance: (calls.append(buffer), advance(buffer))
+        trainer.vecenv.advance = lambda buffer, advance=advance: (calls.append(buffer),
+                                                                  advance(buffer))
         for _ in range(3):
             trainer.evaluate()
             trainer.train()
@@ -791,26 +838,30 @@ def test_the_script_of_the_docs_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_policy_that_ships_is_no_baseline_for_another_task():
-    with pytest.raises(pufferl.ConfigError, match=r"trained with env\.race = False, drone_race\.ini has True"):
+    with pytest.raises(pufferl.ConfigError,
+                       match=r"trained with env\.race = False, drone_race\.ini has True"):
         pufferl.load_config("drone_race", ["--baseline"])
     assert pufferl.load_config("drone", ["--baseline"])["env"]["race"] is False
 
 
 def test_command_line_goes_over_the_ini():
     args = pufferl.load_config(
-        "breakout", ["--vec.total-agents", "256", "--train.learning-rate", "0.5", "--env.frameskip", "2"]
+        "breakout",
+        ["--vec.total-agents", "256", "--train.learning-rate", "0.5", "--env.frameskip", "2"]
     )
     assert (args["vec"]["total_agents"], args["train"]["learning_rate"], args["env"]["frameskip"]) == (256, 0.5, 2)
 
 
 def test_options_are_read_as_an_ini_is():
-    args = pufferl.load_config("squared", ["--train.total-timesteps", "1e6", "--train.reward-clip=none", "--wandb",
+    args = pufferl.load_config("squared", ["--train.total-timesteps", "1e6",
+                                           "--train.reward-clip=none", "--wandb",
                                            "--train.num-steps", "16", "--rnn.name", "none"])
     train = args["train"]
     assert (train["total_timesteps"], train["reward_clip"], train["horizon"]) == (1_000_000, None, 16)
     assert args["wandb"] is True and args["rnn"]["name"] == "none"
     for option, message in (("--train.gamma=high", r"--train\.gamma = 'high': must be a number"),
-                            ("--train.gama=1", "Did you mean gamma"), ("--trian.gamma=1", "no section 'trian'"),
+                            ("--train.gama=1", "Did you mean gamma"),
+                            ("--trian.gamma=1", "no section 'trian'"),
                             ("--train.batch-size=1", "set vec.total_agents")):
         with pytest.raises(pufferl.ConfigError, match=message):
             pufferl.load_config("squared", [option])
@@ -852,7 +903,8 @@ def test_assigned_learning_rate_overrides_the_schedule(tmp_path):
 
 @pytest.mark.parametrize("anneal", [True, False])
 def test_schedules_follow_the_steps(tmp_path, anneal):
-    trainer = make_trainer(tmp_path, learning_rate=0.1, min_lr_ratio=0.2, ent_coef=0.01, prio_beta0=0.4,
+    trainer = make_trainer(tmp_path, learning_rate=0.1, min_lr_ratio=0.2, ent_coef=0.01,
+                           prio_beta0=0.4,
                            anneal_lr=anneal, anneal_ent_coef=anneal, total_timesteps=192 * 4)
     for done in (0.0, 0.25, 0.5, 0.75):
         rate = trainer.learning_rate
@@ -879,7 +931,8 @@ def test_nan_reward_stops_the_run_and_leaves_the_weights(tmp_path):
     before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
     with pytest.raises(FloatingPointError, match="rewards"):
         trainer.train()
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.policy.state_dict().items())
+    assert all(torch.equal(before[name], tensor)
+               for name, tensor in trainer.policy.state_dict().items())
     trainer.release()
 
 
@@ -936,7 +989,8 @@ class RulesOut(torch.nn.Module):
 LOWS = [torch.finfo(torch.float32).min, -math.inf]
 
 
-@pytest.mark.parametrize("case", [{"env": "squared"}, CASES["multi-agent, two heads"]], ids=["one head", "two heads"])
+@pytest.mark.parametrize("case", [{"env": "squared"}, CASES["multi-agent, two heads"]],
+                         ids=["one head", "two heads"])
 @pytest.mark.parametrize("low", LOWS)
 def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(tmp_path, case, low):
     results = []
@@ -951,14 +1005,16 @@ def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(tmp_pat
         entropy = sum(torch.distributions.Categorical(logits=head).entropy() for head in heads)
         entropy, logs = entropy.view(T, -1), trainer.train()
         live = trainer.storage["valid"][:T, trainer.index] != 0
-        assert logs["entropy"] == pytest.approx(float(entropy[:, trainer.index][live].mean()), abs=1e-5)
+        assert logs["entropy"] == pytest.approx(float(entropy[:, trainer.index][live].mean()),
+                                                abs=1e-5)
         results.append(run_epochs(trainer, 2)["linear.weight"])
         trainer.release()
     assert torch.equal(*results)
 
 
 def test_a_network_that_rules_out_everything_is_told(tmp_path):
-    trainer = make_trainer(tmp_path, "squared", lambda env: RulesOut(env, -math.inf, everything=True))
+    trainer = make_trainer(tmp_path, "squared",
+                           lambda env: RulesOut(env, -math.inf, everything=True))
     trainer.evaluate()
     with pytest.raises(FloatingPointError, match=r"logprobs not finite.*all -inf: leave one"):
         trainer.train()
@@ -988,17 +1044,20 @@ def test_bad_settings_are_named_before_anything_starts(tmp_path, message, settin
         make_trainer(tmp_path, **settings)
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 12, "num_steps": 5}, {"batch_size": 9}, {"batch_size": 0}])
+@pytest.mark.parametrize("settings",
+                         [{"batch_size": 12, "num_steps": 5}, {"batch_size": 9}, {"batch_size": 0}])
 def test_a_batch_that_does_not_fit_is_refused(settings):
     vecenv = vector.make("cartpole", 2)
-    with pytest.raises(pufferl.ConfigError, match=rf"batch_size = {settings['batch_size']}.* 2 agents"):
+    with pytest.raises(pufferl.ConfigError,
+                       match=rf"batch_size = {settings['batch_size']}.* 2 agents"):
         pufferl.PuffeRL(env=vecenv, policy=models.MinGRUPolicy(vecenv), data_dir=None, **settings)
     vecenv.close()
 
 
 @pytest.mark.parametrize(
     ("section", "key", "near"),
-    [("policy", "hiden_size", "hidden_size"), ("rnn", "num_layer", "num_layers"), ("vec", "num_env", "num_envs"),
+    [("policy", "hiden_size", "hidden_size"), ("rnn", "num_layer", "num_layers"),
+     ("vec", "num_env", "num_envs"),
      ("eval", "episode", "episodes"), ("profile", "epoch", "epochs"), (None, "trian", "train"),
      (None, "wandb_project", "it is project now"), (None, "gamma", "train.gamma")],
 )
@@ -1018,7 +1077,8 @@ def test_a_misspelt_key_in_a_scripts_configuration_is_refused(tmp_path, section,
 
 
 def test_a_runs_own_settings_train_again(tmp_path):
-    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64", "--train.total-timesteps", "4096"]
+    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64",
+               "--train.total-timesteps", "4096"]
     trainer = pufferl.train("squared", pufferl.load_config("squared", options))
     saved = json.loads((trainer.run_folder / "config.json").read_text())
     assert pufferl.train("squared", saved).global_step == trainer.global_step
@@ -1026,9 +1086,11 @@ def test_a_runs_own_settings_train_again(tmp_path):
 
 @pytest.mark.parametrize(
     ("option", "hint"),
-    [("--learning-rate", r"Did you mean --train\.learning-rate\?"), ("--lr", r"Did you mean --train\.learning-rate\?"),
+    [("--learning-rate", r"Did you mean --train\.learning-rate\?"),
+     ("--lr", r"Did you mean --train\.learning-rate\?"),
      ("--n-steps", r"--train\.horizon\?"), ("--num-envs", r"--env\.num-envs or --vec\.num-envs\?"),
-     ("--batch-size", r"--train\.batch-size or --vec\.batch-size\?"), ("--learnin-rate", r"--train\.learning-rate\?"),
+     ("--batch-size", r"--train\.batch-size or --vec\.batch-size\?"),
+     ("--learnin-rate", r"--train\.learning-rate\?"),
      ("--policy.gamma", r"--train\.gamma\?"), ("--train.wandb", r"mean --wandb\?"),
      ("--frameskip", r"--env\.frameskip\?"), ("--trian.gamma", "mean train"),
      ("--train.learning-rat", "mean learning_rate")],
@@ -1040,7 +1102,8 @@ def test_an_option_without_its_section_is_found(option, hint):
 
 
 def test_old_names_are_translated(tmp_path):
-    trainer = make_trainer(tmp_path, num_steps=4, minibatch_size=32, update_epochs=2, adam_beta1=0.5)
+    trainer = make_trainer(tmp_path, num_steps=4, minibatch_size=32, update_epochs=2,
+                           adam_beta1=0.5)
     assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["momentum"]) == (4, 2.0, 0.5)
     trainer.release()
 
@@ -1050,7 +1113,8 @@ def test_old_names_are_translated(tmp_path):
     [
         ("[train]\nlearning_rat = 1", "Did you mean learning_rate"),
         ("[trian]\ngamma = 1", r"\[trian\]"),
-        ("[train]\nhorizon = many", "must be a whole number"), ("[train]\nanneal_lr = 3", "must be true or false"),
+        ("[train]\nhorizon = many", "must be a whole number"),
+        ("[train]\nanneal_lr = 3", "must be true or false"),
         ("[env]\nframe_skip = 3", "frameskip"),
         ("gamma = 1", "no section headers"),
     ],
@@ -1106,7 +1170,8 @@ def run(*arguments, cwd, **kwargs):
 
 
 def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
-    small = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--train.total-timesteps", "40000"]
+    small = ["--env.num-envs", "64", "--train.minibatch-size", "1024",
+             "--train.total-timesteps", "40000"]
     trained = run("train", "squared", *small, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert "checkpoint" in trained.stdout and "tensorboard" in trained.stdout
@@ -1116,7 +1181,8 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
     assert list((folder / "tensorboard").glob("events.*"))
     assert json.loads((folder / "config.json").read_text())["env"]["num_envs"] == 64
 
-    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "20", cwd=tmp_path)
+    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "20",
+                 cwd=tmp_path)
     assert played.returncode == 0, played.stderr
     assert "score" in played.stdout and "20 episodes" in played.stdout
 
@@ -1127,18 +1193,22 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
     (tmp_path / "kept").mkdir()
     moved = folder.rename(tmp_path / "kept" / "mine")
     state = str(moved / "trainer_state.pt")
-    resumed = run("train", "squared", "--resume", state, "--train.total-timesteps", "60000", cwd=tmp_path)
-    assert resumed.returncode == 0 and f"resumed {moved} at step 6" in resumed.stdout, resumed.stderr
+    resumed = run("train", "squared", "--resume", state, "--train.total-timesteps", "60000",
+                  cwd=tmp_path)
+    assert resumed.returncode == 0 and f"resumed {moved} at step 6" in resumed.stdout, (
+        resumed.stderr)
     assert list((tmp_path / "kept").iterdir()) == [moved]
 
     helped = run("train", "squared", "--help", cwd=tmp_path)
-    assert helped.returncode == 0 and "--train.learning-rate" in helped.stdout and "--env.distance" in helped.stdout
+    assert (helped.returncode == 0 and "--train.learning-rate" in helped.stdout
+            and "--env.distance" in helped.stdout)
     wrong = run("train", "squarde", cwd=tmp_path)
     assert wrong.returncode != 0 and "squared" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
 @pytest.mark.parametrize(("verb", "rest"), [
-    ("eval", ["squared", "--trian.gamma", "1"]), ("export", ["squared", "--x"]), ("profile", ["braekout"]),
+    ("eval", ["squared", "--trian.gamma", "1"]), ("export", ["squared", "--x"]),
+    ("profile", ["braekout"]),
     ("eval", ["-x"]), ("sweep", ["braekout"])])
 def test_errors_begin_with_what_was_typed(verb, rest, capsys):
     with pytest.raises(SystemExit) as error:
@@ -1147,14 +1217,18 @@ def test_errors_begin_with_what_was_typed(verb, rest, capsys):
 
 
 def test_one_of_a_thing_is_told_as_one(tmp_path, capsys):
-    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64", "--train.total-timesteps", "4096"]
+    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64",
+               "--train.total-timesteps", "4096"]
     pufferl.train("squared", pufferl.load_config("squared", [*options, "--vec.num-threads", "1"]))
     told = capsys.readouterr().out
-    assert "an epoch, 1 epoch; 1 thread; engine" in told and "1 epochs" not in told and "1 updates" not in told
+    assert ("an epoch, 1 epoch; 1 thread; engine" in told and "1 epochs" not in told
+            and "1 updates" not in told)
     facts = configuration.Facts(agents=1, steps=64, discrete=True, spaces=[])
-    train = dataclasses.asdict(configuration.Train(horizon="auto", replay_ratio=1.0, minibatch_size="auto"))
+    train = dataclasses.asdict(configuration.Train(horizon="auto", replay_ratio=1.0,
+                                                   minibatch_size="auto"))
     reasons = [reason for _, reason in configuration.decide(train, facts).values()]
-    assert reasons[0] == "1 agent: 2 epochs of 32 steps" and reasons[1] == "1 update an epoch, 2 in all"
+    assert (reasons[0] == "1 agent: 2 epochs of 32 steps"
+            and reasons[1] == "1 update an epoch, 2 in all")
     with pytest.raises(pufferl.ConfigError, match="one gym/CartPole-v1 has 1 agent;"):
         configuration.divide_agents(0, 1, "gym/CartPole-v1")
 
@@ -1176,14 +1250,20 @@ def test_a_header_that_does_not_compile_is_an_error_in_a_line(tmp_path):
 
 def test_a_run_brings_its_own_network_and_refuses_another(tmp_path):
     small = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
-    trained = run("train", "squared", *small, "--policy.hidden-size", "24", "--env.distance", "2", cwd=tmp_path)
+    trained = run("train", "squared", *small, "--policy.hidden-size", "24", "--env.distance", "2",
+                  cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
-    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "4", cwd=tmp_path)
+    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "4",
+                 cwd=tmp_path)
     assert played.returncode == 0, played.stderr
-    refused = run("train", "squared", "--resume", "latest", "--policy.hidden-size", "32", cwd=tmp_path)
-    assert refused.returncode != 0 and "another network" in refused.stderr and "Traceback" not in refused.stderr
-    resumed = run("train", "squared", "--resume", "latest", "--train.total-timesteps", "8192", cwd=tmp_path)
-    assert resumed.returncode == 0 and "resumed" in resumed.stdout, "the refusal must leave the run as it was"
+    refused = run("train", "squared", "--resume", "latest", "--policy.hidden-size", "32",
+                  cwd=tmp_path)
+    assert (refused.returncode != 0 and "another network" in refused.stderr
+            and "Traceback" not in refused.stderr)
+    resumed = run("train", "squared", "--resume", "latest", "--train.total-timesteps", "8192",
+                  cwd=tmp_path)
+    assert resumed.returncode == 0 and "resumed" in resumed.stdout, (
+        "the refusal must leave the run as it was")
     model = max(tmp_path.glob("experiments/*/model_*.pt"))
     assert model.stat().st_size < 100_000, "weights alone, not the arena behind them"
 
@@ -1209,7 +1289,8 @@ def test_interrupt_saves_a_checkpoint(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: process.poll() is not None or list(tmp_path.glob("experiments/*/metrics.jsonl")))
+    wait_for(lambda: process.poll() is not None
+             or list(tmp_path.glob("experiments/*/metrics.jsonl")))
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -1224,7 +1305,8 @@ def test_interrupt_saves_a_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_memory_needs_the_recurrent_state(tmp_path):
-    args = pufferl.load_config("memory", ["--data-dir", str(tmp_path), "--logger", "none", "--rnn.name", "none"])
+    args = pufferl.load_config("memory", ["--data-dir", str(tmp_path), "--logger", "none",
+                                          "--rnn.name", "none"])
     args["load_model_path"] = str(pufferl.train("memory", args).run_folder)
     assert watch.evaluate("memory", args)["score"][0] < 0.65
 
@@ -1236,16 +1318,20 @@ MANY = {
     "--train.gpus 50": r"train.gpus = 50: this machine has \d+ cores and no GPU; the most is \d+\.",
     "--train.gpus 2147483648": "train.gpus = 2147483648: this machine has",
     "--train.gpus 0": "train.gpus = 0: must be above 0",
-    "--vec.num-threads 100000": r"vec.num_threads = 100000: this machine has \d+ cores; the most is",
+    "--vec.num-threads 100000": r"vec.num_threads = 100000: this machine has \d+ "
+    r"cores; the most is",
     "--env.num-envs 2e12": "2,000,000,000,000 environments would take",
     "--vec.total-agents 2e12": "environments would take",
     "--policy.hidden-size 1e7": "policy.hidden_size = 10,000,000 .*: the network would take",
     "--rnn.num-layers 1e9": "rnn.num_layers = 1,000,000,000: the network would take",
     "--train.horizon 1e13": "train.horizon = 10,000,000,000,000: the arrays would take",
-    "--train.minibatch-size 1e13": "train.minibatch_size = 10,000,000,000,000: the arrays would take",
+    "--train.minibatch-size 1e13": "train.minibatch_size = 10,000,000,000,000: the "
+    "arrays would take",
     "--train.seed 1e30": r"train.seed = \d+: must lie within",
-    "gym/CartPole-v1 --vec.num-workers 100000 --vec.num-envs 100000": "vec.num_workers = 100000: this machine has",
-    "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "2,000,000,000 environments would take",
+    "gym/CartPole-v1 --vec.num-workers 100000 --vec.num-envs 100000": "vec.num_workers = 100000: "
+    "this machine has",
+    "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "2,000,000,000 "
+    "environments would take",
     "eval --eval.episodes 1e30": "eval.episodes = .* would take .*, and .* are free",
     "eval --eval.port 70000": "eval.port = 70000: must lie within",
     "eval --eval.fps 0": "eval.fps = 0.0: must be above 0",
@@ -1254,7 +1340,8 @@ MANY = {
 
 @pytest.mark.parametrize("options", MANY)
 def test_numbers_that_the_machine_cannot_hold_start_nothing(options, capsys, monkeypatch):
-    for place, name in ((ranks, "launch"), (workers, "Process"), (pufferl, "PuffeRL"), (watch, "Play")):
+    for place, name in ((ranks, "launch"), (workers, "Process"), (pufferl, "PuffeRL"),
+                        (watch, "Play")):
         monkeypatch.setattr(place, name, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     words = options.split()
@@ -1266,7 +1353,8 @@ def test_numbers_that_the_machine_cannot_hold_start_nothing(options, capsys, mon
 
 def test_with_gpus_there_are_as_many_ranks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    with pytest.raises(configuration.ConfigError, match=r"train.gpus = 4: .* and 3 GPUs; the most is 3"):
+    with pytest.raises(configuration.ConfigError,
+                       match=r"train.gpus = 4: .* and 3 GPUs; the most is 3"):
         pufferl.load_config("squared", ["--train.gpus", "4", "--train.device", "cuda"])
     assert pufferl.load_config("squared", ["--train.gpus", "3", "--train.device", "cuda"])["train"]["gpus"] == 3
     assert pufferl.load_config("squared", ["--train.gpus", "4"])["train"]["gpus"] == 4  # on the CPU
@@ -1277,7 +1365,8 @@ def test_an_error_without_words_says_what_to_lower(monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(pufferl, "make_trainer", no_memory)
-    with pytest.raises(SystemExit, match=r"pufferl.py: out of memory \(MemoryError\): lower vec.total_agents"):
+    with pytest.raises(SystemExit,
+                       match=r"pufferl.py: out of memory \(MemoryError\): lower vec.total_agents"):
         pufferl.main(["train", "squared", "--logger", "none"])
     with pytest.raises(MemoryError, match=r"out of memory: lower train.horizon. \(MemoryError\)"):
         configuration.out_of_memory("train.horizon")(no_memory)()
@@ -1318,7 +1407,8 @@ def said_of(tmp_path, backend, where):
     """What the command line says of that environment."""
     path = tmp_path / "wrong.py"
     path.write_text(WRONG)
-    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir", str(tmp_path)]
+    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir",
+               str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
         pufferl.main(["train", f"{path}:Wrong", *options, "--env.where", where])
     return str(ended.value)
@@ -1329,7 +1419,8 @@ def said_of(tmp_path, backend, where):
                                           ("reset is full", "MemoryError")])
 def test_what_may_be_ours_is_shown_by_an_environments_own_lines(tmp_path, where, words):
     said = said_of(tmp_path, "serial", where)
-    assert "this is in the environment's own code" in said.lower() and words in said and "wrong.py" in said
+    assert ("this is in the environment's own code" in said.lower() and words in said
+            and "wrong.py" in said)
     assert ("(environment 0 of " in said) == ("step" in where) and "emulation.py" not in said
     assert ("out of memory: lower vec" in said) == ("full" in where)
 
@@ -1346,11 +1437,13 @@ def test_a_fault_says_which_environment(tmp_path, backend):
 def test_an_environment_that_raises_is_shown_by_its_own_lines(tmp_path, where, backend):
     path = tmp_path / "wrong.py"
     path.write_text(WRONG + ("1 / 0\n" if where == "import" else ""))
-    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir", str(tmp_path)]
+    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir",
+               str(tmp_path)]
     options += ["--env.where", where] if where != "import" else []
     with pytest.raises(SystemExit) as ended:
         pufferl.main(["train", f"{path}:Wrong", *options])
     said = str(ended.value)
     assert said.splitlines()[0].startswith("pufferl.py: ") and "wrong.py" in said
     assert ("ZeroDivisionError" if where == "import" else "RuntimeError: the sky has fallen") in said
-    assert not any(f"{name}.py" in said for name in ("workers", "emulation", "vector", "engines", "configuration"))
+    assert not any(f"{name}.py" in said
+                   for name in ("workers", "emulation", "vector", "engines", "configuration"))

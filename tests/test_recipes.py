@@ -16,7 +16,8 @@ from sweep import Ledger, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.M)[1:]
-RECIPES = {section.split("\n")[0]: re.findall(r"```python\n(.*?)```", section, flags=re.S) for section in SECTIONS}
+RECIPES = {section.split("\n")[0]: re.findall(r"```python\n(.*?)```", section, flags=re.S)
+           for section in SECTIONS}
 
 
 @pytest.fixture
@@ -46,7 +47,8 @@ def test_recipes_are_short():
 
 def test_short_forms(recipe, tmp_path):
     names = recipe("Short forms")
-    assert names["trainer"].horizon == 32 and names["trainer"].environment["score"] > 50, "a random policy has 22"
+    assert names["trainer"].horizon == 32 and names["trainer"].environment["score"] > 50, (
+        "a random policy has 22")
     assert not list(tmp_path.iterdir())
 
 
@@ -63,7 +65,8 @@ def test_reward_shaping(recipe):
 
 def test_stages(recipe):
     used = recipe("Several stages with other learning rates")["used"]
-    assert used == sorted(used, reverse=True) and set(used) == {0.02, 0.005, 0.001} and len(used) == 98
+    assert (used == sorted(used, reverse=True) and set(used) == {0.02, 0.005, 0.001}
+            and len(used) == 98)
 
 
 def test_bounds_of_actions(recipe):
@@ -110,17 +113,21 @@ def test_own_loss_and_optimizer(recipe):
     names = recipe("A loss and an optimizer of your own")
     trainer, seen = names["trainer"], names["seen"]
     page = (ROOT / "docs/recipes.md").read_text()
-    told = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page.split("## A loss and an optimizer")[1], flags=re.M)
+    told = re.findall(r"^\| `(\w+)` \| ([^|]*) \|",
+                      page.split("## A loss and an optimizer")[1], flags=re.M)
     segments, T = trainer.segments, trainer.horizon
     sizes = {"T": T, "M": segments}
-    assert {name for name, _ in told} - {"action_masks"} == set(vars(seen)), "every field stands on the page"
+    assert {name for name, _ in told} - {"action_masks"} == set(vars(seen)), (
+        "every field stands on the page")
     for name, shape in told:
         if name != "action_masks":
-            expected = [sizes.get(word, word) for word in re.findall(r"\w+", shape.partition(")")[0])]
+            expected = [sizes.get(word, word)
+                        for word in re.findall(r"\w+", shape.partition(")")[0])]
             assert list(getattr(seen, name).shape)[:2] == expected[:2] == [T, segments], name
             assert getattr(seen, name).dim() == len(shape.partition(")")[0].split(",")), name
     assert seen.observations.shape == (T, segments, 4) and seen.logits.shape == (T, segments, 2)
-    assert isinstance(trainer.optimizer.optimizer, torch.optim.RMSprop) and names["losses"]["own_calm_loss"] != 0
+    assert (isinstance(trainer.optimizer.optimizer, torch.optim.RMSprop)
+            and names["losses"]["own_calm_loss"] != 0)
     assert trainer.args["train"]["loss"] == "recipe.calm"
 
 
@@ -159,9 +166,11 @@ def test_asymmetric_critic(recipe):
     names = recipe("An asymmetric critic")
     policy, observations = names["policy"], names["trainer"].storage["observations"][0]
     assert observations.shape == (8, 4) and observations.dtype == torch.float32
-    told = [[not torch.equal(a, b) for a, b in zip(policy(observations), policy(observations + step), strict=True)]
+    told = [[not torch.equal(a, b)
+             for a, b in zip(policy(observations), policy(observations + step), strict=True)]
             for step in torch.eye(4)]
-    assert sorted(told) == [[False, True]] * 2 + [[True, True]] * 2, "the actor sees two of four, the critic all"
+    assert sorted(told) == [[False, True]] * 2 + [[True, True]] * 2, (
+        "the actor sees two of four, the critic all")
 
 
 def test_own_logger(recipe, tmp_path):
@@ -209,7 +218,8 @@ def test_hub(recipe, tmp_path, monkeypatch):
     names = recipe("A policy on the Hugging Face Hub")
     with pytest.raises(hub.errors.OfflineModeIsEnabled):
         names["publish"](folder, "me/squared")
-    assert "eval squared --load-model-path model_squared_000002.pt" in (folder / "README.md").read_text()
+    assert "eval squared --load-model-path model_squared_000002.pt" in (folder
+                                                                        / "README.md").read_text()
     sent = []
     monkeypatch.setattr(hub.HfApi, "create_repo", lambda *arguments, **options: None)
     monkeypatch.setattr(hub.HfApi, "upload_folder", lambda self, **options: sent.append(options))
@@ -222,15 +232,18 @@ def test_hub(recipe, tmp_path, monkeypatch):
 def test_fronts_of_several_sweeps(recipe, tmp_path):
     for name, factor in (("a", 1.0), ("b", 2.0)):
         ledger = Ledger(tmp_path / name)
-        write_json(ledger.folder / "sweep.json", {"asked": {"env": "squared", "metric": "environment/score",
-                   "goal": "maximize", "cost": "performance/uptime"}, "options": [], "space": FAKE_SPACE})
+        write_json(ledger.folder
+                   / "sweep.json", {"asked": {"env": "squared", "metric": "environment/score",
+     "goal": "maximize", "cost": "performance/uptime"}, "options": [],
+                                    "space": FAKE_SPACE})
         tuner = Random(search_space=FAKE_SPACE)
         for number, (score, cost) in enumerate([(0.2, 1.0), (0.1, 2.0), (0.6, 4.0)]):
             claim = ledger.claim(settings=tuner.suggest())
             ledger.finish(claim, record(number, factor * score, cost, **claim["settings"]))
     figure = recipe("The fronts of several sweeps")["draw_fronts"](tmp_path / "a", tmp_path / "b")
     points, front = figure.data[2:]
-    assert list(points.y) == [0.4, 0.2, 1.2] and list(front.x) == [1.0, 4.0] and list(front.y) == [0.4, 1.2]
+    assert (list(points.y) == [0.4, 0.2, 1.2] and list(front.x) == [1.0, 4.0]
+            and list(front.y) == [0.4, 1.2])
 
 
 def test_notebook(recipe):
@@ -262,13 +275,17 @@ def test_checkpoints(recipe, capsys):
 
 def test_settings_in_the_docs_exist():
     schema, _ = configuration.resolve("squared")
-    names = {f"{section}.{field.name}" for section, cls in schema.items() for field in dataclasses.fields(cls)}
+    names = {f"{section}.{field.name}" for section, cls in schema.items()
+             for field in dataclasses.fields(cls)}
     # of the command line, in the place of others
     names |= {f"train.{size}" for size in configuration.SIZES}
     named = {}
     for path in sorted((ROOT / "docs").glob("*.md")):
         if path.name not in ("LOG.md", "sweeps.md"):
-            page = re.sub(r"^```sh wrong\n.*?^```\n+```text\n.*?^```$", "", path.read_text(), flags=re.M | re.S)
-            for name in re.findall(r"(?<![\w./])(?:--)?((?:train|vec|rnn|eval|profile)\.[a-z_-]+)", page):
+            page = re.sub(r"^```sh wrong\n.*?^```\n+```text\n.*?^```$", "", path.read_text(),
+                          flags=re.M | re.S)
+            for name in re.findall(r"(?<![\w./])(?:--)?((?:train|vec|rnn|eval|profile)\.[a-z_-]+)",
+                                   page):
                 named.setdefault(name.replace("-", "_"), path.name)
-    assert len(named) > 20 and {name: path for name, path in named.items() if name not in names} == {}
+    assert (len(named) > 20
+            and {name: path for name, path in named.items() if name not in names} == {})

@@ -43,7 +43,8 @@ SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "
 
 
 def start(*arguments, cwd, **options):
-    return conftest.start([sys.executable, "-u", str(ROOT / "pufferl.py"), *arguments], cwd=cwd, text=True,
+    return conftest.start([sys.executable, "-u", str(ROOT / "pufferl.py"), *arguments],
+                          cwd=cwd, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
 
@@ -173,18 +174,21 @@ def interrupted(tmp_path, *command, wait=1.0):
 
 
 def test_a_second_signal_leaves_at_once(tmp_path):
-    long = ["--vec.total-agents", "8192", "--train.horizon", "2048", "--train.minibatch-size", "65536", "--logger",
+    long = ["--vec.total-agents", "8192", "--train.horizon", "2048", "--train.minibatch-size",
+            "65536", "--logger",
             "none"]
     process, output, _ = interrupted(tmp_path, "train", "squared", *long)
     assert process.returncode == -signal.SIGINT, output
     run = next((tmp_path / "experiments").iterdir())
-    assert torch.load(run / "trainer_state.pt", weights_only=True)["epoch"] == 0, "the first checkpoint is whole"
+    assert torch.load(run / "trainer_state.pt", weights_only=True)["epoch"] == 0, (
+        "the first checkpoint is whole")
     assert not list(run.glob("model_*.pt"))
 
 
 @pytest.mark.slow
 def test_a_second_signal_leaves_no_worker_behind(tmp_path):
-    long = ["--vec.backend", "multiprocessing", "--vec.num-envs", "8", "--vec.num-workers", "2", "--train.horizon",
+    long = ["--vec.backend", "multiprocessing", "--vec.num-envs", "8", "--vec.num-workers", "2",
+            "--train.horizon",
             "8192", "--train.minibatch-size", "8192", "--logger", "none"]
     process, output, children = interrupted(tmp_path, "train", "gym/CartPole-v1", *long, wait=3.0)
     assert process.returncode == -signal.SIGINT and len(children) == 2, output
@@ -222,7 +226,8 @@ def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path):
     """As `| head -1` does; the file that keeps what was said of the run says it."""
     few = [*SMALL, "--train.total-timesteps", str(64 * 64 * 40), "--train.log-interval", "0"]
     command = [sys.executable, str(ROOT / "pufferl.py"), "train", "squared", *few]
-    process = conftest.start(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = conftest.start(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
     process.stdout.readline()
     process.stdout.close()
     errors = process.stderr.read()
@@ -270,7 +275,8 @@ def test_an_unwritable_folder_is_an_error_before_anything_starts(tmp_path):
 
 def test_an_unwritable_folder_is_named_with_a_logger_too(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    args = pufferl.load_config("squared", ["--data-dir", str(tmp_path / "file"), "--env.num-envs", "64"])
+    args = pufferl.load_config("squared",
+                               ["--data-dir", str(tmp_path / "file"), "--env.num-envs", "64"])
     with pytest.raises(ConfigError, match="cannot write the run's folder"):
         pufferl.train("squared", args)
 
@@ -298,9 +304,12 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error_that_says_what_to_
     last = output.splitlines()[-1]
     assert re.search(r"pufferl\.py: the last checkpoint, of epoch \d+, was not written: .*too large", last), output
     assert f"the last whole one is experiments/{run.name}/trainer_state.pt, of epoch 0" in last
-    assert f"--resume experiments/{run.name} trains what is missing" in last and "--data-dir" in last
-    assert "checkpoint   " not in output and not list(run.glob("*.part")) and not list(run.glob("model_*.pt"))
-    again = start("train", "squared", *SMALL, "--train.total-timesteps", "8192", "--resume", str(run), cwd=tmp_path)
+    assert (f"--resume experiments/{run.name} trains what is missing" in last
+            and "--data-dir" in last)
+    assert ("checkpoint   " not in output and not list(run.glob("*.part"))
+            and not list(run.glob("model_*.pt")))
+    again = start("train", "squared", *SMALL, "--train.total-timesteps", "8192", "--resume",
+                  str(run), cwd=tmp_path)
     assert "checkpoint   " in again.communicate(timeout=240)[0] and again.returncode == 0
 
 
@@ -314,7 +323,8 @@ def test_a_script_is_told_that_the_last_checkpoint_is_lost(tmp_path, monkeypatch
         patch.setattr(os, "fsync", no_space)
         trainer.config["checkpoint_interval"] = 100
         run_epochs(trainer, 1)
-        with pytest.raises(ConfigError, match=r"of epoch 3, was not written: .*No space.*trainer_state.pt, of epoch 2"):
+        with pytest.raises(ConfigError, match=r"of epoch 3, was not written: .*No "
+                           r"space.*trainer_state.pt, of epoch 2"):
             trainer.close()
     assert trainer.vecenv.closed, "all the rest ended"
 
@@ -348,7 +358,8 @@ def check_full_disk(trainer, fill, free, capfd):
     free()
     run_epochs(trainer, 1)
     assert torch.load(path, weights_only=True)["epoch"] == 6
-    steps = [json.loads(line)["step"] for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line)["step"]
+             for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and steps[-1] == trainer.global_step
 
 
@@ -384,14 +395,16 @@ def test_a_disk_that_fails_keeps_the_run_and_the_checkpoint(tmp_path, capfd, mon
 def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
     """Files stand where folders for compiled things would be, which stops root as well."""
     project, rest = tmp_path / "project", tmp_path / "rest"
-    left_out = shutil.ignore_patterns(".git", "__pycache__", ".build", "experiments", "tests", "docs", ".venv")
+    left_out = shutil.ignore_patterns(".git", "__pycache__", ".build", "experiments", "tests",
+                                      "docs", ".venv")
     shutil.copytree(ROOT, project, ignore=left_out)
     for name in ("__pycache__", "ocean/.build", "ocean/__pycache__"):
         (project / name).touch()
     rest.mkdir()
     options = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
     done = subprocess.run([sys.executable, str(project / "pufferl.py"), "train", "squared", *options], cwd=rest,
-                          env={**os.environ, "HOME": "/proc/nowhere", "TMPDIR": str(rest)}, text=True,
+                          env={**os.environ, "HOME": "/proc/nowhere", "TMPDIR": str(rest)},
+                          text=True,
                           capture_output=True)
     assert done.returncode == 0 and "checkpoint   " in done.stdout, done.stderr
     assert f"compiled kernels are kept in {rest}" in done.stderr
@@ -403,19 +416,25 @@ def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
 
 
 def test_the_last_models_are_kept_and_the_best(tmp_path):
-    trainer = make_trainer(tmp_path, "squared", checkpoint_interval=1, keep=2, num_envs=64, hidden_size=8)
-    logs = iter([{"score": 0.1, "n": 150}, {"score": 0.9, "n": 60}, {"score": 0.9, "n": 60}, {"score": 0.4, "n": 500},
+    trainer = make_trainer(tmp_path, "squared", checkpoint_interval=1, keep=2, num_envs=64,
+                           hidden_size=8)
+    logs = iter([{"score": 0.1, "n": 150}, {"score": 0.9, "n": 60}, {"score": 0.9, "n": 60},
+                 {"score": 0.4, "n": 500},
                  {"score": 5.0, "n": 20}])
     trainer.vecenv.log = lambda: next(logs)
     weights = []
     for _ in range(5):
-        weights.append({name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()})
+        weights.append({name: tensor.clone()
+                        for name, tensor in trainer.policy.state_dict().items()})
         run_epochs(trainer, 1)
-    assert trainer.statistics.best_score == pytest.approx(0.9), "20 episodes are not enough to be the best"
+    assert trainer.statistics.best_score == pytest.approx(0.9), (
+        "20 episodes are not enough to be the best")
     names = sorted(path.name for path in trainer.run_folder.glob("*.pt"))
-    assert names == ["best_squared.pt", "model_squared_000004.pt", "model_squared_000005.pt", "trainer_state.pt"]
+    assert names == ["best_squared.pt", "model_squared_000004.pt", "model_squared_000005.pt",
+                     "trainer_state.pt"]
     best = torch.load(trainer.run_folder / "best_squared.pt", weights_only=True)
-    assert all(torch.equal(best[name], weights[2][name]) for name in best), "the weights that played"
+    assert all(torch.equal(best[name], weights[2][name]) for name in best), (
+        "the weights that played")
     assert configuration.find_model("best", tmp_path, "squared").name == "best_squared.pt"
     assert configuration.find_model("latest", tmp_path, "squared").name == "model_squared_000005.pt"
     # the newer one has no best
@@ -433,7 +452,8 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
         (folder / "model_x.pt").touch()
         assert configuration.find_model("latest", tmp_path, name).parent == folder
     assert configuration.find_model("latest", tmp_path, "puffer_drone").parent.name == "drone_0"
-    widths = [configuration.load_config("squared", ["--data-dir", str(tmp_path), "--load-model-path", path])["policy"]
+    widths = [configuration.load_config("squared", ["--data-dir", str(tmp_path),
+                                                    "--load-model-path", path])["policy"]
               for path in ("best", "latest")]
     assert widths[0]["hidden_size"] != 77 and widths[1]["hidden_size"] == 77
     again = make_trainer(tmp_path, "squared", num_envs=64, hidden_size=8)
@@ -468,18 +488,22 @@ def test_the_latest_run_is_the_one_that_was_started_or_resumed_last(tmp_path):
 
 def test_metadata_comes_back(tmp_path):
     trainer = make_trainer(tmp_path)
-    path = trainer.save_checkpoint(tmp_path / "mine.pt", metadata={"stage": 2, "note": "α", "goal": torch.ones(2)})
+    path = trainer.save_checkpoint(tmp_path / "mine.pt",
+                                   metadata={"stage": 2, "note": "α", "goal": torch.ones(2)})
     metadata = make_trainer(tmp_path).load_checkpoint(path)
-    assert metadata["stage"] == 2 and metadata["note"] == "α" and torch.equal(metadata["goal"], torch.ones(2))
+    assert (metadata["stage"] == 2 and metadata["note"] == "α"
+            and torch.equal(metadata["goal"], torch.ones(2)))
     pair = collections.namedtuple("pair", "x y")(np.float32(0.5), {1: np.arange(2)})
     path = trainer.save_checkpoint(tmp_path / "mine.pt", metadata={"pair": pair, "none": None})
     x, y = make_trainer(tmp_path).load_checkpoint(path)["pair"]
     assert x == 0.5 and y[1].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("value", [Path("here"), np.array(["a"]), object(), {"deep": [Path("here")]}])
+@pytest.mark.parametrize("value",
+                         [Path("here"), np.array(["a"]), object(), {"deep": [Path("here")]}])
 def test_metadata_that_could_not_be_read_is_refused_when_it_is_saved(tmp_path, value):
-    with pytest.raises(ConfigError, match=r"metadata\['mine'\].* is a .*; a checkpoint holds numbers, text, tensors"):
+    with pytest.raises(ConfigError, match=r"metadata\['mine'\].* is a .*; a checkpoint holds "
+                       r"numbers, text, tensors"):
         make_trainer(tmp_path).save_checkpoint(tmp_path / "mine.pt", metadata={"mine": value})
     assert not (tmp_path / "mine.pt").exists()
 
@@ -493,7 +517,8 @@ def test_a_dead_agent_is_not_blamed(tmp_path):
 
 
 def test_what_is_of_one_run_is_no_change():
-    one, other = ({"auto": {"train.gamma": reason}, "train": {"gamma": 0.9, "seed": 1}} for reason in ("a", "b"))
+    one, other = ({"auto": {"train.gamma": reason}, "train": {"gamma": 0.9, "seed": 1}}
+                  for reason in ("a", "b"))
     assert configuration.difference(one, other) == []
     assert configuration.difference(one, {**other, "train": {"gamma": 0.8}}) == [
         "train.gamma: 0.9 is now 0.8", "train.seed: 1 is now None"]
@@ -522,7 +547,8 @@ def test_a_run_of_another_environment_is_not_gone_on_with(tmp_path):
         "--train.total-timesteps", "100", "--logger", "none", "--data-dir", str(tmp_path)]))
     run = str(trainer.run_folder)
     assert configuration.load_config("puffer_bandit", ["--resume", run])["env_name"] == "bandit"
-    with pytest.raises(ConfigError, match="this is a run of bandit, and would go on as one of squared"):
+    with pytest.raises(ConfigError,
+                       match="this is a run of bandit, and would go on as one of squared"):
         configuration.load_config("squared", ["--resume", run])
     assert configuration.same_environment("a/mine.py:Env", "/b/mine.py:Env")
     assert not configuration.same_environment("a/mine.py:Env", "a/mine.py:Other")
@@ -538,11 +564,13 @@ def test_what_changed_at_resume_is_said_and_takes_effect(tmp_path, capsys):
     second.load_checkpoint(path)
     said = capsys.readouterr().out
     assert "train.gamma: 0.99 is now 0.5" in said and "train.learning_rate: 0.01 is now 0.3" in said
-    assert said.count(" is now ") == 2 and second.config["gamma"] == 0.5 and "begin new episodes" not in said
+    assert (said.count(" is now ") == 2 and second.config["gamma"] == 0.5
+            and "begin new episodes" not in said)
     assert torch.equal(second.storage["observations"][-1], first.storage["observations"][-1])
 
 
-@pytest.mark.parametrize("change", [{"env_kwargs": {"max_steps": 7}}, {"num_envs": 12}], ids=["settings", "agents"])
+@pytest.mark.parametrize("change", [{"env_kwargs": {"max_steps": 7}}, {"num_envs": 12}],
+                         ids=["settings", "agents"])
 def test_other_environments_begin_new_episodes_which_is_said(tmp_path, capsys, change):
     first = make_trainer(tmp_path, env_kwargs={"max_steps": 30})
     run_epochs(first, 2)
@@ -550,7 +578,8 @@ def test_other_environments_begin_new_episodes_which_is_said(tmp_path, capsys, c
     second = make_trainer(tmp_path, **{"env_kwargs": {"max_steps": 30}, **change})
     second.load_checkpoint(path)
     assert "all environments begin new episodes" in capsys.readouterr().out
-    assert second.storage["resets"][-1].all() and not second.running_returns.any() and second.epoch == 2
+    assert (second.storage["resets"][-1].all() and not second.running_returns.any()
+            and second.epoch == 2)
     assert second.global_step == first.global_step
     momenta = [trainer.arena.flat("momentum") for trainer in (first, second)]
     assert torch.equal(*momenta) and momenta[0].any()
@@ -563,27 +592,32 @@ def test_other_networks_and_optimizers_are_refused_and_nothing_is_changed(tmp_pa
     first = make_trainer(tmp_path)
     run_epochs(first, 1)
     path = first.save_checkpoint(tmp_path / "a.pt")
-    for change, message in (({"hidden_size": 8}, r"another network.*encoder.weight is \(16, 4\) there and \(8, 4\)"),
-                            ({"policy": Plain}, "another network"), ({"optimizer": "adam"}, "train.optimizer")):
+    for change, message in (({"hidden_size": 8},
+                             r"another network.*encoder.weight is \(16, 4\) there and \(8, 4\)"),
+                            ({"policy": Plain}, "another network"),
+                            ({"optimizer": "adam"}, "train.optimizer")):
         second = make_trainer(tmp_path, **change)
         before = {name: tensor.clone() for name, tensor in second.policy.state_dict().items()}
         with pytest.raises(ConfigError, match=message):
             second.load_checkpoint(path)
-        assert all(torch.equal(before[name], tensor) for name, tensor in second.policy.state_dict().items())
+        assert all(torch.equal(before[name], tensor)
+                   for name, tensor in second.policy.state_dict().items())
         assert second.epoch == 0
         second.release()
 
 
 def test_a_trainer_in_a_script_logs_and_can_be_resumed_from_the_command_line(tmp_path):
     policy = models.MinGRUPolicy(vecenv := make("squared", num_envs=64), hidden_size=16)
-    trainer = PuffeRL(env=vecenv, policy=policy, total_timesteps=8192, minibatch_size=1024, data_dir=str(tmp_path))
+    trainer = PuffeRL(env=vecenv, policy=policy, total_timesteps=8192, minibatch_size=1024,
+                      data_dir=str(tmp_path))
     while trainer.epoch < trainer.total_epochs:
         trainer.evaluate()
         trainer.train()
     assert Path(trainer.close()).exists()
     last = json.loads((trainer.run_folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 8192 and math.isfinite(last["losses/entropy"])
-    options = ["--data-dir", str(tmp_path), "--resume", "latest", "--env.num-envs", "64", "--logger", "none",
+    options = ["--data-dir", str(tmp_path), "--resume", "latest", "--env.num-envs", "64",
+               "--logger", "none",
                "--policy.hidden-size", "16", "--train.total-timesteps", "12288"]
     args = pufferl.load_config("squared", options)
     assert args["train"]["minibatch_size"] == 1024
@@ -609,11 +643,13 @@ def test_none_is_no_folder_on_the_command_line(tmp_path, monkeypatch, capsys, no
     monkeypatch.chdir(tmp_path)
     options = ["--data-dir", none, "--env.num-envs", "64", "--train.total-timesteps", "4096"]
     trainer = pufferl.train("squared", pufferl.load_config("squared", options))
-    assert trainer.run_folder is None and trainer.global_step >= 4096 and not list(tmp_path.iterdir())
+    assert (trainer.run_folder is None and trainer.global_step >= 4096
+            and not list(tmp_path.iterdir()))
     told = capsys.readouterr().out
     assert "; nothing is written" in told and "folder" not in told and "checkpoint" not in told
     with pytest.raises(ConfigError, match=r"--data-dir none there are no runs"):
-        pufferl.train("squared", pufferl.load_config("squared", options) | {"load_model_path": "latest"})
+        pufferl.train("squared",
+                      pufferl.load_config("squared", options) | {"load_model_path": "latest"})
     with pytest.raises(ConfigError, match=r"--profile.output says where"):
         speed.profile("squared", pufferl.load_config("squared", options))
     with pytest.raises(ValueError, match="must not be none"):
@@ -670,7 +706,8 @@ def plant(trainer, name, epoch, t=3):
 @pytest.mark.parametrize("space", ["discrete", "continuous"])
 @pytest.mark.parametrize("name", ["observations", "rewards", "weights"])
 def test_a_planted_nan_is_named_and_the_checkpoint_left(tmp_path, name, space):
-    trainer = make_trainer(tmp_path, env_kwargs={"continuous": space == "continuous"}, checkpoint_interval=1)
+    trainer = make_trainer(tmp_path, env_kwargs={"continuous": space == "continuous"},
+                           checkpoint_interval=1)
     run_epochs(trainer, 2)
     saved = (trainer.run_folder / "trainer_state.pt").read_bytes()
     plant(trainer, name, epoch=2)
@@ -710,17 +747,21 @@ def test_a_nan_says_how_to_find_it_in_any_kind_of_environment(tmp_path, name, ad
         (tmp_path / name).write_text((ROOT / "ocean/squared/squared.h").read_text())
     elif name and ".py:" in name:
         env, settings = str(tmp_path / name), {"limit": 3}
-        (tmp_path / "my_file.py").write_text("import gymnasium\n\nclass Poisoned(gymnasium.make('CartPole-v1')"
-                                             ".unwrapped.__class__):\n    def __init__(self, limit=2):\n"
+        (tmp_path / "my_file.py").write_text("import gymnasium\n\nclass "
+                                             "Poisoned(gymnasium.make('CartPole-v1')"
+                                             ".unwrapped.__class__):\n    def "
+                                             "__init__(self, limit=2):\n"
                                              "        super().__init__()\n")
-    vecenv = vector.make(env or Poisoned, 2, *([] if env in ("squared", str(tmp_path / "mine.h")) else ["serial"]),
+    vecenv = vector.make(env or Poisoned, 2,
+                         *([] if env in ("squared", str(tmp_path / "mine.h")) else ["serial"]),
                          env_kwargs=settings)
     config = {"data_dir": None, "horizon": 4, "settings": {"env": {"num_envs": 2, **settings}}}
     config |= {"env": env} if env else {}
     trainer = PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv, hidden_size=8))
     trainer.evaluate()
     trainer.storage["rewards"][2, 1] = math.nan
-    with pytest.raises(FloatingPointError, match=rf"step 2 of .*, of agent 1 .*{advice.format(folder=tmp_path)}\)"):
+    with pytest.raises(FloatingPointError,
+                       match=rf"step 2 of .*, of agent 1 .*{advice.format(folder=tmp_path)}\)"):
         trainer.train()
     trainer.release()
 
@@ -730,7 +771,8 @@ def test_outputs_that_overflow_are_named(tmp_path):
     run_epochs(trainer, 1)
     trainer.policy.decoder.weight.data.fill_(3e38)
     trainer.evaluate()
-    with pytest.raises(FloatingPointError, match=r"(logprobs|values) not finite.*overflow; lower train.learning_rate"):
+    with pytest.raises(FloatingPointError,
+                       match=r"(logprobs|values) not finite.*overflow; lower train.learning_rate"):
         trainer.train()
     trainer.release()
 
@@ -742,7 +784,8 @@ def test_outputs_that_overflow_are_named(tmp_path):
 def test_the_short_form_takes_keywords():
     vecenv = make("breakout", num_envs=256)
     policy = models.MinGRUPolicy(vecenv, hidden_size=16)
-    trainer = PuffeRL(env=vecenv, policy=policy, learning_rate=0.02, batch_size=256 * 32, minibatch_size=2048,
+    trainer = PuffeRL(env=vecenv, policy=policy, learning_rate=0.02, batch_size=256 * 32,
+                      minibatch_size=2048,
                       data_dir=None)
     assert (trainer.horizon, trainer.batch_size, trainer.config["learning_rate"]) == (32, 8192, 0.02)
     trainer.release()
@@ -750,7 +793,8 @@ def test_the_short_form_takes_keywords():
         PuffeRL(env=vecenv, policy=policy, batch_size=1000)
     with pytest.raises(ConfigError, match="Did you mean learning_rate"):
         PuffeRL(env=vecenv, policy=policy, learning_rat=0.02)
-    with pytest.raises(ConfigError, match="made for observations of 118 numbers, these environments give 25"):
+    with pytest.raises(ConfigError,
+                       match="made for observations of 118 numbers, these environments give 25"):
         PuffeRL(env=make("squared", num_envs=8, env_kwargs={"distance": 2}), policy=policy)
     with pytest.raises(ConfigError, match="needs an environment and a policy"):
         PuffeRL({"learning_rate": 0.1}, vecenv)
@@ -764,28 +808,35 @@ def test_a_second_trainer_takes_over_a_policy_and_memory_does_not_grow(kind):
     elif kind == "custom":
         policy = Plain(vecenv)
     else:
-        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16), hidden_size=16)
+        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16),
+                                    hidden_size=16)
     arenas = []
     for stage in range(3):
         before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-        env = make("cartpole", num_envs=16, num_threads=1, env_kwargs={"max_steps": 20 * (stage + 1)})
-        trainer = PuffeRL(env=env, policy=policy, learning_rate=0.01 / (stage + 1), batch_size=128, data_dir=None)
-        assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+        env = make("cartpole", num_envs=16, num_threads=1,
+                   env_kwargs={"max_steps": 20 * (stage + 1)})
+        trainer = PuffeRL(env=env, policy=policy, learning_rate=0.01 / (stage + 1), batch_size=128,
+                          data_dir=None)
+        assert all(torch.equal(before[name], tensor)
+                   for name, tensor in policy.state_dict().items())
         run_epochs(trainer, 2)
-        assert any(not torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+        assert any(not torch.equal(before[name], tensor)
+                   for name, tensor in policy.state_dict().items())
         arenas.append(weakref.ref(trainer.arena))
         flat = trainer.arena.flat("weights")
         assert policy.state_dict()[next(iter(before))].untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
         trainer.close()
         del trainer, flat, env
         gc.collect()
-        assert [arena() is None for arena in arenas] == [True] * (stage + 1), "an old trainer is still held"
+        assert [arena() is None for arena in arenas] == [True] * (stage + 1), (
+            "an old trainer is still held")
 
 
 def test_running_out_of_memory_names_the_setting(tmp_path):
     vecenv = vector.make("cartpole", 64)
     policy = models.MinGRUPolicy(vecenv, hidden_size=16)
-    with pytest.raises(MemoryError, match=r"out of memory: lower vec.total_agents .* or train.horizon"):
+    with pytest.raises(MemoryError,
+                       match=r"out of memory: lower vec.total_agents .* or train.horizon"):
         PuffeRL(env=vecenv, policy=policy, horizon=2**38, minibatch_size=2**38, data_dir=None)
     trainer = make_trainer(tmp_path, policy=Plain)
     trainer.evaluate()

@@ -31,7 +31,8 @@ class Fake:
         self.uptime, self.global_step, self.epoch, self.total_epochs, self.sps = 40.0, 1000, 1, 10, 25.0
         self.config, self.num_agents, self.env_name = {"total_timesteps": 10_000}, 8, "squared"
         self.args = {"config_name": "squared", "env": configuration.load_config("squared")["env"]}
-        self.environment, self.losses = environment, {"entropy": 1.5, "approx_kl": 0.2, "clipfrac": 0.1}
+        self.environment, self.losses = environment, {"entropy": 1.5, "approx_kl": 0.2,
+                                                      "clipfrac": 0.1}
         self.engine = SimpleNamespace(name="compiled", usage=dict)
         self.statistics = SimpleNamespace(stages={"environment": 1.0, "learn": 3.0})
         self.signs = SimpleNamespace(said={"kl": (5, "Updates are too large.")})
@@ -40,7 +41,8 @@ class Fake:
 
 
 def terminal(width=120):
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=50, color_system="truecolor")
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=50,
+                   color_system="truecolor")
 
 
 def on(dashboard, console):
@@ -53,8 +55,10 @@ def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
     screen.show(trainer)
     trainer.uptime, trainer.global_step = 45.0, 4000  # 3,000 steps in 5 s; the first 1,000 took 40
     screen.show(trainer)
-    first, second = [line for line in capsys.readouterr().out.splitlines() if "steps" in line and "gone" in line]
-    assert first.endswith("40s gone") and second.endswith("45s gone, 10s left") and "score 0.500" in first
+    first, second = [line for line in capsys.readouterr().out.splitlines() if "steps" in line
+                     and "gone" in line]
+    assert (first.endswith("40s gone") and second.endswith("45s gone, 10s left")
+            and "score 0.500" in first)
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -86,7 +90,8 @@ def test_compiling_is_announced_once_and_ends(capsys):
     screen.compiling()
     screen.close()
     assert runs.COMPILING in screen.console.file.getvalue() and screen.live is None
-    assert screen.console.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the line goes, the cursor is back"
+    assert screen.console.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), (
+        "the line goes, the cursor is back")
 
 
 def test_every_word_of_the_dashboard_has_a_meaning():
@@ -223,14 +228,16 @@ def test_no_key_is_read_from_a_terminal_of_which_the_process_is_in_the_backgroun
 
 
 def test_numbers_are_for_people():
-    numbers = {0: "0", 4096.0: "4,096", 1e6: "1,000,000", 0.5: "0.5", 12.3456: "12.35", 3e-5: "3e-05",
+    numbers = {0: "0", 4096.0: "4,096", 1e6: "1,000,000", 0.5: "0.5", 12.3456: "12.35",
+               3e-5: "3e-05",
                -2500.4: "-2,500", math.nan: "nan", math.inf: "inf"}
     assert {number: runs.figure(number) for number in numbers} == numbers
 
 
 def test_a_sparkline():
     assert runs.sparkline([], 9) == runs.sparkline([math.nan], 9) == ""
-    assert runs.sparkline([2.0, 2.0], 9) == "▁▁" and runs.sparkline([0.0, math.nan, 7.0, 3.0], 9) == "▁█▄"
+    assert (runs.sparkline([2.0, 2.0], 9) == "▁▁"
+            and runs.sparkline([0.0, math.nan, 7.0, 3.0], 9) == "▁█▄")
     assert runs.sparkline([*range(100)], 4) == "▁▃▆█"
 
 
@@ -240,12 +247,14 @@ def test_the_end_says_how_far_it_is_from_solved_and_what_to_type(tmp_path):
     trainer.run_folder = tmp_path / "squared_1"
     lines = [*runs.closing(trainer, args, "model.pt")]
     assert lines[1] == "score        0.9 in the last 12 episodes: not solved yet (0.95 counts as solved)"
-    assert lines[2] == "checkpoint   model.pt" and lines[4].startswith("go on        "), "it was stopped"
+    assert lines[2] == "checkpoint   model.pt" and lines[4].startswith("go on        "), (
+        "it was stopped")
     trainer.environment, trainer.epoch = {"score": 0.96, "n": 1.0}, trainer.total_epochs
     lines = [*runs.closing(trainer, args, "model.pt")]
     assert lines[1] == "score        0.96 in the last 1 episode: solved (0.95 counts as solved)"
     words = [line.split()[:2] for line in lines[4:]]
-    assert words == [["watch", "it"], ["tune", "it"], ["your", "own"]] and str(trainer.run_folder) in lines[4]
+    assert (words == [["watch", "it"], ["tune", "it"], ["your", "own"]]
+            and str(trainer.run_folder) in lines[4])
     args["env"]["distance"] = 9  # what counts as solved is said of the settings that ship
     assert [*runs.closing(trainer, args, "")][1] == "score        0.96 in the last 1 episode"
 
@@ -253,15 +262,18 @@ def test_the_end_says_how_far_it_is_from_solved_and_what_to_type(tmp_path):
 def test_what_to_type_can_be_typed(monkeypatch, tmp_path):
     monkeypatch.chdir(configuration.ROOT)
     monkeypatch.setattr(configuration.shutil, "which", lambda name: None)
-    monkeypatch.setattr(configuration.sys, "executable", str(configuration.ROOT / ".venv/bin/python"))
+    monkeypatch.setattr(configuration.sys, "executable",
+                        str(configuration.ROOT / ".venv/bin/python"))
     assert configuration.command("train", "my env") == ".venv/bin/python pufferl.py train 'my env'"
-    monkeypatch.setattr(configuration.shutil, "which", lambda name: str(configuration.ROOT / ".venv/bin/python"))
+    monkeypatch.setattr(configuration.shutil, "which",
+                        lambda name: str(configuration.ROOT / ".venv/bin/python"))
     assert configuration.command("runs") == "python pufferl.py runs"
     monkeypatch.chdir(tmp_path)
     assert configuration.command("runs") == f"python {configuration.ROOT / 'pufferl.py'} runs"
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile", "list", "runs", "plot",
+@pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile", "list",
+                                  "runs", "plot",
                                   "diagnose", "doctor"])
 def test_every_verb_has_a_line(verb):
     assert f"\n  {verb} " in pufferl.USAGE

@@ -19,7 +19,8 @@ from runs import JsonLines
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "0123456789abcdef" * 2 + "feedf00d"
-OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "WANDB_API_KEY": TOKEN, "NEPTUNE_API_TOKEN": TOKEN,
+OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "WANDB_API_KEY": TOKEN,
+           "NEPTUNE_API_TOKEN": TOKEN,
            "WANDB_SILENT": "true"}
 
 
@@ -30,8 +31,10 @@ def run(tmp_path_factory):
     pytest.importorskip("neptune", reason="needs the package neptune")
     folder = tmp_path_factory.mktemp("run")
     command = ["train", "squared", "--env.num-envs", "64", "--train.total-timesteps", "20000",
-               "--train.log-interval", "0", "--wandb", "--neptune", "--entity", "me", "--group", "pair", "--tag", "x"]
-    done = subprocess.run([sys.executable, str(ROOT / "pufferl.py"), *command], cwd=folder, capture_output=True,
+               "--train.log-interval", "0", "--wandb", "--neptune", "--entity", "me", "--group",
+               "pair", "--tag", "x"]
+    done = subprocess.run([sys.executable, str(ROOT / "pufferl.py"), *command], cwd=folder,
+                          capture_output=True,
                           text=True, env={**os.environ, **OFFLINE}, timeout=300)
     assert done.returncode == 0, done.stderr
     return next((folder / "experiments").glob("squared_*"))
@@ -62,7 +65,8 @@ def wandb_records(path):
 
 
 def same(left, right):
-    return math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(left) and math.isnan(right))
+    return math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(left)
+                                                                      and math.isnan(right))
 
 
 def test_tensorboard_holds_what_metrics_jsonl_holds(run):
@@ -86,12 +90,15 @@ def test_wandb_offline_holds_what_metrics_jsonl_holds(run):
     rows = []
     for record in records:
         if record.WhichOneof("record_type") == "history":
-            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item})
+            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json)
+                         for item in record.history.item})
     lines = lines_of(run)
     assert [row["global_step"] for row in rows] == [line["step"] for line in lines]
     for row, line in zip(rows, lines, strict=True):
-        assert {name: row[name] for name in line if name != "step"} == {n: line[n] for n in line if n != "step"}
-    of = {kind: getattr(record, kind) for record in records if (kind := record.WhichOneof("record_type"))}
+        assert {name: row[name] for name in line if name != "step"} == {n: line[n] for n in line
+                                                                        if n != "step"}
+    of = {kind: getattr(record, kind) for record in records
+          if (kind := record.WhichOneof("record_type"))}
     settings = {item.key: json.loads(item.value_json) for record in records
                 if record.WhichOneof("record_type") in ("run", "config")
                 for item in (record.run.config if record.HasField("run") else record.config).update}
@@ -111,7 +118,8 @@ def test_neptune_offline_holds_what_metrics_jsonl_holds(run):
             position += len(text[position:]) - len(text[position:].lstrip())
             what, name = entry["obj"], "/".join(entry["obj"]["path"])
             if what["type"] == "LogFloats":
-                values.setdefault(name, {}).update({value["step"]: value["value"] for value in what["values"]})
+                values.setdefault(name, {}).update({value["step"]: value["value"]
+                                                    for value in what["values"]})
             elif "value" in what:
                 strings[name] = what["value"]
     lines = lines_of(run)
@@ -128,7 +136,8 @@ def test_tokens_are_written_nowhere(run):
 
 
 def test_the_classes_have_the_keywords_of_the_docs():
-    assert pufferl.WandbLogger is runs.WandbLogger and pufferl.TensorBoardLogger is runs.TensorBoardLogger
+    assert (pufferl.WandbLogger is runs.WandbLogger
+            and pufferl.TensorBoardLogger is runs.TensorBoardLogger)
     assert list(inspect.signature(pufferl.WandbLogger).parameters)[:4] == ["project", "entity", "name", "config"]
     assert list(inspect.signature(pufferl.NeptuneLogger).parameters)[:3] == ["project", "name", "api_token"]
     pufferl.NoLogger().log({"losses/entropy": 1.0}, 0)
@@ -137,7 +146,8 @@ def test_the_classes_have_the_keywords_of_the_docs():
 @pytest.mark.parametrize("package", ["wandb", "neptune"])
 def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    args = pufferl.load_config("squared", [f"--{package}", "--data-dir", str(tmp_path), "--env.num-envs", "64"])
+    args = pufferl.load_config("squared", [f"--{package}", "--data-dir", str(tmp_path),
+                                           "--env.num-envs", "64"])
     assert args[package] is True, "the flag stands alone"
     with pytest.raises(pufferl.ConfigError, match=f"pip install {package}"):
         pufferl.train("squared", args)
@@ -152,7 +162,8 @@ def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
     log = JsonLines(path, first_step=20)
     log.log({"losses/entropy": 31.0}, 30)
     entries = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(e["step"], e["losses/entropy"]) for e in entries] == [(10, 10.0), (20, 20.0), (30, 31.0)]
+    assert [(e["step"], e["losses/entropy"]) for e in entries] == [(10, 10.0),
+                                                                   (20, 20.0), (30, 31.0)]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -170,17 +181,21 @@ def test_a_logger_made_from_all_settings(tmp_path, monkeypatch):
         module = SimpleNamespace(**{start: init}, errors=SimpleNamespace(Error=OSError),
                                  exceptions=SimpleNamespace(NeptuneException=OSError))
         monkeypatch.setitem(sys.modules, package, module)
-    args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair", "--tag", "x"])
+    args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
+                                           "--tag", "x"])
     with pytest.raises(Told):
         pufferl.WandbLogger(args)
-    expected = {"project": "p", "entity": "me", "name": "squared", "group": "pair", "tags": ["x"], "config": args}
+    expected = {"project": "p", "entity": "me", "name": "squared", "group": "pair", "tags": ["x"],
+                "config": args}
     assert {name: asked[name] for name in expected} == expected
     with pytest.raises(Told):
         pufferl.NeptuneLogger(args)
     assert (asked["project"], asked["name"], asked["tags"]) == ("me/p", "squared", ["x", "pair"])
     for logger in (pufferl.WandbLogger, pufferl.NeptuneLogger):
-        for wrong, text in (({"train": {}}, "got a dict without project, entity"), ([1], r"got \[1\]")):
-            with pytest.raises(TypeError, match=rf"{logger.__name__}: project must be .*load_config gives, {text}"):
+        for wrong, text in (({"train": {}}, "got a dict without project, entity"),
+                            ([1], r"got \[1\]")):
+            with pytest.raises(TypeError, match=rf"{logger.__name__}: project must be "
+                               rf".*load_config gives, {text}"):
                 logger(wrong)
 
 

@@ -44,10 +44,13 @@ def two(tmp_path_factory):
     """What each of two ranks of scale_rank.py saw."""
     folder, port, processes = tmp_path_factory.mktemp("ranks"), str(free_port()), []
     for rank in range(2):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+               "LOCAL_WORLD_SIZE": "2",
                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        processes.append(conftest.start([sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)],
-                                        env=CLEAN | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        processes.append(conftest.start([sys.executable, str(ROOT / "tests" / "scale_rank.py"),
+                                         str(folder)],
+                                        env=CLEAN | own, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True))
     outputs = [process.communicate(timeout=570)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
     seen = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
@@ -60,22 +63,26 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
     num_envs = AGENTS // 4 if case == "dead agents" else AGENTS
     trainer = scale_rank.make_trainer(case, 2 * num_envs, tmp_path)
     for part in parts:
-        assert torch.equal(part["weights"], trainer.arena.flat("weights")), "rank 0's weights are everybody's"
+        assert torch.equal(part["weights"], trainer.arena.flat("weights")), (
+            "rank 0's weights are everybody's")
     trainer.evaluate()
     arrays, state = scale_rank.keep(trainer)
     for name, tensor in arrays.items():
-        joined = torch.cat([part["arrays"][name] for part in parts], dim=0 if name == "final_observations" else 1)
+        joined = torch.cat([part["arrays"][name] for part in parts],
+                           dim=0 if name == "final_observations" else 1)
         # Environments, agents and random words are numbered through: the rollout is that of one
         # process, but for rounding, which matters to nothing that is drawn before the first action.
         if name == "actions":
             assert torch.allclose(joined[0].double(), tensor[0].double(), atol=1e-5)
         if name == "observations":
             assert torch.equal(joined[0], tensor[0])
-            assert not torch.equal(*(part["arrays"][name][0] for part in parts)), "ranks have environments of their own"
+            assert not torch.equal(*(part["arrays"][name][0] for part in parts)), (
+                "ranks have environments of their own")
         target = trainer.storage[name] if name in trainer.storage else getattr(trainer, name)
         target.copy_(joined)
     for name, tensor in state.items():
-        trainer.engine.initial_state[name].copy_(torch.cat([part["state"][name] for part in parts], dim=1))
+        trainer.engine.initial_state[name].copy_(torch.cat([part["state"][name] for part in parts],
+                                                           dim=1))
         assert tensor.shape == trainer.engine.initial_state[name].shape
 
     one = scale_rank.learn_from_given_segments(trainer, [0, 1])
@@ -105,7 +112,8 @@ def test_unequal_weights_and_settings_are_errors_that_name_them(two):
     for seen in two[0]:
         assert "not the same on all ranks: other than rank 0's on 1" in seen["unequal"][0]
         assert "RankError: train.seed must be the same on all ranks, but is 0, 1" in seen["seeds"][0]
-        assert "not one segment" in seen["few"][0] and "ConfigError: train.gpus = 5" in seen["gpus"][0]
+        assert ("not one segment" in seen["few"][0]
+                and "ConfigError: train.gpus = 5" in seen["gpus"][0])
 
 
 def test_a_last_checkpoint_that_cannot_be_written_ends_all_ranks_with_an_error(two):
@@ -119,7 +127,8 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_all_ranks_with_an_error(t
 
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
     group = ranks.Ranks()
-    for name, text in {"a": "[]", "b": "{", "c": '{"launch": 5}', "d": '{"launch": [["here:1", "x"]]}', "e": "[" * 9999,
+    for name, text in {"a": "[]", "b": "{", "c": '{"launch": 5}',
+                       "d": '{"launch": [["here:1", "x"]]}', "e": "[" * 9999,
                        "mine": '{"launch": [["here:1", 7.0]]}', "f": '{"launch": [[1]]}'}.items():
         folder = tmp_path / f"squared_{name}"
         folder.mkdir()
@@ -135,7 +144,8 @@ def test_what_ranks_tell_each_other(two):
         assert seen["sum"].tolist() == [3.0, 2e-17] and seen["sum"].dtype == np.float64
         assert seen["max"].tolist() == [0, 1, -np.inf]
         assert seen["any"] == [False, True, True]
-        assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be", rank == 1)
+        assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be",
+                                                                        rank == 1)
         assert seen["shared"] == (0, [0, 1], "ab"[rank])
         assert seen["logs"] == [{"score": 4.0, "n": 1}, {"score": 1.0, "n": 3},
                                 {"score": 5.0, "extra": 2.0, "n": 3}, {}]
@@ -161,7 +171,8 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1] if current else 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=uuids[gpu]))
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda gpu: SimpleNamespace(uuid=uuids[gpu]))
     second = ranks.Ranks(rank=1, count=2, local_rank=1, local_count=2)
     monkeypatch.setattr(second, "gather", lambda own: [(own[0], "A"), own])
     assert second.choose_gpu() == 1 and current == [1]
@@ -183,7 +194,8 @@ def test_one_rank_is_no_group(monkeypatch):
 # -- whole runs under torchrun
 # ---------------------------------------------------------------------------------------
 
-SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none", "--vec.num-buffers", "1"]
+SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none",
+         "--vec.num-buffers", "1"]
 FOREVER = [*SMALL, "--train.total-timesteps", "1000000000", "--train.checkpoint-interval", "5"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 PUFFERL = str(ROOT / "pufferl.py")
@@ -191,7 +203,8 @@ PUFFERL = str(ROOT / "pufferl.py")
 
 def start(command, folder, **environment):
     with open(folder / "output.txt", "a") as output:
-        return conftest.start(command, cwd=folder, stdout=output, stderr=output, env=CLEAN | environment)
+        return conftest.start(command, cwd=folder, stdout=output, stderr=output,
+                              env=CLEAN | environment)
 
 
 def finish(process, folder, timeout=300):
@@ -228,7 +241,8 @@ def wait_for(condition, process, folder, seconds=240):
 
 def checkpoints(folder):
     """The checkpoints of this folder's runs, but for the one before the first epoch."""
-    return list({model.with_name("trainer_state.pt") for model in folder.glob("experiments/*/model_*.pt")})
+    return list({model.with_name("trainer_state.pt")
+                 for model in folder.glob("experiments/*/model_*.pt")})
 
 
 def steps(folder):
@@ -239,12 +253,14 @@ def steps(folder):
 
 @pytest.mark.slow
 def test_gpus_trains_interrupts_and_resumes_with_one_rank_and_two(tmp_path):
-    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"], tmp_path)
+    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"],
+                    tmp_path)
     wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
     process.send_signal(signal.SIGINT)
     code, text = finish(process, tmp_path)
     assert code == 0, text
-    assert text.count("stopping after this epoch") == 1 and text.count("checkpoint   ") == 1 and "Traceback" not in text
+    assert (text.count("stopping after this epoch") == 1 and text.count("checkpoint   ") == 1
+            and "Traceback" not in text)
     assert "2 ranks on 1 machine" in text
     (state,) = checkpoints(tmp_path)
     saved = torch.load(state, weights_only=True)
@@ -267,7 +283,8 @@ def test_gpus_trains_interrupts_and_resumes_with_one_rank_and_two(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_others(tmp_path):
-    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"], tmp_path)
+    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"],
+                    tmp_path)
     wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
     members = ranks_of(process)
     members[1].kill()
@@ -301,8 +318,10 @@ class Faulty(gymnasium.Env):
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs",
-               "4", "--vec.backend", "serial", "--train.total-timesteps", "1000000", "--logger", "none"]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train",
+               "faulty.py:Faulty", "--vec.num-envs",
+               "4", "--vec.backend", "serial", "--train.total-timesteps", "1000000",
+               "--logger", "none"]
     code, text = finish(start(command, tmp_path), tmp_path)
     # its own, and in torchrun's summary
     assert code == 1 and text.count("ValueError: the sky has fallen") >= 2, text
@@ -325,7 +344,8 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     # another run of this environment, and a newer one
     old = tmp_path / "experiments" / "squared_old"
     old.mkdir(parents=True)
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL, "train", "squared"]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL,
+               "train", "squared"]
     process = start([*command, *FOREVER], tmp_path)
     (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
     (old / "config.json").write_text(json.dumps({"launch": [["other:1", 0.0]]}))
@@ -338,7 +358,8 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     assert f"resumed {state.parent.relative_to(tmp_path)} at step" in text
     resumed = int(re.search(r"resumed .* at step ([\d,]+)", text)[1].replace(",", ""))
     assert resumed >= before * 2 * 64 * 64 and resumed % (5 * 2 * 64 * 64) == 0
-    wait_for(lambda: state.with_name("metrics.jsonl").exists() and steps(tmp_path)[-1] > resumed, process, tmp_path)
+    wait_for(lambda: state.with_name("metrics.jsonl").exists() and steps(tmp_path)[-1] > resumed,
+             process, tmp_path)
     process.send_signal(signal.SIGTERM)
     _, text = finish(process, tmp_path)
     assert text.count("checkpoint   ") == 1, "torchrun hands SIGTERM to its ranks, which save"
@@ -349,9 +370,11 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
 def test_a_node_that_joins_and_one_that_leaves(tmp_path):
     def node(address):
         (tmp_path / address).mkdir()
-        return start([*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", f"--local-addr={address}", "--max-restarts=3",
+        return start([*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", f"--local-addr={address}",
+                      "--max-restarts=3",
                       "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test",
-                      "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train", "squared", *FOREVER,
+                      "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train",
+                      "squared", *FOREVER,
                       "--data-dir", str(tmp_path / "experiments")],
                      tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
@@ -363,11 +386,13 @@ def test_a_node_that_joins_and_one_that_leaves(tmp_path):
     first = node("127.0.0.1")
     (state,) = wait_for(lambda: checkpoints(tmp_path), first, tmp_path / "127.0.0.1")
     second = node("127.0.0.2")
-    wait_for(lambda: resumed(1) and torch.load(state, weights_only=True)["others"], first, tmp_path / "127.0.0.1")
+    wait_for(lambda: resumed(1) and torch.load(state, weights_only=True)["others"], first,
+             tmp_path / "127.0.0.1")
     second.kill()
     wait_for(lambda: resumed(2), first, tmp_path / "127.0.0.1")
     text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
-    assert "there were 1 ranks, now there are 2" in text and "there were 2 ranks, now there are 1" in text
+    assert ("there were 1 ranks, now there are 2" in text
+            and "there were 2 ranks, now there are 1" in text)
     assert len(list((tmp_path / "experiments").iterdir())) == 1
 
 
@@ -406,8 +431,10 @@ def two_nodes(command, folder, *options):
 def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
     port = free_port()
-    options = {"rendezvous": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"],
-               "static": ["--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]}[how]
+    options = {"rendezvous": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+                              "--rdzv-id=test"],
+               "static": ["--node-rank={node}", "--master-addr=127.0.0.1",
+                          f"--master-port={port}"]}[how]
     texts = two_nodes([str(tmp_path / "train.py")], tmp_path, *options)
     results = [re.search("rank done: .*", text)[0] for text in texts]
     assert results[0] == results[1] and results[0].startswith("rank done: 20480 ")
@@ -419,16 +446,20 @@ def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
 @pytest.mark.slow
 def test_two_nodes_of_the_command_line(tmp_path):
     options = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=test"]
-    texts = two_nodes([PUFFERL, "train", "squared", *SMALL, "--train.total-timesteps", "40000"], tmp_path, *options)
+    texts = two_nodes([PUFFERL, "train", "squared", *SMALL, "--train.total-timesteps", "40000"],
+                      tmp_path, *options)
     assert sorted("40,960 steps in" in text for text in texts) == [False, True]
 
 
 BACKENDS = {
-    "multiprocessing": ["gym/CartPole-v1", "--vec.backend", "multiprocessing", "--vec.num-workers", "1"],
-    "serial lstm": ["gym/CartPole-v1", "--vec.backend", "serial", "--rnn.name", "lstm", "--policy.name", "feed-forward",
+    "multiprocessing": ["gym/CartPole-v1", "--vec.backend", "multiprocessing",
+                        "--vec.num-workers", "1"],
+    "serial lstm": ["gym/CartPole-v1", "--vec.backend", "serial", "--rnn.name", "lstm",
+                    "--policy.name", "feed-forward",
                     "--train.max-minibatch-size", "256"],
     "ray": ["gym/CartPole-v1", "--vec.backend", "ray", "--vec.num-workers", "1"],
-    "C under multiprocessing": ["cartpole", "--vec.backend", "multiprocessing", "--vec.num-workers", "1",
+    "C under multiprocessing": ["cartpole", "--vec.backend", "multiprocessing",
+                                "--vec.num-workers", "1",
                                 "--env.num-envs", "2"],
 }
 
@@ -438,21 +469,26 @@ BACKENDS = {
 def test_every_vectorizer_and_wrapper(tmp_path, case):
     if case == "ray":
         pytest.importorskip("ray")
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case], "--vec.num-envs",
-               "8", "--train.minibatch-size", "256", "--train.total-timesteps", "4000", "--logger", "none"]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case],
+               "--vec.num-envs",
+               "8", "--train.minibatch-size", "256", "--train.total-timesteps", "4000",
+               "--logger", "none"]
     text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
     assert "2 ranks on 1 machine" in text and steps(tmp_path)[-1] >= 4000
 
 
 @pytest.mark.slow
 def test_uneven_shares_and_rounded_threads(tmp_path):
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=3", PUFFERL, "train", "cartpole", "--env.num-envs", "16"]
-    text = run([*command, "--train.minibatch-size", "512", "--train.total-timesteps", "20000", "--logger", "none"],
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=3", PUFFERL, "train", "cartpole",
+               "--env.num-envs", "16"]
+    text = run([*command, "--train.minibatch-size", "512", "--train.total-timesteps", "20000",
+                "--logger", "none"],
                tmp_path)
     assert "a rank draws 128 from its own" in text and steps(tmp_path)[-1] >= 20000
 
 
-LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096", "--logger", "none",
+LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096",
+            "--logger", "none",
             "--train.learning-rate", "0.015", "--train.log-interval", "0"]
 
 
@@ -460,7 +496,8 @@ def curve(folder):
     """Mean episode length along a run, an entry an epoch."""
     (metrics,) = folder.glob("experiments/*/metrics.jsonl")
     entries = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [entry["environment/episode_length"] for entry in entries if "environment/episode_length" in entry]
+    return [entry["environment/episode_length"] for entry in entries
+            if "environment/episode_length" in entry]
 
 
 @pytest.mark.slow

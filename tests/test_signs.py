@@ -13,8 +13,10 @@ import pufferl
 import signs
 import vector
 
-SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01, "target_kl": None,
-            "gamma": 0.9, "ent_coef": 0.01, "norm_obs": False, "norm_reward": False, "log_interval": 0.0}
+SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01,
+            "target_kl": None,
+            "gamma": 0.9, "ent_coef": 0.01, "norm_obs": False, "norm_reward": False,
+            "log_interval": 0.0}
 AGENTS, EPOCHS = 16, 30
 
 
@@ -31,7 +33,8 @@ class World(gymnasium.Env):
     def _see(self):
         self.total *= 1 + self.grow
         self.right = int(self.np_random.integers(3))
-        return (np.eye(3, dtype=np.float32)[self.right] * self.observation * self.total).astype(np.float32)
+        return (np.eye(3, dtype=np.float32)[self.right] * self.observation
+                * self.total).astype(np.float32)
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -53,7 +56,8 @@ def said(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, meddle=None, **s
     with pytest.MonkeyPatch.context() as patch:
         if meddle:
             meddle(patch)
-        network = policy(vecenv.driver_env) if policy else models.MinGRUPolicy(vecenv.driver_env, 32)
+        network = (policy(vecenv.driver_env) if policy
+                   else models.MinGRUPolicy(vecenv.driver_env, 32))
         trainer = pufferl.PuffeRL(config, vecenv, network)
         while trainer.epoch < trainer.total_epochs:
             trainer.evaluate()
@@ -70,7 +74,8 @@ def change_metrics(**functions):
 
         def changed(self, step, metrics):
             count[0] += 1
-            others = {name.replace("__", "/"): function(count[0]) for name, function in functions.items()}
+            others = {name.replace("__", "/"): function(count[0])
+                      for name, function in functions.items()}
             metrics.update({name: value for name, value in others.items() if name in metrics})
             return see(self, step, metrics)
 
@@ -81,8 +86,10 @@ def change_metrics(**functions):
 FAILURES = {
     "one_update": {"minibatch_size": 256, "replay_ratio": 1},
     "nothing_moves": {"learning_rate": 1e-9},
-    "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10, "max_grad_norm": 100},
-    "entropy_gone": {"world": {"reward": 0.0}, "meddle": change_metrics(losses__entropy=lambda n: 1.0 / n**2)},
+    "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10,
+                      "max_grad_norm": 100},
+    "entropy_gone": {"world": {"reward": 0.0},
+                     "meddle": change_metrics(losses__entropy=lambda n: 1.0 / n**2)},
     "value_dwarfs": {"world": {"reward": 1000.0}, "vf_clip_coef": math.inf},
     "value_knows_nothing": {"meddle": change_metrics(losses__explained_variance=lambda n: -0.5,
                                                       losses__value_loss=lambda n: 1.0)},
@@ -91,7 +98,8 @@ FAILURES = {
     "observations_constant": {"world": {"observation": 0.0}},
     "observations_vast": {"world": {"observation": 1e5}},
     "observations_grow": {"world": {"grow": 0.06}, "epochs": 25},
-    "episodes_never_end": {"world": {"ends": False}, "epochs": 90, "agents": 2, "horizon": 128, "minibatch_size": 128},
+    "episodes_never_end": {"world": {"ends": False}, "epochs": 90, "agents": 2, "horizon": 128,
+                           "minibatch_size": 128},
     "cut_at_the_same_step": {"world": {"reward": 0.0, "cut": True}},
 }
 
@@ -132,14 +140,17 @@ def test_vital_looks_at_live_agents_only():
     valid = np.ones((5, 2), np.uint8)
     valid[:, 1] = 0
     flags = np.zeros((4, 2), np.uint8)
-    metrics = signs.vital(observations, np.full((4, 2), [2.0, -9.0], np.float32), valid, flags, flags)
+    metrics = signs.vital(observations, np.full((4, 2), [2.0, -9.0], np.float32), valid,
+                          flags, flags)
     assert metrics["vital/reward_min"] == metrics["vital/reward_max"] == 2
     assert metrics["vital/observation_max"] == 0 and metrics["vital/observation_constant"] == 1
 
 
 def test_diagnose_a_finished_run(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps({"train": {"total_timesteps": 100}, "agents": 4}))
-    entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0, "losses/entropy": 1.0}
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"total_timesteps": 100},
+                                                      "agents": 4}))
+    entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0,
+                "losses/entropy": 1.0}
                for step in range(10, 100, 10)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
     pufferl.main(["diagnose", str(tmp_path)])

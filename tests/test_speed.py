@@ -17,11 +17,13 @@ import vector
 def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     before = dict(vars(kernels))
-    speed.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2", "--vec.num-threads", "2",
+    speed.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2",
+                "--vec.num-threads", "2",
                    "--train.minibatch-size", "1024", "--profile.epochs", "2"])
     path = tmp_path / "experiments" / "profile_squared.json"
     assert [p.name for p in path.parent.iterdir()] == [path.name], "no run's folder"
-    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    spans = [event for event in json.loads(path.read_text())["traceEvents"]
+             if event.get("ph") == "X"]
     names = [event["name"] for event in spans]
     assert {"advance", "sample", "act", "learn", "draw", "aten::add_"} <= set(names)
     assert names.count("advance") == 2 * 2 * 64, "epochs × buffers × horizon"
@@ -29,10 +31,12 @@ def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     assert len(threads) == 2, "both workers"
     assert all(event["dur"] >= 0 and "ts" in event for event in spans)
     out = capfd.readouterr().out
-    stages = {line.split()[0]: float(line.split()[-1].rstrip("%")) for line in out.splitlines() if line.endswith("%")}
+    stages = {line.split()[0]: float(line.split()[-1].rstrip("%")) for line in out.splitlines()
+              if line.endswith("%")}
     assert stages.keys() == {"environment", "policy", "learn", "other"}
     assert sum(stages.values()) == pytest.approx(100, abs=1)
-    assert any(f" {name} " in out for name in ("act", "advance", "learn")), "the costliest are named"
+    assert any(f" {name} " in out for name in ("act", "advance", "learn")), (
+        "the costliest are named")
     assert stages["learn"] > 0 and str(path.relative_to(tmp_path)) in out
     assert vars(kernels) == before, "the kernels are as they were"
 
@@ -59,14 +63,17 @@ class Slow(gymnasium.Env):
 @pytest.mark.parametrize("cores", [1, 2, 6, 64])
 def test_candidates_divide(num_envs, cores):
     tried = speed.candidates(num_envs, python=True, package=True, cores=cores)
-    assert [vec["backend"] for vec in tried[:2]] == ["serial", "package"] and len(tried) == len({str(v) for v in tried})
+    assert ([vec["backend"] for vec in tried[:2]] == ["serial", "package"]
+            and len(tried) == len({str(v) for v in tried}))
     for vec in tried[2:]:
         assert vector._divide(num_envs, vec["num_workers"], vec["batch_size"])[0] == vec["num_workers"]
     if num_envs == 64:
         assert max(vec["num_workers"] or 1 for vec in tried) == {1: 4, 2: 8, 6: 16, 64: 64}[cores]
         assert any(vec["batch_size"] == 32 for vec in tried)
-    buffers = [vec["num_buffers"] for vec in speed.candidates(num_envs * 1024, python=False, cores=cores)]
-    assert buffers[0] == 1 and all(num_envs * 1024 % n == 0 for n in buffers) and max(buffers) >= cores
+    buffers = [vec["num_buffers"]
+               for vec in speed.candidates(num_envs * 1024, python=False, cores=cores)]
+    assert (buffers[0] == 1 and all(num_envs * 1024 % n == 0 for n in buffers)
+            and max(buffers) >= cores)
 
 
 class Fake:
@@ -83,7 +90,8 @@ class Fake:
 
 def best_of(speeds):
     """search over candidates with these speeds in place of measurements; None cannot work."""
-    tried = [{"backend": "multiprocessing", "num_workers": i, "batch_size": i} for i in range(len(speeds))]
+    tried = [{"backend": "multiprocessing", "num_workers": i, "batch_size": i}
+             for i in range(len(speeds))]
     made = []
 
     def make(vec):
@@ -122,7 +130,8 @@ def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
     import pufferl
 
     name = f"{__file__}:Slow"
-    options = ["--train.horizon", "4", "--vec.num-envs", "4", "--policy.hidden-size", "16", "--train.total-timesteps",
+    options = ["--train.horizon", "4", "--vec.num-envs", "4", "--policy.hidden-size", "16",
+               "--train.total-timesteps",
                "16", "--logger", "none"]
     best = speed.main(["autotune", name, "--seconds", "0.2", *options])
     assert best["backend"] == "multiprocessing" and best["num_workers"] >= 2
@@ -138,7 +147,8 @@ def test_the_best_command_has_the_given_options(monkeypatch, capsys):
     monkeypatch.setattr(speed, "search", lambda *args: (best, {}))
     speed.main(["autotune", "squared", "--seconds", "1", "--train.horizon", "16"])
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(" train squared --train.horizon 16 --vec.backend native --vec.num-buffers 2")
+    assert last.endswith(" train squared --train.horizon 16 --vec.backend native "
+                         "--vec.num-buffers 2")
 
 
 def test_an_environment_that_raises_is_shown_by_its_own_lines(tmp_path):

@@ -35,8 +35,10 @@ FAKE_SPACE = {"train.learning_rate": {"distribution": "log_normal", "min": 3e-4,
 
 
 def record(number, score=1.0, cost=1.0, status="done", **settings):
-    return {"trial": number, "settings": settings, "status": status, "score": score, "cost": cost, "steps": 10.0,
-            "curve": [[1.0, score, cost]], "error": None, "predicted": {}, "run": None, "attempts": 1}
+    return {"trial": number, "settings": settings, "status": status, "score": score, "cost": cost,
+            "steps": 10.0,
+            "curve": [[1.0, score, cost]], "error": None, "predicted": {}, "run": None,
+            "attempts": 1}
 
 
 def dead_owner(folder, number, **fields):
@@ -86,7 +88,8 @@ def test_trials_of_dead_owners_are_taken_over_by_one(tmp_path):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert sorted(claim["settings"]["x"] for claim in taken) == list(range(5))
-    assert sorted(claim["trial"] for claim in taken) == list(range(5)) and {claim["attempts"] for claim in taken} == {1}
+    assert (sorted(claim["trial"] for claim in taken) == list(range(5))
+            and {claim["attempts"] for claim in taken} == {1})
     assert not list(tmp_path.glob("trials/*.lost-*"))
 
 
@@ -142,13 +145,15 @@ def test_a_number_that_is_being_taken_over_is_nobody_elses(tmp_path, monkeypatch
 
     monkeypatch.setattr(ours, "_appear", slowly)
     mine = ours.take_over()
-    assert mine["trial"] == 0 and mine["settings"] == {"x": 0} and json.loads(ours._path(mine).read_text()) == mine
+    assert (mine["trial"] == 0 and mine["settings"] == {"x": 0}
+            and json.loads(ours._path(mine).read_text()) == mine)
     assert list(seen[0]) == [0], "a sweep must not end while it is left"
     assert seen[1]["trial"] == 1
     # another looks in this moment whether it is free
     monkeypatch.setattr(ours, "_appear", lambda path, content: False)
     dead_owner(tmp_path, 2)
-    assert ours.take_over() is None and list(ours.claims()) == [0, 1, 2] and ours.claim(2, below=3) is None
+    assert (ours.take_over() is None and list(ours.claims()) == [0, 1, 2]
+            and ours.claim(2, below=3) is None)
 
 
 def test_who_lost_a_claim_leaves_it_alone(tmp_path):
@@ -160,7 +165,8 @@ def test_who_lost_a_claim_leaves_it_alone(tmp_path):
     lost.give_back(claim)
     lost.beat()
     lost.drop(claim)
-    assert json.loads(ours._path(mine).read_text()) == mine and ours._path(mine).stat().st_mtime == 1
+    assert (json.loads(ours._path(mine).read_text()) == mine
+            and ours._path(mine).stat().st_mtime == 1)
 
 
 def test_signs_of_life_go_on_while_the_owner_waits(tmp_path, monkeypatch):
@@ -180,7 +186,8 @@ def test_given_back_trials_keep_their_settings_and_attempts(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.give_back(ledger.claim(settings={"x": 3}, predicted={"score": 1}))
     claim = Ledger(tmp_path).take_over()
-    assert claim["settings"] == {"x": 3} and claim["attempts"] == 0 and claim["predicted"] == {"score": 1}
+    assert (claim["settings"] == {"x": 3} and claim["attempts"] == 0
+            and claim["predicted"] == {"score": 1})
 
 
 # -- curves
@@ -196,10 +203,12 @@ def test_curve_of_a_run_and_of_a_resumed_one(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write_metrics(path, [(10, 1.0, 1.0), (20, None, 2.0), (30, 3.0, 3.0), (40, math.nan, 4.0)])
     curve = Curve.read(path, "score")
-    assert curve.step.tolist() == [10, 30] and curve.cost.tolist() == [1, 3] and "performance/uptime" in curve.names
+    assert (curve.step.tolist() == [10, 30] and curve.cost.tolist() == [1, 3]
+            and "performance/uptime" in curve.names)
     # the checkpoint was at 20, resumed with the clock where it stood: what
     # came after it is replaced
-    write_metrics(path, [(10, 1.0, 1.0), (20, 2.0, 2.0), (30, 9.0, 3.0), (30, 3.0, 3.5), (40, 4.0, 4.5)])
+    write_metrics(path,
+                  [(10, 1.0, 1.0), (20, 2.0, 2.0), (30, 9.0, 3.0), (30, 3.0, 3.5), (40, 4.0, 4.5)])
     curve = Curve.read(path, "score")
     assert curve.step.tolist() == [10, 20, 30, 40] and curve.score.tolist() == [1, 2, 3, 4]
     assert curve.cost.tolist() == [1, 2, 3.5, 4.5]
@@ -211,20 +220,23 @@ def test_points_along_a_curve(tmp_path):
     curve = Curve(steps * 10.0, steps / 100, steps * 2.0)
     points = curve.points(1000, 5)
     assert [p for p, _, _ in points] == [0.2, 0.4, 0.6, 0.8, 1.0]
-    assert points[-1] == (1.0, pytest.approx(0.955), 200.0), "the score is the mean over a tenth of the schedule"
+    assert points[-1] == (1.0, pytest.approx(0.955), 200.0), (
+        "the score is the mean over a tenth of the schedule")
     half = Curve(curve.step[:50], curve.score[:50], curve.cost[:50]).points(1000, 5)
     assert [p for p, _, _ in half] == [0.2, 0.4, 0.5]
     assert Curve(*np.empty((3, 0))).points(1000, 5) == []
 
 
 def test_hopeless():
-    rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "floor": 0.0, "share": 0.25, "after": 0.25, "sign": 1.0}
+    rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "floor": 0.0, "share": 0.25, "after": 0.25,
+            "sign": 1.0}
     curve = lambda score, step=500.0, cost=20.0: Curve(*np.array([[step], [score], [cost]]))  # noqa: E731
     assert sweep.hopeless(curve(0.2), 1000, rule) and not sweep.hopeless(curve(0.3), 1000, rule)
     assert not sweep.hopeless(curve(0.2, step=200), 1000, rule), "it has only begun"
     assert not sweep.hopeless(curve(0.2, step=950), 1000, rule), "it is nearly through"
     assert not sweep.hopeless(curve(0.05, cost=2.0), 1000, rule), "at that cost nobody was better"
-    assert not sweep.hopeless(curve(-9.0, cost=0.5), 1000, rule) and not sweep.hopeless(curve(0.2), 1000, None)
+    assert (not sweep.hopeless(curve(-9.0, cost=0.5), 1000, rule)
+            and not sweep.hopeless(curve(0.2), 1000, None))
 
 
 # -- sweeps with a stand-in trainer
@@ -239,7 +251,8 @@ def fake(monkeypatch):
 def run_sweep(folder, count, space=FAKE_SPACE, **settings):
     options = ["--data-dir", str(folder)]
     settings = sweep.Sweep(num_trials=count, logger="none", **settings)
-    tuner = Protein(search_space=sweep.searched_settings("squared", space, options), num_trials=count,
+    tuner = Protein(search_space=sweep.searched_settings("squared", space, options),
+                    num_trials=count,
                     metric=settings.metric)
     tuner.env_name = "squared"
     return sweep.Runner(tuner, settings, options, quiet=True).run(), tuner
@@ -251,23 +264,28 @@ def test_a_sweep_and_its_continuation(tmp_path, fake):
     assert list(results) == list(range(8)) and {r["status"] for r in results.values()} == {"done"}
     for r in results.values():
         steps, rate = r["settings"]["train.total_timesteps"], r["settings"]["train.learning_rate"]
-        assert r["cost"] == pytest.approx(steps / 1000) and r["steps"] == steps and len(r["curve"]) == 5
+        assert (r["cost"] == pytest.approx(steps / 1000) and r["steps"] == steps
+                and len(r["curve"]) == 5)
         run = json.loads((ledger.folder / r["run"] / "config.json").read_text())
         assert float(run["options"]["--train.learning-rate"]) == rate
     assert results[7]["predicted"]["score"] < 1.5 and not ledger.claims()
     before = {path: path.read_text() for path in ledger.trials.iterdir()}
     ledger, _ = run_sweep(tmp_path, 10, workers=2, early_stop=0)
     assert list(ledger.results()) == list(range(10))
-    assert all(path.read_text() == text for path, text in before.items()), "finished trials never change"
+    assert all(path.read_text() == text for path, text in before.items()), (
+        "finished trials never change")
     assert len({json.dumps(r["settings"]) for r in ledger.results().values()}) == 10
-    other = {**FAKE_SPACE, "train.learning_rate": {"distribution": "uniform", "min": 1e-3, "max": 1}}
+    other = {**FAKE_SPACE,
+             "train.learning_rate": {"distribution": "uniform", "min": 1e-3, "max": 1}}
     with pytest.raises(SpaceError, match=r"holds another sweep.*learning_rate"):
         run_sweep(tmp_path, 10, other)
 
 
 def test_failures_are_recorded_with_their_kind(tmp_path, fake):
-    ledger, tuner = run_sweep(tmp_path, 5, {**FAKE_SPACE, "train.learning_rate": [0.00001, 0.0001, 0.01, 0.5]})
-    kinds = {r["settings"]["train.learning_rate"]: (r["status"], r["error"]) for r in ledger.results().values()}
+    ledger, tuner = run_sweep(tmp_path, 5,
+                              {**FAKE_SPACE, "train.learning_rate": [0.00001, 0.0001, 0.01, 0.5]})
+    kinds = {r["settings"]["train.learning_rate"]: (r["status"], r["error"])
+             for r in ledger.results().values()}
     for rate, (status, error) in kinds.items():
         assert status == ("done" if rate == 0.01 else "failed")
         assert rate != 0.5 or error.startswith("not finite: FloatingPointError: epoch 3")
@@ -277,7 +295,8 @@ def test_failures_are_recorded_with_their_kind(tmp_path, fake):
 
 
 def test_a_metric_that_is_never_logged_stops_the_sweep(tmp_path, fake):
-    with pytest.raises(RuntimeError, match=r"the first 5 trials all failed[\s\S]*environment/score"):
+    with pytest.raises(RuntimeError,
+                       match=r"the first 5 trials all failed[\s\S]*environment/score"):
         run_sweep(tmp_path, 20, metric="environment/scroe")
     assert not Ledger(tmp_path / "sweep_squared").claims()
 
@@ -286,23 +305,31 @@ def test_hopeless_trials_are_stopped(tmp_path, fake, monkeypatch):
     monkeypatch.setenv("FAKE_SECONDS", "4")
     ledger = Ledger(tmp_path / "x")
     rule = {"front": [(0.1, 0.5)], "floor": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
-    job = {"trainer": str(FAKE), "folder": str(ledger.folder / "runs" / "0"), "env": {}, "total": 1000, "downsample": 5,
+    job = {"trainer": str(FAKE), "folder": str(ledger.folder / "runs" / "0"), "env": {},
+           "total": 1000, "downsample": 5,
            "metric": "environment/score", "cost": "performance/uptime", "limit": 1e9, "rule": rule,
-           "command": ["train", "squared", "--train.total-timesteps", "1000", "--train.learning-rate", "0.0003"]}
+           "command": ["train", "squared", "--train.total-timesteps", "1000",
+                       "--train.learning-rate", "0.0003"]}
     outcome = sweep.run_trial(job)
     assert outcome["status"] == "stopped" and 0.25 < outcome["curve"][-1][0] < 0.9
     outcome = sweep.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
     assert outcome["status"] == "stopped" and 0.4 < outcome["cost"] < 0.9
-    outcome = sweep.run_trial({**job, "folder": job["folder"] + "c", "rule": None, "limit": 0.4, "metric": "scroe"})
-    assert outcome["seconds"] < 3.5 and outcome["error"].startswith("scroe was never logged"), "it has its limit too"
+    outcome = sweep.run_trial({**job, "folder": job["folder"] + "c", "rule": None, "limit": 0.4,
+                               "metric": "scroe"})
+    assert outcome["seconds"] < 3.5 and outcome["error"].startswith("scroe was never logged"), (
+        "it has its limit too")
     monkeypatch.setenv("FAKE_SECONDS", "0")
-    outcome = sweep.run_trial({**job, "folder": job["folder"] + "d", "rule": None, "cost": "performance/uptme"})
-    assert outcome["error"].startswith("performance/uptme was never logged as a number; there are: step, ")
+    outcome = sweep.run_trial({**job, "folder": job["folder"] + "d", "rule": None,
+                               "cost": "performance/uptme"})
+    assert outcome["error"].startswith("performance/uptme was never logged as a number; "
+                                       "there are: step, ")
 
 
 def test_a_trial_that_is_killed_before_its_first_metric_is_lost(tmp_path):
-    job = {"folder": str(tmp_path / "run"), "env": {}, "total": 1000, "downsample": 5, "metric": "environment/score",
-           "cost": "performance/uptime", "limit": 1e9, "rule": None, "command": [], "trainer": str(tmp_path / "die.py")}
+    job = {"folder": str(tmp_path / "run"), "env": {}, "total": 1000, "downsample": 5,
+           "metric": "environment/score",
+           "cost": "performance/uptime", "limit": 1e9, "rule": None, "command": [],
+           "trainer": str(tmp_path / "die.py")}
     for code in ("import os; os.kill(os.getpid(), 15)", "print('stopped after this epoch')"):
         (tmp_path / "die.py").write_text(code)
         assert sweep.run_trial(job)["status"] == "lost"
@@ -317,7 +344,8 @@ def test_other_weights_to_start_from_are_another_sweep(tmp_path):
     tuner, config = Protein(search_space=FAKE_SPACE), configuration.load_config("squared")
     sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [], config)
     with pytest.raises(SpaceError, match=r"load_model_path: nothing there, a\.pt now"):
-        sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [], {**config, "load_model_path": "a.pt"})
+        sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [],
+                    {**config, "load_model_path": "a.pt"})
 
 
 def test_optimize_in_python_trains(tmp_path, fake):
@@ -370,23 +398,31 @@ def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatc
     thread.start()
     results = run_sweep(tmp_path, 1)[0].results()
     thread.join()
-    assert results[0]["status"] == "done" and results[0]["attempts"] == 2 and results[0]["curve"][-1][0] == 1.0
-    assert results[0]["cost"] == pytest.approx(results[0]["settings"]["train.total_timesteps"] / 1000)
+    assert (results[0]["status"] == "done" and results[0]["attempts"] == 2
+            and results[0]["curve"][-1][0] == 1.0)
+    assert results[0]["cost"] == pytest.approx(results[0]["settings"]["train.total_timesteps"]
+                                               / 1000)
 
 
 def start_sweep(folder, count, workers=2, seconds=1.0):
     """The sweep in a process of its own."""
-    code = (f"import sys; sys.path.insert(0, {str(sweep.ROOT)!r}); import sweep; sweep.TRAINER = {str(FAKE)!r}; "
-            "sweep.main(sys.argv[1:])")
-    space = [f"--sweep.{name}.{field}={value}" for name, what in FAKE_SPACE.items() for field, value in what.items()]
+    code = (f"import sys; sys.path.insert(0, {str(sweep.ROOT)!r}); import sweep; sweep.TRAINER = "
+            f"{str(FAKE)!r}; sweep.main(sys.argv[1:])")
+    space = [f"--sweep.{name}.{field}={value}" for name, what in FAKE_SPACE.items()
+             for field, value in what.items()]
     others = [f"--sweep.{name}.distribution=none" for name in
-              ("train.gamma", "train.gae_lambda", "train.ent_coef", "train.replay_ratio", "train.clip_coef",
-               "train.vf_coef", "train.max_grad_norm", "train.horizon", "train.minibatch_size", "vec.total_agents",
+              ("train.gamma", "train.gae_lambda", "train.ent_coef", "train.replay_ratio",
+               "train.clip_coef",
+               "train.vf_coef", "train.max_grad_norm", "train.horizon", "train.minibatch_size",
+               "vec.total_agents",
                "policy.hidden_size")]
     return start(
-        [sys.executable, "-c", code, "squared", "--data-dir", str(folder), "--sweep.num-trials", str(count),
-         "--sweep.workers", str(workers), "--sweep.logger", "none", "--sweep.early-stop", "0", *space, *others],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "FAKE_SECONDS": str(seconds)})
+        [sys.executable, "-c", code, "squared", "--data-dir", str(folder),
+         "--sweep.num-trials", str(count),
+         "--sweep.workers", str(workers), "--sweep.logger", "none", "--sweep.early-stop", "0",
+         *space, *others],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "FAKE_SECONDS": str(seconds)})
 
 
 def test_kill_and_interrupt_lose_nothing(tmp_path):
@@ -399,11 +435,13 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
         return [len(path.read_text().splitlines()) for path in logs]
 
     process = start_sweep(tmp_path, 5)
-    wait_for(lambda: len(list(files.glob("*.json"))) >= 1 and len(steps()) >= 3 and steps()[-1] >= 4)
+    wait_for(lambda: len(list(files.glob("*.json"))) >= 1 and len(steps()) >= 3
+             and steps()[-1] >= 4)
     process.kill()
     process.communicate()
     finished = {path.name: path.read_text() for path in files.glob("*.json")}
-    claimed = {path.stem: json.loads(path.read_text())["settings"] for path in files.glob("*.running")}
+    claimed = {path.stem: json.loads(path.read_text())["settings"]
+               for path in files.glob("*.running")}
     assert claimed
 
     process = start_sweep(tmp_path, 5)
@@ -419,7 +457,8 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
     results = ledger.results()
     assert list(results) == list(range(5)) and {r["status"] for r in results.values()} == {"done"}
     assert all((files / name).read_text() == text for name, text in finished.items())
-    assert all(results[int(number)]["settings"] == settings for number, settings in claimed.items() if settings)
+    assert all(results[int(number)]["settings"] == settings for number, settings in claimed.items()
+               if settings)
     # resumed, not begun anew: one run folder each, and the full schedule's cost
     for r in results.values():
         assert len(list((ledger.folder / "runs" / f"{r['trial']:05d}").glob("*/config.json"))) == 1
@@ -472,7 +511,8 @@ def test_what_brings_no_torch():
 
 def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
     ledger = Ledger(tmp_path)
-    good = {"trial": 0, "status": "done", "settings": {}, "curve": [], "score": 1.0, "cost": None, "steps": 1,
+    good = {"trial": 0, "status": "done", "settings": {}, "curve": [], "score": 1.0,
+            "cost": None, "steps": 1,
             "error": None}
     others = [json.dumps({**good, **wrong}) for wrong in ({"curve": 5}, {"score": "x"})]
     for content in ("", "{", "5", "[" * 100_000, "{}", *others):
@@ -486,7 +526,8 @@ def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
         sweep.load_sweep(tmp_path)
 
 
-@pytest.mark.parametrize("line", ["", "5", "{", '{"step": "x"}', '{"step": NaN}', '{"step": 1e999}', "[" * 100_000,
+@pytest.mark.parametrize("line", ["", "5", "{", '{"step": "x"}', '{"step": NaN}', '{"step": 1e999}',
+                                  "[" * 100_000,
                                   '{"step": 1' + "0" * 400 + "}", '{"step": [1]}', "\ufffd"],
                          ids=range(10))
 def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
@@ -502,26 +543,32 @@ def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
 
 def test_split_options():
     own, space, others = sweep.split_options(
-        ["--sweep.num-trials", "5", "--sweep.train.learning-rate.max=0.1", "--train.gamma", "0.9", "--sweep.web=0",
+        ["--sweep.num-trials", "5", "--sweep.train.learning-rate.max=0.1", "--train.gamma", "0.9",
+         "--sweep.web=0",
          "--help", "--sweep.env.speed.distribution", "none"])
-    assert own == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"] and others == ["--train.gamma", "0.9"]
+    assert (own == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"]
+            and others == ["--train.gamma", "0.9"])
     assert space == {"train.learning_rate": {"max": "0.1"}, "env.speed": {"distribution": "none"}}
     with pytest.raises(SpaceError, match=r"SECTION\.KEY\.FIELD"):
         sweep.split_options(["--sweep.train.gamma", "0.9"])
 
 
 def test_command_line_errors(tmp_path, capsys):
-    for argv, message in ((["nowhere"], "nowhere"), (["squared", "--sweep.train.gama.max", "1"], "Did you mean gamma"),
+    for argv, message in ((["nowhere"], "nowhere"),
+                          (["squared", "--sweep.train.gama.max", "1"], "Did you mean gamma"),
                           (["report", str(tmp_path)], "neither a sweep"),
-                          (["squared", "--sweep.train.gamma.max"], "[sweep.train.gamma] max is missing"),
-                          (["squared", "--data-dir", str(tmp_path), "--sweep.web", "99999"], "port must be 0-65535"),
+                          (["squared", "--sweep.train.gamma.max"],
+                           "[sweep.train.gamma] max is missing"),
+                          (["squared", "--data-dir", str(tmp_path), "--sweep.web", "99999"],
+                           "port must be 0-65535"),
                           (["squared", "--data-dir", "/proc/nowhere"], "/proc/nowhere")):
         with pytest.raises(SystemExit) as error:
             sweep.main(argv)
         assert message in str(error.value), argv
     assert "gamma is given" not in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        sweep.main(["squared", "--train.num-steps=32", "--env.num-envs", "64", "--data-dir", "/proc/nowhere"])
+        sweep.main(["squared", "--train.num-steps=32", "--env.num-envs", "64", "--data-dir",
+                    "/proc/nowhere"])
     told = capsys.readouterr().out
     assert "train.horizon is given" in told and "vec.total_agents is given" in told
     sweep.main([])
@@ -532,7 +579,8 @@ def test_command_line_errors(tmp_path, capsys):
 # --------------------------------------------------------------------------------------------------
 
 
-LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}), "steps": 1000.0,
+LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}),
+           "steps": 1000.0,
            "curve": [[0.2, 0.5, 6.0], [0.4, 0.9, 30.0]]},
           {**record(1, None, None, "failed", **{"train.learning_rate": 0.5, "policy.hidden_size": 32}), "curve": []}]
 
@@ -574,7 +622,8 @@ def test_wandb_holds_settings_and_curves(tmp_path, monkeypatch):
         records = list(wandb_records(path))
         run = next(r.run for r in records if r.WhichOneof("record_type") == "run")
         settings = {item.key: json.loads(item.value_json) for item in run.config.update}
-        rows = [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in r.history.item}
+        rows = [{item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                 for item in r.history.item}
                 for r in records if r.HasField("history")]
         code = next(r.exit.exit_code for r in records if r.HasField("exit"))
         seen[run.display_name] = run.run_group, list(run.tags), code
@@ -612,7 +661,8 @@ def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
         def has_begun_there():
             with contextlib.suppress(psutil.Error):
                 node = psutil.Process(second.all_processes["raylet"][0].process.pid)
-                return any(FAKE.name in " ".join(child.cmdline()) and time.time() - child.create_time() < 3
+                return any(FAKE.name in " ".join(child.cmdline())
+                           and time.time() - child.create_time() < 3
                            for child in node.children(recursive=True))
             return False
 
@@ -644,16 +694,20 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     and eight times its minibatch, to the shipped settings' steps to a score of 0.9, or 25% more.
     With both cores of a small machine to itself it takes some five minutes."""
     shipped = tmp_path / "shipped"
-    subprocess.run([sys.executable, str(sweep.ROOT / "pufferl.py"), "train", "squared", "--data-dir", str(shipped)],
+    subprocess.run([sys.executable, str(sweep.ROOT / "pufferl.py"), "train", "squared",
+                    "--data-dir", str(shipped)],
                    check=True, capture_output=True, timeout=3600)
     known = steps_to(next(shipped.glob("*")), 0.9)
     assert math.isfinite(known)
     space = {"train.learning_rate.mean": 0.003, "train.minibatch_size.mean": 32768,
              "train.total_timesteps.max": 4_000_000}
-    kept = ("gamma", "gae_lambda", "replay_ratio", "clip_coef", "vf_coef", "max_grad_norm", "horizon")
+    kept = ("gamma", "gae_lambda", "replay_ratio", "clip_coef", "vf_coef",
+            "max_grad_norm", "horizon")
     space |= {f"train.{key}.distribution": "none" for key in kept} | {"vec.total_agents.distribution": "none"}
-    command = [sys.executable, str(sweep.ROOT / "protein.py"), "squared", "--data-dir", str(tmp_path),
-               "--sweep.num-trials", "60", "--sweep.workers", "2", "--sweep.cost", "step", "--policy.hidden-size", "64",
+    command = [sys.executable, str(sweep.ROOT / "protein.py"), "squared", "--data-dir",
+               str(tmp_path),
+               "--sweep.num-trials", "60", "--sweep.workers", "2", "--sweep.cost", "step",
+               "--policy.hidden-size", "64",
                *(f"--sweep.{name}={value}" for name, value in space.items())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     print(done.stdout)
@@ -668,4 +722,5 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     print(f"steps to 0.9: shipped {known:,.0f}; by trial {steps}")
     assert steps[0] > 2 * known, "where it began it must be slow, or this test shows nothing"
     assert min(steps.values()) <= 1.25 * known
-    assert (folder / "report.html").exists() and list((folder / "tensorboard").glob("00000/events*"))
+    assert (folder / "report.html").exists() and list((folder
+                                                       / "tensorboard").glob("00000/events*"))

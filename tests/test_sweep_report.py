@@ -21,16 +21,20 @@ def swept(tmp_path):
     """A folder as a sweep of 12 trials leaves it."""
     ledger, rng = Ledger(tmp_path / "sweep_x"), np.random.default_rng(0)
     space = {**FAKE_SPACE, "train.optimizer": ["muon", "adam"]}
-    write_json(ledger.folder / "sweep.json", {"asked": {"env": "squared", "metric": "environment/score",
-                       "goal": "maximize", "cost": "performance/uptime"}, "options": [], "space": space})
+    write_json(ledger.folder
+               / "sweep.json", {"asked": {"env": "squared", "metric": "environment/score",
+         "goal": "maximize", "cost": "performance/uptime"}, "options": [],
+                                "space": space})
     tuner = Random(search_space=space)
     for number in range(12):
         claim = ledger.claim(settings=tuner.suggest())
         r = record(number, float(rng.random()), float(1 + 9 * rng.random()), **claim["settings"])
         if number == 3:
-            r |= {"status": "failed", "score": None, "cost": None, "curve": [], "error": "exit 1: <broken>"}
+            r |= {"status": "failed", "score": None, "cost": None, "curve": [],
+                  "error": "exit 1: <broken>"}
         if number > 8:
-            r["predicted"] = {"score": 0.5, "score_sd": 0.1, "cost": 3.0, "log_cost_sd": 0.2, "success": 1.0}
+            r["predicted"] = {"score": 0.5, "score_sd": 0.1, "cost": 3.0, "log_cost_sd": 0.2,
+                              "success": 1.0}
         ledger.finish(claim, r)
     return ledger
 
@@ -46,25 +50,31 @@ def live(swept):
 def test_report_of_a_sweep(swept):
     told, records, tuner = sweep.load_sweep(swept.folder)
     figures = {title: figure for title, _, figure in sweep.sweep_figures(told, records, tuner)}
-    assert set(figures) == {"Score against cost", "Curves", "Stars", "Importance", "Marginal effects",
+    assert set(figures) == {"Score against cost", "Curves", "Stars", "Importance",
+                            "Marginal effects",
                             "Parallel coordinates", "Similar settings"}
     star = figures["Stars"].data[0]
     menu = figures["Stars"].layout.updatemenus[0].buttons
-    assert [button.label for button in menu] == list(tuner.space.names) and [*star.y] == menu[0].args[0]["y"][0]
+    assert ([button.label for button in menu] == list(tuner.space.names)
+            and [*star.y] == menu[0].args[0]["y"][0])
     points = figures["Score against cost"].data[0]
     assert (star.x, star.z, star.text) == (points.x, points.y, points.text)
     good = [r for r in records if r["status"] != "failed"]
     assert list(points.customdata) == [r["trial"] for r in good]
-    assert list(points.x) == [r["cost"] for r in good] and list(points.y) == [r["score"] for r in good]
+    assert (list(points.x) == [r["cost"] for r in good]
+            and list(points.y) == [r["score"] for r in good])
     assert "trial 5" in points.text[4] and "learning_rate" in points.text[4]
     assert sum(figures["Importance"].data[0].x) == pytest.approx(1)
     effects = figures["Marginal effects"].layout
-    assert [effects[axis].type for axis in ("xaxis", "xaxis2", "xaxis3")] == ["log", "log", None], "learning rate, ..."
+    assert [effects[axis].type for axis in ("xaxis", "xaxis2", "xaxis3")] == ["log", "log", None], (
+        "learning rate, ...")
     labels = [dimension.label for dimension in figures["Parallel coordinates"].data[0].dimensions]
-    assert labels == ["learning_rate (log)", "total_timesteps (log)", "optimizer", "cost (log)", "score"]
+    assert labels == ["learning_rate (log)", "total_timesteps (log)", "optimizer",
+                      "cost (log)", "score"]
     text = sweep.write_report(swept.folder).read_text()
     best = max(good, key=lambda r: r["score"])
-    assert f"--train.learning-rate {best['settings']['train.learning_rate']}" in text and "[train]" in text
+    assert (f"--train.learning-rate {best['settings']['train.learning_rate']}" in text
+            and "[train]" in text)
     assert text.count("<tr>") == 13 and "&lt;broken&gt;" in text
     assert 'src="http' not in text, "it must work without a network"
 
@@ -79,7 +89,8 @@ def test_settings_are_judged_by_enough_trials_alone(swept):
 
 
 def test_numbers_are_for_people():
-    numbers = {4070.0: "4,070", 4096: "4,096", 1e7: "10,000,000", 0.0123456: "0.01235", 12: "12", True: "True",
+    numbers = {4070.0: "4,070", 4096: "4,096", 1e7: "10,000,000", 0.0123456: "0.01235", 12: "12",
+               True: "True",
                -2500.4: "-2,500", float("inf"): "inf", "muon": "muon", None: "None"}
     assert [sweep.short(number) for number in numbers] == [*numbers.values()]
 
@@ -88,8 +99,10 @@ def write_run(folder, env, tag, env_settings, gamma, slope):
     """A run's folder as training leaves it, with a score that grows by `slope` a step."""
     folder.mkdir(parents=True)
     config = {"env_name": env, "tag": tag, "env": env_settings, "vec": {}, "policy": {}, "rnn": {}}
-    (folder / "config.json").write_text(json.dumps(config | {"train": {"total_timesteps": 100, "gamma": gamma}}))
-    entries = [{"step": s, "environment/score": s * slope, "performance/uptime": s / 10} for s in range(10, 101, 10)]
+    (folder / "config.json").write_text(json.dumps(config | {"train": {"total_timesteps": 100,
+                                                                       "gamma": gamma}}))
+    entries = [{"step": s, "environment/score": s * slope, "performance/uptime": s / 10}
+               for s in range(10, 101, 10)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
@@ -98,15 +111,18 @@ def two_environments(tmp_path):
     """A folder of six runs: four of squared, of which one sets a distance and one another, two of
     breakout, which comes first; tags north and south in turn."""
     folder = tmp_path / "both"
-    for i, (env, settings) in enumerate([("breakout", {"balls": 5}), ("breakout", {"balls": 5}), ("squared", {}),
-                                         ("squared", {"distance": 3}), ("squared", {"distance": 4}), ("squared", {})]):
+    for i, (env, settings) in enumerate([("breakout", {"balls": 5}), ("breakout", {"balls": 5}),
+                                         ("squared", {}),
+                                         ("squared", {"distance": 3}), ("squared", {"distance": 4}),
+                                         ("squared", {})]):
         write_run(folder / f"{env}_{i}", env, ["north", "south"][i % 2], settings, 0.9 + i / 100, i)
     return folder
 
 
 def test_report_of_two_environments(two_environments):
     runs = sweep.load_runs(two_environments, "environment/score")
-    assert sweep.varied_settings(runs) == ["train.gamma", "env.distance"], "balls are the same wherever there are any"
+    assert sweep.varied_settings(runs) == ["train.gamma", "env.distance"], (
+        "balls are the same wherever there are any")
     figures = {title: figure for title, _, figure in sweep.run_figures(runs, "environment/score")}
     curves = figures["squared: curves over seconds"].data
     assert [trace.name for trace in curves] == ["squared_2", "squared_3", "squared_4", "squared_5"]
@@ -115,7 +131,8 @@ def test_report_of_two_environments(two_environments):
         assert {"env = squared", f"tag = {['north', 'south'][i % 2]}", f"train.gamma = {0.9 + i / 100:.3g}"} <= {*lines}
     assert "env.distance = 3" in curves[1].text
     assert "env.distance" not in figures["breakout: curves over seconds"].data[0].text
-    assert figures["squared: score by setting"].data[0].text == tuple(trace.text for trace in curves)
+    assert figures["squared: score by setting"].data[0].text == tuple(trace.text
+                                                                      for trace in curves)
     assert "<th>env.distance</th>" in sweep.page(two_environments)
 
 
@@ -123,7 +140,8 @@ def test_report_of_runs(tmp_path):
     for i in range(9):
         write_run(tmp_path / "runs" / f"squared_{i}", "squared", "ab"[i % 2], {}, 0.9 + i / 100, i)
     text = sweep.page(tmp_path / "runs")
-    assert text.count("<tr>") == 10 and "squared: curves over environment steps" in text and "train.gamma" in text
+    assert (text.count("<tr>") == 10 and "squared: curves over environment steps" in text
+            and "train.gamma" in text)
     assert sweep.page(tmp_path / "runs", tag="a").count("<tr>") == 6
     with pytest.raises(SpaceError, match="have the tag c"):
         sweep.page(tmp_path / "runs", tag="c")
@@ -183,7 +201,8 @@ def browser():
         requests, problems = [], []
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("console",
+                lambda message: problems.append(message.text) if message.type == "error" else None)
 
         def show(url):
             page.goto(url)
@@ -191,7 +210,8 @@ def browser():
             return page
 
         yield show
-        assert all(url.startswith((page.url, "data:", "blob:")) for url in requests) and problems == []
+        assert (all(url.startswith((page.url, "data:", "blob:")) for url in requests)
+                and problems == [])
         chromium.close()
 
 
@@ -206,7 +226,8 @@ def test_report_in_a_browser(swept, browser, tmp_path):
               rows: document.querySelectorAll("tbody tr").length};
     }""")
     good = [r for r in swept.results().values() if r["status"] != "failed"]
-    assert shown["trials"] == [r["trial"] for r in good] and shown["drawn"] >= len(good) and shown["rows"] == 12
+    assert (shown["trials"] == [r["trial"] for r in good] and shown["drawn"] >= len(good)
+            and shown["rows"] == 12)
     np.testing.assert_allclose(shown["x"], [r["cost"] for r in good])
     np.testing.assert_allclose(shown["y"], [r["score"] for r in good])
     box = page.locator(".js-plotly-plot .points path").nth(4).bounding_box()
@@ -240,7 +261,8 @@ def test_the_filter_of_the_page(two_environments, browser, tmp_path):
         }""")
 
     assert left() == [12, 6, 6], "each curve over steps and over seconds"
-    for text, runs in (("north", 3), ("tag = south", 3), ("squared", 4), ("env.distance = 4", 1), ("nowhere", 0)):
+    for text, runs in (("north", 3), ("tag = south", 3), ("squared", 4), ("env.distance = 4", 1),
+                       ("nowhere", 0)):
         page.fill("#filter", text)
         assert left() == [2 * runs, runs, runs], text
     page.fill("#filter", "north")

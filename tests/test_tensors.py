@@ -27,7 +27,8 @@ import vector
 ROOT = Path(__file__).resolve().parent.parent
 CARTPOLE = f"{ROOT}/examples/torch_cartpole.py:make"
 KINDS = ["torch", pytest.param("jax", marks=pytest.mark.skipif(
-    importlib.util.find_spec("jax") is None, reason="needs jax: pip install -r requirements-extras.txt"))]
+    importlib.util.find_spec("jax") is None,
+    reason="needs jax: pip install -r requirements-extras.txt"))]
 
 
 def convert(array, kind):
@@ -45,7 +46,8 @@ class Walks(gymnasium.vector.VectorEnv):
     """Walkers that begin where their number and the episode's say: the same logic for any kind of
     array and any mode of autoreset. A walk ends far out, and is cut after `limit` steps."""
 
-    single_observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float32), "t": spaces.Discrete(50)})
+    single_observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float32),
+                                            "t": spaces.Discrete(50)})
     single_action_space = spaces.Discrete(3, start=-1)
 
     def __init__(self, num_envs=5, kind="torch", mode="SameStep", limit=7, first=0):
@@ -95,7 +97,8 @@ class Walks(gymnasium.vector.VectorEnv):
             self._begin(self.ended)
         elif self.mode != "SameStep":
             info = {"height": convert(self.x[:, 1], self.kind)}
-        return (self._see(), *(convert(a, self.kind) for a in (rewards, terminated, truncated)), self._masks() | info)
+        return (self._see(), *(convert(a, self.kind) for a in (rewards, terminated, truncated)),
+                self._masks() | info)
 
 
 class Walk(gymnasium.Env):
@@ -110,7 +113,8 @@ class Walk(gymnasium.Env):
         return {key: array[0] for key, array in seen.items()}
 
     def reset(self, *, seed=None, options=None):
-        seen, info = self.walks.reset(seed=seed, options={"reset_mask": np.ones(1, bool)} if self.walks.episode[0] and
+        seen, info = self.walks.reset(seed=seed, options={"reset_mask": np.ones(1, bool)}
+                                      if self.walks.episode[0] and
                                       seed is None else None)
         return self._one(seen), {"action_mask": info["action_mask"][0]}
 
@@ -133,7 +137,8 @@ def rollouts(vecenv, count=3, horizon=16):
                 if t > 0 and storage.truncations[t - 1].any():
                     final.append(storage.final_observations[storage.truncations[t - 1] != 0])
                 if t < horizon:
-                    storage.actions[t] = rng.integers(0, vecenv.action_heads[0], storage.actions[t].shape)
+                    storage.actions[t] = rng.integers(0, vecenv.action_heads[0],
+                                                      storage.actions[t].shape)
                     vecenv.advance(buffer)
             history.append({name: array.copy() for name, array in vars(storage).items()
                             if array is not None and name != "final_observations"})
@@ -172,12 +177,15 @@ def test_the_rollout_is_that_of_single_environments(mode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_synchronous_form(kind):
     with vector.make(lambda: Walks(kind=kind)) as vecenv:
-        assert type(vecenv) is vector.Tensors and vecenv.num_envs == 5 and vecenv.device == torch.device("cpu")
+        assert (type(vecenv) is vector.Tensors and vecenv.num_envs == 5
+                and vecenv.device == torch.device("cpu"))
         first = vecenv.reset(seed=1)[0].copy()
         for _ in range(30):
             observations, rewards, terminals, _, infos = vecenv.step(np.full(5, 2))
-        assert observations.shape == (5, 2 * 8) and observations.dtype == np.uint8 and rewards.dtype == np.float32
-        assert infos[0]["n"] == terminals.sum() > 0 and vecenv.finished() == np.flatnonzero(terminals).tolist()
+        assert (observations.shape == (5, 2 * 8) and observations.dtype == np.uint8
+                and rewards.dtype == np.float32)
+        assert (infos[0]["n"] == terminals.sum() > 0
+                and vecenv.finished() == np.flatnonzero(terminals).tolist())
         with pytest.raises(ValueError, match="expected \\(5, 1\\)"):
             vecenv.step(np.zeros(4))
         np.testing.assert_array_equal(vecenv.reset(seed=1)[0], first)
@@ -239,7 +247,8 @@ def test_what_is_copied():
         for t in range(4):
             with Watched() as watched:
                 vecenv.advance(0)
-            assert env.given.data_ptr() != storage.actions[t].ctypes.data and env.given.dtype == torch.int32
+            assert (env.given.data_ptr() != storage.actions[t].ctypes.data
+                    and env.given.dtype == torch.int32)
             assert "aten::clone" in watched.names
             copied = [(source, target) for source, target, size in watched.copies if size == 2 * 64]
             assert copied == [(env.seen.data_ptr(), storage.observations[t + 1].ctypes.data)]
@@ -248,7 +257,8 @@ def test_what_is_copied():
         np.testing.assert_array_equal(storage.observations[4], env.seen.numpy())
 
 
-@pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(9, dtype=np.int32),
+@pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (3,), np.float32),
+                                   spaces.Discrete(9, dtype=np.int32),
                                    spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(9)])
 def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(space):
     class Clamps(Unmoved):
@@ -322,7 +332,8 @@ def test_nothing_waits_for_a_device(mode):
         storage.actions[1] = 5
         with Watched() as watched:
             vecenv.advance(0)
-        assert not watched.names & {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item"}
+        assert not watched.names & {"aten::_local_scalar_dense", "aten::nonzero",
+                                    "aten::is_nonzero", "aten::item"}
         assert env.given.max() == 1 and env.given.shape == (8, 3)  # within its bounds
         log = vecenv.log()
         assert log["n"] == 16 and (log.get("speed") == 1) == (mode == "same_step")
@@ -331,7 +342,8 @@ def test_nothing_waits_for_a_device(mode):
 def make_trainer(vecenv, network=models.MinGRUPolicy, **settings):
     torch.manual_seed(1)
     policy = network(vecenv, hidden_size=16) if network is models.MinGRUPolicy else network(vecenv)
-    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "data_dir": None,
+    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5,
+                "data_dir": None,
                 "log_interval": 1e9, "learning_rate": 0.01, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
 
@@ -360,10 +372,12 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
     install(monkeypatch, on_a_cpu)
     common = {"network": network, "device": "cuda", "cudagraphs": cudagraphs}
     with monkeypatch.context() as patch:
-        patch.setattr(vector.Tensors, "device", property(lambda self: None, lambda self, device: None), raising=False)
+        patch.setattr(vector.Tensors, "device",
+                      property(lambda self: None, lambda self, device: None), raising=False)
         through_host = trained(5, mode, **common)
     written = []
-    monkeypatch.setattr(fused.Graphs, "on_host", lambda self, name: written.append(name) or self.storage[name])
+    monkeypatch.setattr(fused.Graphs, "on_host",
+                        lambda self, name: written.append(name) or self.storage[name])
     direct = trained(5, mode, **common)
     assert "observations" in written
     for name, tensor in direct[0].items():
@@ -371,7 +385,8 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
     assert direct[0]["bootstraps"].any() and torch.equal(direct[1], through_host[1])
     assert direct[2] == through_host[2]
     same = {name for name in direct[3] if name.startswith(("environment/", "vital/"))}
-    assert same and all(direct[3][name] == pytest.approx(through_host[3][name], nan_ok=True) for name in same)
+    assert same and all(direct[3][name] == pytest.approx(through_host[3][name], nan_ok=True)
+                        for name in same)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -390,7 +405,8 @@ class IsaacLabStandIn(gymnasium.Env):
         self.single_observation_space = spaces.Dict({"policy": spaces.Box(-np.inf, np.inf, (2,)),
                                                      "critic": spaces.Box(-np.inf, np.inf, (3,))})
         self.single_action_space = spaces.Box(-np.inf, np.inf, (1,))
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space,
+                                                                    num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
         self.episode_length_buf, self.extras = torch.zeros(num_envs, dtype=torch.long), {}
         self.place = torch.zeros(num_envs)
@@ -439,7 +455,8 @@ def test_isaac_lab():
         assert (log["n"], log["episode_length"]) == (4, 4.75)
         assert log["episode_return"] == (0 + 15 + 30 + 30) / 4
         # of the first to end the mean was 12, of the three others together 5
-        assert log["Episode_Reward/place"] == (12 + 3 * 5) / 4 and log["Episode_Termination/time_out"] == 2.5
+        assert (log["Episode_Reward/place"] == (12 + 3 * 5) / 4
+                and log["Episode_Termination/time_out"] == 2.5)
 
 
 class MjlabStandIn(IsaacLabStandIn):
@@ -470,7 +487,8 @@ class MjlabStandIn(IsaacLabStandIn):
     def step(self, action):
         self.place += action[:, 0]
         self.episode_length_buf += 1
-        return (self._observe(), self.place.clone(), self.place > 10, self.episode_length_buf >= 5, self.extras)
+        return (self._observe(), self.place.clone(), self.place > 10, self.episode_length_buf >= 5,
+                self.extras)
 
 
 def test_mjlab():
@@ -523,7 +541,8 @@ class ManiSkillStandIn(gymnasium.vector.VectorEnv):
             "episode_len": self.elapsed_steps.clone()}}
         ended = success | truncations
         if ended.any():
-            final_info = {key: dict(part) if key == "episode" else part.clone() for key, part in infos.items()}
+            final_info = {key: dict(part) if key == "episode" else part.clone()
+                          for key, part in infos.items()}
             final, (observations, infos) = observations, self.reset(options={"env_idx": ended.nonzero()[:, 0]})
             infos |= {"final_observation": final, "final_info": final_info, "_final_info": ended,
                       "_final_observation": ended, "_elapsed_steps": ended}
@@ -538,7 +557,8 @@ def test_maniskill():
         storage.actions[:, :, 0] = [0, 0.5, 1, 9]  # the last one is clipped to 1
         for _ in range(4):
             vecenv.advance(0)
-        np.testing.assert_array_equal(storage.terminals, np.array([[0, 0, 0, 0]] * 2 + [[0, 0, 1, 1], [0, 0, 0, 0]]))
+        np.testing.assert_array_equal(storage.terminals,
+                                      np.array([[0, 0, 0, 0]] * 2 + [[0, 0, 1, 1], [0, 0, 0, 0]]))
         np.testing.assert_array_equal(storage.truncations[3], [1, 1, 0, 0])
         np.testing.assert_array_equal(storage.final_observations[:2], [[0, 4], [2, 4]])
         np.testing.assert_array_equal(storage.observations[4], [[0, 0], [0, 0], [1, 1], [1, 1]])
@@ -557,7 +577,8 @@ def test_gymnasiums_own_vector_environments_in_torch(mode):
 
     def cartpoles(wrapper=lambda env: env):
         mode_of = {"autoreset_mode": gymnasium.vector.AutoresetMode(mode)}
-        return wrapper(gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs=mode_of, max_episode_steps=12))
+        return wrapper(gymnasium.make_vec("CartPole-v1", 4, "sync", vector_kwargs=mode_of,
+                                          max_episode_steps=12))
 
     ours = vector.make(lambda: cartpoles(NumpyToTorch))
     assert type(ours) is vector.Tensors
@@ -572,7 +593,8 @@ def test_gymnasiums_environments_in_jax():
         for _ in range(32):
             vecenv.advance(0)
         ends = storage.terminals | storage.truncations
-        assert ends.any() and np.array_equal(storage.valid[1:], 1 - ends) and vecenv.log()["n"] == ends.sum()
+        assert (ends.any() and np.array_equal(storage.valid[1:], 1 - ends)
+                and vecenv.log()["n"] == ends.sum())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -621,13 +643,15 @@ def test_brax_tells_a_fall_from_the_time_limit():
         for _ in range(24):
             vecenv.advance(0)
         falls, cuts = storage.terminals.sum(0), storage.truncations.sum(0)
-        assert falls[:8].min() > 0 and cuts[8:].sum() > 0 and not (storage.terminals & storage.truncations).any()
+        assert falls[:8].min() > 0 and cuts[8:].sum() > 0 and not (storage.terminals
+                                                                   & storage.truncations).any()
         assert vecenv.log()["n"] == falls.sum() + cuts.sum()
 
 
 def test_families_know_what_they_are():
     creator = environments.load_creator("gymnax/CartPole-v1")
-    assert creator.settings == {"num_envs": 1024, "max_steps_in_episode": 0} and not creator.takes_copies
+    assert (creator.settings == {"num_envs": 1024, "max_steps_in_episode": 0}
+            and not creator.takes_copies)
     assert vector.choose_backend(creator, None, 64) is vector.Tensors
     assert vector.choose_backend(creator, "serial") is vector.Serial
 
@@ -665,7 +689,8 @@ def test_env_num_envs_multiplies_that_of_the_vector():
 def test_what_has_no_workers_takes_no_settings_of_them():
     for options in ({"num_workers": 2}, {"batch_size": 2}):
         for backend in ("tensors", None):
-            with pytest.raises(ValueError, match="backend tensors steps all environments in this process: num_workers"):
+            with pytest.raises(ValueError, match="backend tensors steps all environments in this "
+                               "process: num_workers"):
                 vector.make(CARTPOLE, 4, backend, **options)
         with pytest.raises(ValueError, match=r"backend package steps all .* take multiprocessing"):
             vector.make("gym/CartPole-v1", 4, "package", **options)
@@ -685,7 +710,8 @@ def test_environments_that_hang_are_named(monkeypatch):
         vecenv.allocate(2)
         vecenv.advance(0)
         env.spins = True
-        with pytest.raises(vector.WorkerError, match=r"(?s)^environment 0 to 7 of .* has not answered for 0.5 s.*step"):
+        with pytest.raises(vector.WorkerError,
+                           match=r"(?s)^environment 0 to 7 of .* has not answered for 0.5 s.*step"):
             vecenv.advance(0)
 
 
@@ -698,7 +724,8 @@ def test_an_error_is_shown_by_the_environments_own_lines():
         vecenv.allocate(2)
         vecenv.advance(0)
     words = configuration.in_words(raised.value)
-    assert words.startswith("this is in the environment's own code:") and words.count("  File ") == 1
+    assert (words.startswith("this is in the environment's own code:")
+            and words.count("  File ") == 1)
     assert "in step" in words and words.endswith(")") and "(environment 0 to 7 of " in words
 
 
@@ -731,17 +758,28 @@ def wrong(i, value):
 ERRORS = {
     "mode": (lambda: Wrong("sometimes"), "has the mode of autoreset 'sometimes'.*same_step"),
     "no mode": (lambda: Wrong(metadata={}), "does not say its mode of autoreset.*tensors.IsaacLab"),
-    "shape": (lambda: wrong(0, torch.zeros(8, 3)), r"first reset\(\).*expected shape \(8, 2\), got shape \(8, 3\)"),
-    "NaN": (lambda: wrong(0, torch.full((8, 2), math.nan)), r"first reset\(\).*is nan, expected -1"),
-    "dtype": (lambda: Wrong(single_observation_space=spaces.Box(0, 9, (2,), np.uint8)), "expected dtype uint8, got"),
-    "rewards": (lambda: wrong(1, torch.ones(8, 1)), r"rewards of the first step\(\) have shape \(8, 1\)"),
-    "NaN reward": (lambda: wrong(1, torch.full((8,), math.nan)), "rewards.*hold nan for environment 0"),
-    "flags": (lambda: wrong(2, torch.zeros(8)), r"terminated of the first.*float32, expected.*bools"),
-    "list": (lambda: wrong(1, [1.0] * 8), "rewards of the first.*torch tensor or an array .* got list"),
-    "four": (lambda: Wrong(step=lambda actions: Unmoved("disabled").answer), "returned 4 values; expected"),
-    "old reset": (lambda: Wrong(reset=lambda seed=None: torch.zeros(8, 2)), r"expected \(observations, info dict\)"),
-    "dict of actions": (lambda: Wrong(single_action_space=spaces.Dict(a=spaces.Discrete(2))), "acts in a Discrete"),
-    "text": (lambda: Wrong(single_observation_space=spaces.Dict(a=spaces.Text(3))), "Text, which no tensor has"),
+    "shape": (lambda: wrong(0, torch.zeros(8, 3)),
+              r"first reset\(\).*expected shape \(8, 2\), got shape \(8, 3\)"),
+    "NaN": (lambda: wrong(0, torch.full((8, 2), math.nan)),
+            r"first reset\(\).*is nan, expected -1"),
+    "dtype": (lambda: Wrong(single_observation_space=spaces.Box(0, 9, (2,), np.uint8)),
+              "expected dtype uint8, got"),
+    "rewards": (lambda: wrong(1, torch.ones(8, 1)),
+                r"rewards of the first step\(\) have shape \(8, 1\)"),
+    "NaN reward": (lambda: wrong(1, torch.full((8,), math.nan)),
+                   "rewards.*hold nan for environment 0"),
+    "flags": (lambda: wrong(2, torch.zeros(8)),
+              r"terminated of the first.*float32, expected.*bools"),
+    "list": (lambda: wrong(1, [1.0] * 8),
+             "rewards of the first.*torch tensor or an array .* got list"),
+    "four": (lambda: Wrong(step=lambda actions: Unmoved("disabled").answer),
+             "returned 4 values; expected"),
+    "old reset": (lambda: Wrong(reset=lambda seed=None: torch.zeros(8, 2)),
+                  r"expected \(observations, info dict\)"),
+    "dict of actions": (lambda: Wrong(single_action_space=spaces.Dict(a=spaces.Discrete(2))),
+                        "acts in a Discrete"),
+    "text": (lambda: Wrong(single_observation_space=spaces.Dict(a=spaces.Text(3))),
+             "Text, which no tensor has"),
     "numpy": (lambda: Walks(kind="numpy"), "neither torch tensors nor arrays with __dlpack__"),
     "one": (lambda: gymnasium.make("CartPole-v1"), "has no num_envs and single_observation_space"),
 }
@@ -758,10 +796,12 @@ def test_an_error_says_what_is_wrong(case):
 
 def test_other_backends_say_who_takes_them():
     for call, words in (
-        (lambda: vector.make(lambda: Unmoved("disabled"), backend="serial"), "holds 8 environments.*backend tensors"),
+        (lambda: vector.make(lambda: Unmoved("disabled"), backend="serial"),
+         "holds 8 environments.*backend tensors"),
         (lambda: vector.make(Walks, backend="serial").reset(), "vec.backend tensors"),
         (lambda: vector.make("breakout", backend="tensors"), "breakout is in C: take native"),
-        (lambda: vector.make(lambda: Walks(), 3, backend="tensors"), "not 3: leave vec.num_envs at 1"),
+        (lambda: vector.make(lambda: Walks(), 3, backend="tensors"),
+         "not 3: leave vec.num_envs at 1"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             call()
@@ -823,9 +863,11 @@ def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
 def test_train_and_eval_by_the_command_line(tmp_path):
     """A short run, and the mean of one episode in each of 16 of them."""
     options = ["--env.num-envs", "16", "--data-dir", str(tmp_path)]
-    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options, "--train.total-timesteps", "4000"]
+    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options,
+             "--train.total-timesteps", "4000"]
     subprocess.run(train, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options, "--load-model-path", "latest",
+    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options,
+                "--load-model-path", "latest",
                 "--eval.episodes", "16"]
     result = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
@@ -836,9 +878,11 @@ def test_train_and_eval_by_the_command_line(tmp_path):
 def test_the_example_learns(tmp_path):
     """Mean return of 256 fresh episodes; 500 is the most, a random policy has about 22."""
     options = ["--env.num-envs", "256", "--data-dir", str(tmp_path)]
-    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options, "--train.total-timesteps", "400000"]
+    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options,
+             "--train.total-timesteps", "400000"]
     subprocess.run(train, cwd=ROOT, check=True, timeout=900)
-    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options, "--load-model-path", "latest",
+    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options,
+                "--load-model-path", "latest",
                 "--eval.episodes", "256"]
     said = subprocess.run(evaluate, cwd=ROOT, check=True, capture_output=True, text=True, timeout=900).stdout
     assert float(re.search(r"score +mean +([\d.]+)", said).group(1)) >= 400, said

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def program_folder(folder):
     """A folder that looks like this project's, for what is typed in it; with none of its runs."""
     for path in ROOT.iterdir():
-        if path.name not in ("experiments", ".git", ".pytest_cache", ".hypothesis", ".ruff_cache", "kite.h"):
+        if path.name not in ("experiments", ".git", ".pytest_cache", ".hypothesis",
+                             ".ruff_cache", "kite.h"):
             (folder / path.name).symlink_to(path)
     (folder / "kite.h").write_text(tour.header())
     return folder
@@ -37,7 +38,8 @@ def with_python():
 def test_the_page_has_all_of_it():
     steps = tour.steps()
     assert {step.who for step in steps if step.kind == "sh"} == {"fast", "wrong", "slow", "typed"}
-    assert all(step.seen or step.who == "typed" for step in steps if step.kind == "sh"), "what one sees stands below"
+    assert all(step.seen or step.who == "typed" for step in steps if step.kind == "sh"), (
+        "what one sees stands below")
     code = re.sub(r"/\*.*?\*/", "", tour.header(), flags=re.S)
     assert 50 <= sum(bool(line.strip()) for line in code.splitlines()) <= 69, "fewer than 70 lines"
     assert not (ROOT / "ocean/kite").exists(), "it is a game that is not there yet"
@@ -82,7 +84,8 @@ def test_the_game(tmp_path):
         rewards += agents.rewards.sum()
         ends, cut = ends + agents.terminals.sum(), cut + agents.truncations.sum()
     log = agents.envs.log()
-    assert cut == log["n"] == 8 * (1000 // 320) and ends == 0 and log["score"] == 10 and rewards == 8 * (1000 // 32)
+    assert (cut == log["n"] == 8 * (1000 // 320) and ends == 0 and log["score"] == 10
+            and rewards == 8 * (1000 // 32))
     for settings in ({"gap": 0}, {"gap": 2}, {"gates": 0}):
         with pytest.raises(ValueError, match="gap must lie within"):
             ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 1, settings)
@@ -94,7 +97,8 @@ def test_outputs_are_compared():
     assert tour.missing("a: 17 things\n...\nrun b_20270101-010203-000000\n", printed) is None
     assert tour.missing("score 0.7 in ... episodes: solved (14s)", printed) is None
     assert tour.missing("score 0.7 in the last 5 episodes: not solved yet (14s)", printed)
-    assert tour.missing("run b_20260101-010203-abcdef\na: 3 things", printed) == "a: 3 things", "the order is another"
+    assert tour.missing("run b_20260101-010203-abcdef\na: 3 things", printed) == "a: 3 things", (
+        "the order is another")
     assert tour.missing("a: things", printed) == "a: things"
     assert tour.missing("      1 │  ⣀⡤a", "  0.9 │⣀⡤   ") is None
 
@@ -103,7 +107,8 @@ def test_the_notebook_is_the_page():
     assert tour.NOTEBOOK.read_text() == tour.as_text(), "python tests/tour.py writes it"
     cells = json.loads(tour.as_text())["cells"]
     sources = [cell["source"] for cell in cells]
-    assert all(tour.as_cell(step.text) in sources for step in tour.steps() if step.who in ("fast", "wrong", "slow"))
+    assert all(tour.as_cell(step.text) in sources for step in tour.steps()
+               if step.who in ("fast", "wrong", "slow"))
     assert f"%%writefile kite.h\n{tour.header()}".rstrip("\n") in sources
     nbformat = pytest.importorskip("nbformat", reason="pip install -r requirements-test.txt")
     nbformat.validate(nbformat.read(tour.NOTEBOOK, as_version=4))
@@ -114,8 +119,10 @@ def test_the_tour(tmp_path):
     """All that can be run, in the page's order, typed as it stands there."""
     folder = program_folder(tmp_path)
     for command, seen in tour.typed("fast", "wrong", "slow"):
-        done = subprocess.run(command, shell=True, cwd=folder, env=with_python(), capture_output=True, text=True)
-        assert tour.missing(seen, done.stdout + done.stderr) is None, f"{command}\n{done.stdout}{done.stderr}"
+        done = subprocess.run(command, shell=True, cwd=folder, env=with_python(),
+                              capture_output=True, text=True)
+        assert tour.missing(seen, done.stdout + done.stderr) is None, (
+            f"{command}\n{done.stdout}{done.stderr}")
     for picture in ("squared.gif", "kite.gif"):
         with Image.open(folder / picture) as image:
             assert image.n_frames > 4
@@ -130,9 +137,11 @@ def test_the_web_page(tmp_path):
     folder = program_folder(tmp_path)
     [(command, seen)] = [(line, seen) for line, seen in tour.typed("typed") if " export " in line]
     command = command.replace("--load-model-path latest", "")  # its policy is untrained
-    done = subprocess.run(command, shell=True, cwd=folder, env=with_python(), capture_output=True, text=True)
+    done = subprocess.run(command, shell=True, cwd=folder, env=with_python(),
+                          capture_output=True, text=True)
     assert tour.missing(seen, done.stdout) is None, f"{done.stdout}{done.stderr}"
-    assert (folder / "kite_web/index.html").exists() and (folder / "kite_web/kite.wasm").stat().st_size > 10_000
+    assert ((folder / "kite_web/index.html").exists()
+            and (folder / "kite_web/kite.wasm").stat().st_size > 10_000)
 
 
 @pytest.mark.slow
@@ -152,6 +161,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     for step in tour.steps():
         if step.kind == "sh" and step.who != "typed":
             cell = tour.as_cell(step.text)
-            assert tour.missing(step.seen, printed[cell].replace("\r\n", "\n")) is None, f"{cell}\n{printed[cell]}"
+            assert tour.missing(step.seen, printed[cell].replace("\r\n", "\n")) is None, (
+                f"{cell}\n{printed[cell]}")
             compared += 1
     assert compared > 8

@@ -79,7 +79,8 @@ class Squared(emulation.PufferEnv):
 class Walk(gymnasium.Env):
     """A random walk in a Dict space; trouble of a chosen kind at step 3 of environment `victim`."""
 
-    observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float64), "t": spaces.Discrete(50)})
+    observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float64),
+                                     "t": spaces.Discrete(50)})
     action_space = spaces.Discrete(3)
 
     def __init__(self, trouble=None, limit=6):
@@ -126,7 +127,8 @@ def rollout(vecenv, steps=20):
         for _ in range(steps):
             actions = rng.integers(0, vecenv.action_heads[0], vecenv.num_agents)
             *arrays, infos = vecenv.step(actions)
-            history.append((*(array.copy() for array in arrays), vecenv.storage.final_observations.copy(), infos))
+            history.append((*(array.copy() for array in arrays),
+                            vecenv.storage.final_observations.copy(), infos))
         return history, vecenv.log()
 
 
@@ -157,7 +159,8 @@ def test_every_backend_gives_the_same(creator, kwargs):
     assert_same(serial, rollout(make("multiprocessing", num_workers=2)))
     assert_same(serial, rollout(make(Multiprocessing, num_workers=4, batch_size=2)))
     with make(Multiprocessing, num_workers=1) as vecenv:
-        assert vecenv.num_agents == 4 * kwargs.get("num_agents", 1) and vecenv.agents_per_batch == vecenv.num_agents
+        assert (vecenv.num_agents == 4 * kwargs.get("num_agents", 1)
+                and vecenv.agents_per_batch == vecenv.num_agents)
         assert vecenv.driver_env.single_action_space == vecenv.single_action_space
 
 
@@ -193,7 +196,8 @@ def test_the_first_environments_that_are_ready_come_first(tmp_path):
 
         def turn():
             observations, rewards, terminals, truncations, infos, agents, masks = vecenv.recv()
-            assert masks.all() and rewards.shape == terminals.shape == truncations.shape == (2,) and infos == []
+            assert (masks.all() and rewards.shape == terminals.shape == truncations.shape == (2,)
+                    and infos == [])
             assert observations.tolist() == [[agent in stepped] for agent in agents]
             stepped.update(agents.tolist())
             vecenv.send(np.ones(2, int))
@@ -210,7 +214,8 @@ def test_the_first_environments_that_are_ready_come_first(tmp_path):
 
 def test_send_and_recv_must_alternate():
     with vector.make(Walk, 2) as vecenv:
-        for call in (vecenv.recv, lambda: vecenv.send(np.zeros(2)), lambda: vecenv.step(np.zeros(2))):
+        for call in (vecenv.recv, lambda: vecenv.send(np.zeros(2)),
+                     lambda: vecenv.step(np.zeros(2))):
             with pytest.raises(RuntimeError, match=r"comes after|needs reset"):
                 call()
         vecenv.async_reset()
@@ -225,7 +230,8 @@ def test_the_trainers_protocol_rotates_rows():
     T = 5
     actions = np.random.default_rng(0).integers(0, 3, (3 * T, 4))
     histories = []
-    for options in ({"backend": "serial"}, {"backend": "multiprocessing", "num_workers": 2, "batch_size": 2}):
+    for options in ({"backend": "serial"},
+                    {"backend": "multiprocessing", "num_workers": 2, "batch_size": 2}):
         with vector.make(Walk, 4, env_kwargs={"limit": 4}, seed=3, **options) as vecenv:
             storage, rows = vecenv.allocate(T), []
             for epoch in range(3):
@@ -240,11 +246,14 @@ def test_the_trainers_protocol_rotates_rows():
                         storage.actions[t, vecenv.ranges[buffer], 0] = actions[epoch * T + t, vecenv.ranges[buffer]]
                         vecenv.advance(buffer)
                 assert given == vecenv.num_buffers
-                np.testing.assert_array_equal(storage.resets[1:], storage.terminals | storage.truncations)
-                rows.append({name: array.copy() for name, array in vars(storage).items() if array is not None})
+                np.testing.assert_array_equal(storage.resets[1:],
+                                              storage.terminals | storage.truncations)
+                rows.append({name: array.copy() for name, array in vars(storage).items()
+                             if array is not None})
             histories.append((rows, vecenv.log()))
     (rows, log), (others, other) = histories
-    assert log["episode_length"] == 4 and log["score"] == log["episode_return"] and log["n"] == 12 == other["n"]
+    assert (log["episode_length"] == 4 and log["score"] == log["episode_return"]
+            and log["n"] == 12 == other["n"])
     for a, b in zip(rows, others, strict=True):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
@@ -282,7 +291,8 @@ def test_c_environments_are_the_same_in_processes():
     native, rng = vector.make("cartpole", 6, num_threads=1, seed=5), np.random.default_rng(0)
     others = [
         vector.make(ocean.Cartpole, 3, Serial, seed=5, env_kwargs={"num_envs": 2}),
-        vector.make("cartpole", 3, Multiprocessing, num_workers=3, seed=5, env_kwargs={"num_envs": 2}),
+        vector.make("cartpole", 3, Multiprocessing, num_workers=3, seed=5,
+                    env_kwargs={"num_envs": 2}),
     ]
     expected = native.reset(seed=5)[0]
     for other in others:
@@ -361,7 +371,8 @@ def test_scripts_and_the_command_line_get_the_same_backend(name, vec, cores, exp
         pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
     monkeypatch.setattr(vector, "physical_cores", lambda: cores)
     asked = {"backend": "auto", **vec}  # CartPole's .ini says serial
-    args = pufferl.load_config(name, ["--env.num-envs=1", *(f"--vec.{key}={value}" for key, value in asked.items())])
+    args = pufferl.load_config(name, ["--env.num-envs=1",
+                                      *(f"--vec.{key}={value}" for key, value in asked.items())])
     with vector.make(name, **vec) as script, pufferl.load_env(name, args) as line:
         assert type(script) is type(line) is expected
         assert script.num_envs == line.num_envs == vec["num_envs"]
@@ -375,7 +386,8 @@ def test_what_else_chooses_a_backend(monkeypatch):
     assert vector.choose_backend(Walk, Mine, 4) is Mine
     assert vector.choose_backend([Walk(), Walk()], None, 2) is Serial  # instances live here
     assert vector.choose_backend([Walk, Walk], "auto", 2) is Multiprocessing
-    assert vector.choose_backend(Squared, "puffer") is Serial and vector.choose_backend("cartpole", "puffer") is Native
+    assert (vector.choose_backend(Squared, "puffer") is Serial
+            and vector.choose_backend("cartpole", "puffer") is Native)
     with pytest.raises(ValueError, match="breakout is in C: take native"):
         vector.make("breakout", backend="package")
     with pytest.raises(ValueError, match="one dict of env_kwargs for all"):
@@ -387,7 +399,8 @@ def test_what_cannot_be_sent_to_a_process_is_named():
 
     lock = threading.Lock()
     vecenv = vector.make(lambda: lock and Walk(), 2, Multiprocessing, num_workers=2)
-    with vecenv, pytest.raises(TypeError, match=r"cannot be sent to another process .*take backend serial"):
+    with vecenv, pytest.raises(TypeError,
+                               match=r"cannot be sent to another process .*take backend serial"):
         vecenv.reset()
 
 
@@ -397,7 +410,8 @@ def test_what_cannot_be_sent_to_a_process_is_named():
         ("gym/CartPol-v1", ValueError, "Did you mean CartPole-v1"),
         ("pettingzoo/knights", ValueError, "expected pettingzoo/FAMILY/NAME"),
         ("pettingzoo/butterfly/nothing_v0", ImportError, "install line"),
-        ("pettingzoo/butterfly/knights_archers_zombies_v0", ImportError, r"did you mean knights_\w+_v\d+\?"),
+        ("pettingzoo/butterfly/knights_archers_zombies_v0", ImportError,
+         r"did you mean knights_\w+_v\d+\?"),
         (f"{__file__}:Nothing", ValueError, "it has .*Walk"),
         ("nowhere.py:Nothing", ValueError, "no such file"),
     ],
@@ -421,8 +435,10 @@ def test_a_vector_environment_counts_as_its_copies():
                 for a, b in zip(ours[:4], expected[:4], strict=True):
                     np.testing.assert_array_equal(a, b)
             assert vecenv.finished() == [0, 1, 2, 3]
-            np.testing.assert_array_equal([vecenv.render(i) for i in range(4)], [single.render(i) for i in range(4)])
-            ours, expected = [vecenv.log(env) for env in range(4)], [single.log(env) for env in range(4)]
+            np.testing.assert_array_equal([vecenv.render(i) for i in range(4)],
+                                          [single.render(i) for i in range(4)])
+            ours, expected = [vecenv.log(env) for env in range(4)], [single.log(env)
+                                                                     for env in range(4)]
             assert ours == [pytest.approx(log) for log in expected] and ours[0]["n"] == 1
 
 
@@ -440,7 +456,8 @@ def test_a_packages_own_vector_environment(name, backend):
         assert native.single_observation_space == serial.single_observation_space
         assert native.single_action_space == serial.single_action_space
         assert (native.num_envs, native.num_agents) == (4, 4)
-        history = [native.reset(seed=3)[0].copy()] + [native.step(np.ones(4, int))[0].copy() for _ in range(85)]
+        history = [native.reset(seed=3)[0].copy()] + [native.step(np.ones(4, int))[0].copy()
+                                                      for _ in range(85)]
         # each has its own seed
         assert any((observations != observations[0]).any() for observations in history)
         log = native.log(2)
@@ -469,7 +486,8 @@ class Endless(CartPoleVectorEnv):
 
 
 @pytest.mark.parametrize("one, many, same", [
-    (CartPoleEnv, CartPoleVectorEnv, True), (Generous, CartPoleVectorEnv, False), (CartPoleEnv, Endless, False),
+    (CartPoleEnv, CartPoleVectorEnv, True), (Generous, CartPoleVectorEnv, False),
+    (CartPoleEnv, Endless, False),
     (CartPoleEnv, None, False)])
 def test_a_vector_environment_that_is_another_is_found_out(one, many, same):
     gymnasium.register("Tried-v0", one, vector_entry_point=many, max_episode_steps=500)
@@ -524,17 +542,20 @@ def converged_values(vecenv, tmp_path, epochs=150):
     import models
     import pufferl
 
-    config = {"total_timesteps": epochs * vecenv.num_agents * 20, "horizon": 20, "gamma": 0.9, "gae_lambda": 0.95,
+    config = {"total_timesteps": epochs * vecenv.num_agents * 20, "horizon": 20, "gamma": 0.9,
+              "gae_lambda": 0.95,
               "vf_clip_coef": float("inf"), "learning_rate": 0.01, "replay_ratio": 4.0,
               "minibatch_size": 320, "norm_reward": False,
               "data_dir": str(tmp_path)}
     torch.manual_seed(0)
-    trainer = pufferl.PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
+    trainer = pufferl.PuffeRL(config, vecenv,
+                              models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
     for _ in range(epochs):
         trainer.evaluate()
         trainer.train()
     trainer.release()
-    storage = {name: tensor.numpy() for name, tensor in trainer.storage.items() if tensor is not None}
+    storage = {name: tensor.numpy() for name, tensor in trainer.storage.items()
+               if tensor is not None}
     return trainer.values[:-1].numpy(), storage, trainer.environment
 
 
@@ -542,11 +563,13 @@ def test_truncated_values_are_those_of_an_endless_episode(tmp_path):
     values, _, log = converged_values(vector.make(Constant, 16, Serial), tmp_path)
     np.testing.assert_allclose(values, 10.0, atol=0.5)
     ends = {"episode_return_min": 5, "episode_return_max": 5}
-    assert log == {"t": 5, "episode_return": 5, "episode_length": 5, "score": 5, "n": log["n"], **ends}
+    assert log == {"t": 5, "episode_return": 5, "episode_length": 5, "score": 5,
+                   "n": log["n"], **ends}
 
 
 def test_terminated_values_are_those_of_the_rest_of_the_episode(tmp_path):
-    vecenv = vector.make(Constant, 16, Multiprocessing, num_workers=2, batch_size=8, env_kwargs={"terminates": True})
+    vecenv = vector.make(Constant, 16, Multiprocessing, num_workers=2, batch_size=8,
+                         env_kwargs={"terminates": True})
     values, _, _ = converged_values(vecenv, tmp_path)
     rest = (1 - 0.9 ** np.arange(5, 0, -1)) / (1 - 0.9)
     np.testing.assert_allclose(values, np.tile(rest, 4)[:, None].repeat(16, 1), atol=0.5)
@@ -554,7 +577,8 @@ def test_terminated_values_are_those_of_the_rest_of_the_episode(tmp_path):
 
 def test_dead_steps_of_next_step_autoreset_count_for_nothing(tmp_path):
     mode = gymnasium.vector.AutoresetMode.NEXT_STEP
-    vecenv = vector.make(lambda: gymnasium.vector.SyncVectorEnv([Constant] * 16, autoreset_mode=mode))
+    vecenv = vector.make(lambda: gymnasium.vector.SyncVectorEnv([Constant] * 16,
+                                                                autoreset_mode=mode))
     values, storage, _ = converged_values(vecenv, tmp_path)
     valid = storage["valid"][:-1].astype(bool)
     assert 0 < (~valid).sum() < valid.sum() and storage["rewards"][~valid].sum() == 0
@@ -630,7 +654,8 @@ class Threads(vector.Emulated):
     def _start(self, horizon):
         self.storage = self.new_storage(horizon, np.zeros)
         self.threads, self.futures = ThreadPoolExecutor(self.num_processes), {}
-        self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker))) for worker in range(self.num_processes)]
+        self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker)))
+                     for worker in range(self.num_processes)]
         for worker, envs in enumerate(self.envs):
             envs.bind(vars(self.storage), self.agents_of(worker).start)
 
@@ -656,7 +681,8 @@ class OnlyDuties:
         self._vecenv = vecenv
 
     def __getattr__(self, name):
-        assert re.search(rf"\b{name}\b", vector.Vector.__doc__), f"vecenv.{name} is no duty of a backend"
+        assert re.search(rf"\b{name}\b", vector.Vector.__doc__), (
+            f"vecenv.{name} is no duty of a backend")
         return getattr(self._vecenv, name)
 
 
@@ -670,7 +696,8 @@ def trained(vecenv, folder, epochs):
     config = {"env": vecenv.name, "total_timesteps": epochs * vecenv.num_agents * 16, "horizon": 16,
               "replay_ratio": 2.0, "minibatch_size": 4 * vecenv.num_agents, "learning_rate": 0.01,
               "data_dir": str(folder), "log_interval": 0.0}
-    trainer = pufferl.PuffeRL(config, vecenv, models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
+    trainer = pufferl.PuffeRL(config, vecenv,
+                              models.MinGRUPolicy(vecenv.driver_env, hidden_size=16))
     for _ in range(epochs):
         log = trainer.evaluate()
         trainer.train()
@@ -699,7 +726,8 @@ def test_threads_of_ones_own_give_the_same_and_train(tmp_path):
     trainer, log = trained(make(Threads, num_workers=4, batch_size=2), tmp_path, 3)
     assert trainer.global_step == 3 * 16 * 4 and 3 < log["episode_length"] <= 5
     kwargs = [{}, {"trouble": "raise"}]
-    with pytest.raises(vector.WorkerError, match=r"worker 1 \(environment 1 of Walk\) raised.\nthe walker fell"):
+    with pytest.raises(vector.WorkerError,
+                       match=r"worker 1 \(environment 1 of Walk\) raised.\nthe walker fell"):
         rollout(vector.make(Walk, 2, Threads, num_workers=2, env_kwargs=kwargs))
 
 
@@ -712,17 +740,21 @@ def test_the_command_line_takes_python_environments(tmp_path):
         "def make_env(limit=9):\n    return gymnasium.make('Acrobot-v1', max_episode_steps=limit)\n"
     )
     name = f"{tmp_path}/my_env.py:make_env"
-    options = ["--train.total-timesteps", "512", "--train.horizon", "16", "--vec.num-envs", "4", "--vec.num-workers",
+    options = ["--train.total-timesteps", "512", "--train.horizon", "16", "--vec.num-envs", "4",
+               "--vec.num-workers",
                "2", "--env.limit", "7", "--policy.hidden-size", "16", "--logger", "none",
                "--data-dir", str(tmp_path)]
     trainer = pufferl.train(name, pufferl.load_config(name, options))
     assert trainer.global_step == 512 and trainer.environment["episode_length"] == 7
     resumed = pufferl.train(
-        name, pufferl.load_config(name, [*options, "--train.total-timesteps", "1024", "--resume", "latest"])
+        name,
+        pufferl.load_config(name,
+                            [*options, "--train.total-timesteps", "1024", "--resume", "latest"])
     )
     assert resumed.global_step == 1024 and resumed.run_folder == trainer.run_folder
     results = watch.evaluate(
-        name, pufferl.load_config(name, [*options, "--load-model-path", "latest", "--eval.episodes", "3"])
+        name,
+        pufferl.load_config(name, [*options, "--load-model-path", "latest", "--eval.episodes", "3"])
     )
     assert results["score"][0] == -7
     with pytest.raises(pufferl.ConfigError, match=r"vec.num_workers can be 1, 2, 4"):
@@ -765,5 +797,6 @@ def test_shipped_configs_learn(name, seed, threshold, package, tmp_path):
 
 def test_a_misspelt_keyword_of_makes_own_is_told():
     for env in ("squared", "gym/CartPole-v1"):
-        with pytest.raises(ValueError, match=r"'batchsize': did you mean batch_size\?.*make itself takes num_w"):
+        with pytest.raises(ValueError, match=r"'batchsize': did you mean batch_size\?.*make "
+                           r"itself takes num_w"):
             vector.make(env, batchsize=2)

@@ -66,7 +66,8 @@ UNEVEN = f"{__file__}:Uneven"
 
 
 def test_short_episodes_are_not_favoured():
-    args = pufferl.load_config(UNEVEN, ["--eval.episodes", "400", "--vec.num-envs", "40", "--vec.backend", "serial"])
+    args = pufferl.load_config(UNEVEN, ["--eval.episodes", "400", "--vec.num-envs", "40",
+                                        "--vec.backend", "serial"])
     results = watch.evaluate(UNEVEN, args)
     assert abs(results["score"].mean - 0.5) < 0.1  # the first 400 to finish would give about 0.15
     assert results["score"].error == pytest.approx(0.5 / np.sqrt(400), rel=0.05)
@@ -77,7 +78,8 @@ def test_short_episodes_are_not_favoured():
 def steps_of_agents(lengths, values):
     """(resets, log) of each step of one environment whose agents report by themselves; lengths and
     values: of the episodes of each agent."""
-    ends = [dict(zip(np.cumsum(one).tolist(), of, strict=True)) for one, of in zip(lengths, values, strict=True)]
+    ends = [dict(zip(np.cumsum(one).tolist(), of, strict=True))
+            for one, of in zip(lengths, values, strict=True)]
     for t in range(1, max(max(one) for one in ends) + 1):
         now = [one[t] for one in ends if t in one]
         log = {"score": float(np.mean(now)), "n": len(now)} if now else {}
@@ -103,7 +105,8 @@ def test_reports_of_a_whole_environment_count_once():
     for t in range(1, 9):  # agents end here and there, but a report comes every fourth step
         resets = np.array([t % 2 == 0, 0, 0, 0, t % 3 == 0, 0], np.uint8)
         report = {"score": float(t), "n": 1} if t % 4 == 0 else {}
-        counted.add(np.ones(6), resets, np.ones(6), lambda env, report=report: report if env == 0 or report else {})
+        counted.add(np.ones(6), resets, np.ones(6),
+                    lambda env, report=report: report if env == 0 or report else {})
         if not counted.open:
             break
     assert t == 4
@@ -146,21 +149,25 @@ class Inner(emulation.PufferEnv):
 
 def test_an_environment_that_holds_its_own_copies(capsys):
     name = f"{__file__}:Inner"
-    options = ["--eval.episodes", "20", "--vec.num-envs", "1", "--env.num-envs", "4", "--vec.backend", "serial"]
+    options = ["--eval.episodes", "20", "--vec.num-envs", "1", "--env.num-envs", "4",
+               "--vec.backend", "serial"]
     results = watch.evaluate(name, pufferl.load_config(name, options))
     assert results["score"].mean == 1.5, "five episodes of each"
     assert "20 episodes, 85 steps" in capsys.readouterr().out
 
 
 def test_episodes_without_an_end_are_an_error():
-    with pytest.raises(SystemExit, match=r"3 of 3 environments did not finish 1 episodes in 5 steps.*eval.max_steps"):
+    with pytest.raises(SystemExit, match=r"3 of 3 environments did not finish 1 episodes in 5 "
+                       r"steps.*eval.max_steps"):
         watch.main(["performance", "--eval.episodes", "3", "--eval.max-steps", "5"])
 
 
 def test_several_agents_and_python_environments_are_evaluated():
-    small = ["--env.num-agents", "4", "--env.width", "24", "--env.height", "16", "--env.patience", "99"]
+    small = ["--env.num-agents", "4", "--env.width", "24", "--env.height", "16",
+             "--env.patience", "99"]
     for name, options in (("snake", small), ("target", []),
-                          ("pettingzoo/mpe/simple_spread_v3", ["--vec.backend", "serial", "--vec.num-envs", "2"])):
+                          ("pettingzoo/mpe/simple_spread_v3",
+                           ["--vec.backend", "serial", "--vec.num-envs", "2"])):
         if "mpe" in name:
             pytest.importorskip("mpe2")
         args = pufferl.load_config(name, ["--eval.episodes", "3", *options])
@@ -176,7 +183,8 @@ def test_what_a_policy_thinks_of_squashed_actions_is_in_the_environments_units()
         view.policy.decoder.log_std.fill_(-5)
     view.decide()
     (head,) = view.thoughts()["heads"]
-    assert head["taken"] == pytest.approx(head["mean"]) and 1.9 < head["taken"][0] < 2, "a torque within -2..2"
+    assert head["taken"] == pytest.approx(head["mean"]) and 1.9 < head["taken"][0] < 2, (
+        "a torque within -2..2")
     assert 0 < head["spread"][0] < 2 * math.exp(-5), "where tanh is flat, little comes of the noise"
     view.close()
 
@@ -188,18 +196,24 @@ def test_what_a_policy_thinks_of_squashed_actions_is_in_the_environments_units()
 def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch, capsys):
     path = tmp_path / "baseline.safetensors"
     monkeypatch.setattr(configuration, "find_baseline", lambda env_name: path)
-    options = ["--data-dir", str(tmp_path), "--logger", "none", "--env.num-envs", "64", "--policy.hidden-size", "20"]
+    options = ["--data-dir", str(tmp_path), "--logger", "none", "--env.num-envs", "64",
+               "--policy.hidden-size", "20"]
     trained = pufferl.train("squared", pufferl.load_config("squared", [
-        *options, "--train.total-timesteps", "8192", "--rnn.num-layers", "2", "--env.distance", "2"]))
+        *options, "--train.total-timesteps", "8192", "--rnn.num-layers", "2",
+        "--env.distance", "2"]))
     run = ["--load-model-path", str(trained.run_folder), "--eval.episodes", "32"]
     watch.ship("squared", pufferl.load_config("squared", ["--data-dir", str(tmp_path), *run]))
     about = configuration.read_baseline("squared")[1]
-    assert about["steps"] == 8192 and about["policy"]["hidden_size"] == 20 and about["env"] == {"distance": 2}
-    played = watch.evaluate("squared", pufferl.load_config("squared", ["--baseline", "--eval.episodes", "32"]))
+    assert (about["steps"] == 8192 and about["policy"]["hidden_size"] == 20
+            and about["env"] == {"distance": 2})
+    played = watch.evaluate("squared",
+                            pufferl.load_config("squared", ["--baseline", "--eval.episodes", "32"]))
     assert played["score"].mean == about["score"]
     assert "score" in capsys.readouterr().out
-    best = pufferl.load_config("squared", [*run[2:], "--data-dir", str(tmp_path), "--load-model-path", "best"])
-    assert watch.ship("squared", best) == path and configuration.read_baseline("squared")[1]["steps"] == 8192
+    best = pufferl.load_config("squared",
+                               [*run[2:], "--data-dir", str(tmp_path), "--load-model-path", "best"])
+    assert (watch.ship("squared", best) == path
+            and configuration.read_baseline("squared")[1]["steps"] == 8192)
     with pytest.raises(pufferl.ConfigError, match="one of them"):
         watch.evaluate("squared", pufferl.load_config("squared", ["--baseline", *run]))
     monkeypatch.setattr(watch, "LARGEST_BASELINE", 1000)
@@ -243,9 +257,11 @@ def test_a_shipped_policy_scores_what_it_says(name):
 
 
 def test_flags_need_no_value():
-    options = ["--eval.deterministic", "--eval.episodes", "3", "--train.anneal-lr", "False", "--baseline"]
+    options = ["--eval.deterministic", "--eval.episodes", "3", "--train.anneal-lr", "False",
+               "--baseline"]
     args = pufferl.load_config("squared", options)
-    assert args["eval"]["deterministic"] is True and args["train"]["anneal_lr"] is False and args["baseline"] is True
+    assert (args["eval"]["deterministic"] is True and args["train"]["anneal_lr"] is False
+            and args["baseline"] is True)
     assert args["eval"]["episodes"] == 3
 
 
@@ -258,7 +274,8 @@ def frames_of(path):
     if path.suffix == ".gif":
         from PIL import Image, ImageSequence
 
-        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(Image.open(path))]
+        return [np.asarray(frame.convert("RGB"))
+                for frame in ImageSequence.Iterator(Image.open(path))]
     reader = pytest.importorskip("imageio_ffmpeg").read_frames(str(path))
     width, height = next(reader)["size"]
     return [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
@@ -269,7 +286,8 @@ def test_a_video_moves_and_is_upright(suffix, tmp_path):
     """In cartpole the golden pole stands above the cyan cart."""
     pytest.importorskip("raylib")
     path = tmp_path / f"out{suffix}"
-    watch.main(["cartpole", "--baseline", "--eval.episodes", "1", "--eval.video", str(path), "--eval.seconds", "1"])
+    watch.main(["cartpole", "--baseline", "--eval.episodes", "1", "--eval.video", str(path),
+                "--eval.seconds", "1"])
     frames = frames_of(path)
     assert len(frames) == 25  # as many as cartpole has steps in a second
     assert sum(not np.array_equal(one, other) for one, other in itertools.pairwise(frames)) >= 20
@@ -283,7 +301,8 @@ def test_a_video_moves_and_is_upright(suffix, tmp_path):
 def test_a_picture_of_python_environments(tmp_path):
     for name in (UNEVEN, "gym/CartPole-v1", "gym/FrozenLake-v1"):
         path = tmp_path / "out.png"
-        watch.main([name, "--eval.episodes", "1", "--eval.video", str(path), "--vec.backend", "serial"])
+        watch.main([name, "--eval.episodes", "1", "--eval.video", str(path),
+                    "--vec.backend", "serial"])
         assert path.read_bytes()[:4] == b"\x89PNG"
         path.unlink()
     text = watch.picture_of_text("\x1b[41mS\x1b[0mFFF\nFHFH")
@@ -291,7 +310,8 @@ def test_a_picture_of_python_environments(tmp_path):
 
 
 def test_videos_that_cannot_be_written_are_refused(tmp_path):
-    for path, message in ((tmp_path / "out.avi", r"\.mp4, \.gif or \.png"), (tmp_path / "no" / "a.gif", "no folder")):
+    for path, message in ((tmp_path / "out.avi", r"\.mp4, \.gif or \.png"),
+                          (tmp_path / "no" / "a.gif", "no folder")):
         with pytest.raises(SystemExit, match=message):
             watch.main(["squared", "--eval.video", str(path)])
 
@@ -338,7 +358,8 @@ def test_a_policy_is_evaluated_without_dropout(tmp_path):
 def test_the_terminal_shows_two_pixels_a_character():
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=4, height=6)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor",
+                      width=4, height=6)
     picture = np.zeros((4, 4, 3), np.uint8)
     picture[0] = 255, 0, 0
     picture[3] = 0, 0, 255
@@ -356,7 +377,8 @@ def test_a_policy_plays_in_the_terminal(capsys):
     options = ["--baseline", "--eval.fps", "1000"]
     view = watch.View("squared", pufferl.load_config("squared", options), watch.EVAL_SEED)
     assert view.labels == [{1: "UP", 2: "DOWN", 3: "LEFT", 4: "RIGHT"}], "the header's KEYS"
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=40, height=24)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor",
+                      width=40, height=24)
     watch.show_in_terminal(view, console, steps=40)
     view.close()
     drawn = console.file.getvalue()
@@ -392,16 +414,19 @@ def test_a_window_shows_the_game(name, tmp_path):
     if shutil.which("Xvfb") is None:
         pytest.skip("needs Xvfb, a display in memory (Debian: apt-get install xvfb)")
     reader, writer = os.pipe()
-    display = subprocess.Popen(["Xvfb", "-displayfd", str(writer), "-screen", "0", "1280x800x24", "-fbdir", tmp_path],
+    display = subprocess.Popen(["Xvfb", "-displayfd", str(writer), "-screen", "0", "1280x800x24",
+                                "-fbdir", tmp_path],
                                pass_fds=[writer], stderr=subprocess.DEVNULL)
     os.close(writer)
     try:
         number = os.read(reader, 16).decode().strip()
         environment = {**os.environ, "DISPLAY": f":{number}", "PYTHONPATH": str(ROOT / "tests")}
         environment.pop("WAYLAND_DISPLAY", None)
-        command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1", "--eval.window",
+        command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1",
+                   "--eval.window",
                    "--eval.fps", "20", "--eval.max-steps", "1000"]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE)
         pictures = {}
 
         def look():
@@ -419,7 +444,8 @@ def test_a_window_shows_the_game(name, tmp_path):
         os.close(reader)
     if name == "cartpole":
         shown = [*pictures.values()][-1].astype(int)
-        pole, cart = (np.argwhere(np.abs(shown - color).max(axis=2) < 8) for color in ((250, 190, 60), (0, 187, 204)))
+        pole, cart = (np.argwhere(np.abs(shown - color).max(axis=2) < 8)
+                      for color in ((250, 190, 60), (0, 187, 204)))
         assert len(pole) and len(cart) and pole[:, 0].mean() < cart[:, 0].mean()
 
 
@@ -431,7 +457,8 @@ def test_a_window_shows_the_game(name, tmp_path):
 def server():
     """A process that serves the page, as a user starts it; (process, port)."""
     pytest.importorskip("raylib")
-    command = [sys.executable, str(ROOT / "watch.py"), "squared", "--baseline", "--eval.web", "--eval.port", "0"]
+    command = [sys.executable, str(ROOT / "watch.py"), "squared", "--baseline", "--eval.web",
+               "--eval.port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     yield process, int(re.search(r"http://127\.0\.0\.1:(\d+)", read_until(process, "http://127.0.0.1:"))[1])
     process.send_signal(signal.SIGINT)
@@ -459,12 +486,14 @@ def order(port, **what):
 
 def test_the_page_is_for_this_machine_only(server):
     process, port = server
-    listening = [one.laddr.ip for one in psutil.Process(process.pid).net_connections() if one.status == "LISTEN"]
+    listening = [one.laddr.ip for one in psutil.Process(process.pid).net_connections()
+                 if one.status == "LISTEN"]
     assert listening == ["127.0.0.1"]
     # a tunnel has its own
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:1234", f"[::1]:{port}"):
         assert ask(port, "GET", "/", Host=host)[0] == 200
-    for host in ("evil.test", f"evil.test:{port}", "127.0.0.1.evil.test", "localhost@evil.test", "", "[", "0.0.0.0"):
+    for host in ("evil.test", f"evil.test:{port}", "127.0.0.1.evil.test", "localhost@evil.test", "",
+                 "[", "0.0.0.0"):
         assert ask(port, "GET", "/state?after=0", Host=host)[0] == 403
         assert ask(port, "POST", "/order", {"pause": True}, Host=host, Content_Type="application/json")[0] == 403
     own = {"Host": f"localhost:{port}", "Content_Type": "application/json"}
@@ -493,8 +522,10 @@ def send(port, data, read=True):
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-BAD_ORDERS = ["[" * 4000, '{"seed": ' * 400, '{"step": Infinity}', '{"step": 1e999}', '{"agent": -Infinity}',
-              '{"speed": 1' + "0" * 400 + "}", '{"seed": NaN}', '{"seed": 1e308}', '{"step": "\\ud800"}',
+BAD_ORDERS = ["[" * 4000, '{"seed": ' * 400, '{"step": Infinity}', '{"step": 1e999}',
+              '{"agent": -Infinity}',
+              '{"speed": 1' + "0" * 400 + "}", '{"seed": NaN}', '{"seed": 1e308}',
+              '{"step": "\\ud800"}',
               '{"policy": {}}', '{"environment": []}', '{"pause": null, "agent": null}', "", "\x00"]
 
 
@@ -508,14 +539,16 @@ def test_orders_that_cannot_be_leave_the_page_as_it_was(server):
         assert status in (204, 400), body
         if status == 204:
             wait_for(lambda: json.loads(ask(port, "GET", "/state")[2])["environment"] == "squared")
-    for path in ("//[", "/state?after=1&after=x", "/state?" + "a&" * 500, "/%00", "/state?scores=-5"):
+    for path in ("//[", "/state?after=1&after=x", "/state?" + "a&" * 500, "/%00",
+                 "/state?scores=-5"):
         assert send(port, f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()).split()[1] in (b"200", b"400",
                                                                                                  b"404"), path
     for begin in (b"", b"GET", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\xff\x00\r\n\r\n",
                   b"POST /order HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"):
         send(port, begin, read=False)
     order(port, pause=False, seed=0, agent=0, speed=10)
-    assert wait_for(lambda: (now := json.loads(ask(port, "GET", "/state")[2]))["problem"] is None and now)
+    assert wait_for(lambda: (now := json.loads(ask(port, "GET", "/state")[2]))["problem"] is None
+                    and now)
     assert process.poll() is None
 
 
@@ -567,13 +600,15 @@ def browser():
     program = find_chromium()
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--host-resolver-rules=MAP evil.test 127.0.0.1"])
+            executable_path=program,
+            args=["--no-sandbox", "--host-resolver-rules=MAP evil.test 127.0.0.1"])
         yield opened.new_page(viewport={"width": 1400, "height": 900})
         opened.close()
 
 
 def test_a_state_has_no_nan():
-    state = watch.without_nan({"value": float("nan"), "heads": [{"probabilities": (1.0, float("inf"))}], "count": 3})
+    state = watch.without_nan({"value": float("nan"),
+                               "heads": [{"probabilities": (1.0, float("inf"))}], "count": 3})
     assert state == {"value": None, "heads": [{"probabilities": [1.0, None]}], "count": 3}
 
 
@@ -583,9 +618,11 @@ def test_the_page_in_a_browser(server, tmp_path):
         requests, problems = [], []
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("console",
+                lambda message: problems.append(message.text) if message.type == "error" else None)
         page.goto(f"http://localhost:{port}/")
-        wait_for(lambda: page.evaluate("!!state && state.environment === 'squared' && !!values.length"))
+        wait_for(lambda: page.evaluate("!!state && state.environment === 'squared' && "
+                                       "!!values.length"))
 
         def picture(name="picture"):
             return page.evaluate(f"$('{name}').toDataURL()")
@@ -609,7 +646,8 @@ def test_the_page_in_a_browser(server, tmp_path):
             counts.append(page.evaluate("scores.length"))
             curves.add(picture("scores"))
         assert len(curves) == 3, "the curve grows"
-        assert page.evaluate("scores.length === state.count") and page.inner_text("#mean").startswith(("0.9", "1.0"))
+        assert (page.evaluate("scores.length === state.count")
+                and page.inner_text("#mean").startswith(("0.9", "1.0")))
         assert page.locator(".bar").count() == 5 and page.locator(".bar.chosen").count() == 1
         page.fill("#seed", "42")
         page.press("#seed", "Enter")
@@ -618,11 +656,13 @@ def test_the_page_in_a_browser(server, tmp_path):
         wait_for(lambda: page.evaluate("state.environment === 'cartpole' && values.length > 3"))
         assert page.title() == "cartpole – watch" and page.locator(".bar").count() == 2
         assert page.inner_text("#mean") != "–", "with no episode ended it is the return so far"
-        shape = page.evaluate("(box => box.width / box.height)($('screen').getBoundingClientRect())")
+        shape = page.evaluate("(box => box.width / "
+                              "box.height)($('screen').getBoundingClientRect())")
         drawn = page.evaluate("$('picture').width / $('picture').height")
         assert shape == pytest.approx(drawn, rel=0.02), "no bands"
         page.screenshot(path=tmp_path / "page.png")
-        assert problems == [] and all(url.startswith((f"http://localhost:{port}/", "data:")) for url in requests)
+        assert problems == [] and all(url.startswith((f"http://localhost:{port}/", "data:"))
+                                      for url in requests)
         refused = page.goto(f"http://evil.test:{port}/")  # another name for this machine
         assert refused.status == 403
         order(port, environment="squared")
@@ -640,9 +680,11 @@ def test_the_line_that_forwards_the_port(session, line, monkeypatch):
 
 
 @pytest.mark.parametrize(("wanted", "session", "display", "opened"), [
-    (True, "", ":0", True), (False, "", ":0", False), (True, "10.0.0.2 50000 10.0.0.1 22", ":0", False),
+    (True, "", ":0", True), (False, "", ":0", False),
+    (True, "10.0.0.2 50000 10.0.0.1 22", ":0", False),
     (True, "", "", False)])
-def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opened, monkeypatch, capsys):
+def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opened,
+                                                 monkeypatch, capsys):
     class Page:
         port, view = 1234, SimpleNamespace(scores=[])
         __init__, run, close = (lambda self, *_: None,) * 3
@@ -658,7 +700,8 @@ def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opene
     watch.show_on_page("breakout", args)
     assert found == ["http://127.0.0.1:1234"] * opened
     shown = capsys.readouterr().out
-    assert "http://127.0.0.1:1234" in shown and watch.tunnel(1234) in shown and ("your own" in shown) == bool(session)
+    assert ("http://127.0.0.1:1234" in shown and watch.tunnel(1234) in shown
+            and ("your own" in shown) == bool(session))
 
 
 @pytest.mark.slow
@@ -671,8 +714,10 @@ def test_playing_needs_no_more_than_what_make_demo_installs():
         watch.png(view.picture(), 100)
         print(" ".join({name.partition(".")[0] for name in sys.modules}))
     """
-    others = ["scipy", "rich", "tensorboard", "plotly", "imageio_ffmpeg", "threadpoolctl", "matplotlib"]
+    others = ["scipy", "rich", "tensorboard", "plotly", "imageio_ffmpeg", "threadpoolctl",
+              "matplotlib"]
     hide = f"import sys; sys.modules.update(dict.fromkeys({others}))\n"  # None: their import fails
-    done = subprocess.run([sys.executable, "-c", hide + code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", hide + code], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {"torch", "numba", "safetensors", "PIL", "raylib"} <= set(done.stdout.split())

@@ -38,7 +38,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 def test_a_worker_imports_no_torch():
     """Nor anything else that takes long: each process pays for it when it begins."""
     code = "import sys, workers; print({'torch', 'numba', 'vector', 'environments', 'ocean'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True,
+                          text=True, check=True)
     assert done.stdout == "set()\n"
 
 
@@ -103,7 +104,8 @@ def test_time_limits_are_those_of_the_wrappers():
 def test_a_wrong_shape_after_many_steps_is_named():
     with vector.make(Endless, 2, Serial, env_kwargs=[{}, {"wrong": True}]) as vecenv:
         vecenv.reset(seed=0)
-        with pytest.raises(ValueError, match=r"environment 1, .*Endless.*expected shape \(2, 3\), got shape \(5,\)"):
+        with pytest.raises(ValueError, match=r"environment 1, .*Endless.*expected shape \(2, 3\), "
+                           r"got shape \(5,\)"):
             for _ in range(3):
                 vecenv.step(np.ones(2, int))
 
@@ -117,7 +119,8 @@ LATE = [("reward", "x", "reward of environment 1 in a later step.* must be a num
         ("observation", "text", "observation .* breaks its space")]
 
 
-@pytest.mark.parametrize("what, value, words, workers", [*((*case, 1) for case in LATE), (*LATE[0], 2), (*LATE[3], 2)])
+@pytest.mark.parametrize("what, value, words, workers",
+                         [*((*case, 1) for case in LATE), (*LATE[0], 2), (*LATE[3], 2)])
 def test_what_a_later_step_returns_wrong_is_named(what, value, words, workers):
     class Late(gymnasium.Env):
         observation_space, action_space = spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(2)
@@ -132,12 +135,14 @@ def test_what_a_later_step_returns_wrong_is_named(what, value, words, workers):
         def step(self, action):
             self.t += 1
             returned = {"observation": np.ones(3, np.float32), "reward": 1.0,
-                        "terminated": what == "info" and self.t == 5, "truncated": False, "info": {}}
+                        "terminated": what == "info" and self.t == 5,
+                        "truncated": False, "info": {}}
             if self.wrong and self.t == 5:
                 returned[what] = value
             return tuple(returned.values())
 
-    backend = {"backend": Serial} if workers == 1 else {"backend": Multiprocessing, "num_workers": 2}
+    backend = {"backend": Serial} if workers == 1 else {"backend": Multiprocessing,
+                                                        "num_workers": 2}
     vecenv = vector.make(Late, 2, env_kwargs=[{}, {"wrong": True}], **backend)
     with vecenv, pytest.raises(emulation.Fault, match=words):
         vecenv.reset(seed=0)
@@ -162,7 +167,8 @@ class Loose(gymnasium.Env):
         return np.full(1, self.t, np.float32), self.reward, self.t == 3, False, {}
 
 
-@pytest.mark.parametrize("options", [{"reward": np.ones(1)}, {"info": ()}, {"reward": np.ones(1), "info": ()}])
+@pytest.mark.parametrize("options",
+                         [{"reward": np.ones(1)}, {"info": ()}, {"reward": np.ones(1), "info": ()}])
 def test_what_the_first_step_allows_goes_on(options):
     with vector.make(Loose, 2, Serial, env_kwargs=options) as vecenv:
         vecenv.reset(seed=0)
@@ -180,7 +186,8 @@ def test_a_reward_that_becomes_an_array_of_one_goes_on(number):
             for env in vecenv.envs[: 1 if step < 6 else 2]:
                 env.env.reward = np.ones(1) if step > 3 else 1.0
             assert (vecenv.step([0] * number)[1] == 1).all()
-        assert vecenv.log() == {"episode_return": 3, "episode_length": 3, "n": 3 * number, "score": 3}
+        assert vecenv.log() == {"episode_return": 3, "episode_length": 3,
+                                "n": 3 * number, "score": 3}
         assert vecenv._envs.together is not None
 
 
@@ -194,7 +201,8 @@ class Drawn(gymnasium.Env):
         options = sum(emulation.FlatAction(self.action_space).heads)
         info = {"action_mask": self.np_random.integers(0, 2, options)} if self.masked else {}
         if self.infos:
-            info |= {"height": self.np_random.normal(), "word": "no number", "deep": {"n": np.int16(3)}, "nan": np.nan}
+            info |= {"height": self.np_random.normal(), "word": "no number",
+                     "deep": {"n": np.int16(3)}, "nan": np.nan}
         return info
 
     def reset(self, *, seed=None, options=None):
@@ -267,9 +275,11 @@ def played(creator, number, horizon, seed, again):
             vecenv.begin()
             while (ready := vecenv.wait())[1] < horizon:
                 shape, heads = storage.actions[0].shape, vecenv.action_heads
-                storage.actions[ready[1]] = rng.normal(size=shape) if heads is None else rng.integers(0, heads, shape)
+                storage.actions[ready[1]] = (rng.normal(size=shape) if heads is None
+                                             else rng.integers(0, heads, shape))
                 vecenv.advance(ready[0])
-            history.append({name: array.copy() for name, array in vars(storage).items() if array is not None})
+            history.append({name: array.copy() for name, array in vars(storage).items()
+                            if array is not None})
             if epoch == again:
                 vecenv.restart()
         return history, vecenv._envs.together is not None
@@ -294,7 +304,8 @@ plays = {"number": st.integers(1, 4), "horizon": st.integers(1, 9), "seed": st.i
          "again": st.integers(0, 2)}
 
 
-@pytest.mark.filterwarnings("ignore:.*share an object", "ignore:.*Casting input", "ignore:.*box bound")
+@pytest.mark.filterwarnings("ignore:.*share an object", "ignore:.*Casting input",
+                            "ignore:.*box bound")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(**plays)
@@ -306,10 +317,13 @@ def test_every_kind_is_stepped_together_as_one_by_one(kind, number, horizon, see
         f"the checksum of what GymnasiumTogether restates is {GymnasiumTogether.checksum():#010x}")
 
 
-choices = st.one_of(st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)),
-                    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=3)),
+choices = st.one_of(st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9),
+                              st.integers(-5, 5)),
+                    st.builds(spaces.MultiDiscrete,
+                              st.lists(st.integers(1, 9), min_size=1, max_size=3)),
                     st.builds(spaces.MultiBinary, st.integers(1, 5)))
-moves = st.one_of(choices, st.just(spaces.Box(-2, 1, (2,), np.float64)), st.just(spaces.Box(-1, 2, (), np.float32)),
+moves = st.one_of(choices, st.just(spaces.Box(-2, 1, (2,), np.float64)),
+                  st.just(spaces.Box(-1, 2, (), np.float32)),
                   st.lists(choices, min_size=1, max_size=3).map(spaces.Tuple))
 
 
@@ -363,7 +377,8 @@ def test_an_edited_file_is_the_one_that_runs(tmp_path):
     file = tmp_path / "emulation.py"
     source = file.read_text()
     assert source.count("        rewards[i] = reward\n") == 1
-    file.write_text(source.replace("        rewards[i] = reward\n", "        rewards[i] = 2 * reward\n"))
+    file.write_text(source.replace("        rewards[i] = reward\n",
+                                   "        rewards[i] = 2 * reward\n"))
     code = """if True:
         import gymnasium, numpy as np, emulation, workers
         env = gymnasium.make("CartPole-v1")
@@ -377,7 +392,8 @@ def test_an_edited_file_is_the_one_that_runs(tmp_path):
             envs.step(0), envs.step(1)
         print(arrays["rewards"][:2, 0].tolist())
     """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                          text=True, check=True)
     assert done.stdout == "[2.0, 2.0]\n" and "was edited" in done.stderr
 
 
@@ -388,7 +404,8 @@ def test_an_edited_file_is_the_one_that_runs(tmp_path):
 @pytest.mark.parametrize(
     "trouble, message",
     [
-        ("raise", r"(?s)worker 1 \(environments 2 to 3 of Walk\) raised.*in step.*ArithmeticError: the walker fell"),
+        ("raise", r"(?s)worker 1 \(environments 2 to 3 of Walk\) raised.*in step.*ArithmeticError: "
+         r"the walker fell"),
         ("kill", r"worker 1 .* died by signal 9 \(SIGKILL\)"),
         ("segfault", r"(?s)worker 1 .* died by signal 11 \(SIGSEGV\).*in step"),
         ("hang", r"(?s)worker 1 .* has not answered for 1 s.*in step"),
@@ -399,7 +416,8 @@ def test_an_edited_file_is_the_one_that_runs(tmp_path):
 def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
     kwargs = [{}, {}, {}, {"trouble": trouble}]
     timeout = 1 if trouble == "hang" else 600  # a busy machine may take long for what is right
-    vecenv = vector.make(Walk, 4, Multiprocessing, num_workers=2, env_kwargs=kwargs, timeout=timeout)
+    vecenv = vector.make(Walk, 4, Multiprocessing, num_workers=2, env_kwargs=kwargs,
+                         timeout=timeout)
     vecenv.reset(seed=0)
     begun = time.perf_counter()
     with pytest.raises(emulation.Fault if trouble == "shape" else WorkerError, match=message):
@@ -410,7 +428,8 @@ def test_a_worker_in_trouble_is_an_error_that_says_what(trouble, message):
 
 
 def hang_beside_another(backend):
-    vecenv = vector.make(Walk, 2, backend, num_workers=2, batch_size=1, env_kwargs=[{}, {"trouble": "hang"}], timeout=1)
+    vecenv = vector.make(Walk, 2, backend, num_workers=2, batch_size=1,
+                         env_kwargs=[{}, {"trouble": "hang"}], timeout=1)
     vecenv.async_reset(seed=0)
     begun = time.perf_counter()
     with pytest.raises(WorkerError, match=r"worker 1 .*has not answered for 1 s"):
@@ -430,7 +449,8 @@ def test_an_environment_that_cannot_be_made_in_the_worker():
         return Walk()
 
     with pytest.raises(WorkerError, match=r"(?s)worker 1 .*OSError: no display"):
-        vector.make(creator, 2, Multiprocessing, num_workers=2, env_kwargs=[{}, {"number": 1}]).reset()
+        vector.make(creator, 2, Multiprocessing, num_workers=2,
+                    env_kwargs=[{}, {"number": 1}]).reset()
 
 
 class Behind(Walk):
@@ -472,7 +492,8 @@ def test_an_environment_of_this_process_that_hangs_is_named(horizon):
         while vecenv.wait()[1] < horizon:
             vecenv.advance(0)
     said = str(raised.value)
-    assert said.startswith("environment 1 of Spins has not answered for 0.5 s (vec.timeout). It is in:\n  File ")
+    assert said.startswith("environment 1 of Spins has not answered for 0.5 s (vec.timeout). It "
+                           "is in:\n  File ")
     assert "in step" in said and said.count("  File ") == 1
 
 
@@ -495,7 +516,8 @@ def test_a_packages_own_vector_environment_that_hangs_is_named():
             vecenv.reset(seed=0)
             vecenv.step(np.ones(3, int))
     said = str(raised.value)
-    assert said.startswith("environment 0 of ") and "has not answered for 0.5 s (vec.timeout). It is in:" in said
+    assert (said.startswith("environment 0 of ")
+            and "has not answered for 0.5 s (vec.timeout). It is in:" in said)
     assert "in step" in said and said.count("  File ") == 1
 
 
@@ -539,7 +561,8 @@ vecenv.reset(seed=0)
 for _ in range(4):
     vecenv.step(np.ones(2, int))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                          timeout=100)
     assert done.returncode == 1 and "environment 1 of Walk has not answered" in done.stderr
     assert "time.sleep(1000)" in done.stderr
 
@@ -563,7 +586,8 @@ def test_a_fault_says_which_environment_of_a_worker_it_was():
             seen, info = super().reset(seed=seed)
             return ({**seen, "x": np.zeros(3)} if self.trouble else seen), info
 
-    vecenv = vector.make(Wide, 4, Multiprocessing, num_workers=2, env_kwargs=[{}] * 3 + [{"trouble": "wide"}])
+    vecenv = vector.make(Wide, 4, Multiprocessing, num_workers=2,
+                         env_kwargs=[{}] * 3 + [{"trouble": "wide"}])
     with vecenv, pytest.raises(emulation.Fault, match="breaks its space") as raised:
         vecenv.reset(seed=0)
     assert raised.value.__notes__ == ["(environment 3 of Wide)"]
@@ -577,7 +601,8 @@ def test_an_error_of_this_process_says_which_environment():
                 vecenv.step(np.ones(3, int))
     assert raised.value.__notes__ == ["(environment 2 of Walk)"]
     text, own = workers.own_part(raised.value)
-    assert own and text.count("  File ") == 1 and "in step" in text and text.endswith("(environment 2 of Walk)\n")
+    assert (own and text.count("  File ") == 1 and "in step" in text
+            and text.endswith("(environment 2 of Walk)\n"))
 
 
 def test_a_policys_error_is_not_an_environments():
@@ -587,7 +612,8 @@ def test_a_policys_error_is_not_an_environments():
     assert not workers.own_part(raised.value)[1]
 
 
-@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 1}])
+@pytest.mark.parametrize("options",
+                         [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 1}])
 def test_closing_ends_what_it_can(options, tmp_path):
     """Slow environments have the time to close, one that fails does not keep the others open."""
 
@@ -624,13 +650,16 @@ def test_closing_ends_what_it_can(options, tmp_path):
     [
         (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"n": 4}]),
         (lambda n=2, start=0: Endless(actions=spaces.Discrete(n, start=start)), [{}, {"start": 5}]),
-        (lambda seen=(2, 3): Endless(seen=spaces.Box(0, 255, seen, np.uint8)), [{}, {"seen": (1, 3)}]),
+        (lambda seen=(2, 3): Endless(seen=spaces.Box(0, 255, seen, np.uint8)),
+         [{}, {"seen": (1, 3)}]),
         (Squared, [{}, {"num_agents": 3}]),
     ],
 )
-@pytest.mark.parametrize("options", [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}])
+@pytest.mark.parametrize("options",
+                         [{"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}])
 def test_environments_of_one_vector_have_the_same_spaces(creator, kwargs, options):
-    with pytest.raises((ValueError, WorkerError), match=r"environment 1 has .* but environment 0 has .*the same"):
+    with pytest.raises((ValueError, WorkerError),
+                       match=r"environment 1 has .* but environment 0 has .*the same"):
         vector.make(creator, 2, env_kwargs=kwargs, **options).reset()
 
 
@@ -648,7 +677,8 @@ print(*[process.pid for process in vecenv._workers], flush=True)
 {"raise SystemExit(1)" if how == "exception" else "time.sleep(600)" if how.startswith("SIG") else ""}
 """
     parent = start(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True
     )
     pids = [int(pid) for pid in read_until(parent, "\n").split()]
     assert len(pids) == 2
@@ -675,7 +705,8 @@ def test_ray_gives_the_same():
         with pytest.raises(emulation.Fault, match=r"breaks its space: expected shape") as raised:
             kwargs = [{}, {}, {}, {"trouble": "shape"}]
             rollout(vector.make(Walk, 4, Ray, num_workers=2, env_kwargs=kwargs, timeout=600))
-        assert raised.value.__notes__ == ["(environment 3 of Walk)"] and "Traceback" not in str(raised.value)
+        assert (raised.value.__notes__ == ["(environment 3 of Walk)"]
+                and "Traceback" not in str(raised.value))
         hang_beside_another(Ray)
     finally:
         ray.shutdown()

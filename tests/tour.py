@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, NOTEBOOK = ROOT / "docs/tour.md", ROOT / "docs/tour.ipynb"
-FENCE = re.compile(r"^```(\w+) ?(\w*).*\n((?s:.*?))^```\n(?:\n```text\n((?s:.*?))^```\n)?", flags=re.M)
+FENCE = re.compile(r"^```(\w+) ?(\w*).*\n((?s:.*?))^```\n(?:\n```text\n((?s:.*?))^```\n)?",
+                   flags=re.M)
 PICTURE = re.compile(r"^!\[.*\]\((.*)\)\n", flags=re.M)
-NUMBER = re.compile(r"_\d{8}-\d{6}-[0-9a-f]{6}|(?:\d+h )?(?:\d+m )?\d+s\b|\d[\d,.]*\d|\d|\s+|\.\.\.")
+NUMBER = re.compile(r"_\d{8}-\d{6}-[0-9a-f]{6}|(?:\d+h )?(?:\d+m "
+                    r")?\d+s\b|\d[\d,.]*\d|\d|\s+|\.\.\.")
 SETUP = """\
 import os
 import sys
@@ -47,7 +49,8 @@ class Step(NamedTuple):
 
 
 def steps(page=None):
-    return [Step(*(part or "" for part in match.groups())) for match in FENCE.finditer(page or PAGE.read_text())]
+    return [Step(*(part or "" for part in match.groups()))
+            for match in FENCE.finditer(page or PAGE.read_text())]
 
 
 def typed(*who):
@@ -80,7 +83,8 @@ def missing(seen, printed):
             parts += [re.escape(line[at : match.start()].removesuffix("-")), general]
             at = match.end()
         wanted = re.compile("".join(parts) + re.escape(line[at:]))
-        places = [i for i, one in enumerate(printed) if wanted.fullmatch(one.rstrip()) or line == "..."]
+        places = [i for i, one in enumerate(printed) if wanted.fullmatch(one.rstrip())
+                  or line == "..."]
         if not places:
             return line
         if line != "...":
@@ -90,7 +94,8 @@ def missing(seen, printed):
 
 def as_cell(lines):
     """What is typed in a shell, as a notebook has it."""
-    return "\n".join(f"!{line}{' 2>&1 | cat' * line.startswith('python')}" for line in lines.splitlines())
+    return "\n".join(f"!{line}{' 2>&1 | cat' * line.startswith('python')}"
+                     for line in lines.splitlines())
 
 
 def notebook():
@@ -100,10 +105,13 @@ def notebook():
 
     def add(kind, text):
         if text.strip():
-            cell = {"cell_type": kind, "id": f"cell-{len(cells)}", "metadata": {}, "source": text.strip("\n")}
-            cells.append(cell if kind == "markdown" else {**cell, "execution_count": None, "outputs": []})
+            cell = {"cell_type": kind, "id": f"cell-{len(cells)}", "metadata": {},
+                    "source": text.strip("\n")}
+            cells.append(cell if kind == "markdown"
+                         else {**cell, "execution_count": None, "outputs": []})
 
-    for match in sorted([*FENCE.finditer(page), *PICTURE.finditer(page)], key=lambda match: match.start()):
+    for match in sorted([*FENCE.finditer(page), *PICTURE.finditer(page)],
+                        key=lambda match: match.start()):
         if match.re is FENCE and match[2] == "typed":
             continue
         add("markdown", page[at : match.start()])
