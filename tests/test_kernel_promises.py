@@ -87,7 +87,7 @@ def good_calls():
         "gather": (kernels.gather, {"source": f(T, N, 2), "index": index, "out": f(T, M, 2)}, {}),
         "write_back": (kernels.write_back,
                        {"index": index, "new_values": drawn(), "new_ratios": drawn(),
-                        "values": f(T + 1, N), "ratios": f(T, N)}, {}),
+                        "clock": torch.zeros(2).long(), "values": f(T + 1, N), "ratios": f(T, N)}, {}),
         "mingru_step": (kernels.mingru_step,
                         {"hgp": f(M, 3 * H), "x": f(M, H), "state": f(M, H), "resets": byte(M),
                          "valid": byte(M), "out": f(M, H)}, {}),
