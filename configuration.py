@@ -377,9 +377,9 @@ EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks
             models.NetworkFault)
 
 
-def in_words(error):
-    """What a command line says of an error: its text, or of one that an environment's own code
-    raised what that code did. None for a fault of ours, whose traceback is wanted."""
+def error_text(error):
+    """What a command line says of an error: its text, and what an environment's own code did if
+    that raised it. None for a fault of ours, which needs its traceback."""
     text, own = workers.own_part(error)
     if own and (not isinstance(error, EXPECTED) or isinstance(error, FloatingPointError | MemoryError)):
         return f"this is in the environment's own code:\n{text}".rstrip()
@@ -389,6 +389,19 @@ def in_words(error):
     if isinstance(error, EXPECTED):
         return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     return None
+
+
+@contextlib.contextmanager
+def said_by(program, expected=()):
+    """An error within ends the program with its `error_text`, behind the program's name. A fault of
+    ours passes, unless it is of the classes `expected`."""
+    try:
+        yield
+    except Exception as error:
+        text = error_text(error)
+        if text is None and not isinstance(error, expected):
+            raise
+        sys.exit(f"{program}: {text or error}")
 
 
 def command(*words):

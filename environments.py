@@ -1000,7 +1000,7 @@ OLD_KEYWORDS = {"zero_copy": "nothing is copied now",
 def with_settings(env, env_kwargs, settings, keywords):
     """env_kwargs with `settings` for all environments. Raises ValueError for one that the
     environment does not have."""
-    known = _settings_of(env)
+    known = settings_of(env)
     for key in settings:
         if known is not None and key not in known:
             if key in OLD_KEYWORDS:
@@ -1017,14 +1017,8 @@ def with_settings(env, env_kwargs, settings, keywords):
 
 
 def settings_of(env):
-    """The names of the settings that an environment, or the first of a list, is made
-    with; () if it takes any."""
-    return _settings_of(env) or ()
-
-
-def _settings_of(env):
-    """The names of the settings that an environment is made with; None if it takes
-    any, or says so itself."""
+    """The names of the settings that an environment, or the first of a list, is made with; None if
+    it takes any, or checks them itself."""
     env = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a name
         return [*env.settings, *getattr(env, "picture_settings", ())]

@@ -361,13 +361,8 @@ def main(argv=None, program="export.py"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
         sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
     configuration.SECTIONS["export"] = Export
-    try:
+    with configuration.said_by(program):
         export(argv[0], pufferl.load_config(argv[0], argv[1:]))
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None:
-            raise
-        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

@@ -418,7 +418,7 @@ def main(argv=None, program="history.py"):
     if verb not in ("runs", "plot"):
         sys.exit(f"{program}: runs or plot? See {program} runs --help")
     options = parse(verb, argv, program)
-    try:
+    with configuration.said_by(program):
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
                         options.metric, options.x,
@@ -432,11 +432,6 @@ def main(argv=None, program="history.py"):
         if rest:
             raise ConfigError(f"runs {what}: expected nothing, an environment, show RUN or rm RUN.")
         table(options.data_dir, what)
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None:
-            raise
-        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ from configuration import (  # load_* for scripts
     check_sizes,
     check_train,
     decide,
+    error_text,
     facts_of,
     find_run,
-    in_words,
     load_attribute,
     load_config,
     load_env,
@@ -435,7 +435,7 @@ class PuffeRL:
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, one line a call elsewhere."""
         if self.ranks.rank == 0:
-            self._dashboard = self._dashboard or runs.Dashboard()
+            self._dashboard = self._dashboard or runs.Dashboard(runs.solved_at(self.args))
             self._dashboard.show(self)
 
     def save_checkpoint(self, path=None, metadata=None):
@@ -1036,7 +1036,8 @@ def train(env_name, args=None):
         args["train"]["gpus"] = group.local_count
     if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
-    say, screen = print if group.rank == 0 else lambda *text, **options: None, runs.Dashboard()
+    say = print if group.rank == 0 else lambda *text, **options: None
+    screen = runs.Dashboard(runs.solved_at(args))
     with contextlib.closing(screen):
         compiling.announce = screen.compiling if group.rank == 0 else lambda: None
         trainer, facts = make_trainer(env_name, args)
@@ -1048,7 +1049,7 @@ def train(env_name, args=None):
             trainer.release()
             raise
         model = trainer.close()
-    for line in runs.closing(trainer, args, model):
+    for line in runs.closing(trainer, args, model, screen.solved_at):
         say(line)
     return trainer
 
@@ -1180,14 +1181,14 @@ def main(argv=None):
                               "machine; leave it out.")
         verbs[argv[0]](argv[1], args)
     except Exception as error:
-        words = in_words(error)
+        text = error_text(error)
         # torchrun shows it
-        if words is None or (ranks.started() and not isinstance(error, EXPECTED)):
+        if text is None or (ranks.started() and not isinstance(error, EXPECTED)):
             raise
         # Rank 0 says it where it happened there, or to all alike, as a gradient
         # that is not finite does.
         alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
-        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {words}")
+        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {text}")
 
 
 if __name__ == "__main__":

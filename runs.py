@@ -677,11 +677,12 @@ class Dashboard:
     """What a training says of itself: that kernels are compiled, then its progress, a live panel on
     a terminal and one line a call elsewhere."""
 
-    def __init__(self):
+    def __init__(self, solved_at=(None, None)):
+        """solved_at: what `solved_at` gives."""
         from rich.console import Console
 
         self.console, self.live, self.first = Console(), None, None
-        self.scores, self.goal = [], (None, None)  # of each call; what counts as solved
+        self.scores, self.solved_at = [], solved_at  # scores: one for each call
 
     def compiling(self):
         """Say that kernels are compiled, on a terminal until the first `show`."""
@@ -699,13 +700,13 @@ class Dashboard:
     def show(self, trainer):
         # what came before holds the start, of which the steps to come have nothing
         if self.first is None:
-            self.first, self.goal = (trainer.uptime, trainer.global_step), goal(trainer.args)
+            self.first = trainer.uptime, trainer.global_step
             self.close()
             if compiling.seconds > 1:
                 print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as "
                       "no time of training",
                       flush=True)
-        self.scores.append(score_of(trainer.environment, self.goal[0]))
+        self.scores.append(score_of(trainer.environment, self.solved_at[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             sps = getattr(trainer, "last_sps", trainer.sps)
@@ -719,8 +720,8 @@ class Dashboard:
 
             self.live = Live(console=self.console, auto_refresh=False)
             self.live.start()
-        self.live.update(panel(trainer, self.scores, self.goal, time_left(trainer, *self.first)),
-                         refresh=True)
+        self.live.update(panel(trainer, self.scores, self.solved_at,
+                               time_left(trainer, *self.first)), refresh=True)
 
     def close(self):
         compiling.announce = lambda: None
@@ -729,16 +730,12 @@ class Dashboard:
             self.live = None
 
 
-def goal(args):
-    """(metric, how much of it counts as solved), as config/ENV.ini says; (None, None) if it does
-    not, or if the environment's settings are not those that ship, of which it speaks."""
+def solved_at(args):
+    """(metric, how much of it counts as solved) from config/ENV.ini; (None, None) if it has none,
+    or if the environment's settings are not those that ship: it was measured with these."""
     if "config_name" not in args:  # a trainer in a script
         return None, None
-    try:
-        shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
-    except Exception:
-        # somebody edits the header or an .ini while the run goes on, which needs neither any more
-        return None, None
+    shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
     same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
     return known.metric if known is not None and same else (None, None)
 
@@ -798,10 +795,10 @@ def sparkline(values, width):
     return "".join("▁▂▃▄▅▆▇█"[int(height)] for height in heights)
 
 
-def closing(trainer, args, model):
-    """What a training has brought, and what to type next, in lines. model: the
-    path of its last model."""
-    name, folder, (metric, least) = args["config_name"], trainer.run_folder, goal(args)
+def closing(trainer, args, model, solved_at):
+    """Lines that say what a training reached and what to type next. model: the path of its last
+    model; solved_at: what `solved_at` gave when it began."""
+    name, folder, (metric, least) = args["config_name"], trainer.run_folder, solved_at
     speed, value = trainer.global_step / max(trainer.uptime, 1e-9), score_of(trainer.environment, metric)
     yield f"{trainer.global_step:,} steps in {duration(trainer.uptime)} ({speed:,.0f} steps/s)"
     if math.isfinite(value):
@@ -839,9 +836,9 @@ def meanings():
     return found
 
 
-def panel(trainer, scores, goal, time):
+def panel(trainer, scores, solved_at, time):
     """The live panel, as a rich renderable. Green is reached, yellow is worth a look.
-    scores: of each call so far; goal: (what they are, how much counts as solved); time: what
+    scores: of each call so far; solved_at: (what they are, how much counts as solved); time: what
     is gone and left, in words."""
     from rich.columns import Columns
     from rich.panel import Panel
@@ -879,7 +876,7 @@ def panel(trainer, scores, goal, time):
                   [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])
     numbers = lambda metrics: [(name, float(value)) for name, value in metrics.items()]  # noqa: E731
     losses, environment = table("losses", numbers(trainer.losses)), table("environment", numbers(trainer.environment))
-    metric, least = goal
+    metric, least = solved_at
     reached = least is not None and scores[-1] >= least
     grid = Table.grid()
     grid.add_row(Text.assemble(f" {metric or 'score'} ",

@@ -1068,7 +1068,7 @@ def sweep_figures(told, records, tuner):
     good = [r for r in records if r["status"] != "failed"]
     if not good:
         return []
-    text, cost, score = [in_words(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
+    text, cost, score = [hover_text(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
     figures = [against_cost(told["asked"], good, text, tuner), curves_of_trials(told["asked"], good, text)]
     if len(good) >= 4:
         figures.append(stars(told["asked"], good, text, tuner))
@@ -1099,7 +1099,7 @@ def new_figure(**layout):
     return go.Figure().update_layout(**layout)
 
 
-def in_words(record):
+def hover_text(record):
     settings = [f"{name} = {short(value)}" for name, value in record["settings"].items()]
     return "<br>".join([f"trial {record['trial']} ({record['status']})",
                         f"score {short(record['score'])}, cost {short(record['cost'])}", *settings])

@@ -1380,7 +1380,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     MemoryError for more environments than it can hold; TypeError for what is no environment.
     """
     env, num_workers, batch_size = environments.named(env), _number(num_workers), _number(batch_size)
-    if device is not None and "device" in environments.settings_of(env):  # it is a setting of the environment's own
+    if device is not None and "device" in (environments.settings_of(env) or ()):  # its own setting
         settings, device = {**settings, "device": device}, None
     env_kwargs = environments.with_settings(env, env_kwargs, settings, KEYWORDS)
     backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend

@@ -1086,17 +1086,12 @@ def main(argv=None, program="watch.py"):
         if not argv or argv[0] not in ("-h", "--help"):
             sys.exit(f"{program}: which environment?")
         return
-    try:
+    with configuration.said_by(program):
         args = pufferl.load_config(argv[0], argv[1:])
         if verb == "ship":
             ship(argv[0], args)
         else:
             play(argv[0], args)
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None:
-            raise
-        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

@@ -723,7 +723,7 @@ def test_an_error_is_shown_by_the_environments_own_lines():
     with vector.make(lambda: Falls("same_step")) as vecenv, pytest.raises(RuntimeError) as raised:
         vecenv.allocate(2)
         vecenv.advance(0)
-    words = configuration.in_words(raised.value)
+    words = configuration.error_text(raised.value)
     assert (words.startswith("this is in the environment's own code:")
             and words.count("  File ") == 1)
     assert "in step" in words and words.endswith(")") and "(environment 0 to 7 of " in words
