@@ -230,9 +230,9 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         now, then = x[rows], y[rows]
         for i in range(len(layers)):
             multiply_rows(n, now, layers[i][0], layers[i][1], 0, hgp[rows])
-            kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop],
-                                     valid[block:stop],
-                                     then)
+            kernels._mingru_step_lanes(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop],
+                                       valid[block:stop],
+                                       then)
             now, then = then, now
         multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
 
@@ -272,7 +272,7 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
 @driver
 def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std,
                  squash, masked,
-                 masks, seed, first_agent, clock, samples, logprobs, values, bootstraps):
+                 masks, seed, first_agent, counter, samples, logprobs, values, bootstraps):
     """All T steps of the agents in [begin, end), from row 0 of the storage on: what
     Autograd._rollout does step by step. Returns the share of the time that the environments took.
 
@@ -280,7 +280,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     int64 addresses of their rows (T,); network, state a layer (n, H), and scratch as in
     _policy_step_cpu, `kept` like state, to be overwritten; storage: observations (T + 1, N, D),
     resets, valid (T + 1, N), actions (T, N, ...), terminals, truncations (T, N), final_observations
-    (N, D); clock (T,) int64, what `kernels.sample` takes for step; heads, log_std, squash, masks (T
+    (N, D); counter (T,) int64, what `kernels.sample` takes for step; heads, log_std, squash, masks (T
     + 1, N, A), seed and first_agent as there; written: samples (T, N, ...), the actions themselves
     without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which are 0 before.
     """
@@ -296,14 +296,14 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
         if t == horizon:
             break
         _policy_step_cpu(0, n, now, network, state, flags[0], flags[1], scratch)
-        random = (seed, u64(first_agent + begin), clock[t : t + 1], False)
+        random = (seed, u64(first_agent + begin), counter[t : t + 1], False)
         drawn = (actions[t, begin:end], logprobs[t, begin:end], values[t, begin:end])
         if log_std is None:
             mask = masks[t, begin:end] if masked else masks[0]
-            kernels._sample_discrete_cpu(0, n, outputs, masked, mask, heads, *random, *drawn)
+            kernels._sample_discrete_lanes(0, n, outputs, masked, mask, heads, *random, *drawn)
         else:
-            kernels._sample_continuous_cpu(0, n, outputs, log_std, squash, *random,
-                                           samples[t, begin:end], *drawn)
+            kernels._sample_continuous_lanes(0, n, outputs, log_std, squash, *random,
+                                             samples[t, begin:end], *drawn)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
     for layer in range(len(state)):  # the last row is for V alone, and nothing of it is committed
         for i in range(n):
@@ -325,8 +325,8 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     encoder, layers, decoder = network
     seen, xs, hgps, states, outputs = scratch[:5]
     D, H, rows = seen.shape[1], xs[0].shape[1], T * n
-    kernels._gather_cpu(0, n, observations, index, start, encoder[2], encoder[3],
-                        seen[:rows].reshape(T, n, D))
+    kernels._gather_lanes(0, n, observations, index, start, encoder[2], encoder[3],
+                          seen[:rows].reshape(T, n, D))
     multiply_rows(rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
     for i in range(len(layers)):
         memory = states[i][: rows + n].reshape(T + 1, n, H)
@@ -335,9 +335,9 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
                 memory[0, m, j] = initial[i][index[start + m], j]
         multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
         hgp = hgps[i][:rows].reshape(T, n, 3 * H)
-        kernels._mingru_scan_cpu(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid,
-                                 index, start,
-                                 xs[i + 1][:rows].reshape(T, n, H), hgp)
+        kernels._mingru_scan_lanes(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid,
+                                   index, start,
+                                   xs[i + 1][:rows].reshape(T, n, H), hgp)
     multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
 
 
@@ -358,10 +358,10 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
     for k in range(len(layers)):
         i = len(layers) - 1 - k
         hgp, x = hgps[i][:rows], xs[i][:rows]
-        kernels._mingru_scan_grad_cpu(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
-                                      states[i][: rows + n].reshape(T + 1, n, H), resets, valid,
-                                      index, start,
-                                      grad.reshape(T, n, H), sums[:n])
+        kernels._mingru_scan_grad_lanes(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
+                                        states[i][: rows + n].reshape(T + 1, n, H), resets, valid,
+                                        index, start,
+                                        grad.reshape(T, n, H), sums[:n])
         accumulate_rows(half, hgp, x, inner[i][0])
         add_rows(sums[:n], inner[i][1])
         multiply_rows(rows, hgp, back[0][i], grad.reshape(-1), H, grad)
@@ -383,9 +383,9 @@ def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, mask
     def discrete(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
                  rollout, written,
                  parts):
-        kernels._ppo_loss_discrete_cpu(0, outputs.shape[1], outputs, index, start, masked, masks,
-                                       heads, *rollout, grad,
-                                       *written, parts)
+        kernels._ppo_loss_discrete_lanes(0, outputs.shape[1], outputs, index, start, masked, masks,
+                                         heads, *rollout, grad,
+                                         *written, parts)
 
     def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
                    rollout, written,
@@ -692,7 +692,7 @@ class Compiled(engines.Restated, engines.Autograd):
         learner.parts.fill(0)
         log_std = self.policy.decoder.log_std
         rollout = (self.samples, self.logprobs, self.values, self.advantages,
-                   self.weights, s["valid"],
+                   self.segment_weights, s["valid"],
                    self.loss_settings)
         _learn_cpu(
             M * worker // self.num_learners, M * (worker + 1) // self.num_learners,

@@ -140,8 +140,8 @@ class Autograd:
         self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
-        self.index, self.weights, self.advantages = arena["index"], arena["weights"], arena["advantages"]
-        self.loss_settings = arena["settings"]
+        self.index, self.advantages = arena["index"], arena["advantages"]
+        self.loss_settings, self.segment_weights = arena["settings"], arena["segment_weights"]
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
@@ -369,7 +369,7 @@ class Autograd:
         s = self.storage
         kernels.ppo_loss(
             outputs, self.samples, self.logprobs, self.values, self.advantages,
-            self.weights, s["valid"],
+            self.segment_weights, s["valid"],
             self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads,
             log_std=log_std,
             grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],

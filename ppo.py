@@ -348,7 +348,7 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
         # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N
         # masses[index] / sum)^-beta.
         kernels.draw(masses, scratch, index, weights, seed=args.seed,
-                     clock=(epoch, minibatch), beta=beta)
+                     counter=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
             valid=storage.valid[:T, index], actions=data.samples[:, index],
             logprobs=data.logprobs[:, index],

@@ -158,7 +158,7 @@ class PuffeRL:
         if c["optimizer"] == "muon":
             self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"],
                                           together=c["device"] == "cuda")
-        for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("weights", (M,)),
+        for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
                             ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
                             ("found_inf", ()), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
             arena.register(name, shape)
@@ -167,7 +167,7 @@ class PuffeRL:
         arena.register("moments", (3,), torch.float64)
         arena.register("index", (M,), torch.int64)
         # What changes from one epoch or minibatch to the next stands in memory, where a captured graph reads it.
-        arena.register("clock", (2,), torch.int64)  # epoch, minibatch
+        arena.register("counter", (2,), torch.int64)  # epoch, minibatch
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         arena.register("norms", (minibatches,), torch.float64)  # of the gradients, a minibatch
         arena.allocate(self.engine.torch_device)
@@ -177,10 +177,10 @@ class PuffeRL:
         self.storage, self.host = self.engine.storage, self.engine.host  # (T or T + 1, N, ...); what environments write
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
-        self.ratios, self.advantages, self.weights = arena["ratios"], arena["advantages"], arena["weights"]
-        self.masses, self.cumulative, self.index = arena["masses"], arena["cumulative"], arena["index"]
+        self.ratios, self.advantages, self.masses = arena["ratios"], arena["advantages"], arena["masses"]
+        self.index, self.segment_weights = arena["index"], arena["segment_weights"]
         self.settings, self.beta, self.moments = arena["settings"], arena["beta"], arena["moments"]
-        self.clock, self.norms = arena["clock"], arena["norms"]
+        self.counter, self.norms, self.cumulative = arena["counter"], arena["norms"], arena["cumulative"]
         self.rate, self.found_inf = arena["rate"], arena["found_inf"]
         self.gradients = arena.flat("gradients")
         self.rewards, self.reward_scale = self.storage["rewards"], None  # the rollout's, or a scaled copy
@@ -276,7 +276,7 @@ class PuffeRL:
         self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         self.rate.fill_(self._used_lr)
-        self.clock.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws, as `_rollouts` do
+        self.counter.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws, as `_rollouts` do
         self.found_inf.zero_()
         self.ratios.fill_(1.0)
         self.sums.zero_()
@@ -301,8 +301,8 @@ class PuffeRL:
 
     def _draw(self):
         """Draw the segments of a minibatch, and what normalises their advantages."""
-        kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=self.config["seed"], clock=self.clock,
-                     beta=self.beta, first=self._first_segment)
+        kernels.draw(self.masses, self.cumulative, self.index, self.segment_weights,
+                     seed=self.config["seed"], counter=self.counter, beta=self.beta, first=self._first_segment)
         kernels.advantage_moments(self.advantages, self.storage["valid"], self.index, self.moments)
 
     def _learn(self):
@@ -313,13 +313,13 @@ class PuffeRL:
     def _update(self):
         """One optimizer step; once a gradient's norm is not finite, nothing changes any more."""
         norm = torch.as_tensor(self.optimizer.step(self.rate, self.found_inf), dtype=torch.float64)
-        self.norms.index_copy_(0, self.clock[1:], norm.view(1))
+        self.norms.index_copy_(0, self.counter[1:], norm.view(1))
 
     def _write_back(self):
         """The drawn segments' new values and ratios, and what follows from them."""
         kernels.write_back(self.index, self.new_values, self.new_ratios, self.values, self.ratios)
         self._advantages(self.index)
-        self.clock[1:].add_(1)
+        self.counter[1:].add_(1)
 
     def _merge_observations(self):
         """Add the rollout's observations to the moments that normalise those of the next."""

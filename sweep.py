@@ -346,7 +346,7 @@ def run_trial(job, stop=None, started=None):
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
     called with the process's (pid, creation time). Runs on any machine that has these files; also as a Ray task.
     """
-    begun, clock = time.time(), time.monotonic()
+    begun, since = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(job["folder"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -389,7 +389,7 @@ def run_trial(job, stop=None, started=None):
             (run / "trainer_state.pt").unlink(missing_ok=True)
         score, cost = points[-1][1:] if points else (None, None)
         return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
-                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - clock,
+                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - since,
                 "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
 
 

@@ -134,7 +134,7 @@ def advantage_cases():
     source = expected.float()
     cumulative, drawn, weights = torch.empty_like(masses), torch.zeros(B, dtype=torch.int64), poisoned(B)
     p = reference.priorities(source.double(), data["valid"], 0.1)
-    clock, beta = torch.tensor([5, 2]), torch.tensor([0.8])
+    counter, beta = torch.tensor([5, 2]), torch.tensor([0.8])
     moved = size(*data.values(), advantages)
 
     def check_draw():
@@ -157,7 +157,7 @@ def advantage_cases():
         lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N,
         size(source, data["valid"]))
     yield "draw", Case(
-        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, clock=clock, beta=beta),
+        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
         check_draw, B, size(p, cumulative, drawn, weights))
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),

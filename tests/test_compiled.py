@@ -233,7 +233,7 @@ def test_learners_learn_side_by_side(backend, monkeypatch):
 
 def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
     """numba looks at a driver's own file alone; the cells stand in another one."""
-    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_cpu,
+    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes,
                vector.step_environments]
     assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
 

@@ -107,7 +107,7 @@ for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero",
 # --------------------------------------------------------------------------------------------------
 # PTX, for machines without a GPU
 
-SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu",
+SINGLE = {"_sample_discrete_lanes", "_sample_continuous_lanes", "_advantage_columns_lanes",
           "_gather_cuda",
           "_mingru_step_cuda", "_write_back", "_nesterov_cuda", "_apply_cuda"}
 

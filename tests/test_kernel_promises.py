@@ -83,7 +83,7 @@ def good_calls():
                         "index": index}, {"alpha": 0.5}),
         "draw": (kernels.draw,
                  {"masses": double(N), "cumulative": double(N), "index": torch.zeros(M).long(),
-                  "weights": f(M)}, {"seed": 1, "clock": (0, 0), "beta": 0.5}),
+                  "weights": f(M)}, {"seed": 1, "counter": (0, 0), "beta": 0.5}),
         "gather": (kernels.gather, {"source": f(T, N, 2), "index": index, "out": f(T, M, 2)}, {}),
         "write_back": (kernels.write_back,
                        {"index": index, "new_values": drawn(), "new_ratios": drawn(),
@@ -546,17 +546,17 @@ def test_the_conversion_check_sees_a_bare_literal():
 
 # Packed arithmetic that each hot loop needs at least: the divisions of its sigmoids,
 # or its multiplications.
-DRIVERS = {"_advantage_cpu": "mul", "_mingru_step_cpu": "div", "_mingru_scan_cpu": "div",
-           "_mingru_scan_grad_cpu": "mul", "_nesterov_cpu": "mul", "_apply_cpu": "mul"}
+DRIVERS = {"_advantage_lanes": "mul", "_mingru_step_lanes": "div", "_mingru_scan_lanes": "div",
+           "_mingru_scan_grad_lanes": "mul", "_nesterov_lanes": "mul", "_apply_lanes": "mul"}
 
 
 @needs_avx
 @pytest.mark.parametrize("name", DRIVERS)
 def test_cpu_driver_is_vectorised(name):
     """The driver as it runs; compiled anew, since the cache keeps no assembly."""
-    calls = {"_advantage_cpu": "advantage", "_mingru_step_cpu": "mingru_step",
-             "_mingru_scan_cpu": "mingru_scan",
-             "_mingru_scan_grad_cpu": "mingru_scan_grad"}
+    calls = {"_advantage_lanes": "advantage", "_mingru_step_lanes": "mingru_step",
+             "_mingru_scan_lanes": "mingru_scan",
+             "_mingru_scan_grad_lanes": "mingru_scan_grad"}
     driver = getattr(kernels, name)
     if name in calls:
         function, tensors, options = good_calls()[calls[name]]

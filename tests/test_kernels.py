@@ -628,7 +628,7 @@ def test_priorities(N, alpha):
 def draw_segments(masses, M, *, seed=5, epoch=0, minibatch=0, beta=0.6):
     index, weights = poison(M, dtype=torch.int64), poison(M)
     kernels.draw(masses, poison(len(masses), dtype=torch.float64), index, weights, seed=seed,
-                 clock=(epoch, minibatch), beta=beta)
+                 counter=(epoch, minibatch), beta=beta)
     return index, weights
 
 
@@ -1015,7 +1015,7 @@ def test_a_draw_tells_of_a_nan_whatever_beta_is():
         masses[6] = broken
         index, weights = torch.zeros(4, dtype=torch.int64), torch.zeros(4)
         kernels.draw(masses, torch.zeros(8, dtype=torch.float64), index, weights, seed=1,
-                     clock=(0, 0), beta=0.0)
+                     counter=(0, 0), beta=0.0)
         assert weights.isnan().all() and ((index >= 0) & (index < 8)).all()
 
 
