@@ -171,8 +171,7 @@ def look_drawing():
 
 
 LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look_compiler,
-         look_features, look_packages,
-         look_torch, look_numba, look_gpu, look_drawing)
+         look_features, look_packages, look_torch, look_numba, look_gpu, look_drawing)
 
 
 def train(seconds):

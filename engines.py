@@ -371,8 +371,7 @@ class Autograd:
             outputs, self.samples, self.logprobs, self.values, self.advantages,
             self.segment_weights, s["valid"],
             self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads,
-            log_std=log_std,
-            grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],
+            log_std=log_std, grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],
             index=self.index, start=start)
 
     # -- the rest
@@ -405,8 +404,7 @@ class Autograd:
     def _start_pool(self):
         """Threads for the rollout's workers and the learners."""
         self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker",
-                                       kernels.set_threads,
-                                       (self.vecenv.threads_per_worker,))
+                                       kernels.set_threads, (self.vecenv.threads_per_worker,))
         # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a
         # rollout takes a tenth less.
         self.interval = sys.getswitchinterval()

@@ -249,8 +249,7 @@ def write_c(library, settings, flat, folder):
 
 
 EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score",
-            "demo_return",
-            "demo_by_player", "demo_give_back", "demo_restart")
+            "demo_return", "demo_by_player", "demo_give_back", "demo_restart")
 
 
 def write_web(library, settings, flat, folder, trained=True):
@@ -266,8 +265,7 @@ def write_web(library, settings, flat, folder, trained=True):
     with tempfile.TemporaryDirectory() as temporary:
         flat.tofile(Path(temporary) / "policy.bin")
         command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I",
-                   str(ocean.FOLDER), "-DDRAW",
-                   f'-DENV_HEADER="{library.header}"',
+                   str(ocean.FOLDER), "-DDRAW", f'-DENV_HEADER="{library.header}"',
                    str(ocean.FOLDER / "main.c"), "--js-library",
                    str(ocean.FOLDER / "web" / "canvas.js"),
                    "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
@@ -315,8 +313,7 @@ def export(env_name, args):
         chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
     args = {**args, "env": {**args["env"], "num_envs": 1},
             "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1,
-                    "num_workers": None,
-                    "batch_size": None}}
+                    "num_workers": None, "batch_size": None}}
     library = (None if configuration.load_creator(args["env_name"])
                else configuration.load_library(args["env_name"]))
     for kind in ("c", "web"):

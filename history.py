@@ -345,8 +345,7 @@ def print_curves(name, drawn, x):
     for number, curve in enumerate(drawn):
         letter = LETTERS[number % len(LETTERS)] if len(drawn) > 1 else "━"
         console.print(Text(f"  {letter} {curve.label}   (last {figure(curve.y[-1])}, most "
-                           f"{figure(curve.y.max())})",
-                           COLORS[number % len(COLORS)]))
+                           f"{figure(curve.y.max())})", COLORS[number % len(COLORS)]))
 
 
 def write_curves(name, drawn, x, path):
@@ -421,8 +420,7 @@ def main(argv=None, program="history.py"):
     with configuration.said_by(program):
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
-                        options.metric, options.x,
-                        options.output)
+                        options.metric, options.x, options.output)
         what, *rest = options.runs or [None]
         if what in ("show", "rm"):
             if not rest or (what == "show" and len(rest) > 1):

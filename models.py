@@ -379,8 +379,7 @@ class FeedForward(nn.Module):
         self.hidden_size = hidden_size
         self.encoder = nn.Sequential(
             orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size)),
-            nn.ReLU(),
-            orthogonal(nn.Linear(hidden_size, hidden_size)), nn.ReLU())
+            nn.ReLU(), orthogonal(nn.Linear(hidden_size, hidden_size)), nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def forward(self, observations, state=None):
@@ -623,8 +622,7 @@ def describe(policy):
     inner = getattr(policy, "policy", policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
     words = {"image": "convolutions of an image", "board": "convolutions of a board",
-             "choices": "one-hot",
-             "numbers": "numbers"}
+             "choices": "one-hot", "numbers": "numbers"}
     seen = type(inner).__name__
     if isinstance(inner, Impala):
         words["image"] = "residual convolutions of an image"
@@ -692,8 +690,7 @@ def _residual_encoder(space, channels):
     layers = [_Picture(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
     for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
         layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)),
-                   nn.MaxPool2d(3, 2, padding=1),
-                   _Residual(outputs), _Residual(outputs)]
+                   nn.MaxPool2d(3, 2, padding=1), _Residual(outputs), _Residual(outputs)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
 
 

@@ -157,8 +157,7 @@ def spare_folder(what):
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or others_write:
         folder = Path(tempfile.mkdtemp())
     print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder "
-          "can be written",
-          file=sys.stderr)
+          "can be written", file=sys.stderr)
     return folder
 
 

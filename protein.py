@@ -55,8 +55,7 @@ SCALES = {
     "uniform_pow2": Scale(math.log2, lambda place: 2**place,
                           lambda value: value >= 1 and math.log2(value).is_integer(),
                           "{value:g} is not a power of two; uniform_pow2 goes from one to another",
-                          whole=True,
-                          axis="log"),
+                          whole=True, axis="log"),
     "log_normal": Scale(math.log, math.exp, lambda value: value > 0,
                         "min = {min}: log_normal needs values above 0", axis="log"),
     "logit_normal": Scale(lambda value: math.log(value / (1 - value)), special.expit,
@@ -422,8 +421,7 @@ class GP:
             rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
             found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True,
-                                      method="L-BFGS-B",
-                                      bounds=self.bounds,
+                                      method="L-BFGS-B", bounds=self.bounds,
                                       options={"maxfun": self.FIT_STEPS, "ftol": 1e-5})
             if np.isfinite(found.fun) and found.fun < 1e24:
                 self.theta = found.x

@@ -597,8 +597,7 @@ class TorchOptimizer:
         gpu = config["device"] == "cuda"
         self.optimizer = torch.optim.AdamW(
             policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
-            capturable=gpu,
-            betas=(config["momentum"], config["beta2"]),
+            capturable=gpu, betas=(config["momentum"], config["beta2"]),
             weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
 
@@ -883,8 +882,7 @@ def measure(env_name, args, vecenv, facts):
              "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0,
                        "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto",
-                       "max_minibatch_size": None,
-                       "log_interval": math.inf}}
+                       "max_minibatch_size": None, "log_interval": math.inf}}
     # environments may draw from the generators of all
     with ranks.alone(), contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())

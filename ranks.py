@@ -301,8 +301,7 @@ def connect():
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
         store, rank, count = _rendezvous()
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank,
-                                world_size=count,
-                                timeout=TIMEOUT)
+                                world_size=count, timeout=TIMEOUT)
         atexit.register(_disconnect)
     control = (None if "gloo" in dist.get_backend_config()
                else dist.new_group(backend="gloo", timeout=TIMEOUT))

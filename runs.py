@@ -197,8 +197,7 @@ class WandbLogger(NoLogger):
     """
 
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
-                 tag=None, run_id=None,
-                 folder=None):
+                 tag=None, run_id=None, folder=None):
         try:
             import wandb
         except ImportError:
@@ -207,13 +206,11 @@ class WandbLogger(NoLogger):
             asked = asked_for(project, "WandbLogger")
             project, config = asked["project"], project if config is None else config
             entity, name, group, tag = (entity or asked["entity"], name or asked["env_name"],
-                                        group or asked["group"],
-                                        tag or asked["tag"])
+                                        group or asked["group"], tag or asked["tag"])
         self.wandb = wandb
         try:
             self.run = wandb.init(project=project, entity=entity, name=name, config=config,
-                                  group=group, id=run_id,
-                                  tags=[tag] if tag else None, dir=folder,
+                                  group=group, id=run_id, tags=[tag] if tag else None, dir=folder,
                                   resume="allow" if run_id else None)
         except wandb.errors.Error as error:
             raise ValueError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
@@ -260,8 +257,7 @@ class NeptuneLogger(NoLogger):
         offline = os.environ.get("NEPTUNE_MODE") == "offline"
         try:
             self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags,
-                                        source_files=[],
-                                        capture_stdout=False, capture_stderr=False,
+                                        source_files=[], capture_stdout=False, capture_stderr=False,
                                         capture_traceback=False,
                                         custom_run_id=None if offline else run_id)
         except neptune.exceptions.NeptuneException as error:
@@ -692,8 +688,7 @@ class Dashboard:
             print(COMPILING, flush=True)
             return
         self.live = Progress(SpinnerColumn(), TextColumn(COMPILING), TimeElapsedColumn(),
-                             console=self.console,
-                             transient=True)
+                             console=self.console, transient=True)
         self.live.add_task("")
         self.live.start()
 
@@ -704,16 +699,14 @@ class Dashboard:
             self.close()
             if compiling.seconds > 1:
                 print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as "
-                      "no time of training",
-                      flush=True)
+                      "no time of training", flush=True)
         self.scores.append(score_of(trainer.environment, self.solved_at[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             sps = getattr(trainer, "last_sps", trainer.sps)
             self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  score "
                                f"{self.scores[-1]:.3f}  {time_left(trainer, *self.first)}",
-                               highlight=False,
-                               soft_wrap=True)
+                               highlight=False, soft_wrap=True)
             return
         if self.live is None:
             from rich.live import Live
@@ -848,8 +841,7 @@ def panel(trainer, scores, solved_at, time):
 
     def table(title, rows, style="bold"):
         grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
-                     title_justify="left",
-                     padding=(0, 1))
+                     title_justify="left", padding=(0, 1))
         grid.add_column()
         grid.add_column(justify="right", min_width=9)
         for name, value in [*rows][:MOST_ROWS]:

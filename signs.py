@@ -256,8 +256,7 @@ def read(folder):
 CURVES = ("environment/score", "environment/episode_return", "environment/episode_length",
           "losses/entropy",
           "losses/approx_kl", "losses/clipfrac", "losses/value_loss", "losses/explained_variance",
-          "losses/grad_norm",
-          "losses/learning_rate", "vital/reward_max", "vital/observation_max")
+          "losses/grad_norm", "losses/learning_rate", "vital/reward_max", "vital/observation_max")
 
 
 def diagnose(folder):
@@ -293,8 +292,7 @@ def draw(name, entries, said):
                          col=i % 3 + 1)
         for step, sentence in said:
             figure.add_vline(x=step, line={"dash": "dot", "color": "crimson"}, row=i // 3 + 1,
-                             col=i % 3 + 1,
-                             name=sentence)
+                             col=i % 3 + 1, name=sentence)
     figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False,
                          template="plotly_white")
     items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>" for step, sentence in said)

@@ -670,8 +670,7 @@ class Emulated(Vector):
     threads_per_worker = 1
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0,
-                 num_threads=None, name=None,
-                 timeout=60.0):
+                 num_threads=None, name=None, timeout=60.0):
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
         self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
         self.timeout, self._next_look, self._starting = timeout, 0.0, set()
@@ -1302,8 +1301,7 @@ class Tensors(Vector):
 
 
 BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray,
-            "package": Package,
-            "tensors": Tensors}
+            "package": Package, "tensors": Tensors}
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):

@@ -74,8 +74,7 @@ class Play:
         configuration.check_names(args, "eval")
         self.seed, self.deterministic, self.step = seed, args["eval"]["deterministic"], 0
         vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
-               "batch_size": None,
-               "device": "host"}
+               "batch_size": None, "device": "host"}
         args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
         # for batch norms and dropouts
@@ -353,8 +352,7 @@ class View(Play):
             names = self.labels[number] if number < len(self.labels) else {}
             labels = [names.get(i) for i in range(len(columns))]
             heads.append({"probabilities": head.softmax(0).tolist(), "taken": taken[number],
-                          "barred": barred,
-                          "labels": labels if any(labels) else []})
+                          "barred": barred, "labels": labels if any(labels) else []})
         return {"value": value, "heads": heads}
 
     def picture(self):
@@ -765,16 +763,13 @@ class Page:
         count = len(scores)
         state = {
             "run": f"{self.token}-{self.runs}", "environment": self.environment,
-            "policy": self.policy,
-            "environments": {"trained": self.trained, "others": self.others},
-            "policies": self.policies,
-            "paused": self.paused, "speed": self.speed, "fps": view.fps,
+            "policy": self.policy, "environments": {"trained": self.trained, "others": self.others},
+            "policies": self.policies, "paused": self.paused, "speed": self.speed, "fps": view.fps,
             "seed": view.seed - EVAL_SEED,
             "deterministic": view.deterministic, "agents": view.agents, "agent": self.agent,
             "steps": self.total,
             "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]),
-            "count": count,
-            "mean": float(np.mean(scores)) if count else None,
+            "count": count, "mean": float(np.mean(scores)) if count else None,
             "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
             "problem": self.problem, "picture": png(view.picture(), self.LARGEST),
             **view.thoughts(self.agent),
@@ -977,8 +972,7 @@ def show_on_page(env_name, args):
     address, here = f"http://127.0.0.1:{page.port}", not os.environ.get("SSH_CONNECTION")
     print(f"{env_name}, {describe_policy(args)}: {address}   (ctrl-C ends)\n"
           f"from {'another' if here else 'your own'} machine: {tunnel(page.port)}, then the "
-          "same address there",
-          flush=True)
+          "same address there", flush=True)
     if args["eval"]["open"] and here and ocean.has_display():
         webbrowser.open(address)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -1007,8 +1001,7 @@ def ship(env_name, args):
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
     saved = configuration.load_checkpoint(model)
     weights = {name: tensor.to(torch.half if tensor.is_floating_point()
-                               else tensor.dtype, copy=True,
-                               memory_format=torch.contiguous_format)
+                               else tensor.dtype, copy=True, memory_format=torch.contiguous_format)
                for name, tensor in saved.items()}
     with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
         torch.save(weights, Path(folder) / "rounded.pt")

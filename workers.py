@@ -172,8 +172,7 @@ class Envs:
 OURS = [str(Path(__file__).with_name(f"{name}.py"))
         for name in ("emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
-         "look", "build",
-         "create", "render", "close")
+         "look", "build", "create", "render", "close")
 
 
 def own_frames(stack):

@@ -183,8 +183,7 @@ def python_calls(segments, minibatch):
     """How many Python functions are called for each minibatch."""
     vecenv = vector.make("squared", num_envs=segments, seed=1, num_threads=1)
     settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9,
-                "replay_ratio": 4,
-                "learning_rate": 0.01, "total_timesteps": 10**7}
+                "replay_ratio": 4, "learning_rate": 0.01, "total_timesteps": 10**7}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 16))
     # to be counted
     trainer.engine.in_parallel = lambda function, workers: [function(worker) for worker in workers]

@@ -114,8 +114,7 @@ ARGUMENTS = [(call, name) for call, (_, tensors, _) in good_calls().items() for 
 LEADING = {"sample": {"outputs"}, "advantage": {"rewards", "index"},
            "priorities": {"advantages", "index"},
            "draw": {"masses", "index"}, "gather": {"source", "index", "out"},
-           "write_back": {"ratios", "index"},
-           "mingru_step": {"x"}, "mingru_scan": {"x", "resets"},
+           "write_back": {"ratios", "index"}, "mingru_step": {"x"}, "mingru_scan": {"x", "resets"},
            "mingru_scan_grad": {"x", "resets"},
            "ppo_loss": {"outputs", "logprobs", "weights"},
            "advantage_moments": {"advantages", "index"}, "normalisation": set(),
@@ -284,16 +283,14 @@ def test_nan_mingru(name, valid):
     assert (torch.equal(step_out.isnan(), out[2].isnan())
             and torch.equal(state.isnan(), data["states"][3].isnan()))
     kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"],
-                             data["valid"], dy,
-                             torch.zeros(M, 3 * H))
+                             data["valid"], dy, torch.zeros(M, 3 * H))
     assert data["hgp"][2, 1].isnan().any()
     dy = torch.ones(T, M, H)
     dy[3, 0, 7] = NAN
     clean = segments(T, M, H, resets=0.0, live=1.0)
     kernels.mingru_scan(**clean, out=out)
     kernels.mingru_scan_grad(clean["hgp"], clean["x"], clean["states"], clean["resets"],
-                             clean["valid"], dy,
-                             torch.zeros(M, 3 * H))
+                             clean["valid"], dy, torch.zeros(M, 3 * H))
     assert clean["hgp"][:, 0, [7, H + 7]].isnan().all() and clean["hgp"][3, 0, 2 * H + 7].isnan()
 
 
@@ -519,8 +516,7 @@ def nesterov_loop(gradients, buffers, updates, momentum):
 B = numba.uint8[::1]
 LOOPS = {exp_loop: (F, F), sigmoid_loop: (F, F), mingru_loop: (F,) * 4, mingru_grad_loop: (F,) * 5,
          advantage_loop: (F, F, B, B, F, F, *(f4,) * 5), ppo_loop: (*(F,) * 5, f4),
-         value_loop: (*(F,) * 4, f4),
-         nesterov_loop: (*(F,) * 3, f4)}
+         value_loop: (*(F,) * 4, f4), nesterov_loop: (*(F,) * 3, f4)}
 
 
 @needs_avx

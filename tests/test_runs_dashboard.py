@@ -89,8 +89,7 @@ def test_every_metric_of_the_page_has_a_meaning():
 
 def test_numbers_are_for_people():
     numbers = {0: "0", 4096.0: "4,096", 1e6: "1,000,000", 0.5: "0.5", 12.3456: "12.35",
-               3e-5: "3e-05",
-               -2500.4: "-2,500", math.nan: "nan", math.inf: "inf"}
+               3e-5: "3e-05", -2500.4: "-2,500", math.nan: "nan", math.inf: "inf"}
     assert {number: runs.figure(number) for number in numbers} == numbers
 
 
@@ -133,7 +132,6 @@ def test_what_to_type_can_be_typed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile", "list",
-                                  "runs", "plot",
-                                  "diagnose", "doctor"])
+                                  "runs", "plot", "diagnose", "doctor"])
 def test_every_verb_has_a_line(verb):
     assert f"\n  {verb} " in pufferl.USAGE
