@@ -209,7 +209,7 @@ class Arena:
                 parameter.grad = self._views[f"gradients/{prefix}.{name}"]
 
     def flat(self, group):
-        """The whole range of a group as one 1-D tensor. Raises KeyError where its
+        """The whole range of a group as one 1-D tensor. Raises KeyError if its
         tensors differ in dtype."""
         return self._flats[group]
 

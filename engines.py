@@ -176,7 +176,7 @@ class Autograd:
         with torch_threads(1):  # others would spin for a while after each pass, beside the workers
             self._begin(number)
             seconds = self._run_workers()
-        # Workers run side by side; where environments are elsewhere only the first
+        # Workers run side by side; if environments are elsewhere only the first
         # one has something to do.
         return sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.pool else 1)
 

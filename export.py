@@ -123,7 +123,7 @@ def write_onnx(policy, env, path, name=""):
     Inputs `observation` and a recurrent policy's states (zeros where an episode begins), outputs
     `logits` (all heads, one after another) or `mean` and `log_std`, `value` and, for each state,
     `new_` and its name; before `value` also `action`, the most likely one, if a tanh squashes them.
-    The metadata says what the actions are. Returns what check_onnx does. ConfigError where a
+    The metadata says what the actions are. Returns what check_onnx does. ConfigError if a
     package is missing or the export fails.
     """
     try:
@@ -178,7 +178,7 @@ def _random_observations(space, n):
 def check_onnx(step, space, state, path, tolerance=1e-4):
     """The largest relative difference of the file from the network, on random
     observations and states of 1, 2 and 5 agents; None without onnxruntime. ConfigError
-    where it is beyond `tolerance`."""
+    if it is beyond `tolerance`."""
     try:
         import onnxruntime
     except ImportError:

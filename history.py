@@ -320,7 +320,7 @@ def draw(drawn, width, height):
     lines = [[(chr(0x2800 + bits) if bits else " ", None if number < 0 else number)
               for bits, number in zip(*line, strict=True)]
              for line in zip(dots.tolist(), owner.tolist(), strict=True)]
-    if len(drawn) > 1:  # which is which, where there are no colours
+    if len(drawn) > 1:  # which is which, if there are no colours
         for number, (row, column) in enumerate(ends):
             lines[row][column] = LETTERS[number % len(LETTERS)], number
     return lines, low, high, left, right

@@ -509,7 +509,7 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
     `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
     Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first` is the
-    draws of other ranks before these. The index is always within bounds, whatever the masses hold.
+    draws of other ranks before these. The index is always within bounds, even if the masses are NaN.
     """
     N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
     arrays = (checked("draw", "masses", masses, (N,), np.float64),
@@ -893,7 +893,7 @@ def advantage_moments(advantages, valid, index, moments=None):
 
 @driver
 def _normalisation(begin, end, moments, settings):
-    for _ in range(begin, end):  # one lane: on a GPU one launch, where torch makes thirteen
+    for _ in range(begin, end):  # one lane: on a GPU one launch; torch makes thirteen
         count = max(moments[0], 1.0)
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
@@ -966,7 +966,7 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
 
 @cell
 def entropy_cell(p, log_p):
-    """-p log p, a choice's share of its head's entropy: 0 for a choice without a chance, whoever ruled it out."""
+    """-p log p, a choice's share of its head's entropy: 0 for a choice that a mask or the network rules out."""
     return ZERO if p == ZERO else -p * log_p
 
 
@@ -984,7 +984,7 @@ def logit_grad_cell(entropy_grad, p, chosen, dlogprob, ent_coef):
 
 @distinct_driver
 def _head_rows(log_p, p, top, total, entropy):
-    """Logits (choices, T), -inf where they are forbidden, to log-probabilities, in place, and probabilities; entropy
+    """Logits (choices, T), -inf if forbidden, to log-probabilities, in place, and probabilities; entropy
     (T,). top and total (T,) are scratch. The innermost axis is the steps, so that every loop vectorises."""
     steps, choices = len(top), len(log_p)
     for t in range(steps):
@@ -1265,7 +1265,7 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 @driver
 def _nesterov_lanes(begin, end, gradients, buffers, updates, scalars):
     scale, momentum = scalars[SCALE], scalars[MOMENTUM]
-    if scale == scale:  # a NaN where the gradients hold one
+    if scale == scale:  # it is NaN if a gradient is
         g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
         for i in range(len(g)):
             buffer, update = nesterov_cell(g[i] * scale, m[i], momentum)
@@ -1327,8 +1327,8 @@ class Muon:
     transposed when it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
     Newton-Schulz steps, then scaled by sqrt(max(1, rows/cols)); vectors take u itself;
     w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together. With
-    `together`, the form for a GPU, where a launch costs more than a small product, all small matrices do, padded with
-    zeros to one shape, and are put there and read from there by the kernels around the products.
+    `together`, the form for a GPU (a launch there costs more than a small product), all small matrices do: the kernels
+    around the products pad them with zeros to one shape, and take them from there again.
     """
 
     SMALL = 2**23  # multiplications of one matrix's product with its transpose
@@ -1415,7 +1415,7 @@ class Muon:
         if self._groups is None:
             self._bind()
         for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # whoever has written it
+            self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
         parts = [[checked("Muon", "part", flat, tuple(flat.shape), numpy_dtype(flat)) for flat in part]
                  for part in self._parts]
         scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")

@@ -143,7 +143,7 @@ def in_bytes(count):
 
 
 def spare_folder(what):
-    """A folder of this user's for what is kept, where neither the project's nor the home
+    """A folder of this user's for what is kept, if neither the project's nor the home
     can be written; says so."""
     import stat
     import tempfile

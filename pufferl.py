@@ -45,8 +45,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
         print("loading torch and numba", file=sys.stderr)
 
-# torch's threads sleep while they wait: those that spin keep the cores from whoever they
-# wait for. (docs/LOG.md)
+# torch's threads sleep while they wait: those that spin keep the cores from the
+# threads that they wait for. (docs/LOG.md)
 os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
 # All queues that a GPU has, in place of 8: streams that share one wait for each other. CUDA reads
 # it when it starts.
@@ -442,7 +442,7 @@ class PuffeRL:
         """Write the model and the trainer's state to the run's folder, or one complete file to
         `path`; returns the model's path. metadata: plain values and tensors of yours, given back by
         load_checkpoint. Files are written under another name, synced and renamed: none is ever half
-        written. Raises OSError where one cannot be. All ranks call it, rank 0 writes."""
+        written. Raises OSError if one cannot be. All ranks call it, rank 0 writes."""
         if path is None and self.run_folder is None:
             raise ConfigError("save_checkpoint() without a path needs a run's folder, but data_dir is None.")
         state = runs.state_of(self, metadata)
@@ -806,7 +806,7 @@ def explain_nan(trainer):
 
 
 def forbidden(trainer):
-    """What leaves a live agent no choice where a log-probability is not finite first, in words: an
+    """What leaves a live agent no choice if a log-probability is not finite first, in words: an
     action mask of the environment, or logits of -inf. None if nothing does."""
     s, heads = trainer.storage, trainer.engine.heads
     broken = ~torch.isfinite(trainer.logprobs) & (s["valid"][: trainer.horizon] != 0)

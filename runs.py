@@ -130,7 +130,7 @@ class JsonLines(NoLogger):
 
 
 def _step(line):
-    """The step of a line of metrics.jsonl; infinite where the line is torn."""
+    """The step of a line of metrics.jsonl; infinite if the line is torn."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -192,7 +192,7 @@ class WandbLogger(NoLogger):
 
     project: its name; or all settings, as load_config gives them, which say project, entity, group
     and tag. run_id: goes on with the run of that id if there is one. folder: where wandb keeps its
-    files (default: ./wandb). Raises ImportError without the package and ValueError where it refuses
+    files (default: ./wandb). Raises ImportError without the package and ValueError if it refuses
     to start, without a key say.
     """
 
@@ -238,7 +238,7 @@ class NeptuneLogger(NoLogger):
     gives them; without api_token it is NEPTUNE_API_TOKEN.
 
     run_id: goes on with the run of that custom id if there is one. Raises ImportError without the
-    package and ValueError where it refuses to start. The hosted service was announced to end in
+    package and ValueError if it refuses to start. The hosted service was announced to end in
     March 2026; servers of one's own and the offline mode go on.
     """
 
@@ -253,7 +253,7 @@ class NeptuneLogger(NoLogger):
             project = f"{asked['entity']}/{asked['project']}" if asked["entity"] else None
             name, group, tag = name or asked["env_name"], group or asked["group"], tag or asked["tag"]
         tags = [text for text in (tag, group) if text]
-        # where a run cannot have an id of ours
+        # a run there cannot have an id of ours
         offline = os.environ.get("NEPTUNE_MODE") == "offline"
         try:
             self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags,
@@ -341,7 +341,7 @@ def save_the_end(trainer):
 
 def hold(folder):
     """A file number that says, as long as this process lives or until it is closed, that a run
-    writes to its folder; None where a disk knows no locks, or if another process holds it."""
+    writes to its folder; None if a disk knows no locks, or if another process holds it."""
     number = os.open(folder, os.O_RDONLY)
     for _ in range(5):  # is_running holds it for a moment
         try:

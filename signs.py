@@ -27,7 +27,7 @@ BEGUN = 0.1  # share of the run after which a policy could have moved
 SAMPLE = 1 << 12
 LONG = 10_000  # steps of each agent in which an episode should have ended
 VAST = 1000.0  # observations beyond it are no longer of the order of 1
-VAST_VALUE_LOSS = 1000.0  # where the policy's is below 1
+VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 
 
 def vital(observations, rewards, valid, terminals, truncations):
@@ -235,8 +235,8 @@ class Signs:
 
 def read(folder):
     """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl,
-    without lines that a crash has torn. Raises OSError where they are not there,
-    ValueError where they cannot be read."""
+    without lines that a crash has torn. Raises OSError if they are not there,
+    ValueError if they cannot be read."""
     path, entries = Path(folder, "config.json"), []
     try:
         config = json.loads(path.read_text())

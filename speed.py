@@ -197,7 +197,7 @@ def search(tried, make, seconds, report=print):
 
     make(candidate) -> an object with run(seconds) and close(); it may raise ValueError or
     RuntimeError for a candidate that cannot work, which is reported and left out. Raises
-    RuntimeError where none can.
+    RuntimeError if none can.
     """
     first = {}
     for i, vec in enumerate(tried):

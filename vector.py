@@ -124,7 +124,7 @@ class Vector:
         storage [None until `allocate`]: the arrays that `new_storage` makes
         device [None]: the torch.device that the environments' own tensors lie on; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see OnGpu
-        can_step_in_kernels [False]: see Native; where it is True `addresses` and `finish` are duties too
+        can_step_in_kernels [False]: see Native; if it is True `addresses` and `finish` are duties too
     and these methods:
         allocate(horizon): set `storage` to what new_storage(horizon, zeros) makes for so many steps, `restart`, `begin`
             and return it; zeros(shape, dtype) makes an array: aligned_zeros, or one of your own
@@ -185,7 +185,7 @@ class Vector:
         return max(self.timeout, STARTUP) if self._starting else self.timeout
 
     def number_from(self, first_env):
-        """Give the environments the random numbers of number first_env and on, where other ranks
+        """Give the environments the random numbers of number first_env and on, if other ranks
         have those before. Comes before `allocate`."""
         self.seed += first_env
 
@@ -850,7 +850,7 @@ class Emulated(Vector):
 
     def log(self, env=None):
         """Means of the infos' numbers over the episodes finished since the last call, and their
-        number n; of all environments, or of one. {} where none finished."""
+        number n; of all environments, or of one. {} if none finished."""
         self._settle() if not self._public else None
         means = {}
         for one in list(self._logs) if env is None else [env]:
@@ -891,7 +891,7 @@ class Emulated(Vector):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first
         batch_size environments that are ready; agent_ids are their agents' numbers, masks is False
         for a dead agent. Arrays are views that stay as they are until these environments step
-        again, copies where these are no contiguous range. Raises RuntimeError where nothing was
+        again, copies if these are no contiguous range. Raises RuntimeError if nothing was
         sent before, and WorkerError."""
         if self._batch is not None or not self._public:
             raise RuntimeError("recv() comes after async_reset() or send().")
@@ -1162,7 +1162,7 @@ class Tensors(Vector):
     have), stepped in this process on their device, as one buffer; see `make`. creators: one, of an
     environment that has num_envs itself.
 
-    The rollout's arrays lie on the host, and whatever acts reads its rows there. An engine on the
+    The rollout's arrays lie on the host, and the network that acts reads its rows there. An engine on the
     environments' own device gives `write_to` arrays of its own instead. Then a step brings only its
     terminals and truncations to the host, which asks if there is anything to bootstrap. Episodes
     are counted on the device; `log` reads the sums, once.
@@ -1267,7 +1267,7 @@ class Tensors(Vector):
 
     def log(self, env=None):
         """Means over the episodes finished since the last call, and their number n; of all
-        environments, or of one. {} where none finished."""
+        environments, or of one. {} if none finished."""
         return self._env.log(env)
 
     def finished(self):
@@ -1360,7 +1360,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
 
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`;
     "gym/ID", "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or
-    function), or a list of one an environment; or an instance, where num_envs is 1.
+    function), or a list of one an environment; or an instance, if num_envs is 1.
     backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a
     class of your own that is called as Multiprocessing is; by default the one that `choose_backend`
     names, or Tensors if one environment is made, or a named one that holds num_envs itself, and its

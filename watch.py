@@ -143,8 +143,8 @@ class Episodes:
     quotas (environments,): how many episodes of each count. An environment of several agents
     reports in one of two ways, which shows while they play: once an episode for all of its agents
     (as PettingZoo's do, and windows of fixed length), then its first `quota` reports count; or for
-    each agent by itself, where an agent's first `quota` episodes do. In that case reports of agents
-    that end at the same step are one mean; where some of these are beyond their quota, it stands
+    each agent by itself, if an agent's first `quota` episodes do. In that case reports of agents
+    that end at the same step are one mean; if some of these are beyond their quota, it stands
     for the others. always_report: every environment reports sooner or later (those in C do); others
     that never do are counted by their rewards.
     """
@@ -357,7 +357,7 @@ class View(Play):
 
     def picture(self):
         """The environment now: (height, width, 3) uint8. Raises ConfigError
-        where it draws nothing."""
+        if it draws nothing."""
         drawn = self.vecenv.render(0)
         if isinstance(drawn, list):
             drawn = drawn[-1] if drawn else None
@@ -400,7 +400,7 @@ def episode_pictures(view, seconds):
 
 
 def check_video(path):
-    """Raises ConfigError where a video cannot be written to `path`."""
+    """Raises ConfigError if a video cannot be written to `path`."""
     suffix = Path(path).suffix
     if suffix not in (".mp4", ".gif", ".png"):
         raise pufferl.ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png.")
@@ -431,7 +431,7 @@ def write_video(pictures, path, fps):
             path, (width + width % 2, height + height % 2), fps=fps, codec="libx264",
             pix_fmt_out="yuv420p", quality=8,
             macro_block_size=2, output_params=["-movflags", "+faststart"])
-        # ffmpeg ends with its input, also where this process is killed
+        # ffmpeg ends with its input, also if this process is killed
         with contextlib.closing(writer):
             writer.send(None)
             for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
@@ -781,7 +781,7 @@ class Page:
 
     def read(self, after, run, first_score):
         """For a request: the state as JSON, once there is one later than number `after` or of
-        another run than `run`, with the scores from number first_score on; None where there is none
+        another run than `run`, with the scores from number first_score on; None if there is none
         for PATIENCE seconds."""
         self.asked = time.perf_counter()
         with self.changed:

@@ -157,7 +157,7 @@ class Envs:
         return frame[copy] if self.copies > 1 else frame
 
     def close(self, first=0):
-        """Close all of them from `first` on, whatever one of them raises, and raise it then."""
+        """Close all of them from `first` on, even if one of them raises, and raise that then."""
         with contextlib.ExitStack() as stack:
             for env in self.envs[first:]:
                 stack.callback(env.close)
