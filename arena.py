@@ -1,5 +1,4 @@
-"""Memory and calls: the one allocation of a trainer, and how a kernel gets at its
-tensors and its threads.
+"""The one allocation of a trainer, and how a kernel reaches its tensors and its threads.
 
     arena = Arena()                     # register every tensor, allocate once
     run(driver, lanes, size, *arrays)   # driver(first, last, *arrays) over threads, or as a kernel of a GPU
@@ -27,13 +26,12 @@ from numba.core.compiler import Compiler
 
 import processes
 
-# Never nnan or ninf: they would let the compiler drop the NaNs that the
-# trainer's NaN guard looks for.
+# Without nnan and ninf: they let the compiler drop NaNs, which the trainer must see.
 FASTMATH = {"contract", "nsz", "arcp"}
 REDUCTION = FASTMATH | {"reassoc"}
 FOLDER = Path(__file__).resolve().parent
-# numba compiles a kept function anew if its own file was edited. These files inline
-# each other's functions.
+# numba compiles a kept function again if its own file was edited. These files inline each other's
+# functions, so an edit of one of them must count for all.
 FILES = [FOLDER / f"{name}.py" for name in ("arena", "kernels", "vector", "compiled", "fused")]
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES if path.exists())).hexdigest()
 cell = njit(inline="always", error_model="numpy")
@@ -50,7 +48,7 @@ def kept(**options):
                 raise
             config.CACHE_DIR = str(processes.spare_folder("compiled kernels are"))
             compiled = compile_kept(function)
-        # None: nothing is kept
+        # It is None if nothing is kept.
         index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
         if index is not None:
             index._source_stamp = index._source_stamp, SOURCES
@@ -60,8 +58,8 @@ def kept(**options):
 
 
 class _Distinct(Compiler):
-    """Compiles on the promise that arrays do not overlap: loops then need no check, which is a
-    quarter of a MinGRU scan's time."""
+    """Compiles on the promise that arrays do not overlap. Loops then need no check for it; that
+    check is a quarter of a MinGRU scan's time."""
 
     def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
         flags.noalias = True
@@ -209,13 +207,12 @@ class Arena:
                 parameter.grad = self._views[f"gradients/{prefix}.{name}"]
 
     def flat(self, group):
-        """The whole range of a group as one 1-D tensor. Raises KeyError where its
-        tensors differ in dtype."""
+        """All tensors of a group as one 1-D tensor. Raises KeyError if their dtypes differ."""
         return self._flats[group]
 
     def without(self, group, names):
-        """The parts of `flat(group)`, as slices, that are not of these tensors of it,
-        which stand in its order."""
+        """Slices of `flat(group)` that leave out the tensors `names`,
+        given in the group's order."""
         flat, parts, first = self.flat(group), [], 0
         for name in names:
             tensor = self[f"{group}/{name}"]
@@ -253,8 +250,8 @@ def threads(count):
 
 def run(function, lanes, size, *arguments):
     """function(first, last, *arguments) over all lanes, in ranges of `size` or more;
-    `function` releases the GIL. Where the last argument is an array of a GPU's, each of the
-    GPU's threads takes one lane."""
+    `function` releases the GIL. If the last argument lies on a GPU, each of the GPU's
+    threads takes one lane."""
     if SIMULATOR or hasattr(arguments[-1], "__cuda_array_interface__"):
         _launch(function, lanes, arguments)
         return
@@ -274,10 +271,9 @@ def run(function, lanes, size, *arguments):
 
 
 # --------------------------------------------------------------------------------------------------
-# CUDA: numba compiles the drivers for the GPU at their first launch; nothing of
-# CUDA is imported before
+# CUDA: numba compiles a driver at its first launch; nothing of CUDA is imported before
 
-# CPU tensors, but the CUDA drivers in numba's simulator
+# The CUDA drivers run in numba's simulator, on CPU tensors.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 THREADS = 128  # a block
 
@@ -320,9 +316,8 @@ def _launch(function, lanes, arguments):
 
 
 def flat_run(function, lanes, sizes, *arguments):
-    """run(function, lanes, 1, *sizes, *arguments) with every array flat and every number
-    unsigned: on a GPU indices of several dimensions, signed ones above all, cost more
-    than the mathematics does."""
+    """run(function, lanes, 1, *sizes, *arguments) with flat arrays and unsigned numbers: on a GPU
+    indices of several dimensions cost more than the mathematics, signed ones most of all."""
     arguments = [argument if isinstance(argument, int) else argument.reshape(-1)
                  for argument in arguments]
     numbers = (u64(argument) if isinstance(argument, int) else argument
@@ -359,13 +354,12 @@ def _bits(tensor):
     return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-# id of a tensor -> [weak reference to it, its address, its view, (shape,
-# dtype) it was found to have]
+# id of a tensor -> [weak reference to it, its address, its view, its (shape, dtype) if checked]
 _views = {}
 
 
 def host(tensor):
-    """The numpy view of a CPU tensor, made once while the tensor lives and stays in its
+    """The numpy view of a CPU tensor, kept while the tensor stays in its
     place (0.3 µs, not 1.5)."""
     return _view(tensor, lambda tensor: _bits(tensor).numpy())
 
@@ -382,8 +376,7 @@ def _view(tensor, make):
 
 
 def check_sizes(kernel, name, tensor, dimensions):
-    """The shape of the tensor that gives a kernel its sizes, or a ValueError for
-    another number of dimensions."""
+    """The tensor's shape. Raises ValueError if it has another number of dimensions."""
     if tensor.dim() != dimensions:
         raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected "
                          f"{dimensions} dimensions.")
@@ -391,8 +384,8 @@ def check_sizes(kernel, name, tensor, dimensions):
 
 
 def checked(kernel, name, tensor, shape, dtype=np.float32):
-    """`tensor` as numpy's or numba's array, or a ValueError/TypeError that says what was
-    expected and what came."""
+    """`tensor` as numpy's or numba's array. Raises ValueError or TypeError, which say what was
+    expected."""
     kept = _views.get(id(tensor))
     if kept and kept[3] == (shape, dtype) and kept[0]() is tensor and kept[1] == tensor.data_ptr():
         return kept[2]
@@ -411,7 +404,7 @@ def checked(kernel, name, tensor, shape, dtype=np.float32):
     return array
 
 
-# what some kernel needs on each device: columns in order, the sizes of the heads, an absent mask
+# (key, device) -> array that a kernel needs: columns in order, sizes of the heads, an absent mask
 _constants = {}
 
 
@@ -424,8 +417,8 @@ def constant(key, like, make):
 
 
 def check_numbers(kernel, name, values, count, dtype, like):
-    """Numbers, or a tensor of them, as an array (count,) on the device of `like`: what a
-    graph may not bake in."""
+    """Numbers, or a tensor of them, as an array (count,) on the device of `like`. A tensor may
+    change between two replays of a CUDA graph; a plain number may not."""
     if isinstance(values, torch.Tensor):
         return checked(kernel, name, values, (count,), dtype)
     array = np.array(values, dtype).reshape(count)
@@ -433,8 +426,8 @@ def check_numbers(kernel, name, values, count, dtype, like):
 
 
 def check_index(kernel, index, start, count, columns, like):
-    """The segments' columns as an array, all in order where `index` is None; the
-    chunk must lie within it."""
+    """The columns of the segments as an array; all, in order, if `index` is None. Raises ValueError
+    if start to start + count do not lie within it."""
     if index is None:
         index = constant(("columns", columns), like, lambda: torch.arange(columns))
     else:

@@ -62,7 +62,7 @@ def rules_of(path):
                      if line.startswith("#"))
 
 
-def in_words(env):
+def sees_and_does(env):
     """What an environment sees and does: ("11 × 11 uint8", "9 + 5")."""
     seen, heads = env.single_observation_space, env.action_heads
     sees = (" × ".join(map(str, seen.shape)) + f" {seen.dtype}"
@@ -85,7 +85,7 @@ def look(name):
     settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
                 for key, text in section.items() if key in library.settings}
     env = library.create(1, settings=settings)
-    sees, does = in_words(env)
+    sees, does = sees_and_does(env)
     agents = env.num_agents
     env.close()
     # The policy beside a header is of the .ini of its own name.
@@ -140,7 +140,7 @@ def show(name):
         vecenv = configuration.load_env(name,
                                         {**args, "vec": {**args["vec"], **one, "backend": backend},
                                          "env": {**args["env"], "num_envs": 1}})
-        sees, does = in_words(vecenv)
+        sees, does = sees_and_does(vecenv)
         entry = entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
         vecenv.close()
     print(f"{name}\n\n{entry.rules}\n" if entry.rules else f"{name}\n")
@@ -180,13 +180,8 @@ def main(argv=None, program="pufferl.py list"):
     if len(argv) > 1 or "".join(argv).startswith("-"):
         sys.exit(f"{program}: expected nothing, for all of them, or one environment; got "
                  f"{' '.join(argv)}")
-    try:
+    with configuration.said_by(program):
         table() if not argv else show(argv[0])
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None:
-            raise
-        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Files of weights, and of a whole run: written whole or not at all, and read as if a
-stranger had made them.
+"""Files of weights, and of a whole run. They are written whole or not at all, and not trusted.
 
     checkpoints.save(state, path)                           # a crash at any moment leaves the file before, or this one
     weights = checkpoints.load(path)                        # {name: tensor}: ours, PufferLib's, any state_dict
     state = checkpoints.load(path, checkpoints.WHOLE_RUN)   # trainer_state.pt, or save_checkpoint(path)'s
 
 torch.save writes a zip file, in which each tensor and the list of names have a checksum (CRC-32),
-since torch 1.6. torch.load does not look at them; `load` does. Whatever is read is then held
+since torch 1.6. torch.load does not look at them; `load` does. What it reads is then held
 against what is expected: `weights` and `WHOLE_RUN` below. A checkpoint is data: nothing in it is
 run, and nothing in it names an attribute that is set.
 """
@@ -32,8 +31,8 @@ class CheckpointError(ValueError):
 
 
 def write_whole(path, write):
-    """Have `write(file)` write a file that is whole or not there at all:
-    another name, fsync, rename."""
+    """Have `write(file)` write a file under another name, sync it, then rename it: it is
+    whole or not there at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
@@ -50,13 +49,12 @@ def save(state, path):
     try:
         write_whole(path, lambda file: torch.save(state, file))
     except RuntimeError as error:
-        # torch's own word for a write that failed; the system's stands behind it
+        # torch raises it for a write that failed; its context is the system's error
         raise OSError(f"{path}: {error.__context__ or error}") from None
 
 
 # --------------------------------------------------------------------------------------------------
-# What is expected: check(value, its name) returns the value in containers of
-# ours, or raises ValueError
+# What is expected: check(value, its name) returns the value in plain containers, or ValueError
 
 
 def count(value, name):

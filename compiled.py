@@ -132,12 +132,10 @@ def multiply_rows(rows, a, packed, init, init_columns, out):
             weights = packed.ctypes.data + 4 * first * steps
             if half:
                 _tile_pairs(halves.ctypes.data, steps, 1, count, weights, width, steps, start,
-                            init_columns, target,
-                            columns, width)
+                            init_columns, target, columns, width)
             else:
                 _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, count, weights, width,
-                             steps, start,
-                             init_columns, target, columns, width)
+                             steps, start, init_columns, target, columns, width)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -182,8 +180,7 @@ def accumulate_rows(half, grad, x, gradient):
             else:
                 _tile_floats(grad.ctypes.data + 4 * first * outputs, 1, outputs, outputs,
                              x.ctypes.data + 4 * (first * inputs + column), inputs, steps, target,
-                             inputs, target,
-                             inputs, width)
+                             inputs, target, inputs, width)
 
 
 @distinct_driver
@@ -230,9 +227,8 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         now, then = x[rows], y[rows]
         for i in range(len(layers)):
             multiply_rows(n, now, layers[i][0], layers[i][1], 0, hgp[rows])
-            kernels._mingru_step_cpu(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop],
-                                     valid[block:stop],
-                                     then)
+            kernels._mingru_step_lanes(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop],
+                                       valid[block:stop], then)
             now, then = then, now
         multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
 
@@ -272,7 +268,7 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
 @driver
 def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratch, heads, log_std,
                  squash, masked,
-                 masks, seed, first_agent, clock, samples, logprobs, values, bootstraps):
+                 masks, seed, first_agent, counter, samples, logprobs, values, bootstraps):
     """All T steps of the agents in [begin, end), from row 0 of the storage on: what
     Autograd._rollout does step by step. Returns the share of the time that the environments took.
 
@@ -280,7 +276,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     int64 addresses of their rows (T,); network, state a layer (n, H), and scratch as in
     _policy_step_cpu, `kept` like state, to be overwritten; storage: observations (T + 1, N, D),
     resets, valid (T + 1, N), actions (T, N, ...), terminals, truncations (T, N), final_observations
-    (N, D); clock (T,) int64, what `kernels.sample` takes for step; heads, log_std, squash, masks (T
+    (N, D); counter (T,) int64, what `kernels.sample` takes for step; heads, log_std, squash, masks (T
     + 1, N, A), seed and first_agent as there; written: samples (T, N, ...), the actions themselves
     without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which are 0 before.
     """
@@ -291,19 +287,18 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
         now, flags = observations[t, begin:end], (resets[t, begin:end], valid[t, begin:end])
         if t > 0:
             _final_values(begin, end, terminals[t - 1], truncations[t - 1], final_observations,
-                          network, state, kept,
-                          scratch, bootstraps[t - 1])
+                          network, state, kept, scratch, bootstraps[t - 1])
         if t == horizon:
             break
         _policy_step_cpu(0, n, now, network, state, flags[0], flags[1], scratch)
-        random = (seed, u64(first_agent + begin), clock[t : t + 1], False)
+        random = (seed, u64(first_agent + begin), counter[t : t + 1], False)
         drawn = (actions[t, begin:end], logprobs[t, begin:end], values[t, begin:end])
         if log_std is None:
             mask = masks[t, begin:end] if masked else masks[0]
-            kernels._sample_discrete_cpu(0, n, outputs, masked, mask, heads, *random, *drawn)
+            kernels._sample_discrete_lanes(0, n, outputs, masked, mask, heads, *random, *drawn)
         else:
-            kernels._sample_continuous_cpu(0, n, outputs, log_std, squash, *random,
-                                           samples[t, begin:end], *drawn)
+            kernels._sample_continuous_lanes(0, n, outputs, log_std, squash, *random,
+                                             samples[t, begin:end], *drawn)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
     for layer in range(len(state)):  # the last row is for V alone, and nothing of it is committed
         for i in range(n):
@@ -325,8 +320,8 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     encoder, layers, decoder = network
     seen, xs, hgps, states, outputs = scratch[:5]
     D, H, rows = seen.shape[1], xs[0].shape[1], T * n
-    kernels._gather_cpu(0, n, observations, index, start, encoder[2], encoder[3],
-                        seen[:rows].reshape(T, n, D))
+    kernels._gather_lanes(0, n, observations, index, start, encoder[2], encoder[3],
+                          seen[:rows].reshape(T, n, D))
     multiply_rows(rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
     for i in range(len(layers)):
         memory = states[i][: rows + n].reshape(T + 1, n, H)
@@ -335,9 +330,8 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
                 memory[0, m, j] = initial[i][index[start + m], j]
         multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
         hgp = hgps[i][:rows].reshape(T, n, 3 * H)
-        kernels._mingru_scan_cpu(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid,
-                                 index, start,
-                                 xs[i + 1][:rows].reshape(T, n, H), hgp)
+        kernels._mingru_scan_lanes(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid,
+                                   index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
     multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
 
 
@@ -358,10 +352,9 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
     for k in range(len(layers)):
         i = len(layers) - 1 - k
         hgp, x = hgps[i][:rows], xs[i][:rows]
-        kernels._mingru_scan_grad_cpu(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
-                                      states[i][: rows + n].reshape(T + 1, n, H), resets, valid,
-                                      index, start,
-                                      grad.reshape(T, n, H), sums[:n])
+        kernels._mingru_scan_grad_lanes(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
+                                        states[i][: rows + n].reshape(T + 1, n, H), resets, valid,
+                                        index, start, grad.reshape(T, n, H), sums[:n])
         accumulate_rows(half, hgp, x, inner[i][0])
         add_rows(sums[:n], inner[i][1])
         multiply_rows(rows, hgp, back[0][i], grad.reshape(-1), H, grad)
@@ -378,22 +371,17 @@ def _loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, ma
 
 @overload(_loss)
 def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
-                rollout, written,
-                parts):
+                rollout, written, parts):
     def discrete(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
-                 rollout, written,
-                 parts):
-        kernels._ppo_loss_discrete_cpu(0, outputs.shape[1], outputs, index, start, masked, masks,
-                                       heads, *rollout, grad,
-                                       *written, parts)
+                 rollout, written, parts):
+        kernels._ppo_loss_discrete_lanes(0, outputs.shape[1], outputs, index, start, masked, masks,
+                                         heads, *rollout, grad, *written, parts)
 
     def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
-                   rollout, written,
-                   parts):
+                   rollout, written, parts):
         spread = np.broadcast_to(log_std, grad_log_std.shape)
         kernels._ppo_loss_continuous(0, len(outputs), outputs.shape[1], outputs, index, start,
-                                     spread, squash, *rollout,
-                                     grad, grad_log_std, *written, parts)
+                                     spread, squash, *rollout, grad, grad_log_std, *written, parts)
 
     return discrete if isinstance(rollout[0].dtype, types.Integer) else continuous
 
@@ -405,14 +393,12 @@ def _ask_ahead(observations, index, first, last, T, part):
     rows, (step, agent, _) = T // 3 + 1, observations.strides
     for m in range(first, last):
         _tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step,
-                    min(rows, T - part * rows), step,
-                    agent)
+                    min(rows, T - part * rows), step, agent)
 
 
 @driver
 def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch,
-               gradients, log_std,
-               squash, masked, masks, heads, rollout, written, parts):
+               gradients, log_std, squash, masked, masks, heads, rollout, written, parts):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a
     minibatch, `together` at a time. rollout: actions, logprobs, values, advantages, weights, valid
     and settings as `kernels.ppo_loss` takes them, and squash; written: new_values, new_ratios;
@@ -530,8 +516,7 @@ class Learner:
         self.shapes = {"seen": [(rows, D)], "x": [(rows, H)] * (L + 1), "hgp": [(rows, 3 * H)] * L,
                        "states": [(rows + together, H)] * L, "outputs": [(rows, width)],
                        "grad_outputs": [(rows, width)], "grad_log_std": [(rows, width - 1)],
-                       "grad_x": [(rows, H)],
-                       "sums": [(together, 3 * H)]}
+                       "grad_x": [(rows, H)], "sums": [(together, 3 * H)]}
         for key, shapes in self.shapes.items():
             for i, shape in enumerate(shapes):
                 arena.register(f"{name}/{key}{i}", shape)
@@ -560,8 +545,7 @@ class Learner:
         n, self.seen = observations.shape[1], (host(resets), host(valid),
                                                np.arange(observations.shape[1]), 0)
         _forward_cpu(n, self.T, host(observations), tuple(map(host, initial)), *self.seen,
-                     self.weights.arrays,
-                     self.scratch)
+                     self.weights.arrays, self.scratch)
         return torch.from_numpy(self.scratch[4][: self.T * n].reshape(self.T, n, -1))
 
     def backward(self, grad_outputs, grad_log_std=None):
@@ -670,8 +654,7 @@ class Compiled(engines.Restated, engines.Autograd):
             self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)),
             self._squash(),
             *self._masks(), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]),
-            host(self.samples),
-            host(self.logprobs), host(self.values), host(self.bootstraps))
+            host(self.samples), host(self.logprobs), host(self.values), host(self.bootstraps))
         self.vecenv.finish(buffer)
         return share * (clock() - begun)
 
@@ -692,8 +675,7 @@ class Compiled(engines.Restated, engines.Autograd):
         learner.parts.fill(0)
         log_std = self.policy.decoder.log_std
         rollout = (self.samples, self.logprobs, self.values, self.advantages,
-                   self.weights, s["valid"],
-                   self.loss_settings)
+                   self.segment_weights, s["valid"], self.loss_settings)
         _learn_cpu(
             M * worker // self.num_learners, M * (worker + 1) // self.num_learners,
             learner.together,

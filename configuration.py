@@ -85,7 +85,7 @@ class Vec:
     backend: Literal["auto", *vector.BACKENDS] = "auto"
     """native: environments in C; for others serial (one after the other in this process), multiprocessing, ray,
     package: the vector environment that a Gymnasium id's own package has, or tensors: one object of torch or JAX that
-    holds many. auto is native in C, tensors where a reset returns them, package for ALE's and where it gives the same
+    holds many. auto is native in C, tensors if a reset returns them, package for ALE's and if it gives the same
     episodes (CartPole), serial if one process would step all, else multiprocessing."""
     num_envs: int | Auto = "auto"
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all.
@@ -96,7 +96,7 @@ class Vec:
     batch_size: int | None = None
     """Environments whose workers the policy waits for before it acts on them (default: all)."""
     timeout: float = 60.0
-    """Seconds after which an environment in Python that does not answer is an error, in whatever process it is."""
+    """Seconds after which an environment in Python that does not answer is an error, in any process."""
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
     num_buffers: int | None = None
@@ -256,11 +256,11 @@ class Eval:
     web: bool = False
     """Show the policy playing on a page at 127.0.0.1, also through an ssh tunnel."""
     open: bool = False
-    """Open the page in a browser, where there is a display."""
+    """Open the page in a browser, if there is a display."""
     window: bool | None = None
-    """Show the policy playing in a window (default: where there is a display and the output is a terminal)."""
+    """Show the policy playing in a window (default: if there is a display and the output is a terminal)."""
     port: int = 8899
-    """Of the page; the next free one where it is taken."""
+    """Of the page; the next free one if it is taken."""
     fps: float | None = None
     """Steps a second that are shown (default: the environment's own)."""
     seconds: float = 30.0
@@ -377,9 +377,9 @@ EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks
             models.NetworkFault)
 
 
-def in_words(error):
-    """What a command line says of an error: its text, or of one that an environment's own code
-    raised what that code did. None for a fault of ours, whose traceback is wanted."""
+def error_text(error):
+    """What a command line says of an error: its text, and what an environment's own code did if
+    that raised it. None for a fault of ours, which needs its traceback."""
     text, own = workers.own_part(error)
     if own and (not isinstance(error, EXPECTED) or isinstance(error, FloatingPointError | MemoryError)):
         return f"this is in the environment's own code:\n{text}".rstrip()
@@ -389,6 +389,19 @@ def in_words(error):
     if isinstance(error, EXPECTED):
         return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     return None
+
+
+@contextlib.contextmanager
+def said_by(program, expected=()):
+    """An error within ends the program with its `error_text`, behind the program's name. A fault of
+    ours passes, unless it is of the classes `expected`."""
+    try:
+        yield
+    except Exception as error:
+        text = error_text(error)
+        if text is None and not isinstance(error, expected):
+            raise
+        sys.exit(f"{program}: {text or error}")
 
 
 def command(*words):
@@ -418,7 +431,7 @@ def find_config(env_name):
 
 
 def parse_ini(path, strict=True):
-    """A configparser that has read an ini file; ConfigError with the file and the line where it is
+    """A configparser that has read an ini file; ConfigError with the file and the line if it is
     none. strict: a section or a key must not come twice."""
     parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=strict)
     try:
@@ -780,7 +793,7 @@ def count_agents(args):
 
 
 def apply_saved(argv, name, schema, values):
-    """Put the settings that a run was started with over `values`, where the command line names one: all of them for
+    """Put the settings that a run was started with over `values`, if the command line names one: all of them for
     --resume, those of the environment and the network for --load-model-path and --baseline."""
     env_name, ini = find_config(name)
     named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
@@ -916,14 +929,14 @@ def making():
 
 
 def choose_num_envs(library, section, steps):
-    """How many environments in C where nobody says."""
+    """How many environments in C if nobody says."""
     agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
     with one_of(library, split_copies(library, section)[1]) as probe:
         return max(1, agents // probe.num_agents)
 
 
 def choose_copies(creator, section, steps):
-    """(how many environments in Python where nobody says, agents in each). Few environments give
+    """(how many environments in Python if nobody says, agents in each). Few environments give
     long rollouts and many epochs; a run of more than a thousand epochs gets more."""
     with one_of(creator, split_copies(creator, section)[1]) as probe:
         if isinstance(probe, tensors.TensorEnv):
@@ -1193,7 +1206,7 @@ def own_optimizer(train):
 
 
 def named(value):
-    """A setting as config.json has it: of an object that a script gave, where it is from."""
+    """A setting as config.json has it: the place of an object that a script gave."""
     if not callable(value):
         return value
     owner = value if hasattr(value, "__qualname__") else type(value)
@@ -1321,7 +1334,7 @@ def load_checkpoint(path, check=checkpoints.weights):
 
 
 def check_kinds(theirs, mine, path):
-    """ConfigError if weights are complex, or whole numbers where the network has others."""
+    """ConfigError if weights are complex, or whole numbers if the network has others."""
     for name in theirs.keys() & mine.keys():
         pair = [one.dtype for one in (theirs[name], mine[name]) if isinstance(one, torch.Tensor)]
         if len({(dtype.is_floating_point, dtype.is_complex) for dtype in pair}) > 1:
@@ -1423,7 +1436,7 @@ def find_run(path, data_dir, name, holding="model_*.pt"):
     if data_dir is None:
         raise ConfigError(f"{path}: with --data-dir none there are no runs to look through; name the run's folder.")
 
-    def label(name):  # the same from whatever folder a header or a file in Python is named
+    def label(name):  # the same from any folder that a header or a file in Python is named from
         env_name, ini = find_config(name)
         return Path(env_name).name.removesuffix(".h"), ini.name
 

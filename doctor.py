@@ -171,8 +171,7 @@ def look_drawing():
 
 
 LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look_compiler,
-         look_features, look_packages,
-         look_torch, look_numba, look_gpu, look_drawing)
+         look_features, look_packages, look_torch, look_numba, look_gpu, look_drawing)
 
 
 def train(seconds):
@@ -215,7 +214,7 @@ def examine(seconds):
         title = look.__name__.removeprefix("look_")
         try:
             say(f"{title:12} {look()}")
-        except Exception as error:  # whatever is broken here is what is looked for
+        except Exception as error:  # any fault of this machine is what is looked for
             what = str(error) if isinstance(error, Problem) else f"{type(error).__name__}: {error}"
             say(f"{title:12} PROBLEM: {what}")
             problems.append(f"{title}: {what}")

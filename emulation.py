@@ -208,7 +208,7 @@ def nativize_dtype(env):
 
 def nativize_tensor(observations, native_dtype):
     """Flat observations (..., flat) as views (..., *shape) in their own dtype: {field: tensor},
-    nested as the space is (fields f0, f1, ... for a Tuple), or the tensor itself where the
+    nested as the space is (fields f0, f1, ... for a Tuple), or the tensor itself if the
     space is no Dict or Tuple."""
     import torch
 
@@ -363,7 +363,7 @@ HAIR = 1e-6  # of a bound, or of 1: what lies so little outside was rounded
 
 def check_value(space, value, what):
     """Raise a Fault that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A
-    float64 where a float32 is declared passes, as it can be cast; floats a HAIR outside their
+    float64 passes if a float32 is declared, as it can be cast; floats a HAIR outside their
     bounds are warned of, once."""
     children = _children(space)
     if children is not None:
@@ -1185,7 +1185,7 @@ class PettingZooPufferEnv:
     env: an instance, parallel or AEC (which is converted); or env_creator with env_args and
     env_kwargs. Under a vectorizer each of `possible_agents` has a fixed slot; one that is not alive
     is masked out. obs_dtype as for GymnasiumPufferEnv.
-    Raises TypeError where agents have different spaces, and as GymnasiumPufferEnv does.
+    Raises TypeError if agents have different spaces, and as GymnasiumPufferEnv does.
     """
 
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):

@@ -140,8 +140,8 @@ class Autograd:
         self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
-        self.index, self.weights, self.advantages = arena["index"], arena["weights"], arena["advantages"]
-        self.loss_settings = arena["settings"]
+        self.index, self.advantages = arena["index"], arena["advantages"]
+        self.loss_settings, self.segment_weights = arena["settings"], arena["segment_weights"]
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
@@ -176,7 +176,7 @@ class Autograd:
         with torch_threads(1):  # others would spin for a while after each pass, beside the workers
             self._begin(number)
             seconds = self._run_workers()
-        # Workers run side by side; where environments are elsewhere only the first
+        # Workers run side by side; if environments are elsewhere only the first
         # one has something to do.
         return sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.pool else 1)
 
@@ -369,10 +369,9 @@ class Autograd:
         s = self.storage
         kernels.ppo_loss(
             outputs, self.samples, self.logprobs, self.values, self.advantages,
-            self.weights, s["valid"],
+            self.segment_weights, s["valid"],
             self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads,
-            log_std=log_std,
-            grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],
+            log_std=log_std, grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],
             index=self.index, start=start)
 
     # -- the rest
@@ -405,8 +404,7 @@ class Autograd:
     def _start_pool(self):
         """Threads for the rollout's workers and the learners."""
         self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker",
-                                       kernels.set_threads,
-                                       (self.vecenv.threads_per_worker,))
+                                       kernels.set_threads, (self.vecenv.threads_per_worker,))
         # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a
         # rollout takes a tenth less.
         self.interval = sys.getswitchinterval()

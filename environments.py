@@ -67,7 +67,7 @@ def _plain_defaults(function):
 
 
 def _picture_settings(function):
-    """{"render_mode": "rgb_array"} where a function takes that."""
+    """{"render_mode": "rgb_array"} if a function takes that."""
     parameters = inspect.signature(function).parameters.values()
     takes = any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
     return {"render_mode": "rgb_array"} if takes else {}
@@ -113,7 +113,7 @@ def _compare_episodes(name, **settings):
 class GymnasiumCreator:
     """gym/ID. Atari and MiniGrid get their fields' usual preprocessing: AtariPreprocessing,
     FrameStackObservation, and ImgObsWrapper. reward_scale multiplies the rewards that are learnt
-    from; logs keep the true return. Raises ValueError where there is no such id, ImportError where
+    from; logs keep the true return. Raises ValueError if there is no such id, ImportError if
     its package is missing.
     """
 
@@ -239,7 +239,7 @@ class GymnasiumCreator:
 
 
 class PettingZooCreator:
-    """pettingzoo/FAMILY/NAME: the parallel_env, or where there is none the env, of
+    """pettingzoo/FAMILY/NAME: the parallel_env, or if there is none the env, of
     pettingzoo.FAMILY.NAME (mpe2.NAME for mpe). Raises ValueError and ImportError as
     GymnasiumCreator does."""
 
@@ -287,7 +287,7 @@ class PettingZooCreator:
 
 class FileCreator:
     """path/to/file.py:callable, a class or function that makes an environment. ValueError
-    where it is not there."""
+    if it is not there."""
 
     def __init__(self, name):
         self._given, _, self.attribute = name.rpartition(":")
@@ -420,7 +420,7 @@ def _check_interface(env):
 
 
 class FamilyCreator:
-    """FAMILY/NAME of FAMILIES. Raises ImportError where the family's package is missing, and
+    """FAMILY/NAME of FAMILIES. Raises ImportError if the family's package is missing, and
     ValueError as it does."""
 
     def __init__(self, name):
@@ -641,7 +641,7 @@ def gymnax(name, num_envs=1024, max_steps_in_episode=0):
     if isinstance(acts, gymnasium.spaces.Discrete):
         acts = gymnasium.spaces.Discrete(int(acts.n), dtype=np.int32)
 
-    def see(observation):  # MinAtar's are flags where its space has floats
+    def see(observation):  # MinAtar's are flags, though its space has floats
         return (observation.astype(seen.dtype) if isinstance(seen, gymnasium.spaces.Box)
                 else observation)
 
@@ -1000,7 +1000,7 @@ OLD_KEYWORDS = {"zero_copy": "nothing is copied now",
 def with_settings(env, env_kwargs, settings, keywords):
     """env_kwargs with `settings` for all environments. Raises ValueError for one that the
     environment does not have."""
-    known = _settings_of(env)
+    known = settings_of(env)
     for key in settings:
         if known is not None and key not in known:
             if key in OLD_KEYWORDS:
@@ -1017,14 +1017,8 @@ def with_settings(env, env_kwargs, settings, keywords):
 
 
 def settings_of(env):
-    """The names of the settings that an environment, or the first of a list, is made
-    with; () if it takes any."""
-    return _settings_of(env) or ()
-
-
-def _settings_of(env):
-    """The names of the settings that an environment is made with; None if it takes
-    any, or says so itself."""
+    """The names of the settings that an environment, or the first of a list, is made with; None if
+    it takes any, or checks them itself."""
     env = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a name
         return [*env.settings, *getattr(env, "picture_settings", ())]

@@ -123,7 +123,7 @@ def write_onnx(policy, env, path, name=""):
     Inputs `observation` and a recurrent policy's states (zeros where an episode begins), outputs
     `logits` (all heads, one after another) or `mean` and `log_std`, `value` and, for each state,
     `new_` and its name; before `value` also `action`, the most likely one, if a tanh squashes them.
-    The metadata says what the actions are. Returns what check_onnx does. ConfigError where a
+    The metadata says what the actions are. Returns what check_onnx does. ConfigError if a
     package is missing or the export fails.
     """
     try:
@@ -178,7 +178,7 @@ def _random_observations(space, n):
 def check_onnx(step, space, state, path, tolerance=1e-4):
     """The largest relative difference of the file from the network, on random
     observations and states of 1, 2 and 5 agents; None without onnxruntime. ConfigError
-    where it is beyond `tolerance`."""
+    if it is beyond `tolerance`."""
     try:
         import onnxruntime
     except ImportError:
@@ -249,8 +249,7 @@ def write_c(library, settings, flat, folder):
 
 
 EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score",
-            "demo_return",
-            "demo_by_player", "demo_give_back", "demo_restart")
+            "demo_return", "demo_by_player", "demo_give_back", "demo_restart")
 
 
 def write_web(library, settings, flat, folder, trained=True):
@@ -266,8 +265,7 @@ def write_web(library, settings, flat, folder, trained=True):
     with tempfile.TemporaryDirectory() as temporary:
         flat.tofile(Path(temporary) / "policy.bin")
         command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I",
-                   str(ocean.FOLDER), "-DDRAW",
-                   f'-DENV_HEADER="{library.header}"',
+                   str(ocean.FOLDER), "-DDRAW", f'-DENV_HEADER="{library.header}"',
                    str(ocean.FOLDER / "main.c"), "--js-library",
                    str(ocean.FOLDER / "web" / "canvas.js"),
                    "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
@@ -315,8 +313,7 @@ def export(env_name, args):
         chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
     args = {**args, "env": {**args["env"], "num_envs": 1},
             "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1,
-                    "num_workers": None,
-                    "batch_size": None}}
+                    "num_workers": None, "batch_size": None}}
     library = (None if configuration.load_creator(args["env_name"])
                else configuration.load_library(args["env_name"]))
     for kind in ("c", "web"):
@@ -361,13 +358,8 @@ def main(argv=None, program="export.py"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
         sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
     configuration.SECTIONS["export"] = Export
-    try:
+    with configuration.said_by(program):
         export(argv[0], pufferl.load_config(argv[0], argv[1:]))
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None:
-            raise
-        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

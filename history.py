@@ -320,7 +320,7 @@ def draw(drawn, width, height):
     lines = [[(chr(0x2800 + bits) if bits else " ", None if number < 0 else number)
               for bits, number in zip(*line, strict=True)]
              for line in zip(dots.tolist(), owner.tolist(), strict=True)]
-    if len(drawn) > 1:  # which is which, where there are no colours
+    if len(drawn) > 1:  # which is which, if there are no colours
         for number, (row, column) in enumerate(ends):
             lines[row][column] = LETTERS[number % len(LETTERS)], number
     return lines, low, high, left, right
@@ -345,8 +345,7 @@ def print_curves(name, drawn, x):
     for number, curve in enumerate(drawn):
         letter = LETTERS[number % len(LETTERS)] if len(drawn) > 1 else "━"
         console.print(Text(f"  {letter} {curve.label}   (last {figure(curve.y[-1])}, most "
-                           f"{figure(curve.y.max())})",
-                           COLORS[number % len(COLORS)]))
+                           f"{figure(curve.y.max())})", COLORS[number % len(COLORS)]))
 
 
 def write_curves(name, drawn, x, path):
@@ -418,11 +417,10 @@ def main(argv=None, program="history.py"):
     if verb not in ("runs", "plot"):
         sys.exit(f"{program}: runs or plot? See {program} runs --help")
     options = parse(verb, argv, program)
-    try:
+    with configuration.said_by(program):
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
-                        options.metric, options.x,
-                        options.output)
+                        options.metric, options.x, options.output)
         what, *rest = options.runs or [None]
         if what in ("show", "rm"):
             if not rest or (what == "show" and len(rest) > 1):
@@ -432,11 +430,6 @@ def main(argv=None, program="history.py"):
         if rest:
             raise ConfigError(f"runs {what}: expected nothing, an environment, show RUN or rm RUN.")
         table(options.data_dir, what)
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None:
-            raise
-        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

@@ -419,7 +419,7 @@ CELL Before sum_before(double mine, double *shared, double *totals) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-draw(i64 N, i64 M, i64 first, u64 seed, const i64 *clock, const float *beta, const double *masses, double *cumulative,
+draw(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, const double *masses, double *cumulative,
      i64 *index, float *weights) {
     __shared__ double shared[32 * 33], totals[32];
     i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < N ? begin + piece : N;
@@ -439,7 +439,7 @@ draw(i64 N, i64 M, i64 first, u64 seed, const i64 *clock, const float *beta, con
     live = live < N - 1 ? live : N - 1;
     u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
     for (i64 m = threadIdx.x; m < M; m += 1024) {
-        auto words = philox_cell((u32)(first + m), (u32)clock[0], (u32)clock[1], PURPOSE_DRAW, key0, key1);
+        auto words = philox_cell((u32)(first + m), (u32)counter[0], (u32)counter[1], PURPOSE_DRAW, key0, key1);
         double u = ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
         i64 found = search_cell(row, u * total, true);
         index[m] = found < live ? found : live;

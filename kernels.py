@@ -8,7 +8,7 @@ Read from top to bottom: scalar mathematics, then the kernels in the order in wh
 them (sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has these parts:
 
     *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
-    _*_cpu      the driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous axis
+    _*_lanes    the driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous axis
                 innermost so that it vectorises. It is the GPU's as well, if neither of the next two is there
     _*_cuda     the driver of a GPU, on which every thread has a range of one lane, and neighbouring lanes are
                 neighbours in memory
@@ -212,11 +212,11 @@ def head_max_cell(row, mask, masked, first, last):
 
 
 @driver
-def _sample_discrete_cpu(begin, end, logits, masked, masks, heads, seed, first_agent, clock, deterministic, actions,
-                         logprobs, values):
+def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
+                           logprobs, values):
     # Equal logits give equal actions on every device: each product below meets one sum, so that
     # there is one way only to contract the two.
-    width, step = logits.shape[1], u64(clock[0])
+    width, step = logits.shape[1], u64(counter[0])
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
         row, mask = logits[i], masks[i if masked else 0]
@@ -259,9 +259,9 @@ def squash_cell(u):
 
 
 @driver
-def _sample_continuous_cpu(begin, end, means, log_std, squash, seed, first_agent, clock, deterministic, samples,
-                           actions, logprobs, values):
-    width, step, squashed = means.shape[1], u64(clock[0]), squash[1, 0] > ZERO
+def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_agent, counter, deterministic, samples,
+                             actions, logprobs, values):
+    width, step, squashed = means.shape[1], u64(counter[0]), squash[1, 0] > ZERO
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
         logprob = ZERO
@@ -305,14 +305,14 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
         heads = check_heads("sample", heads, check_sizes("sample", "actions", actions, 2)[1], width - 1, like)
         masks = None if masks is None else checked("sample", "masks", masks, (n, width - 1), np.uint8)
         actions = checked("sample", "actions", actions, (n, len(heads)), np.int32)
-        run(_sample_discrete_cpu, n, 256, outputs, *optional_masks(masks, like, 2), heads, *random, actions,
+        run(_sample_discrete_lanes, n, 256, outputs, *optional_masks(masks, like, 2), heads, *random, actions,
             logprobs, values)
     else:
         log_std = check_log_std("sample", log_std, (n, width - 1))
         actions = checked("sample", "actions", actions, (n, width - 1))
         samples = actions if squash is None else checked("sample", "samples", samples, (n, width - 1))
-        run(_sample_continuous_cpu, n, 256, outputs, log_std, check_squash("sample", squash, width - 1, like), *random,
-            samples, actions, logprobs, values)
+        run(_sample_continuous_lanes, n, 256, outputs, log_std, check_squash("sample", squash, width - 1, like),
+            *random, samples, actions, logprobs, values)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -336,8 +336,8 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
 
 
 @driver
-def _advantage_cpu(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
-                   gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
+def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
+                     gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
     T, size = len(rewards), 256  # lanes side by side: what is carried from step to step stays in registers' reach
     for first in range(begin, end, size):
         last = min(end, first + size)
@@ -355,8 +355,8 @@ def _advantage_cpu(begin, end, values, rewards, terminals, truncations, bootstra
 
 
 @driver
-def _advantage_columns_cpu(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
-                           gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
+def _advantage_columns_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
+                             gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
     T = rewards.shape[0]
     for m in range(begin, end):
         n = index[m]
@@ -401,10 +401,10 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         checked("advantage", "advantages", advantages, (T, N)),
     )
     if index is None and not on_gpu(values):
-        run(_advantage_cpu, N, 256, *arrays)
+        run(_advantage_lanes, N, 256, *arrays)
     else:
         index = check_index("advantage", index, 0, 0, N, values)
-        run(_advantage_columns_cpu, len(index), 256, index, *arrays)
+        run(_advantage_columns_lanes, len(index), 256, index, *arrays)
 
 
 @driver
@@ -446,7 +446,7 @@ def return_moments(rewards, valid, resets, returns, gamma, around):
 
 
 @driver
-def _priorities_cpu(begin, end, advantages, valid, alpha, index, masses):
+def _priorities_lanes(begin, end, advantages, valid, alpha, index, masses):
     for m in range(begin, end):
         n = index[m]
         total, live = np.float64(0.0), False
@@ -465,7 +465,7 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     """
     T, N = check_sizes("priorities", "advantages", advantages, 2)
     index = check_index("priorities", index, 0, 0, N, masses)
-    run(_priorities_cpu, len(index), 256, checked("priorities", "advantages", advantages, (T, N)),
+    run(_priorities_lanes, len(index), 256, checked("priorities", "advantages", advantages, (T, N)),
         checked("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
         checked("priorities", "masses", masses, (N,), np.float64))
 
@@ -484,47 +484,47 @@ def search_cell(sorted_values, value, inclusive):
 
 
 @driver
-def _draw_cpu(begin, end, cumulative, seed, clock, first, index):
+def _draw_lanes(begin, end, cumulative, seed, counter, first, index):
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     N = len(cumulative)
     total = cumulative[N - 1]
     live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass; a NaN ends at some segment
     for m in range(begin, end):
-        high, low, _, _ = philox_cell(u32(first + m), u32(clock[0]), u32(clock[1]), PURPOSE_DRAW, key0, key1)
+        high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(counter[1]), PURPOSE_DRAW, key0, key1)
         u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64
         index[m] = min(search_cell(cumulative, u * total, True), live)
 
 
 @driver
-def _draw_weights_cpu(begin, end, masses, cumulative, index, beta, weights):
+def _draw_weights_lanes(begin, end, masses, cumulative, index, beta, weights):
     N = len(masses)
     for m in range(begin, end):
         share = N * (masses[index[m]] / cumulative[N - 1])
         weights[m] = share ** -np.float64(beta[0]) if share > 0.0 else np.nan  # NaN ** 0 is 1, which would hide it
 
 
-def draw(masses, cumulative, index, weights, *, seed, clock, beta, first=0):
+def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
     """Draw M segments with replacement, p_n = masses_n / sum, sorted, and their importance weights (N · p_n)^-beta.
 
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
-    `clock` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
+    `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
     Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first` is the
-    draws of other ranks before these. The index is always within bounds, whatever the masses hold.
+    draws of other ranks before these. The index is always within bounds, even if the masses are NaN.
     """
     N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
     arrays = (checked("draw", "masses", masses, (N,), np.float64),
               checked("draw", "cumulative", cumulative, (N,), np.float64),
               checked("draw", "index", index, (M,), np.int64))
     weights = checked("draw", "weights", weights, (M,))
-    clock = check_numbers("draw", "clock", clock, 2, np.int64, masses)
+    counter = check_numbers("draw", "counter", counter, 2, np.int64, masses)
     beta = check_numbers("draw", "beta", beta, 1, np.float32, masses)
     if on_gpu(masses):
-        CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), clock, beta, *arrays, weights)
+        CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays, weights)
         return
     torch.cumsum(masses, 0, out=cumulative)
-    run(_draw_cpu, M, 4096, arrays[1], u64(seed), clock, first, arrays[2])
+    run(_draw_lanes, M, 4096, arrays[1], u64(seed), counter, first, arrays[2])
     arrays[2].sort()
-    run(_draw_weights_cpu, M, 4096, *arrays, beta, weights)
+    run(_draw_weights_lanes, M, 4096, *arrays, beta, weights)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -543,7 +543,7 @@ def normalise_cell(x, shift, scale):
 
 
 @distinct_driver
-def _gather_cpu(begin, end, source, index, start, shift, scale, out):
+def _gather_lanes(begin, end, source, index, start, shift, scale, out):
     # A segment at a time: along the rows of a step the prefetcher would load the segments that were not drawn.
     for m in range(begin, end):
         column = index[start + m]
@@ -595,7 +595,7 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
         flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
                   *norm, arrays[1])
     else:
-        run(_gather_cpu, M, 8, arrays[0], columns, start, *norm, arrays[1])
+        run(_gather_lanes, M, 8, arrays[0], columns, start, *norm, arrays[1])
 
 
 @distinct_driver
@@ -660,7 +660,7 @@ def mingru_cell_grad(x, candidate, z, q, state, live, grad_out, grad_state):
 
 
 @distinct_driver
-def _mingru_step_cpu(begin, end, hgp, x, state, resets, valid, out):
+def _mingru_step_lanes(begin, end, hgp, x, state, resets, valid, out):
     H = x.shape[1]
     for m in range(begin, end):
         row, xs, s, o = hgp[m], x[m], state[m], out[m]
@@ -689,7 +689,7 @@ def mingru_step(hgp, x, state, resets, valid, out):
     """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H), floats;
     resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
     M, H = check_sizes("mingru_step", "x", x, 2)
-    driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_cpu, M)
+    driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_lanes, M)
     run(driver, lanes, 64,
         checked("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), checked("mingru_step", "x", x, (M, H), FLOATS),
         checked("mingru_step", "state", state, (M, H)), checked("mingru_step", "resets", resets, (M,), np.uint8),
@@ -719,7 +719,7 @@ def _gates_again(h, g, p):
 
 
 @distinct_driver
-def _mingru_scan_cpu(begin, end, hgp, x, states, resets, valid, index, start, out, gates):
+def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, out, gates):
     T, _, H = x.shape
     for m in range(begin, end):
         column = index[start + m]
@@ -759,7 +759,7 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     if not on_gpu(x):
         if initial is not None:
             np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
-        run(_mingru_scan_cpu, M, 1, *arrays, kept)
+        run(_mingru_scan_lanes, M, 1, *arrays, kept)
         return
     if gates is not None:
         gates.copy_(hgp)
@@ -782,7 +782,7 @@ def _launch_scan(name, T, M, N, H, arrays, out=9):
 
 
 @distinct_driver
-def _mingru_scan_grad_cpu(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums):
+def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums):
     T, _, H = x.shape
     for m in range(begin, end):
         column, carry = index[start + m], np.zeros(H, np.float32)
@@ -822,7 +822,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
     if on_gpu(x):
         _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
-        run(_mingru_scan_grad_cpu, M, 1, *arrays)
+        run(_mingru_scan_grad_lanes, M, 1, *arrays)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -893,7 +893,7 @@ def advantage_moments(advantages, valid, index, moments=None):
 
 @driver
 def _normalisation(begin, end, moments, settings):
-    for _ in range(begin, end):  # one lane: on a GPU one launch, where torch makes thirteen
+    for _ in range(begin, end):  # one lane: on a GPU one launch; torch makes thirteen
         count = max(moments[0], 1.0)
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
@@ -966,7 +966,7 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
 
 @cell
 def entropy_cell(p, log_p):
-    """-p log p, a choice's share of its head's entropy: 0 for a choice without a chance, whoever ruled it out."""
+    """-p log p, a choice's share of its head's entropy: 0 for a choice that a mask or the network rules out."""
     return ZERO if p == ZERO else -p * log_p
 
 
@@ -984,7 +984,7 @@ def logit_grad_cell(entropy_grad, p, chosen, dlogprob, ent_coef):
 
 @distinct_driver
 def _head_rows(log_p, p, top, total, entropy):
-    """Logits (choices, T), -inf where they are forbidden, to log-probabilities, in place, and probabilities; entropy
+    """Logits (choices, T), -inf if forbidden, to log-probabilities, in place, and probabilities; entropy
     (T,). top and total (T,) are scratch. The innermost axis is the steps, so that every loop vectorises."""
     steps, choices = len(top), len(log_p)
     for t in range(steps):
@@ -1031,8 +1031,8 @@ def _objective_rows(logprob, old_logprob, value, old_value, advantage, weight, s
 
 
 @driver
-def _ppo_loss_discrete_cpu(begin, end, outputs, index, start, masked, masks, heads, actions, logprobs, values,
-                           advantages, weights, valid, settings, grad, new_values, ratios, parts):
+def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, heads, actions, logprobs, values,
+                             advantages, weights, valid, settings, grad, new_values, ratios, parts):
     T, _, width = outputs.shape
     choices, clip_coef, ent_coef = width - 1, settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
     log_p, p = np.empty((choices, T), np.float32), np.empty((choices, T), np.float32)
@@ -1174,7 +1174,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         if gpu:
             launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
             return
-        run(_ppo_loss_discrete_cpu, M, 4, outputs, index, start, masked, masks, heads, actions, *rollout, grad,
+        run(_ppo_loss_discrete_lanes, M, 4, outputs, index, start, masked, masks, heads, actions, *rollout, grad,
             *written, parts)
     else:
         spread_row = width - 1 if log_std.dim() > 1 else 0
@@ -1217,10 +1217,10 @@ def loss_statistics(sums):
 
 
 @driver
-def _write_back(begin, end, size, index, new_values, new_ratios, clock, values, ratios):
+def _write_back(begin, end, size, index, new_values, new_ratios, counter, values, ratios):
     M = len(index)
     if begin == 0:
-        clock[1] += 1
+        counter[1] += 1
     for lane in range(begin, end):
         t, first = lane * size // M, lane * size % M
         for m in range(first, first + size):
@@ -1228,16 +1228,16 @@ def _write_back(begin, end, size, index, new_values, new_ratios, clock, values, 
             ratios[t, index[m]] = new_ratios[t, m]
 
 
-def write_back(index, new_values, new_ratios, clock, values, ratios):
+def write_back(index, new_values, new_ratios, counter, values, ratios):
     """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
     values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns.
-    The minibatch ends with it, so clock (2,) int64, (epoch, minibatch), goes on to the next one."""
+    The minibatch ends with it, so counter (2,) int64, (epoch, minibatch), goes on to the next one."""
     T, N = check_sizes("write_back", "ratios", ratios, 2)
     columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
     lanes, size = _lanes(ratios, T, M)
     run(_write_back, lanes, 8, size, columns, checked("write_back", "new_values", new_values, (T, M)),
-        checked("write_back", "new_ratios", new_ratios, (T, M)), checked("write_back", "clock", clock, (2,), np.int64),
+        checked("write_back", "new_ratios", new_ratios, (T, M)), checked("write_back", "counter", counter, (2,), np.int64),
         checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
 
 
@@ -1247,10 +1247,11 @@ def write_back(index, new_values, new_ratios, clock, values, ratios):
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
                  (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
 BLOCK = 4096
+SCALE, MOMENTUM, DECAY, RATE = range(4)  # what `scalars` holds: SCALE clips the gradients
 
 
 @reduction_driver
-def _squares_cpu(begin, end, flat, parts):
+def _squares_lanes(begin, end, flat, parts):
     for block in range(begin, end):
         part, piece = 0.0, flat[block * BLOCK : (block + 1) * BLOCK]
         for i in range(len(piece)):
@@ -1266,9 +1267,9 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 
 
 @driver
-def _nesterov_cpu(begin, end, gradients, buffers, updates, scalars):
-    scale, momentum = scalars[0], scalars[1]
-    if scale == scale:  # a NaN where the gradients hold one
+def _nesterov_lanes(begin, end, gradients, buffers, updates, scalars):
+    scale, momentum = scalars[SCALE], scalars[MOMENTUM]
+    if scale == scale:  # it is NaN if a gradient is
         g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
         for i in range(len(g)):
             buffer, update = nesterov_cell(g[i] * scale, m[i], momentum)
@@ -1278,7 +1279,7 @@ def _nesterov_cpu(begin, end, gradients, buffers, updates, scalars):
 
 @driver
 def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, work):
-    scale, momentum = scalars[0], scalars[1]
+    scale, momentum = scalars[SCALE], scalars[MOMENTUM]
     if scale == scale:
         for i in range(begin, end):
             buffers[i], update = nesterov_cell(gradients[i] * scale, buffers[i], momentum)
@@ -1290,7 +1291,7 @@ def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, wor
 
 @driver
 def _apply_cuda(begin, end, weights, updates, scalars, places, scales, work):
-    scale, decay, learning_rate = scalars[0], scalars[2], scalars[3]
+    scale, decay, learning_rate = scalars[SCALE], scalars[DECAY], scalars[RATE]
     if scale == scale:
         for i in range(begin, end):
             update = updates[i] if places[i] < 0 else work[places[i]] * scales[i]
@@ -1298,8 +1299,8 @@ def _apply_cuda(begin, end, weights, updates, scalars, places, scales, work):
 
 
 @driver
-def _apply_cpu(begin, end, weights, updates, scalars):
-    scale, decay, learning_rate = scalars[0], scalars[2], scalars[3]
+def _apply_lanes(begin, end, weights, updates, scalars):
+    scale, decay, learning_rate = scalars[SCALE], scalars[DECAY], scalars[RATE]
     if scale == scale:
         w, u = weights[begin:end], updates[begin:end]
         for i in range(len(w)):
@@ -1316,7 +1317,7 @@ def gradient_norm(flat):
         _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),), (written,), array)
         return norm
     parts = np.zeros(-(-len(array) // BLOCK))
-    run(_squares_cpu, len(parts), 16, array, parts)
+    run(_squares_lanes, len(parts), 16, array, parts)
     return math.sqrt(parts.sum())
 
 
@@ -1330,8 +1331,8 @@ class Muon:
     transposed when it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
     Newton-Schulz steps, then scaled by sqrt(max(1, rows/cols)); vectors take u itself;
     w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together. With
-    `together`, the form for a GPU, where a launch costs more than a small product, all small matrices do, padded with
-    zeros to one shape, and are put there and read from there by the kernels around the products.
+    `together`, the form for a GPU (a launch there costs more than a small product), all small matrices do: the kernels
+    around the products pad them with zeros to one shape, and take them from there again.
     """
 
     SMALL = 2**23  # multiplications of one matrix's product with its transpose
@@ -1418,7 +1419,7 @@ class Muon:
         if self._groups is None:
             self._bind()
         for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # whoever has written it
+            self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
         parts = [[checked("Muon", "part", flat, tuple(flat.shape), numpy_dtype(flat)) for flat in part]
                  for part in self._parts]
         scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")
@@ -1445,7 +1446,7 @@ class Muon:
                 run(_apply_cuda, len(results), 16 * BLOCK, weights, updates, scalars, results, scales, work)
             return norm
         for gradients, momentum, updates, _ in parts:
-            run(_nesterov_cpu, len(updates), 16 * BLOCK, gradients, momentum, updates, scalars)
+            run(_nesterov_lanes, len(updates), 16 * BLOCK, gradients, momentum, updates, scalars)
         for (x, y, gram, polynomial), matrices in self._groups:
             for normalised, (matrix, _) in zip(x, matrices, strict=True):
                 torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
@@ -1453,14 +1454,14 @@ class Muon:
             for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
         for _, _, updates, weights in parts:
-            run(_apply_cpu, len(weights), 16 * BLOCK, weights, updates, scalars)
+            run(_apply_lanes, len(weights), 16 * BLOCK, weights, updates, scalars)
         return norm
 
     def _clip(self, gradients, learning_rate, scalars, found_inf):
         """The gradient norm on a GPU, after which the scalars hold what it makes of clip's scale."""
         flat = checked("Muon", "gradients", gradients, tuple(gradients.shape))
         norm = torch.empty((), dtype=torch.float64, device=gradients.device)
-        found_inf = torch.zeros_like(scalars[0]) if found_inf is None else found_inf
+        found_inf = torch.zeros_like(scalars[SCALE]) if found_inf is None else found_inf
         rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
         written = (checked("Muon", "found_inf", found_inf.view(1), (1,)),
                    checked("Muon", "norm", norm.view(1), (1,), np.float64), checked("Muon", "scalars", scalars, (4,)))

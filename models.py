@@ -21,8 +21,8 @@ network, copy `FeedForward` and edit it. All the trainer asks of an nn.Module is
 
 where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value`
 is (..., 1) or (...). `state` is a dict: the recurrent tensors (write the new ones into it),
-"resets" (1 where an observation begins an episode: zero the recurrent state before that step),
-"valid" (0 where an agent is dead: leave its state as it is).
+"resets" (1 if an observation begins an episode: zero the recurrent state before that step),
+"valid" (0 if an agent is dead: leave its state as it is).
 """
 
 import contextlib
@@ -379,8 +379,7 @@ class FeedForward(nn.Module):
         self.hidden_size = hidden_size
         self.encoder = nn.Sequential(
             orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size)),
-            nn.ReLU(),
-            orthogonal(nn.Linear(hidden_size, hidden_size)), nn.ReLU())
+            nn.ReLU(), orthogonal(nn.Linear(hidden_size, hidden_size)), nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def forward(self, observations, state=None):
@@ -530,7 +529,7 @@ class Normalized(nn.Module):
 class Board(nn.Module):
     """A feed-forward policy for stacks of planes (planes, H, W) that reads every cell with the same
     weights: 3 × 3 convolutions of `hidden_size` channels, and a 1 × 1 convolution for each cell's
-    logit. What is learnt in one corner of a board holds for all of it, where a linear map learns
+    logit. What is learnt in one corner of a board holds for all of it; a linear map learns
     each place by itself.
 
     The first H · W actions are the cells, row after row; further ones (to pass) and the
@@ -623,8 +622,7 @@ def describe(policy):
     inner = getattr(policy, "policy", policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
     words = {"image": "convolutions of an image", "board": "convolutions of a board",
-             "choices": "one-hot",
-             "numbers": "numbers"}
+             "choices": "one-hot", "numbers": "numbers"}
     seen = type(inner).__name__
     if isinstance(inner, Impala):
         words["image"] = "residual convolutions of an image"
@@ -692,8 +690,7 @@ def _residual_encoder(space, channels):
     layers = [_Picture(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
     for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
         layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)),
-                   nn.MaxPool2d(3, 2, padding=1),
-                   _Residual(outputs), _Residual(outputs)]
+                   nn.MaxPool2d(3, 2, padding=1), _Residual(outputs), _Residual(outputs)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
 
 
@@ -824,7 +821,7 @@ class _TorchRecurrent(_Recurrent):
         x, lookup = encode(self.policy, observations)
         resets, valid = self.flags(state, T, N, x.device)
         precision = contextlib.nullcontext()
-        # where autocast takes these layers to float16, whatever precision was asked for
+        # where autocast takes these layers to float16, even if another precision was asked for
         if x.is_cuda:
             x, precision = x.float(), torch.autocast("cuda", enabled=False)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
@@ -884,7 +881,7 @@ class GRUWrapper(_TorchRecurrent):
 
 
 # --------------------------------------------------------------------------------------------------
-# Calling a policy, whatever its form
+# Calling a policy of any form
 
 
 def squeeze_time(logits, value):
@@ -1041,7 +1038,7 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
     """Draw actions from any policy's outputs through kernels.sample: logits as in this file's
     docstring, over (N, ...).
 
-    `heads`: the sizes of the action heads, where one tensor of logits holds several; squash:
+    `heads`: the sizes of the action heads, if one tensor of logits holds several; squash:
     squash_of(policy). Returns actions (N, heads) int32 or (N, dims) float32, joint
     log-probabilities (N,), values (N,).
     """
@@ -1078,7 +1075,7 @@ def _distributions(logits):
 
 def act(logits, action=None):
     """(action, log-probability, entropy) of the joint distribution; draws the
-    action where it is None."""
+    action if it is None."""
     parts = _distributions(logits)
     single = len(parts) == 1
     if action is None:
@@ -1125,7 +1122,7 @@ class RecurrentCleanRLAgent(nn.Module):
     """The agent of CleanRL's ppo_atari_lstm.py over a recurrent policy.
 
     `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation)
-    holds T steps of N agents, time outside, and done (T·N,) is 1 where an observation begins an
+    holds T steps of N agents, time outside, and done (T·N,) is 1 if an observation begins an
     episode. Without a state x is one step of agents that begin, and without done none begins.
     get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) ->
     action, logprob (T·N,), entropy (T·N,), value (T·N, 1), new state.

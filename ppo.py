@@ -188,8 +188,7 @@ def rollout(args, envs, storage, policy, state, epoch):
     the start and after it, as one namespace."""
     T, N = storage.actions.shape[:2]
     data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N),
-                           bootstraps=torch.zeros(T, N),
-                           state=state)
+                           bootstraps=torch.zeros(T, N), state=state)
     heads = torch.tensor(envs.action_heads) if envs.action_heads else None
     log_std = None if policy.log_std is None else policy.log_std.data
     # What is learnt from: the actions, or with a tanh the Gaussian's samples u behind them.
@@ -290,8 +289,7 @@ def ppo_loss(args, policy, y, v, batch, weights):
     kl = (ratio - 1 - log_ratio)[alive].mean()
     clipfrac = ((ratio - 1).abs() > args.clip_coef)[alive].float().mean()
     losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
-              "approx_kl": kl,
-              "clipfrac": clipfrac}
+              "approx_kl": kl, "clipfrac": clipfrac}
     return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
 
 
@@ -348,7 +346,7 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
         # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N
         # masses[index] / sum)^-beta.
         kernels.draw(masses, scratch, index, weights, seed=args.seed,
-                     clock=(epoch, minibatch), beta=beta)
+                     counter=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
             valid=storage.valid[:T, index], actions=data.samples[:, index],
             logprobs=data.logprobs[:, index],

@@ -4,8 +4,8 @@
     check_count("train.gpus", 50, *processes_at_most())         # ValueError: the most is 16
     outlive_readers()                                           # `| head -1` and a closed ssh end no run
 
-Whatever starts processes in this project does it with these. The file takes nothing but Python's
-own library, because each process begins with it.
+All files that start processes use these functions. This one imports Python's own library only,
+because each process begins with it.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ from pathlib import Path
 # --------------------------------------------------------------------------------------------------
 # Nothing is left behind
 
-# seconds that a worker's environments have to close when the process that started it was killed
+# seconds that a worker's environments have to close after its parent process was killed
 ALONE = 2.0
 
 
 def guarded(command, number=signal.SIGTERM):
-    """The command line of `command` as a process that gets a signal when this one is
+    """A command line that runs `command` and has it get the signal `number` when this process is
     gone, also by `kill -9`."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(number)), *command]
 
 
 def die_with(parent, number):
-    """Have Linux send this process a signal when its parent process, whose number is `parent`, is
-    gone, or now if it is gone already. It stays so over an exec. Linux means the thread that has
-    started this process, so that thread must live as long. Other systems have no such thing: there
-    a rank or a trial lives on if what started it is killed, while workers of Multiprocessing end
-    everywhere (see leave_with)."""
+    """Have Linux send this process a signal when its parent, the process number `parent`, is
+    gone, or now if it is gone already. An exec does not change that. The parent is the thread
+    that started this process, so that thread must live as long. Other systems cannot do it: a
+    rank or a trial there goes on if its parent is killed. Workers of Multiprocessing end on all
+    systems (see leave_with)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -64,8 +64,8 @@ def leave_with(fd, parent, closing):
 
 
 def born(pid):
-    """When a process began: a number that tells it from a later one of the same number, and that
-    nobody changes who sets the machine's clock. Raises psutil.NoSuchProcess."""
+    """When a process began. It tells the process from a later one with the same number, and setting
+    the machine's clock does not change it. Raises psutil.NoSuchProcess."""
     import psutil
 
     with contextlib.suppress(OSError):
@@ -74,8 +74,7 @@ def born(pid):
 
 
 def end_children(seconds=5.0):
-    """End all processes that this one has started, and theirs: SIGTERM, and after
-    so many seconds SIGKILL."""
+    """End all processes that this one started, and theirs: SIGTERM, and SIGKILL `seconds` later."""
     import psutil
 
     children = psutil.Process().children(recursive=True)
@@ -96,7 +95,7 @@ def cores():
 
 
 def processes_at_most():
-    """(how many processes or threads may be asked for, why): more than that
+    """(how many processes or threads may be asked for, why). More would
     only wait for each other."""
     return max(16, 4 * cores()), f"this machine has {cores()} cores"
 
@@ -126,7 +125,7 @@ def check_count(name, count, most, why):
 
 
 def check_memory(size, what):
-    """MemoryError if so many bytes are more than is free. Linux would promise them, and
+    """MemoryError if `size` bytes are not free. Linux would promise them and
     end the process later."""
     free = available_memory()
     if size > free:
@@ -144,7 +143,7 @@ def in_bytes(count):
 
 
 def spare_folder(what):
-    """A folder of this user's for what is kept, where neither the project's nor the home
+    """A folder for what is kept if neither the project's nor the home folder
     can be written; says so."""
     import stat
     import tempfile
@@ -158,8 +157,7 @@ def spare_folder(what):
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or others_write:
         folder = Path(tempfile.mkdtemp())
     print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder "
-          "can be written",
-          file=sys.stderr)
+          "can be written", file=sys.stderr)
     return folder
 
 
@@ -181,8 +179,8 @@ class Heard(io.FileIO):
 
 
 def outlive_readers():
-    """Have stdout and stderr go nowhere, in place of raising BrokenPipeError, once they are
-    closed at the other end."""
+    """Once stdout or stderr is closed at the other end, drop what is written instead of raising
+    BrokenPipeError."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         before = getattr(sys, name)
         if before is None:  # closed from the beginning
@@ -268,15 +266,15 @@ class Keys:
 
 
 def stop_at_once():
-    """Have Ctrl-C end this process without a traceback, as it does while packages are imported. One
-    that ignores it, because it was started in the background, goes on ignoring it."""
+    """Have Ctrl-C end this process without a traceback, as it does while packages are imported. A
+    process that ignores Ctrl-C, because it was started in the background, goes on ignoring it."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_command(function):
-    """Run the main function of a command line. Ctrl-C is a KeyboardInterrupt in it, but no
-    traceback after it."""
+    """Run the main function of a command line. Within it Ctrl-C raises KeyboardInterrupt; after it
+    no traceback is printed."""
     outlive_readers()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

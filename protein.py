@@ -55,8 +55,7 @@ SCALES = {
     "uniform_pow2": Scale(math.log2, lambda place: 2**place,
                           lambda value: value >= 1 and math.log2(value).is_integer(),
                           "{value:g} is not a power of two; uniform_pow2 goes from one to another",
-                          whole=True,
-                          axis="log"),
+                          whole=True, axis="log"),
     "log_normal": Scale(math.log, math.exp, lambda value: value > 0,
                         "min = {min}: log_normal needs values above 0", axis="log"),
     "logit_normal": Scale(lambda value: math.log(value / (1 - value)), special.expit,
@@ -67,7 +66,7 @@ SCALES = {
     "none": Scale(takes="nothing"),
 }
 FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
-DEFAULT_SCALE = 0.25  # of the range, where a mean is given without a scale
+DEFAULT_SCALE = 0.25  # of the range, if a mean is given without a scale
 
 
 class SpaceError(ValueError):
@@ -257,7 +256,7 @@ class Space:
         return np.concatenate(columns, axis=1)
 
     def center(self):
-        """(d,) the means, 0.5 where there is none; None where no setting has one."""
+        """(d,) the means, 0.5 if there is none; None if no setting has one."""
         known = [setting.mean is not None or None in setting.values for setting in self.settings]
         if not any(known):
             return None
@@ -300,7 +299,7 @@ def flatten(settings, prefix=""):
 
 def described(name, what):
     """What is searched, a dict of FIELDS or a plain list of values, as a dict: with a distribution
-    ("" where none is given) and texts as numbers, but for the values, which depend on the setting:
+    ("" if none is given) and texts as numbers, but for the values, which depend on the setting:
     a text of them becomes a list."""
     if isinstance(what, list | tuple):
         what = {"values": what}
@@ -315,7 +314,7 @@ def described(name, what):
 
 
 def number(text):
-    """A text from an ini file or the command line as int, float, bool or None where it is one."""
+    """A text from an ini file or the command line as int, float, bool or None if it is one."""
     if not isinstance(text, str):
         return text
     named = {"true": True, "false": False, "none": None, "auto": None, "": None}
@@ -422,8 +421,7 @@ class GP:
             rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
             found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True,
-                                      method="L-BFGS-B",
-                                      bounds=self.bounds,
+                                      method="L-BFGS-B", bounds=self.bounds,
                                       options={"maxfun": self.FIT_STEPS, "ftol": 1e-5})
             if np.isfinite(found.fun) and found.fun < 1e24:
                 self.theta = found.x
@@ -476,7 +474,7 @@ def front_of(scores, costs):
 
 
 class Random:
-    """Draws from the preference (everything evenly, where no mean is given). Also what
+    """Draws from the preference (everything evenly, if no mean is given). Also what
     the other tuners share.
 
     env_name: the environment that `optimize` trains. search_space: see Space; None for the
@@ -532,7 +530,7 @@ class Random:
         """Tell the outcome of a trial. score: the metric at the end; cost: seconds; failed: it
         gave no usable result (crash, not a number, out of memory), the score is then ignored;
         curve: [(progress, score, cost), ...] along the way, progress in 0..1; complete: False
-        where it was stopped early."""
+        if it was stopped early."""
         unit = self.space.encode(config)
         failed = bool(failed) or not (math.isfinite(score) and math.isfinite(cost))
         for i, other in enumerate(self.pending):
@@ -812,7 +810,7 @@ class Protein(Random):
         return self._leave_idle_bounds(best_units[0])
 
     def _leave_idle_bounds(self, unit):
-        """Settings that do not matter drift to a bound, where the models know least. One that lies
+        """Settings that do not matter drift to a bound, because the models know least there. One that lies
         within 3% of it gets another value, if by that neither score nor cost gets worse by IDLE
         standard deviations of what is expected."""
         for k in self.rng.permutation(len(unit)):

@@ -45,8 +45,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
         print("loading torch and numba", file=sys.stderr)
 
-# torch's threads sleep while they wait: those that spin keep the cores from whoever they
-# wait for. (docs/LOG.md)
+# torch's threads sleep while they wait: those that spin keep the cores from the
+# threads that they wait for. (docs/LOG.md)
 os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
 # All queues that a GPU has, in place of 8: streams that share one wait for each other. CUDA reads
 # it when it starts.
@@ -75,9 +75,9 @@ from configuration import (  # load_* for scripts
     check_sizes,
     check_train,
     decide,
+    error_text,
     facts_of,
     find_run,
-    in_words,
     load_attribute,
     load_config,
     load_env,
@@ -158,7 +158,7 @@ class PuffeRL:
         if c["optimizer"] == "muon":
             self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"],
                                           together=c["device"] == "cuda")
-        for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("weights", (M,)),
+        for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
                             ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
                             ("found_inf", ()), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
             arena.register(name, shape)
@@ -167,7 +167,7 @@ class PuffeRL:
         arena.register("moments", (3,), torch.float64)
         arena.register("index", (M,), torch.int64)
         # What changes from one epoch or minibatch to the next stands in memory, where a captured graph reads it.
-        arena.register("clock", (2,), torch.int64)  # epoch, minibatch
+        arena.register("counter", (2,), torch.int64)  # epoch, minibatch
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         arena.register("norms", (minibatches,), torch.float64)  # of the gradients, a minibatch
         arena.allocate(self.engine.torch_device)
@@ -177,10 +177,10 @@ class PuffeRL:
         self.storage, self.host = self.engine.storage, self.engine.host  # (T or T + 1, N, ...); what environments write
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
-        self.ratios, self.advantages, self.weights = arena["ratios"], arena["advantages"], arena["weights"]
-        self.masses, self.cumulative, self.index = arena["masses"], arena["cumulative"], arena["index"]
+        self.ratios, self.advantages, self.masses = arena["ratios"], arena["advantages"], arena["masses"]
+        self.index, self.segment_weights = arena["index"], arena["segment_weights"]
         self.settings, self.beta, self.moments = arena["settings"], arena["beta"], arena["moments"]
-        self.clock, self.norms = arena["clock"], arena["norms"]
+        self.counter, self.norms, self.cumulative = arena["counter"], arena["norms"], arena["cumulative"]
         self.rate, self.found_inf = arena["rate"], arena["found_inf"]
         self.gradients = arena.flat("gradients")
         self.rewards, self.reward_scale = self.storage["rewards"], None  # the rollout's, or a scaled copy
@@ -276,7 +276,7 @@ class PuffeRL:
         self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         self.rate.fill_(self._used_lr)
-        self.clock.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws, as `_rollouts` do
+        self.counter.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws, as `_rollouts` do
         self.found_inf.zero_()
         self.ratios.fill_(1.0)
         self.sums.zero_()
@@ -301,8 +301,8 @@ class PuffeRL:
 
     def _draw(self):
         """Draw the segments of a minibatch, and what normalises their advantages."""
-        kernels.draw(self.masses, self.cumulative, self.index, self.weights, seed=self.config["seed"], clock=self.clock,
-                     beta=self.beta, first=self._first_segment)
+        kernels.draw(self.masses, self.cumulative, self.index, self.segment_weights,
+                     seed=self.config["seed"], counter=self.counter, beta=self.beta, first=self._first_segment)
         kernels.advantage_moments(self.advantages, self.storage["valid"], self.index, self.moments)
 
     def _learn(self):
@@ -313,11 +313,11 @@ class PuffeRL:
     def _update(self):
         """One optimizer step; once a gradient's norm is not finite, nothing changes any more."""
         norm = torch.as_tensor(self.optimizer.step(self.rate, self.found_inf), dtype=torch.float64)
-        self.norms.index_copy_(0, self.clock[1:], norm.view(1))
+        self.norms.index_copy_(0, self.counter[1:], norm.view(1))
 
     def _write_back(self):
         """The drawn segments' new values and ratios, and what follows from them."""
-        kernels.write_back(self.index, self.new_values, self.new_ratios, self.clock, self.values, self.ratios)
+        kernels.write_back(self.index, self.new_values, self.new_ratios, self.counter, self.values, self.ratios)
         self._advantages(self.index)
 
     def _merge_observations(self):
@@ -434,14 +434,14 @@ class PuffeRL:
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, one line a call elsewhere."""
         if self.ranks.rank == 0:
-            self._dashboard = self._dashboard or runs.Dashboard()
+            self._dashboard = self._dashboard or runs.Dashboard(runs.solved_at(self.args))
             self._dashboard.show(self)
 
     def save_checkpoint(self, path=None, metadata=None):
         """Write the model and the trainer's state to the run's folder, or one complete file to
         `path`; returns the model's path. metadata: plain values and tensors of yours, given back by
         load_checkpoint. Files are written under another name, synced and renamed: none is ever half
-        written. Raises OSError where one cannot be. All ranks call it, rank 0 writes."""
+        written. Raises OSError if one cannot be. All ranks call it, rank 0 writes."""
         if path is None and self.run_folder is None:
             raise ConfigError("save_checkpoint() without a path needs a run's folder, but data_dir is None.")
         state = runs.state_of(self, metadata)
@@ -596,8 +596,7 @@ class TorchOptimizer:
         gpu = config["device"] == "cuda"
         self.optimizer = torch.optim.AdamW(
             policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
-            capturable=gpu,
-            betas=(config["momentum"], config["beta2"]),
+            capturable=gpu, betas=(config["momentum"], config["beta2"]),
             weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
 
@@ -806,7 +805,7 @@ def explain_nan(trainer):
 
 
 def forbidden(trainer):
-    """What leaves a live agent no choice where a log-probability is not finite first, in words: an
+    """What leaves a live agent no choice if a log-probability is not finite first, in words: an
     action mask of the environment, or logits of -inf. None if nothing does."""
     s, heads = trainer.storage, trainer.engine.heads
     broken = ~torch.isfinite(trainer.logprobs) & (s["valid"][: trainer.horizon] != 0)
@@ -883,8 +882,7 @@ def measure(env_name, args, vecenv, facts):
              "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0,
                        "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto",
-                       "max_minibatch_size": None,
-                       "log_interval": math.inf}}
+                       "max_minibatch_size": None, "log_interval": math.inf}}
     # environments may draw from the generators of all
     with ranks.alone(), contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
@@ -1036,7 +1034,8 @@ def train(env_name, args=None):
         args["train"]["gpus"] = group.local_count
     if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
-    say, screen = print if group.rank == 0 else lambda *text, **options: None, runs.Dashboard()
+    say = print if group.rank == 0 else lambda *text, **options: None
+    screen = runs.Dashboard(runs.solved_at(args))
     with contextlib.closing(screen):
         compiling.announce = screen.compiling if group.rank == 0 else lambda: None
         trainer, facts = make_trainer(env_name, args)
@@ -1048,7 +1047,7 @@ def train(env_name, args=None):
             trainer.release()
             raise
         model = trainer.close()
-    for line in runs.closing(trainer, args, model):
+    for line in runs.closing(trainer, args, model, screen.solved_at):
         say(line)
     return trainer
 
@@ -1187,14 +1186,14 @@ def main(argv=None):
                               "machine; leave it out.")
         verbs[argv[0]](argv[1], args)
     except Exception as error:
-        words = in_words(error)
+        text = error_text(error)
         # torchrun shows it
-        if words is None or (ranks.started() and not isinstance(error, EXPECTED)):
+        if text is None or (ranks.started() and not isinstance(error, EXPECTED)):
             raise
         # Rank 0 says it where it happened there, or to all alike, as a gradient
         # that is not finite does.
         alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
-        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {words}")
+        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {text}")
 
 
 if __name__ == "__main__":

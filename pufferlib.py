@@ -55,8 +55,7 @@ ROOMS = {  # other modules of PufferLib: the modules in which their names are lo
     "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [],
     "utils": [],
     "ocean": ["ocean"], "ocean.environment": [], "ocean.sanity": [], "ocean.torch": ["models"],
-    "environments": [],
-    "ocean.squared.cy_squared": [],
+    "environments": [], "ocean.squared.cy_squared": [],
 }
 NAMES = {  # a name of PufferLib: what it is here
     "PuffeRL": "pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
@@ -82,8 +81,7 @@ NAMES = {  # a name of PufferLib: what it is here
 }
 GONE = {  # what took the place of a name that has no equivalent
     "__version__": "this project has no numbered versions; a run's folder keeps those "
-    "of its libraries",
-    "set_buffers": "PufferEnv.__init__(buf) makes the arrays",
+    "of its libraries", "set_buffers": "PufferEnv.__init__(buf) makes the arrays",
     "PettingZooWrapper": "write a class with the same methods that holds the environment",
     "Suppress": "contextlib.redirect_stdout", "silence_warnings": "warnings.catch_warnings",
     "vector.reset": "vecenv.reset()", "vector.step": "vecenv.step(actions)",
@@ -133,8 +131,7 @@ FAMILIES = {
 }
 ROOMS |= {f"environments.{family}": [] for family in FAMILIES}
 OTHER_FAMILIES = ("bsuite", "dm_control", "dm_lab", "gpudrive", "gvgai", "kinetix", "links_awaken",
-                  "metta", "minerl",
-                  "nmmo", "slimevolley", "smac", "trade_sim")
+                  "metta", "minerl", "nmmo", "slimevolley", "smac", "trade_sim")
 GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
                       "PufferLib's adapter of this package is not here; a Gymnasium or PettingZoo "
                       "environment needs none: vector.make(a function that makes it)")
@@ -339,8 +336,7 @@ class PufferEnv(our_emulation.PufferEnv):
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks)."""
         return (self.observations, self.rewards, self.terminals, self.truncations, self.infos,
-                self.agent_ids,
-                self.masks)
+                self.agent_ids, self.masks)
 
 
 class CySquared:
@@ -455,8 +451,7 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
 
 
 def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda,
-                           vtrace_rho_clip,
-                           vtrace_c_clip):
+                           vtrace_rho_clip, vtrace_c_clip):
     """kernels.advantage in PufferLib's layout: arrays (segments, T), rewards[:, t + 1] and
     terminals[:, t + 1] follow the action at t, and the last step has no advantage. Writes into
     `advantages` and returns it."""

@@ -106,7 +106,7 @@ class Ranks:
     def choose_gpu(self):
         """The number of this rank's GPU, which becomes torch's current one: its own number on the
         machine, or where it sees fewer (under Slurm one each) the current one. Raises RankError
-        where ranks share one: NCCL refuses that."""
+        if ranks share one: NCCL refuses that."""
         if self.count > 1 and not self.given and self.local_rank < torch.cuda.device_count():
             torch.cuda.set_device(self.local_rank)
         gpu = torch.cuda.current_device()
@@ -158,7 +158,7 @@ class Ranks:
 
     def first(self, function):
         """function() of rank 0, for all ranks. An error is raised on all of them, with `.elsewhere`
-        set on those where it did not happen."""
+        set on those on which it did not happen."""
         if self.count == 1:
             return function()
         result = problem = None
@@ -179,7 +179,7 @@ class Ranks:
 
     def merge_log(self, log):
         """Every rank's means over its `n` finished episodes -> the means over all of them;
-        {} where none finished."""
+        {} if none finished."""
         if self.count == 1:
             return log
         while True:
@@ -284,7 +284,7 @@ _connected = None
 
 
 def connect():
-    """The ranks that torchrun, or whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and
+    """The ranks that torchrun, or another program that sets RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT, has started; joins them at the first call. A process group that exists
     already is used as it is."""
     global _connected
@@ -301,8 +301,7 @@ def connect():
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
         store, rank, count = _rendezvous()
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank,
-                                world_size=count,
-                                timeout=TIMEOUT)
+                                world_size=count, timeout=TIMEOUT)
         atexit.register(_disconnect)
     control = (None if "gloo" in dist.get_backend_config()
                else dist.new_group(backend="gloo", timeout=TIMEOUT))

@@ -130,7 +130,7 @@ class JsonLines(NoLogger):
 
 
 def _step(line):
-    """The step of a line of metrics.jsonl; infinite where the line is torn."""
+    """The step of a line of metrics.jsonl; infinite if the line is torn."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -192,13 +192,12 @@ class WandbLogger(NoLogger):
 
     project: its name; or all settings, as load_config gives them, which say project, entity, group
     and tag. run_id: goes on with the run of that id if there is one. folder: where wandb keeps its
-    files (default: ./wandb). Raises ImportError without the package and ValueError where it refuses
+    files (default: ./wandb). Raises ImportError without the package and ValueError if it refuses
     to start, without a key say.
     """
 
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
-                 tag=None, run_id=None,
-                 folder=None):
+                 tag=None, run_id=None, folder=None):
         try:
             import wandb
         except ImportError:
@@ -207,13 +206,11 @@ class WandbLogger(NoLogger):
             asked = asked_for(project, "WandbLogger")
             project, config = asked["project"], project if config is None else config
             entity, name, group, tag = (entity or asked["entity"], name or asked["env_name"],
-                                        group or asked["group"],
-                                        tag or asked["tag"])
+                                        group or asked["group"], tag or asked["tag"])
         self.wandb = wandb
         try:
             self.run = wandb.init(project=project, entity=entity, name=name, config=config,
-                                  group=group, id=run_id,
-                                  tags=[tag] if tag else None, dir=folder,
+                                  group=group, id=run_id, tags=[tag] if tag else None, dir=folder,
                                   resume="allow" if run_id else None)
         except wandb.errors.Error as error:
             raise ValueError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
@@ -241,7 +238,7 @@ class NeptuneLogger(NoLogger):
     gives them; without api_token it is NEPTUNE_API_TOKEN.
 
     run_id: goes on with the run of that custom id if there is one. Raises ImportError without the
-    package and ValueError where it refuses to start. The hosted service was announced to end in
+    package and ValueError if it refuses to start. The hosted service was announced to end in
     March 2026; servers of one's own and the offline mode go on.
     """
 
@@ -256,12 +253,11 @@ class NeptuneLogger(NoLogger):
             project = f"{asked['entity']}/{asked['project']}" if asked["entity"] else None
             name, group, tag = name or asked["env_name"], group or asked["group"], tag or asked["tag"]
         tags = [text for text in (tag, group) if text]
-        # where a run cannot have an id of ours
+        # a run there cannot have an id of ours
         offline = os.environ.get("NEPTUNE_MODE") == "offline"
         try:
             self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags,
-                                        source_files=[],
-                                        capture_stdout=False, capture_stderr=False,
+                                        source_files=[], capture_stdout=False, capture_stderr=False,
                                         capture_traceback=False,
                                         custom_run_id=None if offline else run_id)
         except neptune.exceptions.NeptuneException as error:
@@ -345,7 +341,7 @@ def save_the_end(trainer):
 
 def hold(folder):
     """A file number that says, as long as this process lives or until it is closed, that a run
-    writes to its folder; None where a disk knows no locks, or if another process holds it."""
+    writes to its folder; None if a disk knows no locks, or if another process holds it."""
     number = os.open(folder, os.O_RDONLY)
     for _ in range(5):  # is_running holds it for a moment
         try:
@@ -677,11 +673,12 @@ class Dashboard:
     """What a training says of itself: that kernels are compiled, then its progress, a live panel on
     a terminal and one line a call elsewhere."""
 
-    def __init__(self):
+    def __init__(self, solved_at=(None, None)):
+        """solved_at: what `solved_at` gives."""
         from rich.console import Console
 
         self.console, self.live, self.first = Console(), None, None
-        self.scores, self.goal = [], (None, None)  # of each call; what counts as solved
+        self.scores, self.solved_at = [], solved_at  # scores: one for each call
         self.explaining = None  # whether the words are explained; None if nobody can ask for it
 
     def compiling(self):
@@ -692,28 +689,25 @@ class Dashboard:
             print(COMPILING, flush=True)
             return
         self.live = Progress(SpinnerColumn(), TextColumn(COMPILING), TimeElapsedColumn(),
-                             console=self.console,
-                             transient=True)
+                             console=self.console, transient=True)
         self.live.add_task("")
         self.live.start()
 
     def show(self, trainer):
         # what came before holds the start, of which the steps to come have nothing
         if self.first is None:
-            self.first, self.goal = (trainer.uptime, trainer.global_step), goal(trainer.args)
+            self.first = trainer.uptime, trainer.global_step
             self.close()
             if compiling.seconds > 1:
                 print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as "
-                      "no time of training",
-                      flush=True)
-        self.scores.append(score_of(trainer.environment, self.goal[0]))
+                      "no time of training", flush=True)
+        self.scores.append(score_of(trainer.environment, self.solved_at[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             sps = getattr(trainer, "last_sps", trainer.sps)
             self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  score "
                                f"{self.scores[-1]:.3f}  {time_left(trainer, *self.first)}",
-                               highlight=False,
-                               soft_wrap=True)
+                               highlight=False, soft_wrap=True)
             return
         if self.live is None:
             from rich.live import Live
@@ -726,7 +720,7 @@ class Dashboard:
         """The live panel anew, if there is one."""
         if self.live is not None:
             left = time_left(trainer, *self.first)
-            self.live.update(panel(trainer, self.scores, self.goal, left, self.explaining),
+            self.live.update(panel(trainer, self.scores, self.solved_at, left, self.explaining),
                              refresh=True)
 
     def close(self):
@@ -736,16 +730,12 @@ class Dashboard:
             self.live = None
 
 
-def goal(args):
-    """(metric, how much of it counts as solved), as config/ENV.ini says; (None, None) if it does
-    not, or if the environment's settings are not those that ship, of which it speaks."""
+def solved_at(args):
+    """(metric, how much of it counts as solved) from config/ENV.ini; (None, None) if it has none,
+    or if the environment's settings are not those that ship: it was measured with these."""
     if "config_name" not in args:  # a trainer in a script
         return None, None
-    try:
-        shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
-    except Exception:
-        # somebody edits the header or an .ini while the run goes on, which needs neither any more
-        return None, None
+    shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
     same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
     return known.metric if known is not None and same else (None, None)
 
@@ -805,10 +795,10 @@ def sparkline(values, width):
     return "".join("▁▂▃▄▅▆▇█"[int(height)] for height in heights)
 
 
-def closing(trainer, args, model):
-    """What a training has brought, and what to type next, in lines. model: the
-    path of its last model."""
-    name, folder, (metric, least) = args["config_name"], trainer.run_folder, goal(args)
+def closing(trainer, args, model, solved_at):
+    """Lines that say what a training reached and what to type next. model: the path of its last
+    model; solved_at: what `solved_at` gave when it began."""
+    name, folder, (metric, least) = args["config_name"], trainer.run_folder, solved_at
     speed, value = trainer.global_step / max(trainer.uptime, 1e-9), score_of(trainer.environment, metric)
     yield f"{trainer.global_step:,} steps in {duration(trainer.uptime)} ({speed:,.0f} steps/s)"
     if math.isfinite(value):
@@ -847,7 +837,8 @@ def meanings():
 
 
 def words(tables):
-    """What the words of a panel's tables mean, as a rich renderable; first those that a newcomer will not know."""
+    """What the words of a panel's tables mean, as a rich renderable; first those that a newcomer
+    will not know."""
     from rich.table import Table
     from rich.text import Text
 
@@ -860,9 +851,9 @@ def words(tables):
     return grid
 
 
-def panel(trainer, scores, goal, time, explaining=None):
+def panel(trainer, scores, solved_at, time, explaining=None):
     """The live panel, as a rich renderable. Green is reached, yellow is worth a look.
-    scores: of each call so far; goal: (what they are, how much counts as solved); time: what
+    scores: of each call so far; solved_at: (what they are, how much counts as solved); time: what
     is gone and left, in words; explaining: whether what the words mean stands in the place of
     the numbers, None if nobody can ask for it."""
     from rich.columns import Columns
@@ -873,8 +864,7 @@ def panel(trainer, scores, goal, time, explaining=None):
 
     def table(title, rows, style="bold"):
         grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
-                     title_justify="left",
-                     padding=(0, 1))
+                     title_justify="left", padding=(0, 1))
         grid.add_column()
         grid.add_column(justify="right", min_width=9)
         for name, value in [*rows][:MOST_ROWS]:
@@ -901,7 +891,7 @@ def panel(trainer, scores, goal, time, explaining=None):
     numbers = lambda metrics: [(name, float(value)) for name, value in metrics.items()]  # noqa: E731
     tables = {"run": summary, "time": parts, "losses": numbers(trainer.losses),
               "environment": numbers(trainer.environment)}
-    metric, least = goal
+    metric, least = solved_at
     reached = least is not None and scores[-1] >= least
     grid = Table.grid()
     grid.add_row(Text.assemble(f" {metric or 'score'} ",

@@ -27,7 +27,7 @@ BEGUN = 0.1  # share of the run after which a policy could have moved
 SAMPLE = 1 << 12
 LONG = 10_000  # steps of each agent in which an episode should have ended
 VAST = 1000.0  # observations beyond it are no longer of the order of 1
-VAST_VALUE_LOSS = 1000.0  # where the policy's is below 1
+VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 
 
 def vital(observations, rewards, valid, terminals, truncations):
@@ -235,8 +235,8 @@ class Signs:
 
 def read(folder):
     """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl,
-    without lines that a crash has torn. Raises OSError where they are not there,
-    ValueError where they cannot be read."""
+    without lines that a crash has torn. Raises OSError if they are not there,
+    ValueError if they cannot be read."""
     path, entries = Path(folder, "config.json"), []
     try:
         config = json.loads(path.read_text())
@@ -256,8 +256,7 @@ def read(folder):
 CURVES = ("environment/score", "environment/episode_return", "environment/episode_length",
           "losses/entropy",
           "losses/approx_kl", "losses/clipfrac", "losses/value_loss", "losses/explained_variance",
-          "losses/grad_norm",
-          "losses/learning_rate", "vital/reward_max", "vital/observation_max")
+          "losses/grad_norm", "losses/learning_rate", "vital/reward_max", "vital/observation_max")
 
 
 def diagnose(folder):
@@ -293,8 +292,7 @@ def draw(name, entries, said):
                          col=i % 3 + 1)
         for step, sentence in said:
             figure.add_vline(x=step, line={"dash": "dot", "color": "crimson"}, row=i // 3 + 1,
-                             col=i % 3 + 1,
-                             name=sentence)
+                             col=i % 3 + 1, name=sentence)
     figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False,
                          template="plotly_white")
     items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>" for step, sentence in said)

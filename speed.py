@@ -197,7 +197,7 @@ def search(tried, make, seconds, report=print):
 
     make(candidate) -> an object with run(seconds) and close(); it may raise ValueError or
     RuntimeError for a candidate that cannot work, which is reported and left out. Raises
-    RuntimeError where none can.
+    RuntimeError if none can.
     """
     first = {}
     for i, vec in enumerate(tried):
@@ -261,18 +261,13 @@ def main(argv=None, program="speed.py"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
         sys.exit(None if {"-h", "--help"} & set(argv)
                  else f"{program}: profile or autotune, and which environment?")
-    try:
+    with configuration.said_by(program, RuntimeError):
         if verb == "profile":
             return profile(env_name, configuration.load_config(env_name, argv[2:]))
         parser = argparse.ArgumentParser(prog="speed.py autotune", add_help=False)
         parser.add_argument("--seconds", type=float, default=1.0)
         options, rest = parser.parse_known_args(argv[2:])
         return autotune(env_name, options.seconds, rest)
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None and not isinstance(error, RuntimeError):
-            raise
-        sys.exit(f"{program}: {words or error}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@
     python protein.py report experiments                           # ordinary runs side by side, by environment
 
 A tuner of protein.py says what to try; a trial is a `pufferl.py train`, and its curve becomes observations of (cost,
-score). A folder is the truth: whoever sees it can go on with the sweep, or help. The page is one file that needs no
-network; to add a figure to it, add one to `sweep_figures` or `run_figures`. The file reads in this order: ledger, one
-trial, where trials run, the sweep, the report, command line.
+score). A sweep's whole state is its folder: any machine that sees it can go on with the sweep, or help. The page is
+one file that needs no network; to add a figure to it, add one to `sweep_figures` or `run_figures`. The file reads in
+this order: ledger, one trial, where trials run, the sweep, the report, command line.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class Ledger:
             self._path(claim).unlink(missing_ok=True)
 
     def give_back(self, claim):
-        """Leave a claim of ours to whoever comes next."""
+        """Leave a claim of ours to the next process that looks."""
         self.update({**claim, "host": None})
 
     def take_over(self):
@@ -346,7 +346,7 @@ def run_trial(job, stop=None, started=None):
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
     called with the process's (pid, creation time). Runs on any machine that has these files; also as a Ray task.
     """
-    begun, clock = time.time(), time.monotonic()
+    begun, since = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(job["folder"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -389,7 +389,7 @@ def run_trial(job, stop=None, started=None):
             (run / "trainer_state.pt").unlink(missing_ok=True)
         score, cost = points[-1][1:] if points else (None, None)
         return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
-                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - clock,
+                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - since,
                 "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
 
 
@@ -567,7 +567,7 @@ class Sweep:
     """What a trial costs: any name in metrics.jsonl that grows; seconds of training by default."""
     max_suggestion_cost: float | None = None
     """Trials that are expected to cost more than this are not suggested; one that costs twice as
-    much is stopped (default: 3600 seconds; no limit where the cost is not performance/uptime)."""
+    much is stopped (default: 3600 seconds; no limit if the cost is not performance/uptime)."""
     random_trials: int | None = None
     """Trials before the model is asked (default: 16, at most a third of all)."""
     downsample: int = 5
@@ -718,7 +718,7 @@ class Runner:
     """A sweep at work: has trials run until there are settings.num_trials, going on with what the folder holds.
 
     tuner: says what to try; it knows the environment. settings: a Sweep. options: of
-    `pufferl.py train`, for all trials. Raises SpaceError where the folder holds another sweep.
+    `pufferl.py train`, for all trials. Raises SpaceError if the folder holds another sweep.
     """
 
     def __init__(self, tuner, settings, options=(), quiet=False):
@@ -738,7 +738,7 @@ class Runner:
 
     def run(self):
         """Returns the Ledger. Ctrl-C (or SIGTERM) has the running trials save and leaves them to the next start; a
-        second one leaves at once. Raises RuntimeError where the first trials all fail."""
+        second one leaves at once. Raises RuntimeError if the first trials all fail."""
         settings, ledger = self.settings, self.ledger
         self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus) if settings.ray else
                      LocalPool(settings.workers or 1, settings.gpus))
@@ -929,7 +929,7 @@ def stopping_rule(tuner, settings):
 
 
 def refuse_if_all_fail(ledger, count=5):
-    """RuntimeError where the first trials fail without exception: then the settings are not what is wrong."""
+    """RuntimeError if the first trials fail without exception: then the settings are not what is wrong."""
     records = list(ledger.results().values())
     if len(records) >= count and all(record["status"] == "failed" for record in records):
         errors = "\n".join(f"  trial {record['trial']}: {record['error']}" for record in records[:count])
@@ -962,7 +962,7 @@ def short(value):
 
 
 def make_logger(kind, folder, config):
-    """A function that takes each finished trial's record. Raises ImportError where the package is
+    """A function that takes each finished trial's record. Raises ImportError if the package is
     missing. What goes wrong later costs log entries, not the sweep: the ledger has all."""
     import runs
 
@@ -1068,7 +1068,7 @@ def sweep_figures(told, records, tuner):
     good = [r for r in records if r["status"] != "failed"]
     if not good:
         return []
-    text, cost, score = [in_words(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
+    text, cost, score = [hover_text(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
     figures = [against_cost(told["asked"], good, text, tuner), curves_of_trials(told["asked"], good, text)]
     if len(good) >= 4:
         figures.append(stars(told["asked"], good, text, tuner))
@@ -1099,7 +1099,7 @@ def new_figure(**layout):
     return go.Figure().update_layout(**layout)
 
 
-def in_words(record):
+def hover_text(record):
     settings = [f"{name} = {short(value)}" for name, value in record["settings"].items()]
     return "<br>".join([f"trial {record['trial']} ({record['status']})",
                         f"score {short(record['score'])}, cost {short(record['cost'])}", *settings])

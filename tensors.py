@@ -352,8 +352,7 @@ class TensorEnv:
                              "terminated, truncated and info.")
         self._check_observations(result[0], "step")
         for name, array, kinds in zip(("rewards", "terminated", "truncated"), result[1:4],
-                                      ("iuf", "biu", "biu"),
-                                      strict=True):
+                                      ("iuf", "biu", "biu"), strict=True):
             array = self._on_host(array, f"{name} of the first step()")
             if array.shape != (self.num_agents,) or array.dtype.kind not in kinds:
                 raise ValueError(f"{self.env}: {name} of the first step() have shape "

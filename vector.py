@@ -124,7 +124,7 @@ class Vector:
         storage [None until `allocate`]: the arrays that `new_storage` makes
         device [None]: the torch.device that the environments' own tensors lie on; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see OnGpu
-        can_step_in_kernels [False]: see Native; where it is True `addresses` and `finish` are duties too
+        can_step_in_kernels [False]: see Native; if it is True `addresses` and `finish` are duties too
     and these methods:
         allocate(horizon): set `storage` to what new_storage(horizon, zeros) makes for so many steps, `restart`, `begin`
             and return it; zeros(shape, dtype) makes an array: aligned_zeros, or one of your own
@@ -185,7 +185,7 @@ class Vector:
         return max(self.timeout, STARTUP) if self._starting else self.timeout
 
     def number_from(self, first_env):
-        """Give the environments the random numbers of number first_env and on, where other ranks
+        """Give the environments the random numbers of number first_env and on, if other ranks
         have those before. Comes before `allocate`."""
         self.seed += first_env
 
@@ -670,8 +670,7 @@ class Emulated(Vector):
     threads_per_worker = 1
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0,
-                 num_threads=None, name=None,
-                 timeout=60.0):
+                 num_threads=None, name=None, timeout=60.0):
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
         self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
         self.timeout, self._next_look, self._starting = timeout, 0.0, set()
@@ -851,7 +850,7 @@ class Emulated(Vector):
 
     def log(self, env=None):
         """Means of the infos' numbers over the episodes finished since the last call, and their
-        number n; of all environments, or of one. {} where none finished."""
+        number n; of all environments, or of one. {} if none finished."""
         self._settle() if not self._public else None
         means = {}
         for one in list(self._logs) if env is None else [env]:
@@ -892,7 +891,7 @@ class Emulated(Vector):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first
         batch_size environments that are ready; agent_ids are their agents' numbers, masks is False
         for a dead agent. Arrays are views that stay as they are until these environments step
-        again, copies where these are no contiguous range. Raises RuntimeError where nothing was
+        again, copies if these are no contiguous range. Raises RuntimeError if nothing was
         sent before, and WorkerError."""
         if self._batch is not None or not self._public:
             raise RuntimeError("recv() comes after async_reset() or send().")
@@ -1163,7 +1162,7 @@ class Tensors(Vector):
     have), stepped in this process on their device, as one buffer; see `make`. creators: one, of an
     environment that has num_envs itself.
 
-    The rollout's arrays lie on the host, and whatever acts reads its rows there. An engine on the
+    The rollout's arrays lie on the host, and the network that acts reads its rows there. An engine on the
     environments' own device gives `write_to` arrays of its own instead. Then a step brings only its
     terminals and truncations to the host, which asks if there is anything to bootstrap. Episodes
     are counted on the device; `log` reads the sums, once.
@@ -1268,7 +1267,7 @@ class Tensors(Vector):
 
     def log(self, env=None):
         """Means over the episodes finished since the last call, and their number n; of all
-        environments, or of one. {} where none finished."""
+        environments, or of one. {} if none finished."""
         return self._env.log(env)
 
     def finished(self):
@@ -1302,8 +1301,7 @@ class Tensors(Vector):
 
 
 BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray,
-            "package": Package,
-            "tensors": Tensors}
+            "package": Package, "tensors": Tensors}
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
@@ -1362,7 +1360,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
 
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`;
     "gym/ID", "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or
-    function), or a list of one an environment; or an instance, where num_envs is 1.
+    function), or a list of one an environment; or an instance, if num_envs is 1.
     backend: Native, Serial, Multiprocessing, Ray, Package, Tensors, or its name in lower case, or a
     class of your own that is called as Multiprocessing is; by default the one that `choose_backend`
     names, or Tensors if one environment is made, or a named one that holds num_envs itself, and its
@@ -1380,7 +1378,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     MemoryError for more environments than it can hold; TypeError for what is no environment.
     """
     env, num_workers, batch_size = environments.named(env), _number(num_workers), _number(batch_size)
-    if device is not None and "device" in environments.settings_of(env):  # it is a setting of the environment's own
+    if device is not None and "device" in (environments.settings_of(env) or ()):  # its own setting
         settings, device = {**settings, "device": device}, None
     env_kwargs = environments.with_settings(env, env_kwargs, settings, KEYWORDS)
     backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend

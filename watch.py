@@ -74,8 +74,7 @@ class Play:
         configuration.check_names(args, "eval")
         self.seed, self.deterministic, self.step = seed, args["eval"]["deterministic"], 0
         vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
-               "batch_size": None,
-               "device": "host"}
+               "batch_size": None, "device": "host"}
         args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
         # for batch norms and dropouts
@@ -144,8 +143,8 @@ class Episodes:
     quotas (environments,): how many episodes of each count. An environment of several agents
     reports in one of two ways, which shows while they play: once an episode for all of its agents
     (as PettingZoo's do, and windows of fixed length), then its first `quota` reports count; or for
-    each agent by itself, where an agent's first `quota` episodes do. In that case reports of agents
-    that end at the same step are one mean; where some of these are beyond their quota, it stands
+    each agent by itself, if an agent's first `quota` episodes do. In that case reports of agents
+    that end at the same step are one mean; if some of these are beyond their quota, it stands
     for the others. always_report: every environment reports sooner or later (those in C do); others
     that never do are counted by their rewards.
     """
@@ -353,13 +352,12 @@ class View(Play):
             names = self.labels[number] if number < len(self.labels) else {}
             labels = [names.get(i) for i in range(len(columns))]
             heads.append({"probabilities": head.softmax(0).tolist(), "taken": taken[number],
-                          "barred": barred,
-                          "labels": labels if any(labels) else []})
+                          "barred": barred, "labels": labels if any(labels) else []})
         return {"value": value, "heads": heads}
 
     def picture(self):
         """The environment now: (height, width, 3) uint8. Raises ConfigError
-        where it draws nothing."""
+        if it draws nothing."""
         drawn = self.vecenv.render(0)
         if isinstance(drawn, list):
             drawn = drawn[-1] if drawn else None
@@ -402,7 +400,7 @@ def episode_pictures(view, seconds):
 
 
 def check_video(path):
-    """Raises ConfigError where a video cannot be written to `path`."""
+    """Raises ConfigError if a video cannot be written to `path`."""
     suffix = Path(path).suffix
     if suffix not in (".mp4", ".gif", ".png"):
         raise pufferl.ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png.")
@@ -433,7 +431,7 @@ def write_video(pictures, path, fps):
             path, (width + width % 2, height + height % 2), fps=fps, codec="libx264",
             pix_fmt_out="yuv420p", quality=8,
             macro_block_size=2, output_params=["-movflags", "+faststart"])
-        # ffmpeg ends with its input, also where this process is killed
+        # ffmpeg ends with its input, also if this process is killed
         with contextlib.closing(writer):
             writer.send(None)
             for count, picture in enumerate(itertools.chain([first], pictures), 1):  # noqa: B007
@@ -765,16 +763,13 @@ class Page:
         count = len(scores)
         state = {
             "run": f"{self.token}-{self.runs}", "environment": self.environment,
-            "policy": self.policy,
-            "environments": {"trained": self.trained, "others": self.others},
-            "policies": self.policies,
-            "paused": self.paused, "speed": self.speed, "fps": view.fps,
+            "policy": self.policy, "environments": {"trained": self.trained, "others": self.others},
+            "policies": self.policies, "paused": self.paused, "speed": self.speed, "fps": view.fps,
             "seed": view.seed - EVAL_SEED,
             "deterministic": view.deterministic, "agents": view.agents, "agent": self.agent,
             "steps": self.total,
             "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]),
-            "count": count,
-            "mean": float(np.mean(scores)) if count else None,
+            "count": count, "mean": float(np.mean(scores)) if count else None,
             "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
             "problem": self.problem, "picture": png(view.picture(), self.LARGEST),
             **view.thoughts(self.agent),
@@ -786,7 +781,7 @@ class Page:
 
     def read(self, after, run, first_score):
         """For a request: the state as JSON, once there is one later than number `after` or of
-        another run than `run`, with the scores from number first_score on; None where there is none
+        another run than `run`, with the scores from number first_score on; None if there is none
         for PATIENCE seconds."""
         self.asked = time.perf_counter()
         with self.changed:
@@ -977,8 +972,7 @@ def show_on_page(env_name, args):
     address, here = f"http://127.0.0.1:{page.port}", not os.environ.get("SSH_CONNECTION")
     print(f"{env_name}, {describe_policy(args)}: {address}   (ctrl-C ends)\n"
           f"from {'another' if here else 'your own'} machine: {tunnel(page.port)}, then the "
-          "same address there",
-          flush=True)
+          "same address there", flush=True)
     if args["eval"]["open"] and here and ocean.has_display():
         webbrowser.open(address)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -1007,8 +1001,7 @@ def ship(env_name, args):
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
     saved = configuration.load_checkpoint(model)
     weights = {name: tensor.to(torch.half if tensor.is_floating_point()
-                               else tensor.dtype, copy=True,
-                               memory_format=torch.contiguous_format)
+                               else tensor.dtype, copy=True, memory_format=torch.contiguous_format)
                for name, tensor in saved.items()}
     with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
         torch.save(weights, Path(folder) / "rounded.pt")
@@ -1086,17 +1079,12 @@ def main(argv=None, program="watch.py"):
         if not argv or argv[0] not in ("-h", "--help"):
             sys.exit(f"{program}: which environment?")
         return
-    try:
+    with configuration.said_by(program):
         args = pufferl.load_config(argv[0], argv[1:])
         if verb == "ship":
             ship(argv[0], args)
         else:
             play(argv[0], args)
-    except Exception as error:
-        words = configuration.in_words(error)
-        if words is None:
-            raise
-        sys.exit(f"{program}: {words}")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ class Envs:
         return frame[copy] if self.copies > 1 else frame
 
     def close(self, first=0):
-        """Close all of them from `first` on, whatever one of them raises, and raise it then."""
+        """Close all of them from `first` on, even if one of them raises, and raise that then."""
         with contextlib.ExitStack() as stack:
             for env in self.envs[first:]:
                 stack.callback(env.close)
@@ -172,8 +172,7 @@ class Envs:
 OURS = [str(Path(__file__).with_name(f"{name}.py"))
         for name in ("emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
-         "look", "build",
-         "create", "render", "close")
+         "look", "build", "create", "render", "close")
 
 
 def own_frames(stack):

@@ -407,8 +407,7 @@ def compile_library(source, name, target_flags, flags, sources, what=None):
     `what` does not compile."""
     compiler, flags = find_compiler(), [*target_flags, *flags]
     contents = b"\0".join([compiler.encode(), repr(flags).encode(),
-                           _macros(compiler, *target_flags),
-                           *(f.read_bytes() for f in sources)])
+                           _macros(compiler, *target_flags), *(f.read_bytes() for f in sources)])
     name, folder = f"{name}{hashlib.sha256(contents).hexdigest()[:16]}.so", _cache_folder()
     if not (folder / name).exists():
         handle, temporary = tempfile.mkstemp(".so", "building-", folder)
@@ -467,8 +466,7 @@ def nearest(name, known, listed=None):
 
 class _Image(ctypes.Structure):
     _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int),
-                ("mipmaps", ctypes.c_int),
-                ("format", ctypes.c_int))
+                ("mipmaps", ctypes.c_int), ("format", ctypes.c_int))
 
 
 class _Color(ctypes.Structure):

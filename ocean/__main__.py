@@ -51,8 +51,7 @@ class Agents:
         self.masks = (self._buffer((agents, sum(envs.action_heads)), np.uint8)
                       if envs.has_action_masks else None)
         self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals,
-                               self.truncations,
-                               self.final_observations, self.valid, self.masks)
+                               self.truncations, self.final_observations, self.valid, self.masks)
         envs.reset(self.rows)
 
     def _buffer(self, shape, dtype):

@@ -55,15 +55,13 @@ INTERVAL = 2  # epochs between checkpoints
 OFTEN = ["--train.checkpoint-interval", str(INTERVAL), "--train.log-interval", "0",
          "--logger", "none"]
 SQUARED = ["train", "squared", "--env.num-envs", "64", "--train.minibatch-size", "1024",
-           "--vec.num-threads", "1",
-           "--vec.num-buffers", "1", *OFTEN]
+           "--vec.num-threads", "1", "--vec.num-buffers", "1", *OFTEN]
 COMMANDS = {
     "squared": [*SQUARED, "--train.total-timesteps", str(50 * 4096)],
     "workers": ["train", "gym/CartPole-v1", "--vec.backend", "multiprocessing",
                 "--vec.num-envs", "8",
                 "--vec.num-workers", "2", "--train.horizon", "64", "--train.replay-ratio", "1",
-                "--vec.num-threads",
-                "1", *OFTEN, "--train.total-timesteps", str(40 * 512)],
+                "--vec.num-threads", "1", *OFTEN, "--train.total-timesteps", str(40 * 512)],
     "ranks": [*SQUARED, "--train.gpus", "2", "--train.total-timesteps", str(50 * 8192)],
     "sweep": ["sweep", "squared", "--env.num-envs", "512", "--vec.num-threads", "1",
               "--sweep.workers", "2",
@@ -393,8 +391,7 @@ def main():
     print(json.dumps({"benchmark": "crash", "seed": a.seed,
                       "kills": {kind: row[0] for kind, row in found.items()},
                       "ended": {kind: row[1] for kind, row in found.items()}, "disks": full[0],
-                      "wrong": wrong,
-                      "seconds": round(time.monotonic() - began)}))
+                      "wrong": wrong, "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(wrong))
 
 

@@ -113,8 +113,7 @@ def ours(name, steps, seed, options):
         command = [sys.executable, str(bare / "pufferl.py"), "train", called, *extra,
                    "--train.total-timesteps",
                    str(steps), "--train.seed", str(seed), "--train.log-interval", "0.05",
-                   "--logger", "none",
-                   "--data-dir", f"{folder}/runs", *options]
+                   "--logger", "none", "--data-dir", f"{folder}/runs", *options]
         begun = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         seconds = time.perf_counter() - begun
@@ -128,8 +127,7 @@ def ours(name, steps, seed, options):
     episodes = [(entry["step"], before + entry["performance/uptime"], entry["environment/episode_return"],
                  entry["environment/n"]) for entry in entries if "environment/n" in entry]
     return {"curve": curve(episodes, entries[-1]["step"]), "seconds": round(seconds, 1),
-            "auto": chosen,
-            "signs": said}
+            "auto": chosen, "signs": said}
 
 
 class Recorder:
@@ -479,8 +477,7 @@ def summary(results):
 
 def show(table):
     heads = ("environment", "random", "ours", "SB3", "CleanRL", "ours", "SB3", "CleanRL",
-             "s ours", "s SB3",
-             "s CleanRL", "time to SB3's")
+             "s ours", "s SB3", "s CleanRL", "time to SB3's")
     row = "{:26} {:>9} {:>9} {:>9} {:>9}  {:>6} {:>6} {:>7}  {:>6} {:>6} {:>9}  {:>13}"
     print(row.format(*heads))
     for title, names in (("chosen on", CHOSEN), ("untouched", UNTOUCHED)):

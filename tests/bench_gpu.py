@@ -364,8 +364,7 @@ def run(step, limit):
         output.seek(0)
         text = readable(output.read())
     found = {"result": "passed", "seconds": round(time.monotonic() - began, 1),
-             "figures": figures_of(step, text),
-             "tail": text[-TAIL:], **load}
+             "figures": figures_of(step, text), "tail": text[-TAIL:], **load}
     if status is None:
         found["result"] = f"took longer than {limit:.0f} s"
     elif status != 0:
@@ -468,8 +467,7 @@ def summary(results):
             place = "on the host" if place == "host" else "on the GPU"
             rows.append((f"trained steps a second: {int(agents):,} × {horizon}, network "
                          f"{found['num_layers']} layers × {found['hidden_size']}, {precision}, "
-                         f"environments {place}",
-                         f"{found['sps']:,.0f}{busy}"))
+                         f"environments {place}", f"{found['sps']:,.0f}{busy}"))
     for name, place in (("learn-host", "on the host"), ("learn-cuda", "on the GPU")):
         if found := passed(results, name):
             ((result,),) = (seeds.values() for seeds in found["environments"].values())
@@ -514,8 +512,7 @@ def page(results):
     lines = ["# On a GPU", "", f"Written by `make gpu` (tests/bench_gpu.py), last on {date}.", "",
              summary(results),
              "| step | seconds | GPU load, mean and most | watts, mean and most | "
-             "commit | result |",
-             "| --- | --- | --- | --- | --- | --- |"]
+             "commit | result |", "| --- | --- | --- | --- | --- | --- |"]
     for name, result in results.items():
         load, watts = (f"{result[key]['mean']:.0f}, {result[key]['most']:.0f}"
                        if key in result else ""

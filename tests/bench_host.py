@@ -62,8 +62,7 @@ def measure(env, agents, buffers, threads, repeats):
     vecenv = pufferl.make(env, num_envs=agents, seed=1, num_buffers=buffers,
                           num_threads=max(threads, buffers))
     settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9,
-                "data_dir": None,
-                "total_timesteps": 10**12}
+                "data_dir": None, "total_timesteps": 10**12}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, hidden_size=16))
     pufferl.check_norms = lambda trainer, norms: None  # they are left over
     trainer.evaluate()

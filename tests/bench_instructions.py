@@ -69,8 +69,7 @@ def counts(command, folder, *options, env=None):
     """{what a dump was called, "" for the whole run: instructions}."""
     out = f"--callgrind-out-file={folder}/out"
     done = subprocess.run(["valgrind", "-q", "--tool=callgrind", out, *options, *command],
-                          cwd=folder, env=env,
-                          capture_output=True, text=True)
+                          cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))[:200]}\n{done.stderr}")
     found = {}

@@ -129,12 +129,11 @@ def advantage_cases():
     advantages, part, masses = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
     expected = reference.advantage(**doubles, gamma=GAE["gamma"], lam=GAE["gae_lambda"],
-                                   rho_clip=GAE["rho_clip"],
-                                   c_clip=GAE["c_clip"])
+                                   rho_clip=GAE["rho_clip"], c_clip=GAE["c_clip"])
     source = expected.float()
     cumulative, drawn, weights = torch.empty_like(masses), torch.zeros(B, dtype=torch.int64), poisoned(B)
     p = reference.priorities(source.double(), data["valid"], 0.1)
-    clock, beta = torch.tensor([5, 2]), torch.tensor([0.8])
+    counter, beta = torch.tensor([5, 2]), torch.tensor([0.8])
     moved = size(*data.values(), advantages)
 
     def check_draw():
@@ -157,7 +156,7 @@ def advantage_cases():
         lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N,
         size(source, data["valid"]))
     yield "draw", Case(
-        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, clock=clock, beta=beta),
+        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
         check_draw, B, size(p, cumulative, drawn, weights))
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),
@@ -180,8 +179,8 @@ def gather_cases():
         close("values", values[:T, index], new_values, 0)
         close("ratios", ratios[:, index], new_ratios, 0)
 
-    clock = torch.zeros(2, dtype=torch.int64)
-    yield "write_back", Case(lambda: kernels.write_back(index, new_values, new_ratios, clock, values, ratios), check,
+    counter = torch.zeros(2, dtype=torch.int64)
+    yield "write_back", Case(lambda: kernels.write_back(index, new_values, new_ratios, counter, values, ratios), check,
                              T * B, 2 * size(new_values, new_ratios))
 
 
@@ -227,12 +226,10 @@ def scan_cases():
 
     yield "mingru_scan, chunk", Case(
         lambda: kernels.mingru_scan(hgp, x, states, resets, valid, out, **where),
-        check_scan, T * M * H,
-        size(hgp, x, states, out))
+        check_scan, T * M * H, size(hgp, x, states, out))
     yield "mingru_scan_grad, chunk", Case(
         lambda: kernels.mingru_scan_grad(dhgp, x, full, resets, valid, dx, sums, **where),
-        check_grad, T * M * H,
-        size(dhgp, dhgp, x, full, dx, dx), restore)
+        check_grad, T * M * H, size(dhgp, dhgp, x, full, dx, dx), restore)
 
 
 def loss_case(kind):
@@ -256,8 +253,7 @@ def loss_case(kind):
 
     def run():
         kernels.ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings,
-                         grad, new_values,
-                         ratios, sums, index=index, **options)
+                         grad, new_values, ratios, sums, index=index, **options)
 
     def check():
         y, spread = outputs.double().requires_grad_(), log_std.double().requires_grad_()
@@ -308,8 +304,7 @@ def muon_cases():
 
     def check():
         expected, _ = reference.muon_step(before, grads, [torch.zeros_like(g) for g in grads],
-                                          0.015, 0.73, 0.0,
-                                          torch.tensor(1.81).double())
+                                          0.015, 0.73, 0.0, torch.tensor(1.81).double())
         for p, e in zip(module.parameters(), expected, strict=True):
             close("weights", p.detach(), e, 1e-6)
 
@@ -350,8 +345,7 @@ def baselines():
     left, right, product = normal(T * M, H), normal(3 * H, H), torch.empty(T * M, 3 * H)
     copy = Case(lambda: target.copy_(source), lambda: None, source.numel(), 2 * size(source))
     matmul = Case(lambda: torch.matmul(left, right.t(), out=product), lambda: None,
-                  2 * T * M * H * 3 * H,
-                  size(left, right, product))
+                  2 * T * M * H * 3 * H, size(left, right, product))
     return {"copy": copy, "matrix product": matmul}
 
 
@@ -467,8 +461,7 @@ def main():
                       "repeats": args.repeats,
                       "copy_gb_per_second": round(bandwidth, 2), "matmul_gflops": round(gflops, 1),
                       "numpy": np.__version__, "torch": torch.__version__,
-                      "numba": numba.__version__,
-                      "kernels": rows, "wrong": wrong}))
+                      "numba": numba.__version__, "kernels": rows, "wrong": wrong}))
     return 1 if wrong else 0
 
 

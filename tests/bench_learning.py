@@ -88,8 +88,7 @@ def main():
             runs.append(learn(a, precision, seed))
             at, last = solved(runs[-1], a.threshold), runs[-1][-1][1]
             print(f"{precision:9} seed {seed}: solved at {f'{at:,}' if at else 'no'} steps, "
-                  f"{last:.0f} at the end",
-                  flush=True)
+                  f"{last:.0f} at the end", flush=True)
             draw(a, curves)
     for precision, runs in curves.items():
         steps = [solved(curve, a.threshold) for curve in runs]

@@ -100,8 +100,7 @@ def sb3(a, at_once):
 
     envs = OneCall(many(a.num_envs)) if at_once else DummyVecEnv([one] * a.num_envs)
     model = PPO("MlpPolicy", envs, n_steps=a.horizon, batch_size=a.minibatch_size, n_epochs=4,
-                learning_rate=1e-3,
-                ent_coef=0.01, device="cpu", seed=0)
+                learning_rate=1e-3, ent_coef=0.01, device="cpu", seed=0)
     model.learn(a.steps)
 
 
@@ -161,8 +160,7 @@ def cleanrl(a, at_once):
     sys.argv = [a.script, "--env-id", NAME, "--num-envs", str(a.num_envs), "--num-steps",
                 str(a.horizon),
                 "--num-minibatches", str(a.num_envs * a.horizon // a.minibatch_size),
-                "--learning-rate", "0.001",
-                "--total-timesteps", str(a.steps), "--no-cuda"]
+                "--learning-rate", "0.001", "--total-timesteps", str(a.steps), "--no-cuda"]
     runpy.run_path(a.script, run_name="__main__")
 
 

@@ -137,8 +137,7 @@ def main():
         for side, measured in speeds.items():
             python = a.peer_python if side == "Stable-Baselines3" else sys.executable
             child = subprocess.run([python, __file__, "--child", side, json.dumps(vars(a))],
-                                   capture_output=True,
-                                   text=True, cwd=ROOT)
+                                   capture_output=True, text=True, cwd=ROOT)
             if child.returncode:
                 sys.exit(f"{side} failed:\n{child.stderr}")
             measured.append(float(child.stdout.splitlines()[-1]))

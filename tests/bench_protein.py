@@ -264,8 +264,7 @@ def run(name, method, seed, trials):
     begun = time.perf_counter()
     results, problem = METHODS[method](name, PROBLEMS[name], trials, seed), PROBLEMS[name]
     return {"problem": name, "method": method, "seed": seed, "trials": trials,
-            "source": source(method),
-            "seconds": round(time.perf_counter() - begun, 2),
+            "source": source(method), "seconds": round(time.perf_counter() - begun, 2),
             "hypervolume": {str(budget): hypervolume(problem, results[:budget])
                             for budget in budgets(trials)},
             "regret": {str(budget): regret(problem, results[:budget])

@@ -103,8 +103,7 @@ def forced_group(ranks):
 def run(kind, arguments):
     """The JSON line of one run."""
     own = [str(Path(__file__)), "--measure", "--env", arguments.env, "--epochs",
-           str(arguments.epochs),
-           "--num-threads", str(arguments.num_threads)]
+           str(arguments.epochs), "--num-threads", str(arguments.num_threads)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = {"plain": [sys.executable, *own], "forced": [sys.executable, *own],
                "torchrun": [*torchrun, "--nproc-per-node=1", *own],

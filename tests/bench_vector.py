@@ -194,8 +194,7 @@ def main():
         if workers > 1:
             contestants[f"Multiprocessing, {workers} workers, batch {n // workers}"] = (
                 lambda: Ours(creator, n, compared=compared, backend="multiprocessing",
-                             num_workers=workers,
-                             batch_size=n // workers),
+                             num_workers=workers, batch_size=n // workers),
                 "gymnasium AsyncVectorEnv")
         return contestants
 

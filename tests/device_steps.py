@@ -18,8 +18,7 @@ from ocean import device
 # every day may join them.
 FLAGS = ("-ffp-contract=off",)
 NAMES = ("observations", "actions", "rewards", "terminals", "truncations",
-         "final_observations", "valid",
-         "action_masks")
+         "final_observations", "valid", "action_masks")
 POISON = 0xA5
 
 

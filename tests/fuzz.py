@@ -52,8 +52,7 @@ COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "
           "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune", "base.wandb")
 # Settings that may make a right case long.
 LONGER = ("total_timesteps", "replay_ratio", "horizon", "hidden_size", "num_layers", "max_steps",
-          "input_size",
-          "seconds", "minibatch_size", "compile", "timeout")
+          "input_size", "seconds", "minibatch_size", "compile", "timeout")
 MEMORY = 6 << 30  # bytes more than the process begins with
 SECONDS = 20.0  # of the processor; a machine with others on it may take longer
 PATIENCE = 90.0  # seconds until a case hangs
@@ -67,12 +66,10 @@ PLAY = ["--env.num-envs", "4", "--eval.episodes", "4", "--eval.max-steps", "2000
 
 WHOLE = ["-1", "0", "1", "2", "3", "7", "64", "2147483647", "2147483648", "9223372036854775807",
          "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "nan", "inf",
-         "-inf", "none",
-         "auto", "", "x", "[1]",
+         "-inf", "none", "auto", "", "x", "[1]",
          "9" * 5000]
 FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "nan",
-             "inf", "-inf",
-             "none", "auto", "", "x", "1,5", "True"]
+             "inf", "-inf", "none", "auto", "", "x", "1,5", "True"]
 TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff",
          "a b", "--help", "=",
          "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..",
@@ -147,8 +144,7 @@ def ini_file(draw, here):
         pieces = ["[", "]", "[]", "[train", "[train]", "[sweep.train.gamma]", "min = x", "= 5",
                   "gamma", "gamma = ",
                   "x = 1", "[base]", "env_name = squared nothing", "env_name =", "\t gamma = 1",
-                  "; x", "\ufeff",
-                  "[DEFAULT]",
+                  "; x", "\ufeff", "[DEFAULT]",
                   "gamma = 0.9"]
         text = "\n".join(draw.choices(pieces, k=draw.randrange(1, 8))).encode()
     else:
@@ -174,8 +170,7 @@ def checkpoint(draw, here):
         data = data[: draw.randrange(len(data))]
     elif how == "swap" and path.suffix != ".pt":
         junk = ["5", "[]", "null", '"x"', "[" * 3000, '{"step": "x"}', '{"step": NaN, "train": 5}',
-                '{"train": {}}',
-                '{"step": 1e999, "environment/score": "x"}', "{",
+                '{"train": {}}', '{"step": 1e999, "environment/score": "x"}', "{",
                 '{"step": 1' + "0" * 400 + "}", "\x00",
                 '{"train": {"gamma": []}, "env_name": 5}', '{"env_name": "squared", "env": [1]}']
         lines = data.decode().splitlines()
@@ -223,14 +218,12 @@ def swap(state, draw):
     if names[0] == "environments":  # the memory of programs in C: SECURITY.md
         return "nothing"
     old, like = place[key], [None, "x", -1, 0, 10**30, math.nan, math.inf, [], {}, (), True,
-                             b"x", [[[]]],
-                             torch.zeros(3), torch.zeros(0), torch.tensor(math.nan),
+                             b"x", [[[]]], torch.zeros(3), torch.zeros(0), torch.tensor(math.nan),
                              torch.zeros(2, 2).to_sparse(),
                              torch.zeros(3, device="meta"), torch.zeros(1).expand(2**40)]
     if isinstance(old, torch.Tensor):
         like += [old * math.nan if old.is_floating_point() else old, old.double(), old.half(),
-                 old.bool(), old[:1],
-                 old.flatten(), old.to(torch.complex64), torch.zeros_like(old),
+                 old.bool(), old[:1], old.flatten(), old.to(torch.complex64), torch.zeros_like(old),
                  torch.full(old.shape, 1e30)]
     new = draw.choice([..., *like])
     if new is ...:
@@ -277,8 +270,7 @@ OBSERVED = ["self.observation_space.sample()", "np.full(3, nan, np.float32)",
             "[0, 0, 0]", "None", "'text'", "0.5", "np.array(['a', 'b', 'c'])", "{'a': 1}",
             "np.zeros(3, complex)"]
 REWARDS = ["1.0", "nan", "inf", "-inf", "1e300", "-1e300", "None", "'x'", "np.ones(1)",
-           "np.ones(2)", "True", "[1]",
-           "10**400", "np.float64(2)", "1j"]
+           "np.ones(2)", "True", "[1]", "10**400", "np.float64(2)", "1j"]
 
 
 def environment(draw, here):
@@ -594,8 +586,7 @@ def main():
     given = parser.parse_args()
     seconds = given.seconds or (60 if given.cases == 10**9 else math.inf)
     counts, faults = fuzz(given.cases, seconds, given.seed, given.only, given.environments,
-                          kinds=given.kind,
-                          typed=given.typed)
+                          kinds=given.kind, typed=given.typed)
     for kind, exits in sorted(counts.items()):
         print(f"{kind:14} {sum(exits.values()):5} cases, exits {dict(exits)}")
     print(json.dumps({"seed": given.seed,

@@ -37,8 +37,7 @@ def compile(source, name="kernel.cu", arch="sm_90", options=(), headers=None):
     texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
     names = (ctypes.c_char_p * len(headers))(*(header.encode() for header in headers))
     _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(),
-                                           len(headers), texts,
-                                           names))
+                                           len(headers), texts, names))
     try:
         options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}", *options]
         values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))

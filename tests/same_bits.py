@@ -37,8 +37,7 @@ class Net(nn.Module):
 C = ["--env.num-envs", "64", "--train.horizon", "32", "--train.minibatch-size", "512",
      "--train.replay-ratio", "2"]
 PYTHON = ["--vec.num-envs", "16", "--train.horizon", "32", "--train.minibatch-size", "256",
-          "--train.replay-ratio", "2",
-          "--train.learning-rate", "0.01", "--train.prio-alpha", "0.4"]
+          "--train.replay-ratio", "2", "--train.learning-rate", "0.01", "--train.prio-alpha", "0.4"]
 TWO = ["--vec.backend", "multiprocessing", "--vec.num-workers", "2"]
 KINDS = {  # (environment, options); FILES stands for the folder with the network above
     "float32": ("breakout", C),

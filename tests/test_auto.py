@@ -25,8 +25,7 @@ from configuration import ConfigError, Facts, decide
 ROOT = Path(__file__).resolve().parent.parent
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = ("horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",
-         "ent_coef", "prio_alpha",
-         "norm_obs",
+         "ent_coef", "prio_alpha", "norm_obs",
          "norm_reward")
 
 
@@ -169,8 +168,7 @@ def test_environments_in_python_are_few_so_that_rollouts_are_long(name, steps, e
 
 @settings(deadline=None, max_examples=25)
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5), offset=st.floats(-1e4, 1e4),
-       seed=st.integers(0, 99),
-       dtype=st.sampled_from([np.float32, np.float64, np.int16]))
+       seed=st.integers(0, 99), dtype=st.sampled_from([np.float32, np.float64, np.int16]))
 def test_moments_are_those_of_all_valid_rows(sizes, offset, seed, dtype):
     rng, normalizer, seen = np.random.default_rng(seed), models.Normalizer(3), []
     for size in sizes:
@@ -512,8 +510,7 @@ CART = f"{ROOT}/tests/brought.py:cartpole"
 
 def run(tmp_path, *options, env=CART):
     argv = ["--vec.num-envs", "8", "--vec.backend", "serial", "--logger", "none", "--data-dir",
-            str(tmp_path),
-            "--train.total-timesteps", "2000", *options]
+            str(tmp_path), "--train.total-timesteps", "2000", *options]
     return pufferl.train(env, pufferl.load_config(env, argv))
 
 
@@ -602,8 +599,7 @@ def test_environments_that_are_quicker_than_messages_stay_in_this_process(
     monkeypatch.setattr(pufferl, "EXCHANGE", exchange)
     name = f"{ROOT}/tests/brought.py:Catch"
     args = pufferl.load_config(name, ["--train.total-timesteps", "256", "--logger", "none",
-                                      "--data-dir", str(tmp_path),
-                                      "--vec.num-envs", "8", *options])
+                                      "--data-dir", str(tmp_path), "--vec.num-envs", "8", *options])
     trainer = pufferl.train(name, args)
     assert type(trainer.vecenv) is (vector.Serial if backend == "serial"
                                     else vector.Multiprocessing)

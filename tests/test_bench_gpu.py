@@ -249,8 +249,7 @@ def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
                    if key != "CUDA_DEVICE_MAX_CONNECTIONS"}
     for given, kept in (({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "5"}, "5")):
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**environment, **given},
-                              capture_output=True,
-                              text=True)
+                              capture_output=True, text=True)
         assert done.stdout.split() == [kept, "False"], done.stderr
 
 

@@ -73,8 +73,7 @@ def test_what_cannot_be_listed_is_said(words, message):
 
 @pytest.mark.parametrize(("text", "message"),
                          [("score = 1\nperf = 1", "one of them"), ("steps = 3", "one of them"),
-                          ("scores = 1", "no such setting"),
-                          ("score = x", "must be a number")])
+                          ("scores = 1", "no such setting"), ("score = x", "must be a number")])
 def test_a_wrong_mark_is_an_error(text, message, tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
     (tmp_path / "config/squared.ini").write_text(f"[solved]\n{text}\n")

@@ -151,8 +151,7 @@ def compressed(path):
 
 
 DAMAGES = [cut(0.1), cut(0.5), cut(0.9), empty, a_folder, a_pipe, flipped, text, foreign,
-           a_pickle, a_module,
-           compressed]
+           a_pickle, a_module, compressed]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: getattr(d, "__name__", "cut"))

@@ -183,8 +183,7 @@ def python_calls(segments, minibatch):
     """How many Python functions are called for each minibatch."""
     vecenv = vector.make("squared", num_envs=segments, seed=1, num_threads=1)
     settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9,
-                "replay_ratio": 4,
-                "learning_rate": 0.01, "total_timesteps": 10**7}
+                "replay_ratio": 4, "learning_rate": 0.01, "total_timesteps": 10**7}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 16))
     # to be counted
     trainer.engine.in_parallel = lambda function, workers: [function(worker) for worker in workers]
@@ -233,7 +232,7 @@ def test_learners_learn_side_by_side(backend, monkeypatch):
 
 def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
     """numba looks at a driver's own file alone; the cells stand in another one."""
-    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_cpu,
+    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes,
                vector.step_environments]
     assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
 

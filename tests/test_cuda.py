@@ -83,11 +83,9 @@ for name in (
     "nan_sample_masked_action_is_never_taken", "advantage",
     "advantage_of_drawn_segments_equals_the_full_pass",
     "nan_advantage", "priorities", "draw", "draw_takes_no_segment_without_a_mass",
-    "add_rows", "gather",
-    "gather_normalises", "write_back",
+    "add_rows", "gather", "gather_normalises", "write_back",
     "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step",
-    "nan_mingru",
-    "mingru_in_bfloat16", "mingru_extreme_gates_stay_finite",
+    "nan_mingru", "mingru_in_bfloat16", "mingru_extreme_gates_stay_finite",
     "ppo_loss_and_every_gradient", "ppo_loss_of_drawn_segments", "ppo_loss_at_ratio_one",
     "ppo_loss_clamps_the_log_ratio", "ppo_loss_in_chunks_equals_the_whole",
     "ppo_loss_writes_only_its_chunk",
@@ -107,9 +105,8 @@ for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero",
 # --------------------------------------------------------------------------------------------------
 # PTX, for machines without a GPU
 
-SINGLE = {"_sample_discrete_cpu", "_sample_continuous_cpu", "_advantage_columns_cpu",
-          "_gather_cuda",
-          "_mingru_step_cuda", "_write_back", "_nesterov_cuda", "_apply_cuda"}
+SINGLE = {"_sample_discrete_lanes", "_sample_continuous_lanes", "_advantage_columns_lanes",
+          "_gather_cuda", "_mingru_step_cuda", "_write_back", "_nesterov_cuda", "_apply_cuda"}
 
 
 @pytest.fixture(scope="module")

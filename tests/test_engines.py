@@ -28,8 +28,7 @@ def make_trainer(change=lambda policy: None, kind=models.MinGRUPolicy, env="cart
     policy = kind(vecenv, 16, 2, normalize)
     change(policy)
     settings = {"horizon": 8, "minibatch_size": 64, "data_dir": None, "log_interval": 1e9,
-                "learning_rate": 0.01,
-                "total_timesteps": 10**5, **settings}
+                "learning_rate": 0.01, "total_timesteps": 10**5, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
 
 
@@ -374,8 +373,7 @@ def extra(minibatch):
 def test_a_loss_term_of_ones_own(tmp_path, capsys):
     (tmp_path / "my_file.py").write_text(LOSS)
     trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra", minibatch_size=128,
-                           max_minibatch_size=32,
-                           replay_ratio=1.0)
+                           max_minibatch_size=32, replay_ratio=1.0)
     assert "train.loss needs its derivative" in capsys.readouterr().err
     values = []
     for _ in range(30):

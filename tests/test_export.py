@@ -231,8 +231,7 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     for place, value, text in [(1, 5, "format"), (1, 2.5, "format"), (1, 2, "cut off"),
                                (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
                                (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"),
-                               (8, 0.5, "damaged"),
-                               (4, 2**20, "cut off")]:
+                               (8, 0.5, "damaged"), (4, 2**20, "cut off")]:
         broken = good.copy()
         broken[place] = value
         assert text in problem(broken.tobytes()), place
@@ -279,8 +278,7 @@ class Game:
         self.masks = (np.ones((n, sum(envs.action_heads)), np.uint8) if envs.has_action_masks
                       else None)
         self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals,
-                               self.truncations, None,
-                               self.valid, self.masks)
+                               self.truncations, None, self.valid, self.masks)
         envs.reset(self.rows)
         self.resets, self.state = np.ones(n, np.uint8), policy.initial_state(n)
 
@@ -292,8 +290,7 @@ class Game:
             logits, value = models.one_step(self.policy,
                                             torch.from_numpy(self.observations), self.state)
         actions, _, _ = models.sample_logits(logits, value, seed=self.seed, step=self.steps,
-                                             masks=masks,
-                                             heads=self.envs.action_heads,
+                                             masks=masks, heads=self.envs.action_heads,
                                              deterministic=self.deterministic)
         self.actions[:] = actions.numpy()
         self.envs.step(self.rows)

@@ -133,8 +133,7 @@ def test_a_file_of_ones_own_may_have_the_name_of_ours(tmp_path):
 def test_modules_run_as_commands():
     assert "usage: python pufferl.py" in run_python("-m", "pufferlib.pufferl", "--help")
     options = ("--train.total-timesteps", "4096", "--env.num-envs", "32",
-               "--train.batch-size", "2048",
-               "--train.minibatch-size", "1024")
+               "--train.batch-size", "2048", "--train.minibatch-size", "1024")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2")
     text = run_python(*torchrun, "-m", "pufferlib.pufferl", "train", "puffer_squared",
                       "--slowly", *options)
@@ -540,8 +539,7 @@ def test_the_advantage_in_their_layout():
     ratio = ratio.exp()
     done = torch.tensor(rng.random((3, 6)) < 0.3)
     ours = pufferlib.pufferl.compute_puff_advantage(values, rewards, done.float(), ratio,
-                                                    torch.zeros(3, 6), 0.9, 0.8,
-                                                    1.0, 0.7)
+                                                    torch.zeros(3, 6), 0.9, 0.8, 1.0, 0.7)
     expected, last = torch.zeros(3, 6), torch.zeros(3)
     for t in reversed(range(5)):
         alive = 1 - done[:, t + 1].float()
@@ -570,8 +568,7 @@ def test_a_trainer_from_an_environment_and_a_policy(tmp_path):
     trainer = PuffeRL(env=env, policy=a_policy(env), device="cpu", learning_rate=3e-4,
                       batch_size=256, n_epochs=4,
                       gamma=0.99, gae_lambda=0.95, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5,
-                      max_grad_norm=0.5,
-                      logger=logger, log_interval=1e9)
+                      max_grad_norm=0.5, logger=logger, log_interval=1e9)
     assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["use_rnn"]) == (16, 4.0, True)
     logger.steps = ()
     run_epochs(trainer, 3)
@@ -703,12 +700,10 @@ def test_modes_of_the_command_line(monkeypatch, capsys):
 
 def test_a_search_space_of_bare_names():
     space = {"learning_rate": [1e-4, 3e-4, 1e-3], "batch_size": [16384, 32768, 65536],
-             "ent_coef": [0.001, 0.01, 0.1],
-             "clip_coef": [0.1, 0.2, 0.3], "hidden_size": [32, 64]}
+             "ent_coef": [0.001, 0.01, 0.1], "clip_coef": [0.1, 0.2, 0.3], "hidden_size": [32, 64]}
     tuner = Protein(env_name="squared", search_space=space, num_trials=100, metric="mean_reward")
     assert set(tuner.space.names) == {"train.learning_rate", "train.horizon", "train.ent_coef",
-                                      "train.clip_coef",
-                                      "policy.hidden_size"}
+                                      "train.clip_coef", "policy.hidden_size"}
     assert tuner.suggest()["train.horizon"] in (16, 32, 64)
     assert sweep.settings_of(tuner)[0].metric == "environment/episode_return"
     with pytest.raises(ValueError, match="Did you mean learning_rate"):

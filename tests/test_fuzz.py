@@ -14,8 +14,7 @@ FUZZ = Path(__file__).resolve().parent / "fuzz.py"
 def fuzz(*options, timeout):
     """(the last line's figures, all that was said)."""
     process = subprocess.run([sys.executable, "-u", str(FUZZ), *options],
-                             capture_output=True, text=True,
-                             timeout=timeout)
+                             capture_output=True, text=True, timeout=timeout)
     said = process.stdout + process.stderr
     assert process.returncode == 0, said
     return json.loads(process.stdout.splitlines()[-1]), said
@@ -27,8 +26,7 @@ KINDS = ["command line", "ini", "checkpoint", "environment", "in C", "messages"]
 def test_a_few_made_up_cases():
     """20 seconds of them, the same in every run."""
     found, said = fuzz("--seconds", "20", "--seed", "1", "--typed", "0.1", "--kind", *KINDS,
-                       "--environments",
-                       "squared", "cartpole", "snake", timeout=300)
+                       "--environments", "squared", "cartpole", "snake", timeout=300)
     assert found["cases"] >= 3 and found["faults"] == 0, said
 
 

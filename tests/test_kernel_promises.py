@@ -83,11 +83,11 @@ def good_calls():
                         "index": index}, {"alpha": 0.5}),
         "draw": (kernels.draw,
                  {"masses": double(N), "cumulative": double(N), "index": torch.zeros(M).long(),
-                  "weights": f(M)}, {"seed": 1, "clock": (0, 0), "beta": 0.5}),
+                  "weights": f(M)}, {"seed": 1, "counter": (0, 0), "beta": 0.5}),
         "gather": (kernels.gather, {"source": f(T, N, 2), "index": index, "out": f(T, M, 2)}, {}),
         "write_back": (kernels.write_back,
                        {"index": index, "new_values": drawn(), "new_ratios": drawn(),
-                        "clock": torch.zeros(2).long(), "values": f(T + 1, N), "ratios": f(T, N)}, {}),
+                        "counter": torch.zeros(2).long(), "values": f(T + 1, N), "ratios": f(T, N)}, {}),
         "mingru_step": (kernels.mingru_step,
                         {"hgp": f(M, 3 * H), "x": f(M, H), "state": f(M, H), "resets": byte(M),
                          "valid": byte(M), "out": f(M, H)}, {}),
@@ -114,8 +114,7 @@ ARGUMENTS = [(call, name) for call, (_, tensors, _) in good_calls().items() for 
 LEADING = {"sample": {"outputs"}, "advantage": {"rewards", "index"},
            "priorities": {"advantages", "index"},
            "draw": {"masses", "index"}, "gather": {"source", "index", "out"},
-           "write_back": {"ratios", "index"},
-           "mingru_step": {"x"}, "mingru_scan": {"x", "resets"},
+           "write_back": {"ratios", "index"}, "mingru_step": {"x"}, "mingru_scan": {"x", "resets"},
            "mingru_scan_grad": {"x", "resets"},
            "ppo_loss": {"outputs", "logprobs", "weights"},
            "advantage_moments": {"advantages", "index"}, "normalisation": set(),
@@ -284,16 +283,14 @@ def test_nan_mingru(name, valid):
     assert (torch.equal(step_out.isnan(), out[2].isnan())
             and torch.equal(state.isnan(), data["states"][3].isnan()))
     kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"],
-                             data["valid"], dy,
-                             torch.zeros(M, 3 * H))
+                             data["valid"], dy, torch.zeros(M, 3 * H))
     assert data["hgp"][2, 1].isnan().any()
     dy = torch.ones(T, M, H)
     dy[3, 0, 7] = NAN
     clean = segments(T, M, H, resets=0.0, live=1.0)
     kernels.mingru_scan(**clean, out=out)
     kernels.mingru_scan_grad(clean["hgp"], clean["x"], clean["states"], clean["resets"],
-                             clean["valid"], dy,
-                             torch.zeros(M, 3 * H))
+                             clean["valid"], dy, torch.zeros(M, 3 * H))
     assert clean["hgp"][:, 0, [7, H + 7]].isnan().all() and clean["hgp"][3, 0, 2 * H + 7].isnan()
 
 
@@ -519,8 +516,7 @@ def nesterov_loop(gradients, buffers, updates, momentum):
 B = numba.uint8[::1]
 LOOPS = {exp_loop: (F, F), sigmoid_loop: (F, F), mingru_loop: (F,) * 4, mingru_grad_loop: (F,) * 5,
          advantage_loop: (F, F, B, B, F, F, *(f4,) * 5), ppo_loop: (*(F,) * 5, f4),
-         value_loop: (*(F,) * 4, f4),
-         nesterov_loop: (*(F,) * 3, f4)}
+         value_loop: (*(F,) * 4, f4), nesterov_loop: (*(F,) * 3, f4)}
 
 
 @needs_avx
@@ -546,17 +542,17 @@ def test_the_conversion_check_sees_a_bare_literal():
 
 # Packed arithmetic that each hot loop needs at least: the divisions of its sigmoids,
 # or its multiplications.
-DRIVERS = {"_advantage_cpu": "mul", "_mingru_step_cpu": "div", "_mingru_scan_cpu": "div",
-           "_mingru_scan_grad_cpu": "mul", "_nesterov_cpu": "mul", "_apply_cpu": "mul"}
+DRIVERS = {"_advantage_lanes": "mul", "_mingru_step_lanes": "div", "_mingru_scan_lanes": "div",
+           "_mingru_scan_grad_lanes": "mul", "_nesterov_lanes": "mul", "_apply_lanes": "mul"}
 
 
 @needs_avx
 @pytest.mark.parametrize("name", DRIVERS)
 def test_cpu_driver_is_vectorised(name):
     """The driver as it runs; compiled anew, since the cache keeps no assembly."""
-    calls = {"_advantage_cpu": "advantage", "_mingru_step_cpu": "mingru_step",
-             "_mingru_scan_cpu": "mingru_scan",
-             "_mingru_scan_grad_cpu": "mingru_scan_grad"}
+    calls = {"_advantage_lanes": "advantage", "_mingru_step_lanes": "mingru_step",
+             "_mingru_scan_lanes": "mingru_scan",
+             "_mingru_scan_grad_lanes": "mingru_scan_grad"}
     driver = getattr(kernels, name)
     if name in calls:
         function, tensors, options = good_calls()[calls[name]]

@@ -364,8 +364,7 @@ def test_sample_discrete(n, heads, masked, seed, step, first_agent):
     if masked:
         outputs[:, :-1] += 40 * (masks == 0)  # a forbidden action is not to be seen, however likely
     actions, logprobs, values = draw_actions(outputs, heads=heads, masks=masks,
-                                             seed=seed, step=step,
-                                             first_agent=first_agent)
+                                             seed=seed, step=step, first_agent=first_agent)
     assert torch.equal(values, outputs[:, -1])
     logp = reference.log_softmax_heads(outputs[:, :-1].double(), heads, masks)
     for i in range(n):
@@ -439,12 +438,10 @@ def test_the_entropy_of_squashed_actions_is_minus_the_mean_of_their_log_probabil
     outputs, samples = torch.tensor([0.7, -0.3, 0.0]).repeat(T * N, 1), poison(T * N, 2)
     _, logprobs, _ = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples)
     data = {"outputs": outputs.view(T, N, 3), "actions": samples.view(T, N, 2),
-            "logprobs": logprobs.view(T, N),
-            "values": torch.zeros(T + 1, N),
+            "logprobs": logprobs.view(T, N), "values": torch.zeros(T + 1, N),
             "advantages": torch.randn(T, N, generator=generator(0)), "index": None,
             "weights": torch.ones(N), "valid": torch.ones(T + 1, N, dtype=torch.uint8),
-            "log_std": log_std,
-            "squash": squash}
+            "log_std": log_std, "squash": squash}
     torch.manual_seed(0)
     theirs = torch.distributions.TransformedDistribution(
         torch.distributions.Normal(outputs[0, :2], log_std.exp()),
@@ -563,8 +560,7 @@ GAE = {"gamma": 0.97, "gae_lambda": 0.9, "rho_clip": 1.3, "c_clip": 0.9}
 def expected_advantage(data, gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=None):
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
     return reference.advantage(**doubles, gamma=gamma, lam=gae_lambda, rho_clip=rho_clip,
-                               c_clip=c_clip,
-                               reward_clip=reward_clip)
+                               c_clip=c_clip, reward_clip=reward_clip)
 
 
 @pytest.mark.parametrize("T", [1, 2, 17, 64])
@@ -628,7 +624,7 @@ def test_priorities(N, alpha):
 def draw_segments(masses, M, *, seed=5, epoch=0, minibatch=0, beta=0.6):
     index, weights = poison(M, dtype=torch.int64), poison(M)
     kernels.draw(masses, poison(len(masses), dtype=torch.float64), index, weights, seed=seed,
-                 clock=(epoch, minibatch), beta=beta)
+                 counter=(epoch, minibatch), beta=beta)
     return index, weights
 
 
@@ -731,10 +727,10 @@ def test_write_back(N):
     values, ratios = torch.randn(5, N, generator=rng), torch.randn(4, N, generator=rng)
     expected_values, expected_ratios = values.clone(), ratios.clone()
     expected_values[:4, index], expected_ratios[:, index] = columns
-    clock = torch.tensor([3, 7])
-    kernels.write_back(index, *(c.contiguous() for c in columns), clock, values, ratios)
+    counter = torch.tensor([3, 7])
+    kernels.write_back(index, *(c.contiguous() for c in columns), counter, values, ratios)
     assert torch.equal(values, expected_values) and torch.equal(ratios, expected_ratios)
-    assert clock.tolist() == [3, 8]
+    assert counter.tolist() == [3, 8]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -848,8 +844,7 @@ def test_mingru_extreme_gates_stay_finite():
     data["hgp"] *= 1e4
     out = poison(4, 3, 5)
     expected, _ = reference.mingru_layer(data["x"].double(), data["hgp"].double(),
-                                         data["states"][0].double(),
-                                         data["resets"], data["valid"])
+                                         data["states"][0].double(), data["resets"], data["valid"])
     kernels.mingru_scan(**data, out=out)
     close(out / 5e4, expected / 5e4, 1e-6)
 
@@ -869,8 +864,7 @@ def bounds(dims):
 
 
 def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4,
-              N=None, wide=False,
-              squash=False):
+              N=None, wide=False, squash=False):
     """Inputs of one loss over B segments, which are columns `index` of a rollout of N (all in
     order if N is None); at least one step is valid. `wide`: the log-std has a row for every
     step of every segment."""
@@ -928,8 +922,7 @@ def expected_loss(data, **coefficients):
     loss = reference.ppo_loss(
         outputs[..., :-1], outputs[..., -1],
         *(drawn(data, name) for name in ("actions", "logprobs", "values", "advantages")),
-        data["weights"].double(),
-        drawn(data, "valid"), **coefficients,
+        data["weights"].double(), drawn(data, "valid"), **coefficients,
         heads=data["heads"].tolist() if "heads" in data else None, log_std=rows,
         mask=drawn(data, "masks") if "masks" in data else None,
         squash=data["squash"].double() if "squash" in data else None)
@@ -952,8 +945,7 @@ def run_loss(data, settings_, outputs, grad, new_values, ratios, sums, grad_log_
     kernels.ppo_loss(outputs, *batch, settings_, grad, new_values, ratios, sums,
                      heads=data.get("heads"),
                      log_std=log_std, grad_log_std=grad_log_std, masks=data.get("masks"),
-                     squash=data.get("squash"),
-                     index=data["index"], start=start)
+                     squash=data.get("squash"), index=data["index"], start=start)
 
 
 def fused_loss(data, chunks=None, **coefficients):
@@ -972,8 +964,7 @@ def fused_loss(data, chunks=None, **coefficients):
         if continuous and log_std.ndim > 1:
             log_std = log_std[:, here].contiguous()
         run_loss(data, settings_, data["outputs"][:, here].contiguous(), grad, new_values, ratios,
-                 sums, grad_log_std,
-                 start, log_std)
+                 sums, grad_log_std, start, log_std)
         grads.append(grad)
         spreads.append(grad_log_std)
         start += M
@@ -1017,7 +1008,7 @@ def test_a_draw_tells_of_a_nan_whatever_beta_is():
         masses[6] = broken
         index, weights = torch.zeros(4, dtype=torch.int64), torch.zeros(4)
         kernels.draw(masses, torch.zeros(8, dtype=torch.float64), index, weights, seed=1,
-                     clock=(0, 0), beta=0.0)
+                     counter=(0, 0), beta=0.0)
         assert weights.isnan().all() and ((index >= 0) & (index < 8)).all()
 
 
@@ -1071,14 +1062,12 @@ def test_ppo_loss_of_drawn_segments(T, B, N, kind):
 
 @BOUNDED
 @given(T=st.integers(1, 6), B=st.integers(1, 8), N=st.sampled_from([None, 5]),
-       kind=st.sampled_from(KINDS),
-       seed=st.integers(0, 999),
+       kind=st.sampled_from(KINDS), seed=st.integers(0, 999),
        live=st.sampled_from([0.0, 0.5, 1.0]), clip_coef=st.sampled_from([0.0, 0.1, 0.67]),
        vf_clip_coef=st.sampled_from([0.05, 10.0]), ent_coef=st.sampled_from([0.0, 0.5]))
 def test_ppo_loss_any_settings(T, B, N, kind, seed, live, clip_coef, vf_clip_coef, ent_coef):
     check_loss(minibatch(T, B, **kind, N=N, seed=seed, live=live), clip_coef=clip_coef,
-               vf_clip_coef=vf_clip_coef,
-               ent_coef=ent_coef)
+               vf_clip_coef=vf_clip_coef, ent_coef=ent_coef)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -1114,8 +1103,7 @@ def test_ppo_loss_writes_only_its_chunk():
     new_values, ratios = poison(3, 8), poison(3, 8)
     sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
     run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"][:, 2:5].contiguous(),
-             poison(3, 3, 4),
-             new_values, ratios, sums, start=2)
+             poison(3, 3, 4), new_values, ratios, sums, start=2)
     for written in (new_values, ratios):
         assert written[:, 2:5].isfinite().all()
         assert written[:, :2].isnan().all() and written[:, 5:].isnan().all()
@@ -1127,8 +1115,7 @@ def test_ppo_loss_sums_are_added_to():
     once = fused_loss(data, **COEFFICIENTS)[-1]
     sums = once.clone()
     run_loss(data, loss_settings(data, **COEFFICIENTS), data["outputs"], poison(3, 4, 3),
-             poison(3, 4), poison(3, 4),
-             sums, poison(3, 4, 2), log_std=data["log_std"])
+             poison(3, 4), poison(3, 4), sums, poison(3, 4, 2), log_std=data["log_std"])
     close(sums, 2 * once, 1e-12)
 
 

@@ -459,7 +459,7 @@ def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, option
                                             *options])
     with pytest.raises((configuration.ConfigError, models.NetworkFault), match=text) as error:
         pufferl.train("cartpole", args)
-    assert configuration.in_words(error.value) == str(error.value)
+    assert configuration.error_text(error.value) == str(error.value)
 
 
 def test_logits_are_held_to_the_actions():

@@ -506,8 +506,7 @@ def test_a_long_step_of_breakout_misses_no_brick():
 )
 def test_breakout_ball_stays_in_the_field_and_out_of_bricks(frameskip, speed, paddle_speed, seed):
     game = Breakout(8, frameskip=frameskip, ball_speed=speed, max_ball_speed=512.0,
-                    paddle_speed=paddle_speed,
-                    paddle_width=576.0)
+                    paddle_speed=paddle_speed, paddle_width=576.0)
     rng = np.random.default_rng(seed)
     for _ in range(150):
         game.random_actions(rng)

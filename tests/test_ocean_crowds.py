@@ -91,8 +91,7 @@ def test_boids_fly_as_they_are_told():
     """Two of them: what one sees of the other moves as both of them steer,
     across the joined edges too."""
     options = {"num_agents": 2, "neighbours": 1, "width": 300.0, "height": 300.0,
-               "continuous": True,
-               "max_steps": 10**6}
+               "continuous": True, "max_steps": 10**6}
     vector, rng, seen = Vector("boids", 64, options), np.random.default_rng(3), 0
     for _ in range(150):
         before = vector.observations.astype(np.float64)

@@ -156,8 +156,7 @@ def own_steps(name, num_envs, steps, settings):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("breakout", {"max_steps": 150}), ("cartpole", {"max_steps": 30}), ("squared", {}),
-     ("pong", {"max_score": 2}),
-     ("masked", {}), ("double_pendulum", {})],
+     ("pong", {"max_score": 2}), ("masked", {}), ("double_pendulum", {})],
 )
 def test_a_vector_plays_what_we_play(name, settings):
     """SAME_STEP: the new episode's first observation at once, the old one's last in final_obs."""

@@ -64,8 +64,7 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
     "static": ("env->tick++;", "static int t; env->tick++; env->at[0] = (float)(t++ % 100) / 100;",
                "one seed"),
     "no end": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50",
-               "false, late = false",
-               "no episode ended"),
+               "false, late = false", "no episode ended"),
     "no log": ("env->log.n += 1;", "", "log.n stays 0"),
     "perf": ("env->log.perf += 0.5f;", "env->log.perf += 5;", "log.perf is 5"),
     "final": ("if (WANTS_FINAL(env, late))", "if (false)", "final observation is not written"),
@@ -149,8 +148,7 @@ def test_check_is_clean(name):
 
 def command(*arguments):
     return subprocess.run([sys.executable, "-m", "ocean", *arguments], cwd=ROOT,
-                          capture_output=True, text=True,
-                          timeout=300)
+                          capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("bug", [None, *SANITIZED])

@@ -23,8 +23,7 @@ SKILLS = ("fishing", "herbalism", "woodcutting", "mining", "carving", "melee", "
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 STRIKE_FOE, STRIKE_AGENT = 1, 2
 PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 1, "water": 0.0,
-         "rock": 1.0,
-         "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0,
+         "rock": 1.0, "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0,
          "crystals": 0.0, "home": 5,
          "tier_distance": 5, "regrow": 100, "luck": 0.0, "vision": 3, "pvp_tier": 2,
          "max_steps": 100000, "spread": 0.0, "xp_level": 5, "foe_health": 30, "foe_pause": 2,
@@ -34,8 +33,7 @@ CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages"
          "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2, "trees": 0.3, "fish": 0.5,
          "regrow": 9,
          "hunger": 1, "starving": 5, "xp_level": 2, "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5,
-         "foe_health": 12,
-         "offer_steps": 40, "xp_harvest": 3, "pvp_tier": 2}
+         "foe_health": 12, "offer_steps": 40, "xp_harvest": 3, "pvp_tier": 2}
 
 PROBE = r"""
 #include "nmmo3/nmmo3.h"
@@ -365,8 +363,7 @@ def test_a_crowd_keeps_the_world_whole(seed):
     log = world.envs.log()
     assert log["n"] == ends.sum() and (ends > 20).all()
     for field in ("starved", "slain_by_foes", "slain_by_agents", "aged", "harvests", "crafted",
-                  "kills", "agent_kills",
-                  "sold", "bought"):
+                  "kills", "agent_kills", "sold", "bought"):
         assert log[field] > 0, field
     assert log["starved"] + log["slain_by_foes"] + log["slain_by_agents"] + log["aged"] == pytest.approx(1, rel=1e-5)
     assert log["perf"] == pytest.approx(log["score"] / 72, rel=1e-4) and 1 < log["gear"] < 15

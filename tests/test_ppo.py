@@ -18,12 +18,10 @@ EPOCHS = 10
 NEAR = 1e-5
 SETTINGS = {
     "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.3, "learning_rate": 0.01,
-    "momentum": 0.9,
-    "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9,
+    "momentum": 0.9, "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9,
     "vtrace_rho_clip": 1.1,
     "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 0.7,
-    "vf_clip_coef": 0.2,
-    "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False,
+    "vf_clip_coef": 0.2, "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False,
     "norm_obs": False, "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
 }
 

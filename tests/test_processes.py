@@ -29,17 +29,14 @@ TRAIN = [sys.executable, PUFFERL, "train"]
 PARENTS = {  # each kind of process that starts others
     "ranks": [*TRAIN, "squared", "--env.num-envs", "64", *FOREVER, "--train.gpus", "2"],
     "workers": [*TRAIN, "gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend",
-                "multiprocessing",
-                "--vec.num-workers", "2", *FOREVER, "--train.horizon", "128",
+                "multiprocessing", "--vec.num-workers", "2", *FOREVER, "--train.horizon", "128",
                 "--train.replay-ratio", "1"],
     "sweep": [sys.executable, str(ROOT / "protein.py"), "squared", "--sweep.workers", "2",
-              "--sweep.logger", "none",
-              "--sweep.train.total-timesteps.min", "1e8",
+              "--sweep.logger", "none", "--sweep.train.total-timesteps.min", "1e8",
               "--sweep.train.total-timesteps.max", "1e9",
               "--sweep.train.total-timesteps.mean", "5e8"],
     "video": [sys.executable, PUFFERL, "eval", "breakout", "--baseline", "--eval.episodes", "1",
-              "--eval.video",
-              "out.mp4"],
+              "--eval.video", "out.mp4"],
 }
 CHILDREN = {"ranks": 2, "workers": 2}  # of others one
 

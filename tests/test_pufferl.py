@@ -299,8 +299,7 @@ RESUMED = {
     "lstm": {"policy": lambda env: models.LSTMWrapper(env, models.FeedForward(env, 16), 16)},
     "heap": {"env": "nmmo3", "num_envs": 2, "num_buffers": 1,
              "env_kwargs": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24,
-                            "villages": 2,
-                            "max_steps": 20}},
+                            "villages": 2, "max_steps": 20}},
     "bfloat16": {"precision": "bfloat16"},
 }
 
@@ -626,8 +625,7 @@ def test_the_impala_policy_trains_and_is_evaluated(tmp_path, memory):
     options = ["--policy.name", "impala", "--policy.hidden-size", "16", "--rnn.name", memory,
                "--env.num-envs", "1",
                "--env.num-agents", "16", "--train.horizon", "8", "--train.minibatch-size", "64",
-               "--logger", "none",
-               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
+               "--logger", "none", "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
     trainer = pufferl.train("snake", pufferl.load_config("snake", options))
     inner = trainer.policy if memory == "auto" else trainer.policy.policy
     assert trainer.global_step == 256 and type(inner) is models.Impala
@@ -657,8 +655,7 @@ class Unbounded(gymnasium.Env):
 
 def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
     options = ["--env.num-envs", "16", "--train.horizon", "8", "--train.minibatch-size", "64",
-               "--logger", "none",
-               "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
+               "--logger", "none", "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
     folders = {}
     for squash in ("none", "tanh"):
         trainer = pufferl.train("pendulum",
@@ -773,8 +770,7 @@ def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
     ("cartpole", {"max_steps": 5}, "float32"), ("pendulum", {"max_steps": 7}, "float32"),
     ("masked", {}, "float32"),
     ("target", {"num_agents": 4, "patience": 6}, "float32"), ("spaces", {}, "float32"),
-    ("squared", {}, "float32"),
-    ("cartpole", {"max_steps": 5}, "bfloat16"),
+    ("squared", {}, "float32"), ("cartpole", {"max_steps": 5}, "bfloat16"),
 ])
 def test_a_rollout_in_one_call_is_the_one_step_by_step(tmp_path, monkeypatch, env,
                                                        settings, precision):
@@ -1208,8 +1204,7 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
 
 @pytest.mark.parametrize(("verb", "rest"), [
     ("eval", ["squared", "--trian.gamma", "1"]), ("export", ["squared", "--x"]),
-    ("profile", ["braekout"]),
-    ("eval", ["-x"]), ("sweep", ["braekout"])])
+    ("profile", ["braekout"]), ("eval", ["-x"]), ("sweep", ["braekout"])])
 def test_errors_begin_with_what_was_typed(verb, rest, capsys):
     with pytest.raises(SystemExit) as error:
         pufferl.main([verb, *rest])
@@ -1319,18 +1314,15 @@ MANY = {
     "--train.gpus 2147483648": "train.gpus = 2147483648: this machine has",
     "--train.gpus 0": "train.gpus = 0: must be above 0",
     "--vec.num-threads 100000": r"vec.num_threads = 100000: this machine has \d+ "
-    r"cores; the most is",
-    "--env.num-envs 2e12": "2,000,000,000,000 environments would take",
+    r"cores; the most is", "--env.num-envs 2e12": "2,000,000,000,000 environments would take",
     "--vec.total-agents 2e12": "environments would take",
     "--policy.hidden-size 1e7": "policy.hidden_size = 10,000,000 .*: the network would take",
     "--rnn.num-layers 1e9": "rnn.num_layers = 1,000,000,000: the network would take",
     "--train.horizon 1e13": "train.horizon = 10,000,000,000,000: the arrays would take",
     "--train.minibatch-size 1e13": "train.minibatch_size = 10,000,000,000,000: the "
-    "arrays would take",
-    "--train.seed 1e30": r"train.seed = \d+: must lie within",
+    "arrays would take", "--train.seed 1e30": r"train.seed = \d+: must lie within",
     "gym/CartPole-v1 --vec.num-workers 100000 --vec.num-envs 100000": "vec.num_workers = 100000: "
-    "this machine has",
-    "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "2,000,000,000 "
+    "this machine has", "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "2,000,000,000 "
     "environments would take",
     "eval --eval.episodes 1e30": "eval.episodes = .* would take .*, and .* are free",
     "eval --eval.port 70000": "eval.port = 70000: must lie within",

@@ -175,8 +175,7 @@ def interrupted(tmp_path, *command, wait=1.0):
 
 def test_a_second_signal_leaves_at_once(tmp_path):
     long = ["--vec.total-agents", "8192", "--train.horizon", "2048", "--train.minibatch-size",
-            "65536", "--logger",
-            "none"]
+            "65536", "--logger", "none"]
     process, output, _ = interrupted(tmp_path, "train", "squared", *long)
     assert process.returncode == -signal.SIGINT, output
     run = next((tmp_path / "experiments").iterdir())
@@ -188,8 +187,7 @@ def test_a_second_signal_leaves_at_once(tmp_path):
 @pytest.mark.slow
 def test_a_second_signal_leaves_no_worker_behind(tmp_path):
     long = ["--vec.backend", "multiprocessing", "--vec.num-envs", "8", "--vec.num-workers", "2",
-            "--train.horizon",
-            "8192", "--train.minibatch-size", "8192", "--logger", "none"]
+            "--train.horizon", "8192", "--train.minibatch-size", "8192", "--logger", "none"]
     process, output, children = interrupted(tmp_path, "train", "gym/CartPole-v1", *long, wait=3.0)
     assert process.returncode == -signal.SIGINT and len(children) == 2, output
     assert not psutil.wait_procs(children, timeout=20)[1]
@@ -404,8 +402,7 @@ def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
     options = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
     done = subprocess.run([sys.executable, str(project / "pufferl.py"), "train", "squared", *options], cwd=rest,
                           env={**os.environ, "HOME": "/proc/nowhere", "TMPDIR": str(rest)},
-                          text=True,
-                          capture_output=True)
+                          text=True, capture_output=True)
     assert done.returncode == 0 and "checkpoint   " in done.stdout, done.stderr
     assert f"compiled kernels are kept in {rest}" in done.stderr
     assert f"compiled environments are kept in {rest}" in done.stderr
@@ -419,8 +416,7 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     trainer = make_trainer(tmp_path, "squared", checkpoint_interval=1, keep=2, num_envs=64,
                            hidden_size=8)
     logs = iter([{"score": 0.1, "n": 150}, {"score": 0.9, "n": 60}, {"score": 0.9, "n": 60},
-                 {"score": 0.4, "n": 500},
-                 {"score": 5.0, "n": 20}])
+                 {"score": 0.4, "n": 500}, {"score": 5.0, "n": 20}])
     trainer.vecenv.log = lambda: next(logs)
     weights = []
     for _ in range(5):
@@ -617,8 +613,7 @@ def test_a_trainer_in_a_script_logs_and_can_be_resumed_from_the_command_line(tmp
     last = json.loads((trainer.run_folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 8192 and math.isfinite(last["losses/entropy"])
     options = ["--data-dir", str(tmp_path), "--resume", "latest", "--env.num-envs", "64",
-               "--logger", "none",
-               "--policy.hidden-size", "16", "--train.total-timesteps", "12288"]
+               "--logger", "none", "--policy.hidden-size", "16", "--train.total-timesteps", "12288"]
     args = pufferl.load_config("squared", options)
     assert args["train"]["minibatch_size"] == 1024
     assert pufferl.train("squared", args).run_folder == trainer.run_folder
@@ -785,8 +780,7 @@ def test_the_short_form_takes_keywords():
     vecenv = make("breakout", num_envs=256)
     policy = models.MinGRUPolicy(vecenv, hidden_size=16)
     trainer = PuffeRL(env=vecenv, policy=policy, learning_rate=0.02, batch_size=256 * 32,
-                      minibatch_size=2048,
-                      data_dir=None)
+                      minibatch_size=2048, data_dir=None)
     assert (trainer.horizon, trainer.batch_size, trainer.config["learning_rate"]) == (32, 8192, 0.02)
     trainer.release()
     with pytest.raises(ConfigError, match="there are 256 agents"):

@@ -51,7 +51,7 @@ def on(dashboard, console):
 
 
 def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
-    trainer, screen = Fake(score=0.5), runs.Dashboard()
+    trainer, screen = Fake(score=0.5), runs.Dashboard(runs.solved_at(Fake().args))
     screen.show(trainer)
     trainer.uptime, trainer.global_step = 45.0, 4000  # 3,000 steps in 5 s; the first 1,000 took 40
     screen.show(trainer)
@@ -63,7 +63,8 @@ def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_panel_has_a_curve_and_colours(width):
-    screen, trainer = on(runs.Dashboard(), terminal(width)), Fake(score=0.1, perf=0.5, n=3.0)
+    screen = on(runs.Dashboard(runs.solved_at(Fake().args)), terminal(width))
+    trainer = Fake(score=0.1, perf=0.5, n=3.0)
     for score in (0.1, 0.5, 0.96):
         trainer.environment = {**trainer.environment, "score": score}
         screen.show(trainer)
@@ -76,17 +77,17 @@ def test_the_panel_has_a_curve_and_colours(width):
 
 
 def test_many_statistics_do_not_fill_the_screen():
-    screen = on(runs.Dashboard(), terminal())
+    screen = on(runs.Dashboard(runs.solved_at(Fake().args)), terminal())
     screen.show(Fake(**{f"item_{i}": float(i) for i in range(50)}))
     screen.close()
     assert f"and {50 - runs.MOST_ROWS} more" in screen.console.file.getvalue()
 
 
 def test_compiling_is_announced_once_and_ends(capsys):
-    screen = runs.Dashboard()
+    screen = runs.Dashboard(runs.solved_at(Fake().args))
     screen.compiling()
     assert capsys.readouterr().out.strip() == runs.COMPILING
-    screen = on(runs.Dashboard(), terminal())
+    screen = on(runs.Dashboard(runs.solved_at(Fake().args)), terminal())
     screen.compiling()
     screen.close()
     assert runs.COMPILING in screen.console.file.getvalue() and screen.live is None
@@ -229,8 +230,7 @@ def test_no_key_is_read_from_a_terminal_of_which_the_process_is_in_the_backgroun
 
 def test_numbers_are_for_people():
     numbers = {0: "0", 4096.0: "4,096", 1e6: "1,000,000", 0.5: "0.5", 12.3456: "12.35",
-               3e-5: "3e-05",
-               -2500.4: "-2,500", math.nan: "nan", math.inf: "inf"}
+               3e-5: "3e-05", -2500.4: "-2,500", math.nan: "nan", math.inf: "inf"}
     assert {number: runs.figure(number) for number in numbers} == numbers
 
 
@@ -245,18 +245,18 @@ def test_the_end_says_how_far_it_is_from_solved_and_what_to_type(tmp_path):
     args = configuration.load_config("squared", ["--data-dir", str(tmp_path)])
     trainer = Fake(score=0.9, n=12.0)
     trainer.run_folder = tmp_path / "squared_1"
-    lines = [*runs.closing(trainer, args, "model.pt")]
+    lines = [*runs.closing(trainer, args, "model.pt", runs.solved_at(args))]
     assert lines[1] == "score        0.9 in the last 12 episodes: not solved yet (0.95 counts as solved)"
     assert lines[2] == "checkpoint   model.pt" and lines[4].startswith("go on        "), (
         "it was stopped")
     trainer.environment, trainer.epoch = {"score": 0.96, "n": 1.0}, trainer.total_epochs
-    lines = [*runs.closing(trainer, args, "model.pt")]
+    lines = [*runs.closing(trainer, args, "model.pt", runs.solved_at(args))]
     assert lines[1] == "score        0.96 in the last 1 episode: solved (0.95 counts as solved)"
     words = [line.split()[:2] for line in lines[4:]]
     assert (words == [["watch", "it"], ["tune", "it"], ["your", "own"]]
             and str(trainer.run_folder) in lines[4])
     args["env"]["distance"] = 9  # what counts as solved is said of the settings that ship
-    assert [*runs.closing(trainer, args, "")][1] == "score        0.96 in the last 1 episode"
+    assert [*runs.closing(trainer, args, "", runs.solved_at(args))][1] == "score        0.96 in the last 1 episode"
 
 
 def test_what_to_type_can_be_typed(monkeypatch, tmp_path):
@@ -273,7 +273,6 @@ def test_what_to_type_can_be_typed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile", "list",
-                                  "runs", "plot",
-                                  "diagnose", "doctor"])
+                                  "runs", "plot", "diagnose", "doctor"])
 def test_every_verb_has_a_line(verb):
     assert f"\n  {verb} " in pufferl.USAGE

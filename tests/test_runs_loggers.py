@@ -20,8 +20,7 @@ from runs import JsonLines
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "0123456789abcdef" * 2 + "feedf00d"
 OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "WANDB_API_KEY": TOKEN,
-           "NEPTUNE_API_TOKEN": TOKEN,
-           "WANDB_SILENT": "true"}
+           "NEPTUNE_API_TOKEN": TOKEN, "WANDB_SILENT": "true"}
 
 
 @pytest.fixture(scope="module")

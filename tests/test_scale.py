@@ -374,8 +374,7 @@ def test_a_node_that_joins_and_one_that_leaves(tmp_path):
                       "--max-restarts=3",
                       "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test",
                       "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train",
-                      "squared", *FOREVER,
-                      "--data-dir", str(tmp_path / "experiments")],
+                      "squared", *FOREVER, "--data-dir", str(tmp_path / "experiments")],
                      tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
     def resumed(times):
@@ -455,12 +454,10 @@ BACKENDS = {
     "multiprocessing": ["gym/CartPole-v1", "--vec.backend", "multiprocessing",
                         "--vec.num-workers", "1"],
     "serial lstm": ["gym/CartPole-v1", "--vec.backend", "serial", "--rnn.name", "lstm",
-                    "--policy.name", "feed-forward",
-                    "--train.max-minibatch-size", "256"],
+                    "--policy.name", "feed-forward", "--train.max-minibatch-size", "256"],
     "ray": ["gym/CartPole-v1", "--vec.backend", "ray", "--vec.num-workers", "1"],
     "C under multiprocessing": ["cartpole", "--vec.backend", "multiprocessing",
-                                "--vec.num-workers", "1",
-                                "--env.num-envs", "2"],
+                                "--vec.num-workers", "1", "--env.num-envs", "2"],
 }
 
 
@@ -488,8 +485,7 @@ def test_uneven_shares_and_rounded_threads(tmp_path):
 
 
 LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096",
-            "--logger", "none",
-            "--train.learning-rate", "0.015", "--train.log-interval", "0"]
+            "--logger", "none", "--train.learning-rate", "0.015", "--train.log-interval", "0"]
 
 
 def curve(folder):

@@ -131,8 +131,7 @@ def test_the_command_line_finds_workers_for_a_slow_environment(capsys):
 
     name = f"{__file__}:Slow"
     options = ["--train.horizon", "4", "--vec.num-envs", "4", "--policy.hidden-size", "16",
-               "--train.total-timesteps",
-               "16", "--logger", "none"]
+               "--train.total-timesteps", "16", "--logger", "none"]
     best = speed.main(["autotune", name, "--seconds", "0.2", *options])
     assert best["backend"] == "multiprocessing" and best["num_workers"] >= 2
     last = capsys.readouterr().out.splitlines()[-1]

@@ -252,8 +252,7 @@ def run_sweep(folder, count, space=FAKE_SPACE, **settings):
     options = ["--data-dir", str(folder)]
     settings = sweep.Sweep(num_trials=count, logger="none", **settings)
     tuner = Protein(search_space=sweep.searched_settings("squared", space, options),
-                    num_trials=count,
-                    metric=settings.metric)
+                    num_trials=count, metric=settings.metric)
     tuner.env_name = "squared"
     return sweep.Runner(tuner, settings, options, quiet=True).run(), tuner
 
@@ -414,8 +413,7 @@ def start_sweep(folder, count, workers=2, seconds=1.0):
               ("train.gamma", "train.gae_lambda", "train.ent_coef", "train.replay_ratio",
                "train.clip_coef",
                "train.vf_coef", "train.max_grad_norm", "train.horizon", "train.minibatch_size",
-               "vec.total_agents",
-               "policy.hidden_size")]
+               "vec.total_agents", "policy.hidden_size")]
     return start(
         [sys.executable, "-c", code, "squared", "--data-dir", str(folder),
          "--sweep.num-trials", str(count),
@@ -512,8 +510,7 @@ def test_what_brings_no_torch():
 def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
     ledger = Ledger(tmp_path)
     good = {"trial": 0, "status": "done", "settings": {}, "curve": [], "score": 1.0,
-            "cost": None, "steps": 1,
-            "error": None}
+            "cost": None, "steps": 1, "error": None}
     others = [json.dumps({**good, **wrong}) for wrong in ({"curve": 5}, {"score": "x"})]
     for content in ("", "{", "5", "[" * 100_000, "{}", *others):
         (ledger.trials / "00000.json").write_text(content)
@@ -544,8 +541,7 @@ def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
 def test_split_options():
     own, space, others = sweep.split_options(
         ["--sweep.num-trials", "5", "--sweep.train.learning-rate.max=0.1", "--train.gamma", "0.9",
-         "--sweep.web=0",
-         "--help", "--sweep.env.speed.distribution", "none"])
+         "--sweep.web=0", "--help", "--sweep.env.speed.distribution", "none"])
     assert (own == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"]
             and others == ["--train.gamma", "0.9"])
     assert space == {"train.learning_rate": {"max": "0.1"}, "env.speed": {"distribution": "none"}}
@@ -580,8 +576,7 @@ def test_command_line_errors(tmp_path, capsys):
 
 
 LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}),
-           "steps": 1000.0,
-           "curve": [[0.2, 0.5, 6.0], [0.4, 0.9, 30.0]]},
+           "steps": 1000.0, "curve": [[0.2, 0.5, 6.0], [0.4, 0.9, 30.0]]},
           {**record(1, None, None, "failed", **{"train.learning_rate": 0.5, "policy.hidden_size": 32}), "curve": []}]
 
 

@@ -51,8 +51,7 @@ def test_report_of_a_sweep(swept):
     told, records, tuner = sweep.load_sweep(swept.folder)
     figures = {title: figure for title, _, figure in sweep.sweep_figures(told, records, tuner)}
     assert set(figures) == {"Score against cost", "Curves", "Stars", "Importance",
-                            "Marginal effects",
-                            "Parallel coordinates", "Similar settings"}
+                            "Marginal effects", "Parallel coordinates", "Similar settings"}
     star = figures["Stars"].data[0]
     menu = figures["Stars"].layout.updatemenus[0].buttons
     assert ([button.label for button in menu] == list(tuner.space.names)
@@ -90,8 +89,7 @@ def test_settings_are_judged_by_enough_trials_alone(swept):
 
 def test_numbers_are_for_people():
     numbers = {4070.0: "4,070", 4096: "4,096", 1e7: "10,000,000", 0.0123456: "0.01235", 12: "12",
-               True: "True",
-               -2500.4: "-2,500", float("inf"): "inf", "muon": "muon", None: "None"}
+               True: "True", -2500.4: "-2,500", float("inf"): "inf", "muon": "muon", None: "None"}
     assert [sweep.short(number) for number in numbers] == [*numbers.values()]
 
 

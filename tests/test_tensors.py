@@ -343,8 +343,7 @@ def make_trainer(vecenv, network=models.MinGRUPolicy, **settings):
     torch.manual_seed(1)
     policy = network(vecenv, hidden_size=16) if network is models.MinGRUPolicy else network(vecenv)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5,
-                "data_dir": None,
-                "log_interval": 1e9, "learning_rate": 0.01, **settings}
+                "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01, **settings}
     return pufferl.PuffeRL(settings, vecenv, policy)
 
 
@@ -723,7 +722,7 @@ def test_an_error_is_shown_by_the_environments_own_lines():
     with vector.make(lambda: Falls("same_step")) as vecenv, pytest.raises(RuntimeError) as raised:
         vecenv.allocate(2)
         vecenv.advance(0)
-    words = configuration.in_words(raised.value)
+    words = configuration.error_text(raised.value)
     assert (words.startswith("this is in the environment's own code:")
             and words.count("  File ") == 1)
     assert "in step" in words and words.endswith(")") and "(environment 0 to 7 of " in words
@@ -867,8 +866,7 @@ def test_train_and_eval_by_the_command_line(tmp_path):
              "--train.total-timesteps", "4000"]
     subprocess.run(train, cwd=ROOT, check=True, capture_output=True, timeout=300)
     evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options,
-                "--load-model-path", "latest",
-                "--eval.episodes", "16"]
+                "--load-model-path", "latest", "--eval.episodes", "16"]
     result = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "16 episodes" in result.stdout and "episode_return" in result.stdout, result.stdout
@@ -882,7 +880,6 @@ def test_the_example_learns(tmp_path):
              "--train.total-timesteps", "400000"]
     subprocess.run(train, cwd=ROOT, check=True, timeout=900)
     evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options,
-                "--load-model-path", "latest",
-                "--eval.episodes", "256"]
+                "--load-model-path", "latest", "--eval.episodes", "256"]
     said = subprocess.run(evaluate, cwd=ROOT, check=True, capture_output=True, text=True, timeout=900).stdout
     assert float(re.search(r"score +mean +([\d.]+)", said).group(1)) >= 400, said

@@ -487,8 +487,7 @@ class Endless(CartPoleVectorEnv):
 
 @pytest.mark.parametrize("one, many, same", [
     (CartPoleEnv, CartPoleVectorEnv, True), (Generous, CartPoleVectorEnv, False),
-    (CartPoleEnv, Endless, False),
-    (CartPoleEnv, None, False)])
+    (CartPoleEnv, Endless, False), (CartPoleEnv, None, False)])
 def test_a_vector_environment_that_is_another_is_found_out(one, many, same):
     gymnasium.register("Tried-v0", one, vector_entry_point=many, max_episode_steps=500)
     try:

@@ -423,8 +423,7 @@ def test_a_window_shows_the_game(name, tmp_path):
         environment = {**os.environ, "DISPLAY": f":{number}", "PYTHONPATH": str(ROOT / "tests")}
         environment.pop("WAYLAND_DISPLAY", None)
         command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1",
-                   "--eval.window",
-                   "--eval.fps", "20", "--eval.max-steps", "1000"]
+                   "--eval.window", "--eval.fps", "20", "--eval.max-steps", "1000"]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE)
         pictures = {}
