@@ -1237,7 +1237,8 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
     M = len(columns)
     lanes, size = _lanes(ratios, T, M)
     run(_write_back, lanes, 8, size, columns, checked("write_back", "new_values", new_values, (T, M)),
-        checked("write_back", "new_ratios", new_ratios, (T, M)), checked("write_back", "counter", counter, (2,), np.int64),
+        checked("write_back", "new_ratios", new_ratios, (T, M)),
+        checked("write_back", "counter", counter, (2,), np.int64),
         checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
 
 
