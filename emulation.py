@@ -911,7 +911,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x66cfa87
+    CHECKED = 0x066cfa87
 
     @classmethod
     def of(cls, envs, numbers, rows):
