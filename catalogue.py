@@ -3,9 +3,9 @@
     python pufferl.py list               # a line each
     python pufferl.py list breakout      # its rules, its settings, and what to type next
 
-What an environment is stands in the first comment of its header, or of its .ini if it is another
-package's; what it sees and does is what the compiled header says with the settings of its .ini;
-what counts as solved is [solved] there.
+The rules are the first comment of an environment's header, or of its .ini if it is another
+package's. What it sees and does comes from the compiled header, with the settings of its .ini. What
+counts as solved is [solved] in the .ini.
 """
 
 import configparser
@@ -26,8 +26,8 @@ from runs import aligned, figure
 
 
 class Entry(NamedTuple):
-    """An environment in words; of another package's, sees, does and agents are
-    None until it is made."""
+    """An environment in words; for another package's, sees, does and agents are None until it is
+    made."""
 
     name: str
     rules: str  # the whole comment
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 def names():
-    """All that has a header in ocean/ or an .ini in config/."""
+    """The environments with a header in ocean/ or an .ini in config/."""
     settings = {path.stem for path in (configuration.ROOT / "config").glob("*.ini")} - {"default"}
     return sorted({*ocean.names(), *settings})
 
@@ -79,7 +79,7 @@ def look(name):
     if env_name not in ocean.names():
         return Entry(name, rules_of(ini), None, None, None, solved, False)
     header = ocean.FOLDER / env_name / f"{env_name}.h"
-    # which compiles in a tenth of the time
+    # -O0 compiles in a tenth of the time
     library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))
     section = dict(parser["env"]) if parser.has_section("env") else {}
     settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
@@ -88,7 +88,7 @@ def look(name):
     sees, does = sees_and_does(env)
     agents = env.num_agents
     env.close()
-    # The policy beside a header is of the .ini of its own name.
+    # The policy beside a header was trained with the .ini of the same name.
     ships = name == env_name and (header.parent / "baseline.safetensors").exists()
     return Entry(name, rules_of(header if name == env_name else ini), sees, does, agents,
                  solved, ships)
@@ -124,7 +124,7 @@ def table():
 
 
 def show(name):
-    """Print all of one environment, which may be any that train takes, and what to type next."""
+    """Print all about one environment (any that `train` takes), and what to type next."""
     env_name, ini = find_config(name)
     if name in names():
         entry = look(name)

@@ -1,7 +1,6 @@
-"""The default network (models.MinGRUPolicy) on a CPU: what its forward and autograd
-would do, in few calls.
+"""The default network (models.MinGRUPolicy) on a CPU, restated in few calls.
 
-    python pufferl.py train breakout --train.engine compiled     # which auto takes by itself
+    python pufferl.py train breakout --train.engine compiled     # auto takes it, too
     python -m pytest tests/test_compiled.py       # the products against numpy's float64
     python tests/bench_products.py                # GFLOP/s beside torch's
 
@@ -12,8 +11,8 @@ minibatch, each in one call without the interpreter, and the engine (`Compiled`)
 
 The products are those of tile.c, which the C compiler makes for the processor at hand: a
 call into torch costs more than such a small product itself. A few segments at a time go
-through the whole network, forward and backward, so that what lies between the products stays
-in the second-level cache.
+through the whole network, forward and backward, so that the results between the products stay in
+the second-level cache.
 """
 
 import ctypes
@@ -33,7 +32,7 @@ from kernels import bfloat_of_float, distinct_driver, driver, f32, host, run, u1
 from vector import cycles, step_environments
 
 WIDTH = 64  # columns of a panel of packed weights
-BLOCK = 64  # rows (of weights' gradients: steps) that a panel stays in the first-level cache for
+BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the first-level cache
 # steps, of one segment or of several short ones, that go through the network together
 TOGETHER = 64
 
@@ -43,8 +42,7 @@ TOGETHER = 64
 
 
 def _load_tile():
-    """Compile tile.c, once, and tell LLVM where its functions are. Raises
-    RuntimeError if that fails."""
+    """Compile tile.c, once, and name its functions to LLVM. Raises RuntimeError if that fails."""
     source = Path(__file__).resolve().parent / "tile.c"
     flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
     library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
@@ -161,8 +159,8 @@ def accumulate_rows(half, grad, x, gradient):
     """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half`
     rounds grad and x to bfloat16."""
     rows, inputs, outputs = x.shape[0], x.shape[1], grad.shape[1]
-    # Rows that are powers of two apart would all want the same few lines of the cache: a line
-    # more keeps them apart.
+    # Rows at distances of a power of two would share few lines of the cache; one more line of
+    # padding spreads them.
     lefts = np.empty((BLOCK if half else 0, outputs + 16), u32)
     rights = np.empty((BLOCK if half else 0, inputs + 16), u32)
     size = 2 * BLOCK if half else BLOCK
@@ -194,8 +192,7 @@ def add_rows(rows, total):
 
 
 # --------------------------------------------------------------------------------------------------
-# The whole network's step, block by block of agents, so that what lies between
-# the layers stays in cache
+# The whole network's step, a block of agents at a time: results between the layers stay in cache
 
 
 @distinct_driver
@@ -275,10 +272,11 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
     environments: addresses of ocean_step and of the environments, the first and the last of them,
     int64 addresses of their rows (T,); network, state a layer (n, H), and scratch as in
     _policy_step_cpu, `kept` like state, to be overwritten; storage: observations (T + 1, N, D),
-    resets, valid (T + 1, N), actions (T, N, ...), terminals, truncations (T, N), final_observations
-    (N, D); counter (T,) int64, what `kernels.sample` takes for step; heads, log_std, squash, masks (T
-    + 1, N, A), seed and first_agent as there; written: samples (T, N, ...), the actions themselves
-    without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which are 0 before.
+    resets, valid (T + 1, N), actions (T, N, ...), terminals, truncations (T, N),
+    final_observations (N, D); counter (T,) int64, what `kernels.sample` takes for step; heads,
+    log_std, squash, masks (T + 1, N, A), seed and first_agent as there; written: samples (T, N,
+    ...), the actions themselves without squash, logprobs (T, N), values (T + 1, N), bootstraps (T,
+    N), which are 0 before.
     """
     observations, resets, valid, actions, terminals, truncations, final_observations = storage
     outputs = scratch[4]
@@ -337,9 +335,9 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
 
 @driver
 def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients):
-    """Add the gradients of those segments' weights, given that of the outputs;
-    consumes the activations. back: the packed weights of layers and decoder for the
-    gradients of their inputs."""
+    """Add the gradients of the weights over those segments, given those of the outputs; overwrites
+    the activations. back: the packed weights of layers and decoder, for the gradients of their
+    inputs."""
     layers = network[1]
     seen, xs, hgps, states, _, grad_outputs, grad_log_std, grad_x, sums = scratch
     encoder, inner, decoder, log_std = gradients
@@ -364,8 +362,7 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
 
 def _loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout,
           written, parts):
-    """kernels.ppo_loss of the segments index[start : start + n], outputs (T, n, A + 1), by
-    the kind of the actions."""
+    """kernels.ppo_loss of the segments index[start : start + n], for either kind of actions."""
     raise NotImplementedError("for compiled code only")
 
 
@@ -424,7 +421,7 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
 
 
 def _words(tensor):
-    """A packed tensor as numpy has it; int32 are pairs."""
+    """A packed tensor as numpy's array; int32 holds pairs of bfloat16."""
     array = host(tensor)
     return array.view(u32) if tensor.dtype == torch.int32 else array
 
@@ -441,8 +438,7 @@ def _pack_all_cpu(encoder, layers, decoder, packed, packed_layers, packed_decode
 
 
 class Weights:
-    """The default network's weights as the products read them, in the arena; `refresh` is
-    due after every change.
+    """The default network's weights, packed for the products; call `refresh` after every change.
 
     precision: torch.bfloat16 rounds the operands of the products of encoder and layers, forward and
     backward; sums, what flows between them, states and the decoder stay float32.
@@ -625,8 +621,7 @@ class Compiled(engines.Restated, engines.Autograd):
         return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
 
     def _log_std(self, shape):
-        """log_std (A,), as the kernels take it for outputs of that shape;
-        None for discrete actions."""
+        """log_std (A,) as the kernels take it; None for discrete actions."""
         log_std = self.policy.decoder.log_std
         return None if log_std is None else kernels.check_log_std("sample", log_std.data, shape)
 
@@ -639,8 +634,7 @@ class Compiled(engines.Restated, engines.Autograd):
         return kernels.optional_masks(None if masks is None else host(masks), self.values, 3)
 
     def _rollout_in_one_call(self, worker, buffer):
-        """All steps of one buffer without the interpreter: a step of few
-        agents costs half as much."""
+        """All steps of one buffer without the interpreter: it halves the cost of a small step."""
         begun, s, agents = clock(), self.storage, self.vecenv.ranges[buffer]
         final_observations = s["final_observations"].view(self.num_agents, -1)
         names = ("resets", "valid", "actions", "terminals", "truncations")

@@ -1,12 +1,11 @@
-"""What this machine has, how fast it trains, and what is missing; what a
-report of a bug should hold.
+"""What this machine has, how fast it trains, and what is missing: put it into a report of a bug.
 
     python pufferl.py doctor                   # with ten seconds of training; the first time kernels are compiled
     python pufferl.py doctor --seconds 0       # without
     python doctor.py                           # the same, also where torch cannot be imported
 
-Each line is looked for by a function of its own: what one of them raises is its line, and stands
-again at the end. The exit status is 1 if there is anything there. Nothing is sent anywhere.
+Each line has a function of its own. If it raises an error, the error is its line and stands again
+at the end, and the exit status is 1. Nothing is sent anywhere.
 """
 
 import argparse
@@ -132,7 +131,7 @@ def look_torch():
 
 
 def look_numba():
-    """The threading layer that numba takes when it runs in parallel."""
+    """The threading layer that numba uses for parallel code."""
     import numba
 
     import kernels  # noqa: F401  which asks for one
@@ -142,7 +141,7 @@ def look_numba():
 
 
 def look_gpu():
-    """Those of torch, and the driver's if there is one."""
+    """The GPUs that torch sees, and the driver's version if there is one."""
     import torch
 
     driver = ""
@@ -214,7 +213,7 @@ def examine(seconds):
         title = look.__name__.removeprefix("look_")
         try:
             say(f"{title:12} {look()}")
-        except Exception as error:  # any fault of this machine is what is looked for
+        except Exception as error:  # any error is a finding
             what = str(error) if isinstance(error, Problem) else f"{type(error).__name__}: {error}"
             say(f"{title:12} PROBLEM: {what}")
             problems.append(f"{title}: {what}")

@@ -3,18 +3,18 @@
     class Squares(PufferEnv):                                   # a vector of environments of your own, in place
     env = GymnasiumPufferEnv(gymnasium.make("CartPole-v1"))     # any Gymnasium environment, flat
     env = PettingZooPufferEnv(env_creator=knights_archers_zombies_v10.parallel_env)
-    env = wrap(anything)                                        # whichever of these fits
+    env = wrap(anything)                                        # the one of these that fits
 
     structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple space again, as views
     fields = nativize_tensor(observations, nativize_dtype(env)) # the same for a policy, as torch views
 
 An observation of any nesting of Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary and Text becomes one flat array:
-the bytes of one structured numpy dtype, `env.obs_dtype`. Where all its leaves have one dtype the flat array has that
-dtype too, otherwise it is uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Box.
+the bytes of one structured numpy dtype, `env.obs_dtype`. If all its leaves have one dtype the flat array has that dtype
+too, otherwise it is uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Box.
 
 workers.py steps all of them through three methods: `views(rows, first)` takes the environment's part of one row of the
 rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything else.
-Episodes restart by themselves; what both return is a list of dicts, one for each episode that ended.
+Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
 """
 
 import functools
@@ -32,7 +32,8 @@ from gymnasium import spaces
 
 
 class Fault(ValueError):
-    """What an environment does that it must not; the message says what, what was expected, and what to do."""
+    """A fault of an environment; the message says what happened, what was expected, and what to
+    do."""
 
 
 @functools.cache
@@ -75,8 +76,9 @@ def _leaf(space):
 
 
 def space_dtype(space):
-    """The numpy dtype that holds one value of `space`: structured for Dict and Tuple (fields f0, f1, ... for a Tuple),
-    with a shape for an array. Fields are aligned, so that torch can view them."""
+    """The numpy dtype that holds one value of `space`: structured for Dict and Tuple
+    (fields f0, f1, ... for a Tuple), with a shape for an array. Fields are aligned, so
+    that torch can view them."""
     children = _children(space)
     if children is None:
         dtype, shape, _, _ = _leaf(space)
@@ -148,7 +150,8 @@ class FlatObservation:
         self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
 
     def fields(self, flat):
-        """Views (n, *shape) of the leaves of flat observations (n, *flat shape), in the order of `leaves`."""
+        """Views (n, *shape) of the leaves of flat observations (n, *flat shape), in
+        the order of `leaves`."""
         if not self.structured:
             return [flat.reshape(len(flat), *_leaf(self.space)[1])]
         records = flat.view(self.dtype)[:, 0]
@@ -167,7 +170,8 @@ class FlatObservation:
         return flat
 
     def write(self, value, views):
-        """Write an observation into the views of its leaves; a batch of observations into those of a batch."""
+        """Write an observation into the views of its leaves; a batch of observations
+        into those of a batch."""
         for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
             part = value
             for key in keys:
@@ -175,7 +179,7 @@ class FlatObservation:
             view[...] = _encode_text(part, leaf.max_length) if isinstance(leaf, spaces.Text) else part
 
     def unflatten(self, flat):
-        """The observation that `flatten` made flat: arrays are views of `flat`, Discrete values numpy scalars."""
+        """The inverse of `flatten`: arrays are views of `flat`, Discrete values numpy scalars."""
         views = iter(self.fields(np.ascontiguousarray(flat)[None]))
 
         def nest(space):
@@ -194,8 +198,9 @@ class FlatObservation:
 
 
 def nativize_dtype(env):
-    """The structure of an environment's observations for nativize_tensor, from an environment or its `obs_dtype`:
-    (torch dtype, shape, first byte, bytes) of a leaf, {field: ...} of a structure."""
+    """The structure of an environment's observations for nativize_tensor, from an
+    environment or its `obs_dtype`: (torch dtype, shape, first byte, bytes) of a leaf,
+    {field: ...} of a structure."""
     import torch
 
     def nest(dtype, offset):
@@ -324,8 +329,8 @@ class FlatAction:
     def write_mask(self, target, mask):
         """Write an action mask into a row of heads' options: an array of all of them, or Dicts
         and Tuples nested as the space is, with a tuple of one a head for a MultiDiscrete. None
-        allows everything, and so does, for its head, a mask that forbids a whole head: that
-        choice does not count."""
+        allows everything. A mask that forbids a whole head allows all of that head: its choice does
+        not count."""
         if mask is None:
             target[:] = 1
             return
@@ -358,7 +363,7 @@ def find_mask(observation, info):
 
 
 CORRECT = "correct the space that the environment declares, or what it returns."
-HAIR = 1e-6  # of a bound, or of 1: what lies so little outside was rounded
+HAIR = 1e-6  # relative to a bound, or to 1: a number outside by less was only rounded
 
 
 def check_value(space, value, what):
@@ -434,7 +439,7 @@ def numeric_scalars(info, prefix=""):
 
 
 def check_flag(flag, what):
-    """Raise a Fault unless a flag is a bool, or a number that stands for one."""
+    """Raise a Fault unless a flag is a bool, 0 or 1."""
     if not isinstance(flag, bool | np.bool_ | int | np.number) and not (
             isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype.kind in "biuf"):
         raise Fault(f"{what} must be a bool, got {_describe(flag)}.")
@@ -546,8 +551,8 @@ class PufferEnv:
                 infos = [{"score": self.rewards.mean()}]
                 return self.observations, self.rewards, self.terminals, self.truncations, infos
 
-    `step` resets what has ended by itself. A vectorizer hands over other rows of its arrays before
-    each call, so write all of `self.observations` every step, and keep no view of it. Rewards,
+    `step` resets ended episodes by itself. Before each call a vectorizer hands over other rows of
+    its arrays, so write all of `self.observations` every step, and keep no view of it. Rewards,
     terminals and truncations are 0 and masks are True before each step. Infos: a list of dicts
     whose numbers are averaged and logged; return [] when there are none, and let a key "n" say for
     how many episodes a dict speaks.
@@ -622,10 +627,10 @@ class PufferEnv:
         return self.step(self._env_actions(self.actions))[4]
 
     def _into(self, view, name, call):
-        """What `call` returns, with its results in `view`. An environment of PufferLib's may keep
-        the arrays that it was made with, as C code does that was given their addresses: the first
-        reset or step that changes a number in either place shows it, and from then on it works in
-        those, and they are copied."""
+        """What `call` returns, with its results in `view`. An environment of PufferLib's may go on
+        writing to the arrays that it was made with, as C code does that was given their addresses.
+        The first reset or step that changes a number shows which arrays it writes to; if these are
+        the first ones, they are copied from then on."""
         home, watched = self._home, False
         if self._keeps:
             for key, start in (("rewards", 0), ("terminals", 0), ("truncations", 0), ("masks", 1)):
@@ -640,7 +645,8 @@ class PufferEnv:
             home_now, view_now = _octets(home), _octets(view)
             if view_now != view_before:
                 self._unwatched = self._unwatched - {name}
-            # What writes the same numbers again changes nothing. Both places are right then, as long as they are equal.
+            # If it writes the same numbers again, nothing shows; but then both places are equal,
+            # and right.
             trusted = view_now != view_before or (name == "step" and "reset" not in self._unwatched)
             self._keeps = home_now != home_before or not (trusted or home_now[0] == view_now[0])
         if watched and self._keeps:
@@ -675,7 +681,7 @@ class PufferEnv:
 
 
 def _octets(arrays):
-    """What an environment writes at every call, as bytes."""
+    """The arrays that an environment writes at every call, as bytes."""
     return [arrays[name].tobytes() for name in ("observations", "rewards", "terminals", "truncations", "masks")]
 
 
@@ -700,7 +706,7 @@ def new_rows(env, num_agents=None):
 
 
 def gymnasium_form(env):
-    """The environment if it is Gymnasium's and its reset takes a seed, else wrapped so that it is.
+    """The environment as one of Gymnasium's whose reset takes a seed; wrapped if it is another.
     Raises Fault for one that declares no spaces."""
     missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
     if missing:
@@ -746,7 +752,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._structured = self._observation.structured or isinstance(self.env.observation_space, spaces.Text)
         self._flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
         self._fields = [view[0] if view.ndim > 1 else view.reshape(()) for view in self._observation.fields(self._flat)]
-        self._modern = self._pair = False  # whether step and reset return just what Gymnasium's should
+        self._modern = self._pair = False  # whether step, reset return exactly what Gymnasium asks for
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
         self._mask_needed = None
@@ -865,7 +871,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
 
 def _last_info(info, episode_return, episode_length):
-    """The info of an episode's last step, with what the episode was."""
+    """The info of an episode's last step, with the episode's return and length."""
     check_info(info, "the last step of an episode")
     info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
@@ -875,7 +881,7 @@ def _last_info(info, episode_return, episode_length):
 
 @functools.cache
 def _checksum(*functions):
-    """Of the source of functions; None if it cannot be read."""
+    """A checksum of functions' source; None if it cannot be read."""
     try:
         return zlib.crc32("".join(map(inspect.getsource, functions)).encode())
     except (OSError, TypeError):
@@ -905,7 +911,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0xa0cc5953
+    CHECKED = 0x066cfa87
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -917,7 +923,7 @@ class GymnasiumTogether:
                    and not vars(env).keys() & set(cls.RESTATED) for env in envs):
             return None
         if cls.checksum() != cls.CHECKED:
-            if numbers[0] == 0:  # one process says it for all
+            if numbers[0] == 0:  # one process says it for all workers
                 warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by its own step_into, "
                               "which takes longer: see emulation.GymnasiumTogether.", stacklevel=2)
             return None
@@ -925,7 +931,7 @@ class GymnasiumTogether:
 
     @classmethod
     def checksum(cls):
-        """Of the source of all that `step` restates."""
+        """The checksum of the methods that `step` restates."""
         return _checksum(*(getattr(GymnasiumPufferEnv, name) for name in cls.RESTATED), FlatAction.unflatten)
 
     def __init__(self, envs, numbers, rows):
@@ -965,7 +971,7 @@ class GymnasiumTogether:
         if self._steps_taken >= self._next_limit:
             truncated = [cut or self._steps_taken >= begun + limit
                          for cut, begun, limit in zip(truncated, self._begun, self._limits, strict=True)]
-        if row.flagged:  # from when this row was written last
+        if row.flagged:  # left from the last time that this row was written
             row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
         row.flagged, ended = any(terminated) or any(truncated), []
         if row.flagged:
@@ -1002,9 +1008,8 @@ PARALLEL = ("observations", "rewards", "terminated", "truncated", "infos")
 
 
 def explain(error):
-    """The Fault that says what an environment of Gymnasium or PettingZoo returned if this
-    file failed on it; None for another error. Only what the first step and reset return
-    is checked beforehand."""
+    """The Fault for an error in this file that an environment's return value caused; None for
+    another error. Only the first step and reset are checked beforehand."""
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -1036,8 +1041,8 @@ class GymnasiumVectorPufferEnv:
     dead for that step. SAME_STEP: the final observation comes from the info. DISABLED: ended
     episodes are reset here. reward_scale multiplies the rewards that are learnt from;
     episode_return stays the true one.
-    Attributes: copies, the environments in it; ended, which of them the infos of
-    the last step speak of.
+    Attributes: copies, the environments in it; ended, the numbers of those that the last step's
+    infos are about.
     """
 
     def __init__(self, env, buf=None, seed=0, reward_scale=1.0):
@@ -1137,7 +1142,7 @@ class GymnasiumVectorPufferEnv:
             if self.mode != "SameStep":
                 self._write(view, observations, info)
                 view.final_observations[truncated] = view.observations[truncated]
-            if self.mode == "NextStep":  # what is seen now is the end of the old episode: nothing to act on
+            if self.mode == "NextStep":  # this observation is the old episode's last: nothing to act on
                 view.valid[done] = 0
             if self.mode == "Disabled":
                 observations, info = self.env.reset(options={"reset_mask": done})
@@ -1396,14 +1401,14 @@ def _parallel(env):
         return env
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
-    # In a game of turns everyone acts every step, and only the choice of whose turn it is counts.
+    # In a game of turns all act at every step, and only the choice of the player to move counts.
     return (aec_to_parallel if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel)(env)
 
 
 def _quickest_parallel(env):
     """The same parallel environment without the wrappers that check order and actions, which a
-    vectorizer keeps; they were a third of simple_spread's step. It is only stepped: `env` itself is
-    reset, drawn and asked for its state."""
+    vectorizer keeps; they are a third of simple_spread's step. Use it for steps only: reset and
+    draw `env` itself."""
     conversions = sys.modules.get("pettingzoo.utils.conversions")
     if conversions is None or type(env) is not conversions.aec_to_parallel_wrapper:
         return env
@@ -1450,7 +1455,7 @@ def slots(env):
 
 
 def copies(env):
-    """How many environments it stands for: more than 1 for a vector environment of Gymnasium."""
+    """The number of environments in it: more than 1 for a vector environment of Gymnasium."""
     return env.copies if isinstance(env, GymnasiumVectorPufferEnv) else 1
 
 
@@ -1467,8 +1472,8 @@ def create(creator, args, kwargs, seed):
 
 
 def build(creator, args, kwargs, seed):
-    """What a creator makes, or it itself if it is an instance; one that has a
-    parameter `seed` gets it."""
+    """Call a creator, with the seed if it has such a parameter; an instance is returned as it
+    is."""
     if not callable(creator):
         return creator
     try:

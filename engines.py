@@ -1,5 +1,4 @@
-"""How a policy acts and learns. The trainer asks an engine for two things: a rollout, and a
-minibatch's gradients.
+"""How a policy acts and learns: the trainer asks an engine for rollouts and for gradients.
 
     engine = choose(policy, vecenv, config)(policy, vecenv, config, segments, first_agent)
     engine.register(arena)              # before arena.allocate(engine.torch_device), engine.bind() after
@@ -32,10 +31,9 @@ import models
 from arena import clock
 from configuration import ConfigError, load_attribute, named
 
-# operations in one pass of a network from which on several threads share each product
+# a pass of a network with more operations than this shares each product among threads
 WORTH_THREADS = 1e8
-# numbers of the widest tensor in one pass: of 16 MB each, a CPU's tensors are not
-# mapped anew every time
+# numbers of the widest tensor in one pass: a CPU keeps tensors of up to 16 MB mapped
 PASS = 2**22
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 
@@ -63,14 +61,14 @@ class Autograd:
     config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch
     has. first_agent: of this process among all ranks, for the random numbers.
 
-    An engine of its own overrides `register`, `bind`, `_act` and `learn`, and what else is faster
-    another way. In the arena it finds what the trainer writes (index, weights, advantages,
-    settings) and leaves what the trainer reads (logprobs, values, bootstraps, new_values,
+    A subclass overrides `register`, `bind`, `_act` and `learn`, and any other method that it can do
+    faster. It reads from the arena what the trainer writes (index, segment_weights, advantages,
+    settings), and writes there what the trainer reads (logprobs, values, bootstraps, new_values,
     new_ratios, sums), all in the shapes that docs/design.md has.
     """
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
-    in_parts = True  # a minibatch goes through the network in parts that a cache may hold
+    in_parts = True  # a minibatch goes through the network in parts small enough for a cache
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         self.policy, self.vecenv, self.config = policy, vecenv, config
@@ -90,9 +88,10 @@ class Autograd:
         self.pool, self.num_learners = None, 1
 
     def _at_once(self):
-        """Steps that go through the network at once in learning: train.max_minibatch_size; on a
-        CPU, unless it is set, parts of equal size that a cache may hold. All of a minibatch if the
-        parts could be told from it: by a loss or a layer that takes moments of what it sees."""
+        """Steps that go through the network at once in learning: train.max_minibatch_size. If it is
+        not set, a CPU takes equal parts that a cache may hold. The whole minibatch goes at once if
+        parts would give another result: with train.loss, or a layer that takes moments of its
+        batch."""
         whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
         if most or not self.in_parts or self.extra_loss or any(
                 isinstance(module, nn.modules.batchnorm._NormBase)
@@ -104,7 +103,7 @@ class Autograd:
         return -(-self.segments // parts) * self.horizon
 
     # -- memory
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def register(self, arena):
         """Ask the arena for everything that lives as long as the engine."""
@@ -156,8 +155,7 @@ class Autograd:
         return self.host
 
     def _row(self, agents, t):
-        """The views that a worker needs at step t of a buffer, made once: the
-        hot loop slices nothing."""
+        """The views that a worker needs at step t of a buffer, made once: no step slices."""
         s, host = self.storage, self.host
         row = {name: s[name][t, agents] if s[name] is not None else None for name in ROLLOUT}
         row["values"] = self.values[t, agents]
@@ -168,12 +166,12 @@ class Autograd:
                 **{name: _flags(host[name][t, agents]) for name in ("truncations", "terminals")}}
 
     # -- the rollout
-    # -----------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def rollout(self, number):
         """Fill the storage with `horizon` steps of all agents; number: of rollouts before this one.
         Returns the seconds that were spent in environments or in waiting for them."""
-        with torch_threads(1):  # others would spin for a while after each pass, beside the workers
+        with torch_threads(1):  # others would spin after each pass and take the workers' cores
             self._begin(number)
             seconds = self._run_workers()
         # Workers run side by side; if environments are elsewhere only the first
@@ -202,14 +200,13 @@ class Autograd:
         try:
             return [call.result() for call in calls]
         finally:
-            # after an interrupt too: nobody must write any more when a
-            # checkpoint is loaded or saved
+            # after an interrupt too: no worker may write while a checkpoint is loaded or saved
             wait(calls)
 
     @torch.no_grad()
     def _rollout(self, worker):
-        """One worker's share of the rollout; returns the seconds it spent in
-        environments or waited for them."""
+        """One worker's share of the rollout; returns its seconds in
+        environments, waits included."""
         vecenv, seconds, begun = self.vecenv, 0.0, clock()
         while (ready := vecenv.wait(worker)) is not None:
             buffer, t = ready
@@ -223,8 +220,8 @@ class Autograd:
         return seconds
 
     def step(self, worker, buffer, t):
-        """Act on row t of a buffer: actions, log-probabilities and values; at t = horizon V alone,
-        which bootstraps, and nothing is committed."""
+        """Act on row t of a buffer: actions, log-probabilities and values. At t = horizon it
+        computes only V, to bootstrap from, and changes no state."""
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
         state = {name: tensor[:, agents] for name, tensor in self.state.items()}
         if t == self.horizon:
@@ -242,8 +239,7 @@ class Autograd:
                        samples=row["samples"])
 
     def _act(self, worker, observations, state, resets, valid):
-        """outputs (n, A + 1) and log_std for one step; the tensors in
-        `state` are updated in place."""
+        """outputs (n, A + 1) and log_std of one step; updates the tensors in `state` in place."""
         view = {**state, "resets": resets, "valid": valid}
         # all threads share it: it hands on what another stream still casts
         with self._autocast(cache_enabled=False):
@@ -257,8 +253,8 @@ class Autograd:
         return outputs.float().contiguous(), None if log_std is None else log_std.float().contiguous()
 
     def _bootstrap(self, worker, buffer, t):
-        """V of the final observation of the agents that step t truncated, from the
-        state before the reset."""
+        """V of the final observations of agents that step t truncated; the state is that before the
+        reset."""
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
         cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
         cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
@@ -270,8 +266,8 @@ class Autograd:
         self.bootstraps[t, cut] = outputs[:, -1]
 
     def _copy_state(self, worker, state, index=None):
-        """A copy of the recurrent state of these agents, or of those in `index`, in the
-        worker's scratch memory."""
+        """The recurrent state of these agents, or of those in `index`, copied to the worker's
+        scratch."""
         copies = {}
         for name, tensor in state.items():
             copies[name] = self.scratch[worker][name][:, : tensor.shape[1] if index is None
@@ -281,9 +277,9 @@ class Autograd:
         return copies
 
     def _threads(self, rows):
-        """torch's threads within an operation: all cores for a pass of that many rows if they have
-        something to do, else they wait longer than they work. If a weight works more than once a
-        row, as in a convolution, the network says its `operations` a row itself."""
+        """torch's threads within an operation: all cores if a pass of `rows` rows is large enough,
+        else one, because threads would wait longer than they work. A network that uses a weight
+        more than once a row, as a convolution does, says its `operations` a row."""
         weights = sum(parameter.numel() for parameter in self.policy.parameters())
         operations = rows * getattr(self.policy, "operations", 2 * weights)
         return self.vecenv.num_threads if operations > WORTH_THREADS else 1
@@ -294,7 +290,7 @@ class Autograd:
         return torch.autocast(self.torch_device.type, self.precision, enabled=enabled, **options)
 
     # -- learning
-    # --------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def learning(self):
@@ -308,9 +304,9 @@ class Autograd:
         function(*arguments)
 
     def learn(self, index):
-        """Write the gradients of the minibatch's loss, this process's share of it, over those in
-        the arena, the losses' statistics into sums, and the values and ratios of the segments in
-        `index` into new_values and new_ratios."""
+        """Compute the minibatch's loss, this process's share of it. Its gradients replace those in
+        the arena, its statistics go to `sums`, and the values and ratios of the segments in `index`
+        go to new_values and new_ratios."""
         s, T = self.storage, self.horizon
         self.arena.flat("gradients").zero_()
         step = self.at_once // T
@@ -375,21 +371,20 @@ class Autograd:
             index=self.index, start=start)
 
     # -- the rest
-    # --------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def outdated(self, thoroughly=False):
-        """What makes this engine the wrong one from now on, in words; None here: it
-        runs what the network is."""
+        """Why this engine no longer computes what the network does; None, as it runs it."""
 
     def take_over(self, engine):
-        """Go on with what another engine, which is released, has registered."""
+        """Take over the memory that another engine, now released, has registered."""
         self.arena, self.host, self.largest = engine.arena, engine.host, engine.largest
         self.state = dict.fromkeys(engine.state)
         self.bind()
         return self
 
     def on_host(self, name):
-        """One of the rollout's arrays, for what only logs look at."""
+        """One of the rollout's arrays, to log figures of."""
         return self.host[name]
 
     def return_range(self, running, low, high):
@@ -405,8 +400,7 @@ class Autograd:
         """Threads for the rollout's workers and the learners."""
         self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker",
                                        kernels.set_threads, (self.vecenv.threads_per_worker,))
-        # A worker that waits for the interpreter gets it after 0.2 ms, not 5: a
-        # rollout takes a tenth less.
+        # A waiting worker gets the interpreter after 0.2 ms, not 5: rollouts take a tenth less.
         self.interval = sys.getswitchinterval()
         sys.setswitchinterval(2e-4)
 
@@ -417,21 +411,21 @@ class Autograd:
             sys.setswitchinterval(self.interval)
 
     def forget(self):
-        """What was captured is no longer so; see fused.py."""
+        """Forget what was captured; see fused.py."""
 
 
 # --------------------------------------------------------------------------------------------------
 # Is it still the same network?
 
-AT = 1.0, 30.0  # times its weights: a clamp or a squash that is far away shows at the second
-NUDGE = 1e-6  # of the weights: what it does to the outputs is what rounding may do
+AT = 1.0, 30.0  # factors of the weights: the second shows a clamp or a squash that is far away
+NUDGE = 1e-6  # relative change of the weights: rounding may change the outputs as much as this does
 STEPS, AGENTS = 16, 5  # that are compared
 
 
 def difference(policy, vecenv, sample, device="cpu"):
-    """What a fast engine computes otherwise than the policy's own forward, forward_eval and
-    autograd, in words; None if nothing was found. Some agents' steps with resets and dead rows, and
-    a gradient, in float32; the weights are as they were afterwards. sample(policy, arena, steps,
+    """How a fast engine's results differ from the policy's own forward, forward_eval and autograd,
+    in words; None if they do not. Compared are some agents' steps with resets and dead rows, and a
+    gradient, in float32; the weights are unchanged afterwards. sample(policy, arena, steps,
     rows): the engine's network (compiled.Sample, fused.Sample)."""
     parameters = dict(policy.named_parameters())
     kept = {name: (parameter.detach().clone(), parameter.grad)
@@ -467,8 +461,7 @@ def difference(policy, vecenv, sample, device="cpu"):
 
 
 def _given(vecenv, device, scale):
-    """Observations, resets and valid (STEPS, AGENTS, ...): observations near 1, or far
-    away at the larger scale."""
+    """Observations (near 1, or far at the larger scale), resets and valid (STEPS, AGENTS, ...)."""
     random = np.random.default_rng(0)
     shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
     if dtype.kind == "f":
@@ -496,7 +489,7 @@ def _forward(policy, seen, resets, valid):
 
 @torch.no_grad()
 def _step_by_step(policy, seen, resets, valid):
-    """The same in the rollout's form, and the state after it."""
+    """The same, step by step as in a rollout, and the state after it."""
     state, outputs = _first_state(policy, seen.device), []
     for t in range(STEPS):
         state |= {"resets": resets[t], "valid": valid[t]}
@@ -516,8 +509,7 @@ class _Pair:
         self.fast.bind()
 
     def compare(self, seen, resets, valid, nudged, *, gradients):
-        """`difference` at the weights as they are. nudged: the outputs at weights
-        that are next to these."""
+        """`difference` at the present weights. nudged: the outputs at slightly changed weights."""
         policy, first = self.policy, _first_state(self.policy, seen.device)["mingru"]
         self.fast.refresh()
         whole = self.fast.forward(seen.view(STEPS, AGENTS, -1), first, resets, valid)
@@ -526,7 +518,7 @@ class _Pair:
         with torch.enable_grad():
             outputs, log_std = _forward(policy, seen, resets, valid)
         theirs, (stepped, state) = outputs.detach(), _step_by_step(policy, seen, resets, valid)
-        rounding = _error(nudged, theirs, (0, 1))  # an output each: a clamp may be of few
+        rounding = _error(nudged, theirs, (0, 1))  # for each output, because a clamp may act on few
         allowed = max(1e-3, min(0.5, 300 * rounding))  # chaos, as in many layers with large weights
         pairs = [("its outputs", whole, theirs), ("a step's outputs", each, stepped)]
         if log_std is not None:
@@ -557,13 +549,13 @@ class _Pair:
 
 
 def _error(ours, theirs, dims=None):
-    """The largest relative error of the norms over `dims`, or over all of them."""
+    """The largest relative error of the norms over `dims` (all, if none are given)."""
     return float(((ours - theirs).norm(dim=dims) / (theirs.norm(dim=dims) + 1e-6)).max())
 
 
 class Restated:
-    """What the engines share that restate the default network, beside Autograd or Graphs. Sample:
-    their network, for `difference`; actors: what steps each worker's agents."""
+    """What compiled.py's and fused.py's engines share, beside Autograd or Graphs. Sample: their
+    network, for `difference`; actors: one for each worker, which steps its agents."""
 
     Sample = None
 
@@ -600,8 +592,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def edited(policy):
-    """What shows at once that a policy is not, or no longer, the default network as models.py has
-    it, in words; else None."""
+    """Why a policy is plainly not, or no longer, the default network of models.py; else None."""
     if type(policy) is not models.MinGRUPolicy:
         return f"{type(policy).__name__} is not models.MinGRUPolicy"
     for name, parameter in policy.named_parameters():
@@ -625,7 +616,7 @@ def edited(policy):
 
 
 def plain_engine(config):
-    """The class of the engine for any network on train.device."""
+    """The class of the engine that runs any network on train.device."""
     if config["device"] == "cuda":
         from fused import Graphs
 
@@ -634,7 +625,7 @@ def plain_engine(config):
 
 
 def any_network(engine):
-    """The engine of any network, in the place of the fast one `engine`."""
+    """An engine for any network, in the place of the fast `engine`."""
     engine.release()
     made = plain_engine(engine.config)(engine.policy, engine.vecenv, engine.config, engine.segments,
                                        engine.first_agent)

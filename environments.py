@@ -50,13 +50,12 @@ def load_creator(name):
     if name.partition("/")[0] in FAMILIES and ".py:" not in name:
         return FamilyCreator(name)
     if name.endswith(".py"):
-        name += ":"  # which says what there is
+        name += ":"  # FileCreator's error then lists what the file has
     return FileCreator(name) if ".py:" in name else None
 
 
 def _plain_defaults(function):
-    """{parameter: default} of a function's parameters whose default is a
-    number, a flag or a word."""
+    """{parameter: default} of those defaults that are numbers, flags or words."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -75,21 +74,19 @@ def _picture_settings(function):
 
 @functools.cache
 def same_episodes(name):
-    """Whether a Gymnasium id's own vector environment, made with one environment, gives step for
-    step what the id gives, from the same seed and actions: episodes that end by themselves, and,
-    with a time limit of 7, truncated ones."""
+    """Whether an id's own vector environment, made with one environment, gives the same steps as
+    the id with the same seed and actions. Compared are episodes that end by themselves and, with a
+    time limit of 7, truncated ones."""
     try:
         ended, _ = _compare_episodes(name)
         return ended > 1 and _compare_episodes(name, max_episode_steps=7)[1] > 1
     except Exception:
-        # nobody asked for the package's own vector environment: any error only
-        # means that it is not used
+        # nobody asked for the package's own vector environment, so with any error it is not used
         return False
 
 
 def _compare_episodes(name, **settings):
-    """(episodes that ended, those that were truncated) of 200 steps;
-    AssertionError for what differs."""
+    """(ended episodes, truncated ones) in 200 steps. Raises AssertionError at a difference."""
     vectorized = gymnasium.make_vec(name, 1, gymnasium.VectorizeMode.VECTOR_ENTRY_POINT, **settings)
     ended = truncated = 0
     with contextlib.closing(gymnasium.make(name, **settings)) as one, contextlib.closing(vectorized) as many:
@@ -100,7 +97,7 @@ def _compare_episodes(name, **settings):
             np.testing.assert_allclose(seen[0], expected, 1e-5, 1e-6)
             action = one.action_space.sample()
             seen, *result = many.step(np.array([action]))[:4]
-            if done:  # this step of the vector is the reset
+            if done:  # in the vector, this step is the reset
                 expected, done = one.reset()[0], False
                 continue
             expected, *own = one.step(action)[:4]
@@ -178,18 +175,17 @@ class GymnasiumCreator:
 
     @property
     def has_vector(self):
-        """Whether its package has a vector environment of its own, as ALE in C++
-        and CartPole in numpy."""
+        """Whether its package has a vector environment of its own, as ALE and CartPole have."""
         return self._spec().vector_entry_point is not None
 
     @property
     def prefers_vector(self):
-        """Whether that one is taken if nothing else is asked for: ALE's, which does the
-        preprocessing too, and those that give the same episodes."""
+        """Whether that one is the default: ALE's, which does the preprocessing too, and any that
+        gives the same episodes."""
         return self.has_vector and (self.id.startswith("ALE/") or same_episodes(self.id))
 
     def vector(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
-        """num_envs of them in that vector environment, with the same settings."""
+        """That vector environment, with num_envs environments and the same settings."""
         self._spec()
         if self.id.startswith("ALE/"):
             if kwargs.pop("sound_obs", False):
@@ -260,7 +256,7 @@ class PettingZooCreator:
                 return importlib.import_module(f"{package}.{name}")
             except ImportError as error:
                 problem = problem or error
-            # of the family; one of its members may be there in another version
+            # the family may have this environment in another version
             with contextlib.suppress(ImportError):
                 modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
                 found += [module.name for module in modules if re.search(r"_v\d+$", module.name)]
@@ -328,8 +324,8 @@ class FileCreator:
 
     @property
     def takes_copies(self):
-        """Whether one is made for each environment: not of what holds as
-        many as it is told itself."""
+        """Whether it is called once for each environment; False if it makes num_envs of them
+        itself."""
         return "num_envs" not in self.settings
 
     @property
@@ -347,7 +343,7 @@ class FileCreator:
 def check(creator, vecenv, settings, steps, seconds=30.0):
     """Look for the usual bugs of an environment in Python: (problems, notes), sentences each.
     Gymnasium's and PettingZoo's own checks come first; then `vecenv`, a vector of one of them with
-    a `step` as vector.make gives it, is stepped at random, as often or as long as is said.
+    a `step` as vector.make gives it, is stepped at random, for so many steps or seconds.
     `python -m ocean NAME --check` does it."""
     problems, notes = _check_interface(creator(**settings))
     space = getattr(vecenv.driver_env, "env_single_observation_space",
@@ -385,7 +381,7 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
 
 
 def _first(wrong, values):
-    """Which of the values (agents, ...) is the first wrong one, and what it is."""
+    """The place of the first wrong one of the values (agents, ...), and the value, in words."""
     agent, *index = np.argwhere(wrong)[0]
     return f"{[int(i) for i in index] or ''} of agent {agent} is {values[(agent, *index)]}"
 
@@ -429,8 +425,8 @@ class FamilyCreator:
         self._make = FAMILIES[self.family]
         self.settings, self.picture_settings = _plain_defaults(self._make), _picture_settings(self._make)
         self.gives_tensors = getattr(self._make, "gives_tensors", False)
-        # Not of those that hold many themselves, and of those that are one a
-        # process only by command.
+        # Not for environments that hold many themselves; for those limited to one a process only on
+        # request.
         self.takes_copies = "num_envs" not in self.settings and self.family != "retro"
 
     def __call__(self, **kwargs):
@@ -454,7 +450,7 @@ class Crafter(gymnasium.Env):
         self.action_space = gymnasium.spaces.Discrete(len(self.env.action_names))
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:  # worlds are drawn from these two
+        if seed is not None:  # the game draws its worlds from these two
             self.env._seed, self.env._episode = seed, 0
         return self.env.reset(), {}
 
@@ -470,8 +466,8 @@ class Crafter(gymnasium.Env):
 
 class Procgen(PufferEnv):
     """procgen/coinrun and the other fifteen games (Cobbe et al. 2020). num_levels 0
-    draws a new level each episode. Its time limit is reported as an end, as the package
-    does not tell them apart."""
+    draws a new level each episode. Its time limit is reported as an end, because the package does
+    not tell them apart."""
 
     def __init__(self, name, num_envs=1, num_levels=0, start_level=0, distribution_mode="hard",
                  buf=None, seed=0):
@@ -513,8 +509,8 @@ class Procgen(PufferEnv):
 
 class Craftax(PufferEnv):
     """craftax/Craftax-Symbolic-v1, craftax/Craftax-Classic-Symbolic-v1 (Matthews et al.
-    2024): num_envs at once in JAX, which compiles for minutes first. Worlds are made only for
-    the episodes that ended."""
+    2024): num_envs at once in JAX, which compiles for minutes first. Only ended episodes get a new
+    world."""
 
     def __init__(self, name, num_envs=64, buf=None, seed=0):
         import jax
@@ -527,7 +523,7 @@ class Craftax(PufferEnv):
                                                              space.shape, np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(int(env.action_space(params).n))
         self.num_agents = num_envs
-        # Firm dtypes, or the step is compiled twice: for the state of a reset and for its own.
+        # Fixed dtypes: else the step is compiled twice, for the state of a reset and for its own.
         firm = lambda tree: jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)  # noqa: E731
         self._reset_one = jax.jit(lambda key: firm(env.reset(key, params)))
         self._reset_all = jax.jit(jax.vmap(lambda key: firm(env.reset(key, params))))
@@ -573,8 +569,8 @@ class JaxEnvs:
 
     reset(key) -> (observation, state) and step(key, state, action) -> (observation, state, reward,
     terminated, truncated) of one environment, the observation being the last one of an episode that
-    ends there. New episodes are begun here, with random numbers of their own; that is computed for
-    all if any has ended.
+    ends there. New episodes are begun here, with random numbers of their own. If one episode has
+    ended, a reset is computed for all.
     """
 
     metadata: ClassVar = {"autoreset_mode": "same_step"}
@@ -691,8 +687,8 @@ gymnax.gives_tensors = brax.gives_tensors = True
 
 class MicroRTS(gymnasium.Env):
     """microrts/16x16/basesWorkers16x16: a real-time strategy map against a scripted player (Huang
-    et al. 2021), each cell of it with an action. ai: a name in gym_microrts.microrts_ai. Needs
-    Java; a process keeps its JVM for good."""
+    et al. 2021). Each cell has an action. ai: a name in gym_microrts.microrts_ai. Needs Java; a
+    process keeps its Java machine until it ends."""
 
     # kind of action, four directions, what to produce, where to attack
     CELL = (6, 4, 4, 4, 4, 7, 49)
@@ -719,8 +715,8 @@ class MicroRTS(gymnasium.Env):
         masks = np.array(self.env.vec_client.getMasks(0)).reshape(self.cells, 1 + sum(self.CELL))
         self._movable, masks = masks[:, 0] != 0, masks[:, 1:].astype(bool)
         masks[~self._movable] = False
-        # A head without options has one all the same: the first, so that it costs neither
-        # probability nor entropy.
+        # A head without options gets one, the first: a forced choice changes neither probability
+        # nor entropy.
         for first, size in zip(self._firsts, self.CELL, strict=True):
             masks[~masks[:, first : first + size].any(1), first] = True
         return {"action_mask": masks.ravel()}
@@ -740,14 +736,13 @@ class MicroRTS(gymnasium.Env):
         return observations[0].astype(np.uint8), float(rewards[0]), bool(done[0]), False, info
 
     def close(self):
-        """Only the game's side: env.close() would end the process's JVM,
-        which cannot begin again."""
+        """Closes the game only: env.close() would end the process's Java machine, which cannot
+        restart."""
         self.env.vec_client.close()
 
 
 class PokemonRed(gymnasium.Env):
-    """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy, from a ROM of yours,
-    which nobody may ship.
+    """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy. You bring the ROM: nobody may ship it.
 
     rom: its file. state: a PyBoy save state to begin episodes from (default: the machine's start,
     with the title screen to get through). An episode is max_steps button presses of frame_skip
@@ -841,8 +836,7 @@ def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
 
 
 def open_spiel(name):
-    """open_spiel/GAME: each player is an agent, and those whose turn it is
-    not have only one choice."""
+    """open_spiel/GAME: each player is an agent; while others move, it has one choice only."""
     from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
 
     return OpenSpielCompatibilityV0(game_name=name)
@@ -850,8 +844,8 @@ def open_spiel(name):
 
 def dm_control(name, time_limit=0.0, render_mode=None):
     """dm_control/DOMAIN/TASK of the DeepMind Control Suite (Tassa et al. 2018), seen as one vector
-    of all its fields in the order of their names. time_limit is in seconds, 0: the task's own; what
-    it ends is truncated."""
+    of all its fields in the order of their names. time_limit is in seconds (0: the task's own); at
+    the limit an episode is truncated."""
     from dm_control import suite
     from shimmy.dm_control_compatibility import DmControlCompatibilityV0
 
@@ -875,7 +869,7 @@ def griddly(name, level=0, max_episode_steps=1000):
     kind = gd.ObserverType.VECTOR
     env = GymWrapper(f"{name}.yaml", player_observer_type=kind, global_observer_type=kind,
                      level=level)
-    env.reset()  # before it the spaces are not known
+    env.reset()  # the spaces are unknown before the first reset
     return gymnasium.wrappers.TimeLimit(OldGym(env), max_episode_steps)
 
 
@@ -896,15 +890,15 @@ FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "micrort
 
 
 class OceanPufferEnv(PufferEnv):
-    """`num_envs` copies of an environment in C as one PufferEnv, for backends
-    that know nothing of C.
+    """`num_envs` copies of an environment in C as one PufferEnv, for backends of environments in
+    Python.
 
     name: of the environment, or its header's path; settings are the environment's. Copy i
     draws the random numbers of stream first_env + i of the seed, as the i-th environment of
     the native backend does.
     """
 
-    same_seed = True  # its copies have streams of their own, so all of them get one seed
+    same_seed = True  # its copies have random streams of their own, so one seed serves all
 
     def __init__(self, name, num_envs=1, first_env=0, seed=0, buf=None, **settings):
         self._library, self._arguments = ocean.load(name), (num_envs, settings, first_env)
@@ -922,7 +916,7 @@ class OceanPufferEnv(PufferEnv):
     @functools.cache
     def of(cls, name):
         """The class of an environment in C: of("breakout")(num_envs=64, frameskip=4). A subclass
-        may change what it does; the class itself is stepped by vector.make as its name is, in C."""
+        may change its steps. vector.make steps the class itself in C, as it does its name."""
 
         def __init__(self, num_envs=1, *, buf=None, seed=0, **settings):
             cls.__init__(self, name, num_envs, seed=seed, buf=buf, **settings)
@@ -982,8 +976,8 @@ def in_c(env):
 
 
 def named(env):
-    """What makes the environments that `make` was asked for: an environment in C for its name and
-    for its class, a creator for another name, else what it is."""
+    """The thing that makes the environments `make` was asked for: an ocean.Library for the name or
+    the class of an environment in C, a creator for another name, else `env` itself."""
     if isinstance(env, str):
         return load_creator(env) or ocean.load(env.removeprefix("puffer_"))
     if hasattr(env, "__fspath__"):
@@ -1030,8 +1024,8 @@ def settings_of(env):
 
 
 def count_copies(num_envs, env_kwargs):
-    """The copies that env_kwargs asks for multiply the vector's: C environments are
-    all in one block anyway."""
+    """Multiply num_envs by the num_envs in env_kwargs: environments in C lie in one block
+    anyway."""
     if isinstance(env_kwargs, dict) and "num_envs" in env_kwargs:
         return num_envs * env_kwargs["num_envs"], {k: v for k, v in env_kwargs.items()
                                                    if k != "num_envs"}

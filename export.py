@@ -117,10 +117,10 @@ class Step(torch.nn.Module):
 
 
 def write_onnx(policy, env, path, name=""):
-    """Write `policy` to `path` as ONNX, for any number N of agents, and check it where
-    onnxruntime is installed.
+    """Write `policy` to `path` as ONNX, for any number N of agents, and check it if onnxruntime is
+    installed.
 
-    Inputs `observation` and a recurrent policy's states (zeros where an episode begins), outputs
+    Inputs `observation` and a recurrent policy's states (zeros when an episode begins), outputs
     `logits` (all heads, one after another) or `mean` and `log_std`, `value` and, for each state,
     `new_` and its name; before `value` also `action`, the most likely one, if a tanh squashes them.
     The metadata says what the actions are. Returns what check_onnx does. ConfigError if a
@@ -142,7 +142,7 @@ def write_onnx(policy, env, path, name=""):
     agents = torch.export.Dim("agents", min=1)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    # torch's notes about itself would bury ours; check_onnx tells whether it went well
+    # torch's notes would bury ours; check_onnx says whether the export is right
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
@@ -168,8 +168,8 @@ def write_onnx(policy, env, path, name=""):
 
 
 def _random_observations(space, n):
-    """(n, ...), of floats within 1,000: where bounds are a float's largest numbers, a network's
-    sums are infinite."""
+    """(n, ...), of floats within 1,000: with bounds of a float's largest numbers a network's sums
+    would be infinite."""
     observations = np.stack([space.sample() for _ in range(n)])
     return torch.from_numpy(observations.clip(-1e3, 1e3) if observations.dtype.kind == "f"
                             else observations)
@@ -289,7 +289,7 @@ def write_web(library, settings, flat, folder, trained=True):
 
 
 def keys_help(library, settings):
-    """One line for the page: what takes the first agent over."""
+    """One line for the page: how to take over the first agent."""
     envs = library.create(1, settings=settings)
     keys, columns = envs.keys()
     envs.close()

@@ -1,5 +1,4 @@
-"""The runs so far: a table of them, one in full, their curves, and how to
-remove what is not wanted.
+"""The runs so far: a table, one run in full, their curves, and how to remove some.
 
     python pufferl.py runs                              # the newest first: steps, score, what differs from the shipped
     python pufferl.py runs show latest                  # or a run's folder, its name, the end of its name, or ENV
@@ -40,7 +39,7 @@ TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score stands
 
 
 class Past(NamedTuple):
-    """A run's folder and what is read of it."""
+    """A run's folder and what its files say."""
 
     folder: Path
     saved: dict  # its config.json
@@ -70,7 +69,7 @@ def read(folder):
     """The Past of a folder; ConfigError if it is no run's."""
     try:
         saved = json.loads((folder / "config.json").read_text())
-        saved["env_name"], saved["train"]["total_timesteps"] + 0  # which no other file has
+        saved["env_name"], saved["train"]["total_timesteps"] + 0  # no other JSON file has it
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{folder}: not a run's folder, or its config.json is damaged "
                           f"({type(error).__name__}: {error}).") from None
@@ -78,7 +77,7 @@ def read(folder):
     with contextlib.suppress(OSError), open(folder / "metrics.jsonl", "rb") as file:
         file.seek(max(0, file.seek(0, 2) - TAIL))
         for line in reversed(file.read().splitlines()):
-            # torn by a crash, or by the seek
+            # cut off by a crash, or by the seek
             with contextlib.suppress(ValueError, TypeError, RecursionError):
                 last = {**json.loads(line), **last}
                 if "environment/score" in last:
@@ -127,21 +126,21 @@ def settings_of(saved):
 
 @functools.cache
 def shipped(name):
-    """The settings of an environment as they ship today; None if it is not here any more, or is a
-    file of a user's: what only lists runs must not run it."""
+    """The settings of an environment as they ship today; None if it is gone, or is a user's file: a
+    list of runs must not run that file."""
     if ".py" in name or name.endswith(".h"):
         return None
     try:
         values = configuration.resolve(name)[1]
     except (Exception, SystemExit):
-        # a package that is not installed, say, or a header that does not compile
+        # for example a missing package, or a header that does not compile
         return None
     return settings_of(json.loads(json.dumps(values, default=str)))
 
 
 def changes(saved):
-    """{setting: value} of those that are not the shipped ones; "auto" is the same as what it has
-    chosen, and as 1 in vec.num_envs. None if nobody knows the shipped ones."""
+    """{setting: value} of those that differ from the shipped ones; None if these are unknown.
+    "auto" equals the number that it chose, and 1 in vec.num_envs."""
     ours, chosen = shipped(saved.get("config_name", saved["env_name"])), {"vec.num_envs", *saved.get("auto", {})}
     if ours is None:
         return None
@@ -150,7 +149,7 @@ def changes(saved):
 
 
 def listed(settings):
-    """Settings in a line; what stands in `train` without its name."""
+    """Settings in a line; those of `train` without the section's name."""
     return ", ".join(f"{key.removeprefix('train.')} {value}" for key, value in settings.items())
 
 
@@ -259,8 +258,8 @@ class Curve(NamedTuple):
 
 
 def metric_name(entries, metric):
-    """The logged name of what was typed, "score" or "losses/entropy"; None takes the score.
-    ConfigError if none has it, with those that there are."""
+    """The logged name of a metric as it was typed, "score" or "losses/entropy"; None takes the
+    score. ConfigError if none has it, with those that there are."""
     known = dict.fromkeys(name for entry in entries for name in entry if name != "step")
     wanted = ([f"environment/{name}" for name in ("score", "episode_return")] if metric is None
               else [metric])

@@ -40,8 +40,7 @@ import kernels
 
 
 class NetworkFault(TypeError):
-    """What a network lacks or does that it must not; the message says what, what was
-    expected, and what to do."""
+    """A fault of a network; the message says what happened, what was expected, and what to do."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class Decoder(nn.Linear):
         logits, value = outputs[..., :-1], outputs[..., -1:]
         if self.log_std is not None:
             std = self.log_std.exp().expand_as(logits)
-            # which waits for a GPU
+            # this waits for a GPU
             return torch.distributions.Normal(logits, std, validate_args=False), value
         return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
 
@@ -161,8 +160,8 @@ class Normalizer(nn.Module):
     """clip((x - mean) / sqrt(var + 1e-8), ±10), an element each, with the moments of all
     observations so far.
 
-    The moments stay as they are until the trainer calls `merge`, after an epoch, so that a rollout
-    and what is learnt from it see the same. They are saved with the weights, and frozen in
+    The moments stay as they are until the trainer calls `merge`, after an epoch, so a rollout and
+    the learning from it use the same moments. They are saved with the weights, and frozen in
     evaluation and in exports. read: from a batch of observations (B, *observation) to the numbers
     (B, size) that are normalised.
     """
@@ -173,7 +172,7 @@ class Normalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
-        # of the last merge: what observations are taken to
+        # from the last merge: shift and scale of observations
         self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
 
@@ -195,8 +194,7 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def merge(self, parts):
-        """Add the moments of the ranks, in their order, and normalise with
-        the result from now on."""
+        """Add the ranks' moments, in their order; from now on normalise with the result."""
         device = self.mean.device
         parts = [(count, mean.to(device), squares.to(device)) for count, mean, squares in parts]
         merge_moments(self.count, self.mean, self.squares, parts)
@@ -205,7 +203,7 @@ class Normalizer(nn.Module):
 
 
 def find_normalizer(policy):
-    """What a network normalises its observations by, a Normalizer, or None."""
+    """The Normalizer of a network's observations, or None."""
     return next((part for part in policy.modules() if isinstance(part, Normalizer)), None)
 
 
@@ -275,7 +273,7 @@ class _FusedScan(torch.autograd.Function):
     def backward(ctx, grad_out, _):
         x, hgp, states, resets, valid = ctx.saved_tensors
         grad, grad_hgp, ctx.gates = grad_out.contiguous().clone(), ctx.gates, None
-        # once more through a graph that was kept: the first time has consumed the gates
+        # a second backward through one graph: the first has overwritten the gates
         if grad_hgp is None:
             grad_hgp = torch.empty_like(hgp)
             kernels.mingru_scan(hgp, x, states, resets, valid, torch.empty_like(x), gates=grad_hgp)
@@ -284,7 +282,7 @@ class _FusedScan(torch.autograd.Function):
         return grad, grad_hgp, None, None, None
 
 
-LONGEST = 64  # steps a channel of a new MinGRU remembers at most
+LONGEST = 64  # the longest time, in steps, that a channel of a new MinGRU remembers
 
 
 class MinGRU(nn.Module):
@@ -342,8 +340,8 @@ class MinGRUPolicy(_Recurrent):
     decoder for logits and value.
 
     normalize: observations go through a `Normalizer` first. The engines of compiled.py and fused.py
-    compute the same without autograd; if `forward` is changed, here, in a subclass or by a hook,
-    the trainer sees it and runs `forward`.
+    compute the same without autograd; if `forward` is changed (here, in a subclass or by a hook),
+    the trainer notices and runs `forward`.
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):
@@ -403,7 +401,8 @@ Default = FeedForward  # PufferLib's name; the default network here is MinGRUPol
 
 
 class Encoded(nn.Module):
-    """A feed-forward policy for what a linear map reads badly: images go through convolutions,
+    """A feed-forward policy for observations that a linear map reads badly: images go through
+    convolutions,
     Discrete and MultiDiscrete values become one-hot, and the fields of a Dict or Tuple are encoded
     each and put side by side.
 
@@ -429,8 +428,8 @@ class Encoded(nn.Module):
         # an observation that lies in the space, for the width of its features
         with torch.no_grad():
             width = self._features(torch.from_numpy(flat.flatten(space.sample())[None])).shape[1]
-        # A picture's background is the same in every observation: without norms one coherent push
-        # puts a unit below zero for good, and of Pong's units nine in ten died (docs/LOG.md).
+        # A picture's background is the same in every observation, so without norms one update can
+        # push a unit below zero for good: nine in ten of Pong's units died (docs/LOG.md).
         picture = any(kind == "image" and _side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
         norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
         self.encoder = nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), norm, nn.ReLU())
@@ -461,7 +460,7 @@ class Encoded(nn.Module):
             if kind == "choices":
                 sizes = ([leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete)
                          else leaf.nvec.ravel().tolist())
-                # on a GPU a tensor would be copied each time
+                # a tensor would be copied to a GPU each time
                 starts = torch.as_tensor(leaf.start).reshape(-1).tolist()
                 columns = value.reshape(value.shape[0], -1).long().unbind(1)
                 features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1),
@@ -498,8 +497,8 @@ class Impala(Encoded):
 
 
 class Normalized(nn.Module):
-    """A network of your own behind a `Normalizer`: it sees observations in
-    deviations from their mean."""
+    """A network of your own behind a `Normalizer`: it sees observations minus their mean, in
+    deviations."""
 
     def __init__(self, env, policy):
         super().__init__()
@@ -570,8 +569,8 @@ class Board(nn.Module):
         return tuple(output.unflatten(0, observations.shape[:2]) for output in outputs)
 
 
-PICTURE = 36  # pixels: below that it is a grid, as MiniGrid's
-KINDS = 32  # of pieces on a board, and its sides, at most
+PICTURE = 36  # pixels: a smaller picture is a grid, as MiniGrid's
+KINDS = 32  # at most so many kinds of pieces on a board, and so long sides
 
 
 def leaf_kind(space, boards=True):
@@ -633,7 +632,7 @@ def describe(policy):
 
 
 def wants_encoding(env, boards=False):
-    """Whether an environment's observations are of the kind that `Encoded` is for."""
+    """Whether `Encoded` suits an environment's observations."""
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
         not isinstance(space, gymnasium.spaces.Box)
@@ -673,7 +672,7 @@ def _image_encoder(space):
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside what goes through unchanged."""
+    """Two convolutions, added to their input."""
 
     def __init__(self, channels):
         super().__init__()
@@ -718,8 +717,7 @@ class _Planes(nn.Module):
 
 
 def _board_encoder(space):
-    """One layer of 3 × 3 convolutions: what is beside what. The recurrent layers see
-    the whole board at once."""
+    """One layer of 3 × 3 convolutions, which sees neighbours. Later layers see the whole board."""
     planes = _Planes(space)
     return nn.Sequential(planes, orthogonal(nn.Conv2d(planes.planes, 16, 3, padding=1)), nn.ReLU(),
                          nn.Flatten())
@@ -732,8 +730,8 @@ def _widths(input_size, hidden_size):
 
 
 def encode(policy, observations):
-    """(hidden (T, N, H), [lookup] or []) of observations (T, N, ...): a policy of PufferLib 2 gives
-    a lookup beside what it has encoded, and gets it back."""
+    """(hidden (T, N, H), [lookup] or []) of observations (T, N, ...): PufferLib 2's policies return
+    a lookup beside the encoded observations, and get it back."""
     hidden, lookup = policy.encode_observations(observations.flatten(0, 1)), []
     if isinstance(hidden, tuple):
         hidden, *lookup = hidden
@@ -741,10 +739,11 @@ def encode(policy, observations):
 
 
 def decode(policy, hidden, *lookup):
-    """Logits and value (T, N, ...) of what the recurrent layer made of hidden (T, N, H)."""
+    """Logits and value (T, N, ...) from the recurrent layer's output, hidden (T, N, H)."""
     if not lookup:
         return policy.decode_actions(hidden)
-    logits, value = policy.decode_actions(hidden.flatten(0, 1), *lookup)  # which knows of no time
+    # decode_actions knows no time axis
+    logits, value = policy.decode_actions(hidden.flatten(0, 1), *lookup)
     return _with_time(logits, *hidden.shape[:2]), value.reshape(*hidden.shape[:2], 1)
 
 
@@ -787,7 +786,7 @@ class MinGRUWrapper(_Recurrent):
 
 class _TorchRecurrent(_Recurrent):
     """A recurrent layer of torch between your policy's `encode_observations` and `decode_actions`,
-    reset inside a segment where an episode begins and held where an agent is dead. states: the
+    reset inside a segment when an episode begins, and kept while an agent is dead. states: the
     names of its tensors in `state`.
 
     With a tuple of those tensors or None as the state, a call is one step of N agents, as PufferLib
@@ -825,8 +824,8 @@ class _TorchRecurrent(_Recurrent):
         if x.is_cuda:
             x, precision = x.float(), torch.autocast("cuda", enabled=False)
         keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One call for each stretch without a reset or a dead step; one a step where looking is a
-        # sync (on a GPU) or breaks a traced graph.
+        # One call for each stretch without a reset or a dead step. It is one call a step if looking
+        # for these waits for a GPU or breaks a traced graph.
         look = x.device.type == "cpu" and not torch.compiler.is_compiling()
         events = (resets.any(1) | (valid == 0).any(1)).tolist() if look else [True] * T
         memory, outputs, t = [state[name] for name in self.states], [], 0
@@ -900,9 +899,9 @@ def is_plain(policy):
 
 
 def find_form(policy, space):
-    """Remember of a network without memory that takes a state all the same, as PufferLib 3's do,
-    whether its forward sees a batch (B, *observation) or time, (T, N, *observation): it is tried
-    once, on zeros of the space, without any trace in the network or in torch's random numbers."""
+    """PufferLib 3's networks without memory take a state all the same. Find out and remember
+    whether such a forward takes a batch (B, *observation) or time (T, N, *observation): try it once
+    on zeros, without changing the network or torch's random numbers."""
     known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
     ours = [kind.forward for kind in (FeedForward, Encoded, Normalized, Board)]
     if known or is_plain(policy) or type(policy).forward in ours:
@@ -911,7 +910,7 @@ def find_form(policy, space):
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
     policy.takes_batches, learning = False, [module for module in policy.modules()
                                              if module.training]
-    policy.eval()  # a batch norm would take the zeros for observations
+    policy.eval()  # a batch norm would learn from these zeros
     try:
         with torch.no_grad(), torch.random.fork_rng():
             over_time(policy, zeros, {})
@@ -977,7 +976,7 @@ def check_logits(policy, outputs, log_std, heads, dims):
 
 
 def no_pair(policy, method, outputs):
-    """The NetworkFault of what is not (logits, value)."""
+    """The NetworkFault for a result that is not (logits, value)."""
     parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     got = [f"{type(one).__name__} {tuple(one.shape)}" if isinstance(one, torch.Tensor)
            else type(one).__name__
@@ -1000,7 +999,7 @@ def _with_time(logits, T, N):
 
 @contextlib.contextmanager
 def _shapes_explained(policy, form, observations):
-    """Say to errors about shapes what the network was given and which form that is."""
+    """Add to errors about shapes what the network was given, and in which form."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
@@ -1087,8 +1086,8 @@ def act(logits, action=None):
 
 
 def _clipped(policy):
-    """The policy, if CleanRL's loops can act with it: they hand the sample to
-    the environment as it is."""
+    """The policy, if CleanRL's loops can use it: they give the sample to the environment
+    unchanged."""
     if squash_of(policy) is not None:
         raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh "
                            "(models.squash), which CleanRL's loops do not do. Make the policy "

@@ -107,7 +107,7 @@ class PuffeRL:
         PuffeRL(vecenv, policy, logger=logger, learning_rate=0.01, batch_size=128 * vecenv.num_agents)
 
     Properties: global_step, epoch, total_epochs, sps, uptime, learning_rate (assign to override the schedule).
-    `engine` is what acts and learns (engines.py). Started by torchrun, every rank makes a trainer with environments of
+    `engine` acts and learns (engines.py). Started by torchrun, every rank makes a trainer with environments of
     its own and calls the same methods; batch_size, steps, losses and statistics are those of all ranks, num_agents and
     storage a rank's own (docs/scale.md). Raises ConfigError before anything starts if the settings cannot work.
     """
@@ -166,7 +166,8 @@ class PuffeRL:
             arena.register(name, (N,), torch.float64)
         arena.register("moments", (3,), torch.float64)
         arena.register("index", (M,), torch.int64)
-        # What changes from one epoch or minibatch to the next stands in memory, where a captured graph reads it.
+        # Numbers that change with the epoch or minibatch lie in memory, because a captured graph
+        # reads them there.
         arena.register("counter", (2,), torch.int64)  # epoch, minibatch
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         arena.register("norms", (minibatches,), torch.float64)  # of the gradients, a minibatch
@@ -231,7 +232,7 @@ class PuffeRL:
         Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy,
         approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
         learning_rate. Logs where log_interval has passed.
-        Raises FloatingPointError, weights untouched, where a gradient is not finite.
+        Raises FloatingPointError if a gradient is not finite; the weights are then as before.
         """
         if not self._rolled_out:
             raise RuntimeError("train() learns from a rollout, once: call evaluate() before each train().")
@@ -259,7 +260,7 @@ class PuffeRL:
     def _minibatches(self):
         """How many this epoch has: on average replay_ratio · batch_size / minibatch_size."""
         c = self.config
-        if c["norm_obs"] and self.normalizer.count == 0:  # this rollout only shows what observations are
+        if c["norm_obs"] and self.normalizer.count == 0:  # the first rollout only measures the observations
             return 0
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
@@ -272,7 +273,7 @@ class PuffeRL:
         progress = min(1.0, self.global_step / c["total_timesteps"])
         self._used_lr = self.learning_rate
         numbers = {**c, "ent_coef": c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)}
-        first = kernels.CLIP_COEF  # those before are the minibatch's own
+        first = kernels.CLIP_COEF  # those before belong to the minibatch
         self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         self.rate.fill_(self._used_lr)
@@ -282,8 +283,8 @@ class PuffeRL:
         self.sums.zero_()
 
     def _scale_rewards(self):
-        """The rollout's rewards in deviations of the discounted return, this rollout's included: a
-        first reward after many zeros would else be divided by next to nothing."""
+        """Divide the rewards by the deviation of the discounted return, which includes this
+        rollout: else the first reward after many zeros would be divided by almost 0."""
         if self.reward_scale is not None:
             moments = self.reward_scale.follow(*map(self.engine.on_host, ("rewards", "resets", "valid")))
             self.reward_scale.merge(self.ranks.gather(moments))
@@ -311,7 +312,7 @@ class PuffeRL:
         self.engine.learn(self.index)
 
     def _update(self):
-        """One optimizer step; once a gradient's norm is not finite, nothing changes any more."""
+        """One optimizer step; after a gradient's norm was not finite, no step changes anything."""
         norm = torch.as_tensor(self.optimizer.step(self.rate, self.found_inf), dtype=torch.float64)
         self.norms.index_copy_(0, self.counter[1:], norm.view(1))
 
@@ -343,7 +344,7 @@ class PuffeRL:
         logs = dict(self.losses)
         if norms and c["target_kl"] is not None:
             self._rate_factor = adapted(self, logs["approx_kl"])
-        if log_due:  # before the checkpoint: a resume logs again what stands beyond it, but not what is missing before
+        if log_due:  # before the checkpoint: a resume logs later entries again, but cannot log an earlier one
             self.mean_and_log()
         if self.epoch % c["checkpoint_interval"] == 0:
             self._try_checkpoint()
@@ -497,15 +498,16 @@ class PuffeRL:
 
 # in an epoch: too large a rate does harm at once, too small a one only takes longer
 RATE_STEPS = 0.5, 1.2
-SMALL_ADVANTAGES = 0.2  # their deviation, in deviations of the return
-RATE_FACTORS = 0.1, 10.0  # how far target_kl may take the learning rate from the one that is set
+SMALL_ADVANTAGES = 0.2  # the advantages' deviation, as a share of the return's
+# how far target_kl may move the learning rate from the setting, either way
+RATE_FACTORS = 0.1, 10.0
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 
 
 # --------------------------------------------------------------------------------------------------
-# What the trainer leaves to others: statistics, torch's optimizers, checks, the cause of a NaN
+# What the trainer uses: statistics, torch's optimizers, checks, the search for a NaN's cause
 
-BEST_EPISODES = 100  # that a score must be the mean of before it counts as the best
+BEST_EPISODES = 100  # a score counts as the best only if it is the mean of as many episodes
 
 
 class Statistics:
@@ -523,13 +525,13 @@ class Statistics:
         self._totals, self._returns = {}, (math.inf, -math.inf)
 
     def add_returns(self, engine, running):
-        """Keep the smallest and the largest return of the agents' episodes that ended in a rollout;
-        running (N,): of those that go on."""
+        """Keep the smallest and the largest return of the episodes that ended in a rollout. running
+        (N,): the return so far of each agent's present episode."""
         self._returns = engine.return_range(running, *self._returns)
 
     def add_episodes(self, log, policy):
-        """Add the environments' means, "n" of their episodes; keep a copy of the weights whose mean
-        score over BEST_EPISODES or more is the best."""
+        """Add the environments' means; their "n" is the number of episodes. Keep a copy of the
+        weights with the best mean score over BEST_EPISODES or more."""
         count = log.get("n", 0)
         if not count:
             return
@@ -610,12 +612,12 @@ class TorchOptimizer:
         tensor. found_inf becomes 1 if that is not finite; while it is not 0, nothing changes."""
         for name in self.frozen:
             self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
-            self.parameters[name].grad = None  # torch leaves alone what has none
+            self.parameters[name].grad = None  # torch skips parameters without a gradient
         gradients = self.arena.flat("gradients")
         norm = torch.as_tensor(kernels.gradient_norm(gradients))
         found_inf.copy_((found_inf != 0) | ~norm.isfinite())
         gradients.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        if not self.own:  # which looks at found_inf itself
+        if not self.own:  # torch's step looks at found_inf itself
             self.optimizer.step()
         elif not found_inf:
             for group in self.optimizer.param_groups:
@@ -648,8 +650,8 @@ class TorchOptimizer:
 
 
 def what_is_what(config, vecenv, policy):
-    """(configuration, vectorized environment, policy) of PuffeRL's arguments, the first of
-    which may be left out."""
+    """(configuration, vectorized environment, policy) from PuffeRL's arguments; the configuration
+    may be missing."""
     if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
         config, vecenv, policy = None, config, vecenv if policy is None else policy
     if vecenv is None or policy is None:
@@ -671,8 +673,7 @@ def what_is_what(config, vecenv, policy):
 
 
 def check_policy(policy, vecenv, config):
-    """ConfigError for a network that cannot see these observations, or not
-    as the settings want it."""
+    """ConfigError if the network cannot read these observations, or lacks what a setting needs."""
     inputs, size = getattr(getattr(policy, "encoder", None), "in_features", None), math.prod(vecenv.observation_shape)
     if isinstance(policy, models.MinGRUPolicy) and inputs not in (None, size):
         raise ConfigError(f"the policy was made for observations of {inputs} numbers, these "
@@ -704,10 +705,10 @@ def schedule(config, step):
 
 
 def adapted(trainer, kl):
-    """The factor of the learning rate, nearer to where an epoch moves the policy by target_kl
-    (Schulman et al. 2017, 4; here every epoch and gently), until the schedule takes the rate to its
-    end. Advantages that are small beside the return's deviation are mostly noise: less is then
-    aimed at, since Muon's steps do not shrink with the gradient."""
+    """The new factor of the learning rate, adapted so that an epoch moves the policy by target_kl
+    (Schulman et al. 2017, section 4; here gently, every epoch). Advantages that are small beside
+    the return's deviation are mostly noise. The aim is then smaller, because Muon's steps do not
+    shrink with the gradient."""
     target, factor = trainer.config["target_kl"], trainer._rate_factor
     if trainer.reward_scale is not None:
         count, total, squares = trainer.moments.tolist()  # of the last minibatch, of all ranks
@@ -730,7 +731,7 @@ def check_open(trainer):
 
 def check_norms(trainer, norms):
     """FloatingPointError that says what was not finite first, if a gradient norm is not."""
-    # the gradient is everybody's, but one rank's numbers may be the cause
+    # all ranks have the same gradient, but one rank's numbers may be the cause
     if not all(map(math.isfinite, norms)):
         what, good = min(trainer.ranks.gather(explain_nan(trainer)))[1], trainer.run_folder
         raise FloatingPointError(f"epoch {trainer.epoch}: {what}. The weights were "
@@ -740,8 +741,8 @@ def check_norms(trainer, norms):
 
 
 def follow_frozen(trainer):
-    """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError for
-    weights that were put into the network after the trainer was made: nothing would train them."""
+    """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError if
+    weights were added to the network after the trainer was made: nothing would train them."""
     frozen, arena = [], trainer.arena
     for name, parameter in trainer.policy.named_parameters():
         place = f"weights/policy.{name}"
@@ -773,8 +774,8 @@ def advice(trainer):
 
 
 def explain_nan(trainer):
-    """(how early, what): what was not finite first, the weights, then in the order of the rollout,
-    then of the update. The earliest of all ranks is the cause."""
+    """(how early, what): the first number that was not finite: a weight, else in the order of the
+    rollout, then of the update. The earliest of all ranks is the cause."""
     s, low, check = trainer.storage, "lower train.learning_rate", advice(trainer)
     rollout = (("observations", s["observations"], check),
                ("logprobs", trainer.logprobs,
@@ -791,7 +792,7 @@ def explain_nan(trainer):
     for order, (name, tensor, cause) in enumerate(rollout):
         # (T, N), of all agents
         fine = torch.isfinite(tensor.float()).reshape(*tensor.shape[:2], -1).all(2)
-        if name in ("logprobs", "rewards"):  # the dead's are never used
+        if name in ("logprobs", "rewards"):  # those of dead agents are never used
             fine |= s["valid"][: trainer.horizon] == 0
         if not fine.all():
             step, agent = (~fine).nonzero()[0].tolist()
@@ -805,8 +806,8 @@ def explain_nan(trainer):
 
 
 def forbidden(trainer):
-    """What leaves a live agent no choice if a log-probability is not finite first, in words: an
-    action mask of the environment, or logits of -inf. None if nothing does."""
+    """Why a live agent has no choice left, in words: the environment's action mask, or logits of
+    -inf. None if it has one. Asked for if a log-probability is the first number not finite."""
     s, heads = trainer.storage, trainer.engine.heads
     broken = ~torch.isfinite(trainer.logprobs) & (s["valid"][: trainer.horizon] != 0)
     if heads is None or not broken.any():
@@ -827,9 +828,10 @@ def forbidden(trainer):
 
 
 class Interrupts:
-    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end; the second
-    one leaves at once, unless it is a SIGHUP: a terminal that closes may send several. With nohup
-    SIGHUP is ignored, and stays so. leave: called before the process ends at once."""
+    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end. A second
+    SIGINT or SIGTERM leaves at once; a second SIGHUP does not, because a terminal that closes may
+    send several. With nohup SIGHUP stays ignored. leave: called before the process ends at
+    once."""
 
     def __init__(self, leave=lambda: None):
         self.requested, self.leave = False, leave
@@ -859,11 +861,11 @@ class Interrupts:
             signal.signal(number, handler)
 
 
-MEASURED_SECONDS = 1.0  # that measure spends, after the epoch in which kernels are compiled
+MEASURED_SECONDS = 1.0  # of measuring, after the epoch in which kernels are compiled
 MEASURED_AGENTS = {True: 1024, False: 16}  # at most; in C or not
 MEASURED_HORIZON = 16
-MEASURED_EPISODES = 16  # at least, before anything is said of them
-# seconds that a step of all environments costs more in processes of their own, for the messages
+MEASURED_EPISODES = 16  # episodes at least, before their length is used
+# extra seconds of a step of all environments in processes of their own, for the messages
 EXCHANGE = 3e-4
 
 
@@ -883,20 +885,20 @@ def measure(env_name, args, vecenv, facts):
                        "total_timesteps": 10**12,
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto",
                        "max_minibatch_size": None, "log_interval": math.inf}}
-    # environments may draw from the generators of all
+    # environments may draw from global generators
     with ranks.alone(), contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
         try:
             trial = load_env(env_name, small)
-        except Exception:  # one of a kind in a process, as emulators are
+        except Exception:  # a process can hold only one, as with emulators
             return facts
         stack.callback(trial.close)
         config = {**small["train"], "env": args["env_name"], "data_dir": None,
                   "cudagraphs": -1, "gpus": 1}
         trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))
         stack.callback(trainer.release)
-        trainer.signs = None  # this run only measures; its settings are not those of the real one
+        trainer.signs = None  # this run only measures; its settings are not those of the real run
         episodes = EpisodeEnds(trial.num_agents)
         trainer.evaluate()
         episodes.add(trial.storage)
@@ -935,17 +937,16 @@ class EpisodeEnds:
 
     @property
     def cut(self):
-        """The steps after which every episode is cut off; None if one ends by itself, or
-        if too few have ended."""
+        """The step at which every episode is cut off; None if one ends by itself, or too few have
+        ended."""
         known = (not self.by_itself and len(self.lengths) >= MEASURED_EPISODES
                  and len(set(self.lengths)) == 1)
         return self.lengths[0] if known else None
 
 
 def settle(env_name, args, vecenv):
-    """Put numbers in the place of "auto" in the train section of `args`, and the reasons
-    into args["auto"]; the same on all ranks, as rank 0 finds them. Returns the Facts
-    that they were chosen by."""
+    """Replace "auto" in the train section of `args` by numbers, and put the reasons into
+    args["auto"]. Rank 0 chooses for all ranks. Returns the Facts that it chose by."""
     group, section = ranks.connect(), args["train"]
     check_sizes(section)
     facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
@@ -963,9 +964,9 @@ def settle(env_name, args, vecenv):
 
 
 def find_interrupted(group, args):
-    """Let a command that a launcher starts again go on with the run that it left."""
+    """If a launcher has started this command again, go on with its run."""
     args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
-    if args["resume"]:  # what it chose by measuring stays
+    if args["resume"]:  # its measured choices stay
         saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
         for section in ("train", "vec"):
             kept = {name: value for name, value in saved[section].items()
@@ -1003,8 +1004,7 @@ def make_trainer(env_name, args):
 
 
 def describe(trainer, args, facts):
-    """What a run is, in lines for people: its sizes, its network and engine,
-    and what "auto" chose."""
+    """Lines that describe a run: its sizes, its network and engine, and what "auto" chose."""
     speed = ""
     if facts.learn_seconds is not None:
         seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
@@ -1027,7 +1027,7 @@ def describe(trainer, args, facts):
 
 def train(env_name, args=None):
     """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder.
-    args: from load_config, which is asked by default."""
+    args: from load_config, which is called if they are missing."""
     args, group = load_config(env_name) if args is None else args, ranks.connect()
     check_names(args)
     if ranks.started():
@@ -1053,7 +1053,7 @@ def train(env_name, args=None):
 
 
 def start(trainer, args, facts, say):
-    """Resume or begin a run: its logger, its folder, and what it is in words."""
+    """Resume or begin a run: make its logger and folder, and describe it."""
     group = ranks.connect()
 
     def open_logger():
@@ -1076,7 +1076,7 @@ def start(trainer, args, facts, say):
 
 
 def learn(trainer, args):
-    """Train until the steps are done or somebody asks for a stop, and show how it goes."""
+    """Train until the steps are done or a stop is asked for, and show the progress."""
     group, screen, shown, heard = ranks.connect(), trainer._dashboard, 0.0, True
     keys = processes.Keys(group.rank == 0 and screen.console.is_terminal)
     screen.explaining = False if keys.possible else None
@@ -1122,7 +1122,7 @@ config/ (drone_race, atari_pong), or an environment in C: """
 
 
 def diagnose(argv):
-    """`pufferl.py diagnose RUN`: a run's folder, or an environment, whose newest run it then is."""
+    """`pufferl.py diagnose RUN`: a run's folder, or an environment for its newest run."""
     if len(argv) not in (1, 3) or argv[0].startswith("-") or argv[1:2] not in ([], ["--data-dir"]):
         sys.exit("pufferl.py diagnose: which run? Its folder, or an environment for its newest run "
                  "in experiments (or --data-dir FOLDER).")
@@ -1137,8 +1137,8 @@ def diagnose(argv):
 
 
 def verb_first(argv):
-    """The form of PufferLib 2's command line, --mode train --env breakout, in the present
-    one; another as it is."""
+    """PufferLib 2's command line (--mode train --env breakout) in today's form; any other
+    unchanged."""
     if (not argv or not argv[0].startswith("--")
             or not {word.partition("=")[0] for word in argv} & {"--mode", "--env"}):
         return argv
@@ -1149,7 +1149,7 @@ def verb_first(argv):
             named[name] = value if equals else next(words, "")
         else:
             rest.append(word)
-    # it had one verb a method
+    # PufferLib 2 had one verb for each method of sweeps
     verb = "sweep" if named["--mode"].startswith("sweep") else named["--mode"]
     return [verb, *filter(None, [named.get("--env")]), *rest]
 
@@ -1187,11 +1187,10 @@ def main(argv=None):
         verbs[argv[0]](argv[1], args)
     except Exception as error:
         text = error_text(error)
-        # torchrun shows it
+        # torchrun shows the traceback
         if text is None or (ranks.started() and not isinstance(error, EXPECTED)):
             raise
-        # Rank 0 says it where it happened there, or to all alike, as a gradient
-        # that is not finite does.
+        # Rank 0 says what happened to it or to all ranks alike, as a gradient that is not finite.
         alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
         sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {text}")
 

@@ -5,14 +5,14 @@ environments of its own.
     python pufferl.py train breakout --train.gpus 2         # the same
     torchrun --nnodes=2 ... pufferl.py train breakout       # several machines: docs/scale.md
 
-The trainer calls `connect()` and then, wherever the algorithm needs a number of all
-agents, one of its methods:
+The trainer calls `connect()`. When the algorithm needs a number of all agents, it calls one of
+these methods:
 
     ranks = connect()
     ranks.sum(moments)                  # in place; twice a minibatch: the advantages' moments and the gradients
-    ranks.any(flag)                     # so that all ranks do the same thing in the same epoch
+    ranks.any(flag)                     # so that all ranks decide alike in the same epoch
     ranks.merge_log(log)                # the episodes of all ranks as one
-    ranks.first(function)               # what rank 0 alone may do, as reading a file; its result, or its error, for all
+    ranks.first(function)               # rank 0 alone does it, as reading a file; all get its result or its error
 
 All of them are collective: every rank calls them, in the same order. With one rank they return at
 once, and torch's distributed package is not even initialised. Tensors on a CPU travel through gloo,
@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 import processes
 
-# how long a rank waits for one that lives but does not come
+# how long a rank waits for another that is alive
 TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -51,16 +51,16 @@ class Ranks:
 
     rank: its number; count: how many there are; local_rank: its number on this machine; machines:
     how many those are. device: where the trainer's tensors are; numpy arrays travel from there as
-    well, because NCCL adds up in a few steps what takes gloo as many as there are ranks. seconds:
+    well, because NCCL adds up in few steps, and gloo in as many as there are ranks. seconds:
     time spent in collective operations since `take_seconds`, waiting for the slowest rank included.
-    bytes: added up so far.
+    bytes: sent in sums so far.
     """
 
     def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None):
         self.rank, self.count, self.local_rank, self.local_count = rank, count, local_rank, local_count
         self.machines = int(os.environ.get("GROUP_WORLD_SIZE", -(-count // local_count)))
         self.device, self.seconds, self.bytes = torch.device("cpu"), 0.0, 0
-        self.given = False  # whether somebody else has made the group, and chosen the GPUs
+        self.given = False  # whether a script has made the group, and chosen the GPUs
         # the group that moves Python objects and numbers on the CPU; None is the default one
         self._control = control
         self._names = []
@@ -105,7 +105,7 @@ class Ranks:
 
     def choose_gpu(self):
         """The number of this rank's GPU, which becomes torch's current one: its own number on the
-        machine, or where it sees fewer (under Slurm one each) the current one. Raises RankError
+        machine, or the current one if it sees fewer (under Slurm one each). Raises RankError
         if ranks share one: NCCL refuses that."""
         if self.count > 1 and not self.given and self.local_rank < torch.cuda.device_count():
             torch.cuda.set_device(self.local_rank)
@@ -190,7 +190,7 @@ class Ranks:
             self.sum(sums)
             if not sums[0, 1]:
                 break
-            # A name that has not been seen before, on some rank: agree on the names, and again.
+            # A rank has a name that is new: agree on the names, then sum again.
             names = [*self._names,
                      *(name for one in self.gather(list(log)) for name in one if name != "n")]
             self._names = list(dict.fromkeys(names))
@@ -208,8 +208,8 @@ class Ranks:
         return [[name, began] for name, began in found.items()]
 
     def find_interrupted(self, data_dir, env_name):
-        """The folder of the run that these torchruns were at before they restarted their ranks, or
-        None: the newest with a checkpoint that one of them recorded as `launch`."""
+        """The folder of the run that these torchruns had before they restarted their ranks, or
+        None: the newest with a checkpoint whose `launch` is one of them."""
         launchers = self.launchers()
 
         def find():
@@ -225,9 +225,9 @@ class Ranks:
         return self.first(find) if launchers else None
 
     def join(self, trainer, agents):
-        """Before a trainer's rollout arrays are made: RankError for settings that differ between
-        ranks, other random numbers for each rank's environments, rank 0's weights for all; rank 0
-        says what the numbers mean."""
+        """Called before a trainer's rollout arrays are made. Raises RankError if settings differ
+        between ranks, gives each rank's environments other random numbers and all ranks rank 0's
+        weights, and has rank 0 print whose each number is."""
         c, vecenv = trainer.config, trainer.vecenv
         c = {key: getattr(value, "__qualname__", str(type(value))) if callable(value) else value
              for key, value in c.items()}  # a script's own functions cannot be sent
@@ -268,7 +268,7 @@ class Ranks:
         if self.count == 1:
             return
         bits = flat.view(torch.int32).to(torch.int64)
-        # so that two that changed places are seen
+        # so that two swapped weights show
         places = torch.arange(1, len(bits) + 1, device=bits.device)
         own = (bits.sum().item(), (bits * places).sum().item())
         others = self.gather(own)
@@ -312,8 +312,8 @@ def connect():
 
 @contextlib.contextmanager
 def alone():
-    """Within it `connect` gives this process by itself, for what rank 0 tries
-    before the others join in."""
+    """Within it `connect` gives this process alone: rank 0 tries something before the others
+    join."""
     global _connected
     before, _connected = connect(), Ranks()
     try:
@@ -323,9 +323,9 @@ def alone():
 
 
 def _rendezvous():
-    """(store, rank, count). torchrun keeps one store over its restarts, with the addresses of
-    ranks that are gone in it; so rank 0 draws a new name for each start, and all of the
-    group's keys go under that."""
+    """(store, rank, count). torchrun keeps one store over its restarts, so it holds addresses of
+    ranks that are gone. Rank 0 therefore draws a new name for each start, and the group's keys go
+    under that name."""
     store, rank, count = next(dist.rendezvous("env://", timeout=TIMEOUT))
     own, deadline = secrets.token_hex(8), time.monotonic() + TIMEOUT.total_seconds()
     if rank == 0:
@@ -346,14 +346,14 @@ def _rendezvous():
 
 
 def _disconnect():
-    # after an error the others may never answer
+    # after an error the other ranks may never answer
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.destroy_process_group()
 
 
 def _die_with_launcher():
-    """Have Linux end this rank when its launcher is killed: else it would train on with nobody to
-    stop it. With a checkpoint, unless the others are to start again without it."""
+    """Have Linux end this rank when its launcher is killed; else nothing could stop it. It ends
+    with a checkpoint, unless the launcher would restart the other ranks without it."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         again = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
         processes.die_with(os.getppid(), signal.SIGKILL if again else signal.SIGTERM)
@@ -369,7 +369,7 @@ def launch(count, command):
     and return its exit code.
 
     SIGINT, SIGTERM and SIGHUP go on to the ranks, which decide what they mean; so there is no limit
-    to how long saving takes. No rank outlives this process, also if not all of them can be started.
+    to how long saving takes. No rank outlives this process, even if some cannot be started.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

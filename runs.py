@@ -75,7 +75,7 @@ class NoLogger:
 
 
 class Several(NoLogger):
-    """Every call goes to each of `loggers`."""
+    """Passes every call on to each of `loggers`."""
 
     def __init__(self, loggers):
         self.loggers = loggers
@@ -100,9 +100,9 @@ class Several(NoLogger):
 class JsonLines(NoLogger):
     """One line of JSON an entry, {"step": ..., name: value, ...}, appended to `path`.
 
-    first_step: where a resumed run goes on. What a crash left beyond it, or half written, goes, so
-    that no step stands there twice. A full disk costs the entries that come while it is full, and
-    never leaves half a line.
+    first_step: the step at which a resumed run goes on. Later entries and half lines, which a crash
+    left, are removed, so no step stands there twice. While the disk is full, entries are lost, but
+    never half a line is written.
     """
 
     def __init__(self, path, first_step=0):
@@ -144,11 +144,11 @@ class TensorBoardLogger(NoLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         threading.excepthook = _thread_failed
-        # what a crash left
+        # a crash left it
         self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)
 
     def _call(self, method, *arguments):
-        """The writer's thread reports what went wrong there, a full disk say, at a later call."""
+        """The writer's thread reports its errors, such as a full disk, at a later call."""
         try:
             if self.writer is not None:
                 getattr(self.writer, method)(*arguments)
@@ -169,15 +169,15 @@ class TensorBoardLogger(NoLogger):
 
 
 def _thread_failed(uncaught, otherwise=threading.excepthook):
-    """TensorBoard's thread keeps its error for the writer's next call, which tells it; so its
-    traceback is no news."""
+    """Keep quiet about an error of TensorBoard's thread: the writer's next call reports it."""
     if not (isinstance(uncaught.exc_value, OSError)
             and type(uncaught.thread).__module__.startswith("tensorboard")):
         otherwise(uncaught)
 
 
 def asked_for(args, logger):
-    """The settings that load_config gave; TypeError for what is not one's project either."""
+    """The settings that load_config gave. TypeError if they are neither settings nor a project's
+    name."""
     names = ("project", "entity", "group", "tag", "env_name")
     missing = [name for name in names if name not in args] if isinstance(args, dict) else names
     if missing:
@@ -190,10 +190,10 @@ def asked_for(args, logger):
 class WandbLogger(NoLogger):
     """Weights & Biases (pip install wandb). The x axis is the step of all agents, `global_step`.
 
-    project: its name; or all settings, as load_config gives them, which say project, entity, group
-    and tag. run_id: goes on with the run of that id if there is one. folder: where wandb keeps its
-    files (default: ./wandb). Raises ImportError without the package and ValueError if it refuses
-    to start, without a key say.
+    project: its name; or all settings, as load_config gives them, which hold project, entity, group
+    and tag. run_id: if a run has that id, go on with it. folder: where wandb keeps its
+    files (default: ./wandb). Raises ImportError without the package and ValueError if it refuses to
+    start, as it does without a key.
     """
 
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
@@ -275,7 +275,7 @@ class NeptuneLogger(NoLogger):
         self.run["config"] = stringify_unsupported(settings)
 
     def artifact(self, path):
-        # uploaded at the end: the transfer runs on behind, and older files are removed
+        # uploaded at the end: an upload takes time, and older files are removed meanwhile
         self.model = path
 
     def close(self):
@@ -285,9 +285,9 @@ class NeptuneLogger(NoLogger):
 
 
 def make_logger(args, folder, first_step=0):
-    """The loggers that the base section asks for, as one. folder: the run's, which
-    ends in the run's id; None: they write nothing there. Raises ImportError and
-    ValueError as the loggers do."""
+    """The loggers that the base section asks for, as one. folder: the run's, whose name ends in the
+    run's id; None: nothing is written there. Raises ImportError and ValueError as the loggers
+    do."""
     loggers, name = [], folder and Path(folder).name
     if args["logger"] == "tensorboard" and folder is not None:
         loggers.append(TensorBoardLogger(Path(folder) / "tensorboard", first_step))
@@ -302,7 +302,7 @@ def make_logger(args, folder, first_step=0):
 
 
 def warn(text):
-    """Say once on the error stream what is lost while the training goes on; True."""
+    """Say on the error stream what is lost while the training goes on; returns True."""
     print(f"{text}. Training goes on.", file=sys.stderr)
     return True
 
@@ -315,8 +315,7 @@ UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that 
 
 
 def save_the_end(trainer):
-    """save_checkpoint, after which there is no other; ConfigError, on all ranks, says what
-    is left if it cannot be."""
+    """The run's last save_checkpoint. If it fails, a ConfigError on all ranks says what is left."""
     model = error = None
     try:
         model = trainer.save_checkpoint()
@@ -340,10 +339,11 @@ def save_the_end(trainer):
 
 
 def hold(folder):
-    """A file number that says, as long as this process lives or until it is closed, that a run
-    writes to its folder; None if a disk knows no locks, or if another process holds it."""
+    """Lock a run's folder while it is written to: returns a file number that holds the lock until
+    it is closed or this process ends. None if the disk knows no locks, or another process holds
+    it."""
     number = os.open(folder, os.O_RDONLY)
-    for _ in range(5):  # is_running holds it for a moment
+    for _ in range(5):  # is_running takes the lock for a moment
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return number
@@ -397,13 +397,13 @@ class Run:
             raise ConfigError(UNWRITABLE.format(self.folder, error)) from None
 
     def release(self):
-        """Nothing writes to the folder any more."""
+        """Release the folder."""
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
     def log(self, metrics, sentences, step):
-        """An entry of metrics.jsonl; sentences: what signs.py has to say about it."""
+        """Write an entry of metrics.jsonl; sentences: those of signs.py about it."""
         if self._metrics is not None:
             self._metrics.log(metrics, step)
         for sentence in sentences:
@@ -433,8 +433,8 @@ class Run:
 
 
 def on_the_cpu(tensors):
-    """Copies there of all tensors of a dict; what else a module's get_extra_state
-    has put there, as it is."""
+    """A dict with copies of its tensors on the CPU; other values, from get_extra_state, stay as
+    they are."""
     return {name: tensor.to("cpu", copy=True) if isinstance(tensor, torch.Tensor) else tensor
             for name, tensor in tensors.items()}
 
@@ -547,7 +547,7 @@ def restore(trainer, path):
     if changes:
         say(f"changed since {path} was written: {', '.join(changes)}")
     _restore_optimizer(trainer, saved["adam"], tensors, ours, path, say)
-    # The order of these lines matters: see the list above, 5.
+    # The order of these lines matters: see number 5 of the list above.
     restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours,
                                      environments, say)
     trainer.policy.load_state_dict(saved["model"])
@@ -557,7 +557,7 @@ def restore(trainer, path):
         setattr(trainer.statistics if name in SCORES else trainer, name, value)
     rate = before["train"].get("learning_rate")
     if trainer.config["target_kl"] is None or rate != trainer.config["learning_rate"]:
-        trainer._rate_factor = 1.0  # it was of another rate
+        trainer._rate_factor = 1.0  # it came from another rate
     trainer._steps_before = saved["global_step"] - trainer.epoch * trainer.batch_size
     return saved
 
@@ -572,8 +572,8 @@ def _fits(theirs, ours):
 
 
 def _check(trainer, saved, tensors, ours, path):
-    """ConfigError, before anything is changed, for another optimizer or network, or
-    numbers that cannot be."""
+    """ConfigError, before anything changes, for another optimizer or network, or impossible
+    numbers."""
     before = saved["config"]["train"]["optimizer"]
     if before != trainer.args["train"]["optimizer"]:
         raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be "
@@ -597,12 +597,12 @@ def _check(trainer, saved, tensors, ours, path):
             raise ConfigError(f"{path}: its torch_random is no state of a generator ({error}).") from None
 
 
-# what stays with other environments, mostly
+# these stay if the environments are others
 OF_LEARNING = ("momentum", "discounted_returns", "return_moments")
 
 
 def _restore_optimizer(trainer, state, tensors, ours, path, say):
-    """Give the optimizer back what it had, or say that the file does not have it."""
+    """Restore the optimizer's state, or say that the file has none."""
     muon = trainer.config["optimizer"] == "muon"
     there = ("momentum" in tensors and _fits(tensors["momentum"], ours["momentum"]) if muon
              else state is not None)
@@ -622,8 +622,8 @@ def _restore_optimizer(trainer, state, tensors, ours, path, say):
 
 
 def _check_averages(state, parameters):
-    """ValueError for what torch's optimizers would take and stumble over later. parameters: those
-    that AdamW's averages must be as large as, or None for an optimizer of your own."""
+    """ValueError for a state that torch's optimizers would accept and fail on later. parameters:
+    AdamW's averages must have their sizes; None for an optimizer of your own."""
     for index, averages in state["state"].items():
         for name, value in averages.items():
             if not isinstance(value, torch.Tensor):
@@ -635,8 +635,8 @@ def _check_averages(state, parameters):
 
 
 def _restore_environments(trainer, epoch, count, tensors, ours, environments, say):
-    """Put the environments where they were or, if that cannot be, at new episodes, which is said;
-    returns the names of the tensors that go on."""
+    """Restore the environments, or begin new episodes and say so; returns the names of the tensors
+    that go on."""
     fitting = {name for name in tensors.keys() & ours.keys() if _fits(tensors[name], ours[name])}
     try:
         if count != trainer.ranks.count:
@@ -664,14 +664,14 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
 
 
 # --------------------------------------------------------------------------------------------------
-# What a terminal shows: the compiling, the training, and what to do next
+# What a terminal shows: compiling, training, and what to do next
 
 COMPILING = "compiling kernels, which happens once: a minute or two; the next start takes seconds"
 
 
 class Dashboard:
-    """What a training says of itself: that kernels are compiled, then its progress, a live panel on
-    a terminal and one line a call elsewhere."""
+    """Shows a training: that kernels are compiled, then its progress, as a live panel on a terminal
+    and as one line a call elsewhere."""
 
     def __init__(self, solved_at=(None, None)):
         """solved_at: what `solved_at` gives."""
@@ -694,7 +694,7 @@ class Dashboard:
         self.live.start()
 
     def show(self, trainer):
-        # what came before holds the start, of which the steps to come have nothing
+        # the time before includes the start, which must not count for the steps to come
         if self.first is None:
             self.first = trainer.uptime, trainer.global_step
             self.close()
@@ -748,7 +748,7 @@ def score_of(environment, metric=None):
 
 
 def time_left(trainer, seconds=0.0, step=0):
-    """In words; seconds, step: from when on the pace counts."""
+    """The time gone and left, in words. The pace is measured from `seconds` and `step` on."""
     gone, steps = f"{duration(trainer.uptime)} gone", trainer.global_step - step
     if steps <= 0:
         return gone
@@ -785,7 +785,7 @@ def aligned(rows, right=()):
 
 
 def sparkline(values, width):
-    """A curve of `width` characters at most, a mean of neighbours each."""
+    """A curve of at most `width` characters; each is a mean of neighbouring values."""
     values = np.array([value for value in values if math.isfinite(value)])
     if not len(values):
         return ""

@@ -7,8 +7,8 @@ learn and what to try.
     python pufferl.py diagnose RUN              # the same of a finished run, with a page of curves
 
 A detector is a method whose name begins with `sign_`. It looks at the entries so far and returns a
-sentence, or None. It must stay silent on a run that learns: what it says is read by somebody who
-does not know yet whether to believe it. To add one, write the method and plant its failure in
+sentence, or None. It must stay silent on a run that learns: one false alarm, and nobody believes
+the next. To add one, write the method and plant its failure in
 tests/test_signs.py. The metrics are those of docs/metrics.md; those under `vital/` are measured for
 this file (`vital`).
 """
@@ -21,17 +21,17 @@ from pathlib import Path
 
 import numpy as np
 
-PATIENCE = 5  # entries in a row that a state must last before it is said
+PATIENCE = 5  # a state must last so many entries before it is said
 BEGUN = 0.1  # share of the run after which a policy could have moved
-# numbers of a rollout's observations that are looked at, of one agent in a step at least
+# so many numbers of a rollout's observations are sampled, at least one agent's in a step
 SAMPLE = 1 << 12
 LONG = 10_000  # steps of each agent in which an episode should have ended
-VAST = 1000.0  # observations beyond it are no longer of the order of 1
+VAST = 1000.0  # larger observations are not of the order of 1
 VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 
 
 def vital(observations, rewards, valid, terminals, truncations):
-    """What only the rollout itself shows, as metrics: observations (T, N, ...), rewards, valid,
+    """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
     terminals, truncations (T, N), numpy arrays of one rollout. Observations are looked at in a
     sample of the agents."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
@@ -51,8 +51,8 @@ def vital(observations, rewards, valid, terminals, truncations):
 
 
 class Signs:
-    """The detectors and what they remember of a run. settings: the resolved train section; of a
-    dict that lacks some, those that the missing ones are for stay silent. agents: of all ranks."""
+    """The detectors and what they remember of a run. settings: the resolved train section; a
+    detector stays silent if a setting that it needs is missing. agents: of all ranks."""
 
     def __init__(self, settings, agents=None):
         self.settings, self.agents = settings, agents
@@ -72,7 +72,7 @@ class Signs:
                 new.append(sentence)
         return new
 
-    # -- what detectors ask
+    # -- what detectors use
     # ------------------------------------------------------------------------------------------
 
     @property
@@ -109,7 +109,7 @@ class Signs:
         return c["replay_ratio"] * self.agents * c["horizon"] / c["minibatch_size"]
 
     # -- learning
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def sign_one_update(self):
         """The ratio is 1 in the first minibatch of an epoch by definition:
@@ -187,7 +187,8 @@ class Signs:
                     "about 1 is learnt best. Try --train.norm-reward True.")
 
     def sign_observations_constant(self):
-        """And nothing is learnt from them: a bandit has nothing to see."""
+        """Observations are constant and nothing is learnt: a bandit, which learns, has constant
+        ones too."""
         if (self.lasting("vital/observation_constant", lambda share: share == 1)
                 and not self.score_moved()):
             return ("The observations never change: no number in them differs between agents or "
@@ -201,7 +202,7 @@ class Signs:
                     "is learnt best. Try --train.norm-obs True.")
 
     def sign_observations_grow(self):
-        """Finite so far, and doubling."""
+        """The numbers are finite so far, but they double."""
         largest = self.values("vital/observation_max")
         if len(largest) >= PATIENCE and largest[-1] > 100 * VAST and all(
                 later > 2 * earlier for earlier, later in itertools.pairwise(largest[-PATIENCE:])):
@@ -277,7 +278,7 @@ def diagnose(folder):
 
 
 def draw(name, entries, said):
-    """The page: a curve a metric, a line where something was said."""
+    """The page: a curve for each metric, and a line at each sentence."""
     import html
 
     import plotly.graph_objects as go

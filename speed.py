@@ -12,10 +12,10 @@ kernels.py by their names, and what the engine does: `act`, a step of the networ
 a worker's share of a minibatch. A rollout that is one call otherwise goes step by step here, so
 that its parts can be seen.
 
-autotune times the trainer's own rollout, the policy included, because what pays is to step some
+autotune times the trainer's own rollout, the policy included, because the gain is in stepping some
 environments while the policy acts on others. The number of environments stays as it is: it belongs
 to the learning, not to the machine. All candidates are timed once, then the best of them against
-each other in turns, so that what else the machine does falls on all of them. If a simpler one
+each other in turns, so that other programs slow all of them alike. If a simpler one
 (fewer processes or buffers) is within 3% of the fastest, it is the answer.
 """
 
@@ -44,7 +44,7 @@ import vector
 # --------------------------------------------------------------------------------------------------
 # Where the time goes
 
-WARM_UP = 2  # epochs that learn; compiling is not what is looked for
+WARM_UP = 2  # epochs that learn, without the compiling
 
 
 def profile(env_name, args):
@@ -82,7 +82,7 @@ def profile(env_name, args):
                 setattr(owner, name, torch.profiler.record_function(name.strip("_"))(function))
         trace = stack.enter_context(torch.profiler.profile(activities=activities,
                                                            experimental_config=everywhere))
-        trainer.mean_and_log()  # begins the stages' clocks anew
+        trainer.mean_and_log()  # starts the stages' times from 0
         epochs(settings["epochs"])
         trainer.mean_and_log()
     path = Path(settings["output"] or Path(args["data_dir"]) / f"profile_{trainer.env_name}.json")
@@ -134,8 +134,8 @@ def candidates(num_envs, python, package=False, cores=None, agents_per_env=1):
 
 
 def _spread(numbers):
-    """Of ascending numbers those that are at least 1.5 times the one before, and the last:
-    few that cover the range."""
+    """A few of some ascending numbers that cover their range: each 1.5 times the one before or
+    more, and the last."""
     chosen = []
     for number in numbers:
         if not chosen or number >= 1.5 * chosen[-1] or number == numbers[-1]:
@@ -148,8 +148,7 @@ class Rollouts:
     section over those of `args`."""
 
     def __init__(self, env_name, args, vec):
-        # What it learns is thrown away, so that the minibatch need not be the
-        # one that is configured.
+        # The learning is thrown away, so the minibatch need not be the configured one.
         train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None}
         args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
         vecenv = pufferl.load_env(env_name, args)
@@ -160,7 +159,7 @@ class Rollouts:
             self.trainer.evaluate()  # compiles, and fills caches
             for _ in range(max(0, args["train"]["cudagraphs"])
                            if self.trainer.config["device"] == "cuda" else 0):
-                self.trainer.train()  # after which a GPU's rollout comes from graphs
+                self.trainer.train()  # after these epochs a GPU's rollout comes from graphs
                 self.trainer.evaluate()
         except BaseException:
             vecenv.close()

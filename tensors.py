@@ -1,5 +1,5 @@
-"""Environments whose arrays are tensors: many in one object that steps them on its device, in
-torch, JAX or others.
+"""Environments whose arrays are tensors of torch, JAX or others: one object steps many on its
+device.
 
     vecenv = vector.make("examples/torch_cartpole.py:make", env_kwargs={"num_envs": 1024})
     vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)           # by the adapters in environments.py
@@ -46,8 +46,8 @@ MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled
 
 
 def as_tensor(array):
-    """The array as a torch tensor, without a copy if it has `__dlpack__`. Raises
-    TypeError if it is no array."""
+    """The array as a torch tensor, not copied if it has `__dlpack__`. Raises TypeError if it is no
+    array."""
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, np.ndarray | np.generic):
@@ -65,8 +65,8 @@ def _first_leaf(tree):
 
 
 def look(env, seed):
-    """The TensorEnv of an environment, if its `reset` returns tensors, else None. Only one that
-    says that it is many (num_envs, single_observation_space) is reset for that."""
+    """The TensorEnv of an environment, if its `reset` returns tensors, else None. It is reset to
+    find out, but only if it has num_envs and single_observation_space."""
     if isinstance(env, TensorEnv):
         return env
     if hasattr(env, "step_into") or not all(hasattr(env, name)
@@ -100,10 +100,10 @@ def autoreset_mode(env):
 class TensorEnv:
     """Such an environment, as flat tensors; vector.Tensors steps it.
 
-    env: the environment. begun: what its reset has returned, of which the kind of array and the
-    device are learnt. Attributes: num_agents, one an environment; device; mode, of autoreset;
-    single_observation_space and single_action_space, flat; env_single_observation_space,
-    env_single_action_space and obs_dtype as those of emulation.GymnasiumPufferEnv;
+    env: the environment. begun: what its reset returned; it shows the kind of array and the device.
+    Attributes: num_agents, one an environment; device; mode, of autoreset; single_observation_space
+    and single_action_space, flat; env_single_observation_space, env_single_action_space and
+    obs_dtype as those of emulation.GymnasiumPufferEnv;
     has_action_masks; has_valid, whether agents may be dead. Raises TypeError for spaces that cannot
     be made flat, ValueError for an unknown mode of autoreset and for what breaks its space or shape
     at the first reset or the first step.
@@ -129,7 +129,7 @@ class TensorEnv:
         self.device, self.has_action_masks = as_tensor(leaf).device, "action_mask" in info
         self.has_valid = self.mode == "next_step"
         self._plan_actions(leaf)
-        # if an episode has ended; a GPU would have to be waited for
+        # only for ended episodes: reading it waits for a GPU
         self._quick_to_ask = self.device.type == "cpu"
         zeros = torch.zeros(self.num_agents, dtype=torch.float64, device=self.device)
         self._returns, self._lengths, self._ending = zeros, zeros.clone(), zeros.bool()
@@ -180,7 +180,7 @@ class TensorEnv:
         return views
 
     def _write(self, observations, fields):
-        """The one copy of an observation."""
+        """Copy an observation into its row, the only copy."""
         for (keys, _, _), field in zip(self._observation.leaves, fields, strict=True):
             part = observations
             for key in keys:
@@ -188,7 +188,7 @@ class TensorEnv:
             field.copy_(as_tensor(part))
 
     def _write_masks(self, target, info):
-        """Action masks; one that forbids a whole head forbids nothing there, as in
+        """Write action masks. One that forbids a whole head allows all of it, as in
         emulation.FlatAction.write_mask."""
         if target is None:
             return
@@ -241,7 +241,7 @@ class TensorEnv:
 
     def _actions(self, actions):
         """Actions (num_agents, columns) of the policy as the environment takes them. A torch
-        environment gets its own copy: if it clamps them in place, what is learnt from stays
+        environment gets its own copy: if it clamps them in place, the network still learns from
         what the policy chose."""
         row, actions = actions, actions.to(self.device)
         if self._starts is not None:
@@ -269,7 +269,7 @@ class TensorEnv:
             self._write(final, view.final_fields)
 
     # -- statistics
-    # ------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _count(self, rewards, ended, info):
         """Add the episodes that have ended to the sums, without waiting for the device."""
@@ -279,7 +279,7 @@ class TensorEnv:
             self._ending = ended
         if self._quick_to_ask and not ended.any():
             return
-        same = self.mode == "same_step"  # then the info itself is already the next episodes'
+        same = self.mode == "same_step"  # the info itself then belongs to the next episodes
         numbers = {"episode_return": self._returns, "episode_length": self._lengths}
         numbers |= self._numbers(info.get("final_info") or {} if same else info)
         # of those that ended at this step, in Isaac Lab and mjlab
@@ -291,7 +291,7 @@ class TensorEnv:
                 self._sums[name] = torch.zeros(2, self.num_agents, dtype=torch.float64,
                                                device=self.device)
             total, episodes = self._sums[name]
-            total += torch.where(ended, value, 0.0)  # what goes on may be NaN there
+            total += torch.where(ended, value, 0.0)  # the numbers of episodes that go on may be NaN
             episodes += count
         self._returns.masked_fill_(ended, 0)
         self._lengths.masked_fill_(ended, 0)
@@ -385,7 +385,7 @@ class TensorEnv:
             raise ValueError(f"{what}: {error}") from None
 
     # -- the rest
-    # --------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def render(self):
         """What the environment draws, on the host; None if it cannot."""
@@ -398,7 +398,7 @@ class TensorEnv:
 
 
 # --------------------------------------------------------------------------------------------------
-# Simulators whose environments return nearly this
+# Simulators whose environments need a small adapter
 
 
 class IsaacLab:
@@ -407,13 +407,13 @@ class IsaacLab:
 
     env: as gymnasium.make("Isaac-...", cfg=cfg) gives it, or mjlab's ManagerBasedRlEnv. group:
     "policy" in Isaac Lab, "actor" in mjlab; None: all groups, as a Dict. It begins ended episodes
-    anew within the step and keeps their last observation to itself, unless it is mjlab's with
+    anew within the step and does not give their last observation, unless it is mjlab's with
     auto_reset=False in its configuration. What extras["log"] holds is logged.
     """
 
     def __init__(self, env, group="policy"):
         self.env, self.group = env, group
-        env = getattr(env, "unwrapped", env)  # wrappers step, but know nothing of this
+        env = getattr(env, "unwrapped", env)  # wrappers have `step`, but not this
         resets_itself = getattr(getattr(env, "cfg", None), "auto_reset", True)
         self.metadata = {"autoreset_mode": "same_step" if resets_itself else "disabled"}
         self.num_envs = env.num_envs

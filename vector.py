@@ -5,7 +5,8 @@
     observations, infos = vecenv.reset()
     observations, rewards, terminals, truncations, infos = vecenv.step(actions)
 
-That is the synchronous form, for scripts. The trainer uses the form underneath, which copies nothing:
+That is the synchronous form, for scripts. The trainer uses the asynchronous form below it, which
+copies nothing:
 
     storage = vecenv.allocate(horizon)      # arrays (T, N, ...) that environments write and the policy reads
     vecenv.begin()                          # the last row becomes the first; every buffer stands at t = 0
@@ -14,9 +15,10 @@ That is the synchronous form, for scripts. The trainer uses the form underneath,
         ...write storage.actions[t, agents]; at t == horizon only the value of the last row is wanted...
         vecenv.advance(buffer)              # step its environments: rewards[t], observations[t + 1], ...
 
-A *buffer* is a contiguous range of environments, and of agents. Buffers never touch each other's slices; each has its
-own t. A *worker* is a thread that serves its own share of the buffers; a backend where environments step elsewhere
-(processes, Ray) has one worker, and `wait` gives whichever buffer is ready first.
+A *buffer* is a contiguous range of environments, and of agents. Buffers never touch each other's
+slices; each has its own t. A *worker* is a thread that serves its own share of the buffers; a
+backend whose environments step elsewhere (processes, Ray) has one worker, and `wait` gives the
+buffer that is ready first.
 
 `Native` steps environments in C; `Serial`, `Multiprocessing` and `Ray` step PufferEnvs, Gymnasium's
 and PettingZoo's (see emulation.py) in this process, in others and on other machines; `Tensors`
@@ -67,14 +69,15 @@ from arena import driver
 
 
 def physical_cores():
-    """The physical cores this process may use: its share of them where torchrun has started several on this machine."""
+    """The physical cores this process may use: its share of them if torchrun has started several on
+    this machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def _most_workers(num_envs):
-    """As many as there are cores, or the most below that that divide the environments."""
+    """The number of cores, or the largest number below it that divides the environments."""
     return max([n for n in range(1, physical_cores() + 1) if num_envs % n == 0], default=1)
 
 
@@ -99,8 +102,9 @@ SEEN = ("observations", "resets", "valid", "action_masks")  # of the rollout's a
 
 
 def aligned_zeros(shape, dtype):
-    """np.zeros on pages of its own. Where a matrix begins decides how its products round, so runs would else repeat bit
-    for bit only as long as the allocator's mood does; and pages are what is pinned for a GPU."""
+    """np.zeros on pages of its own. The address of a matrix decides how its products round, so a
+    run repeats bit for bit only if addresses do not depend on the allocator. For a GPU whole pages
+    are pinned."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     block = np.zeros(-(-size // PAGE) * PAGE + PAGE, np.uint8)
     skip = -block.ctypes.data % PAGE
@@ -167,7 +171,7 @@ class Vector:
     inside = hung = None  # for workers.watch
 
     def _watched(self, call, *arguments):
-        """Have environments of this process do something while workers.watch looks on."""
+        """Run code of this process's environments while workers.watch looks for one that hangs."""
         self.inside = [threading.get_ident()]
         try:
             return call(*arguments)
@@ -204,12 +208,12 @@ class Vector:
 
     @property
     def action_space(self):
-        """Of what one `recv` gives: agents_per_recv actions."""
+        """The action space of one `recv`: agents_per_recv actions."""
         return self._batch_space("single_action_space")
 
     @property
     def observation_space(self):
-        """Of what one `recv` gives: agents_per_recv observations."""
+        """The observation space of one `recv`: agents_per_recv observations."""
         return self._batch_space("single_observation_space")
 
     def _batch_space(self, name):
@@ -242,7 +246,7 @@ class Vector:
         return storage
 
     def begin(self):
-        """The last row becomes the first of the next rollout; every buffer stands at t = 0."""
+        """The last row becomes the next rollout's first; every buffer stands at t = 0."""
         arrays = self._arrays or vars(self.storage)
         for name in SEEN:
             if arrays[name] is not None:
@@ -260,9 +264,10 @@ class Vector:
         return self.storage.observations[0], []
 
     def step(self, actions):
-        """(observations, rewards, terminals, truncations, infos), views that the next step overwrites; actions
-        (N,) or (N, heads) integers, or (N, dims) floats. Raises RuntimeError before the first reset and ValueError for
-        actions of another shape or outside their space."""
+        """(observations, rewards, terminals, truncations, infos), views that the next
+        step overwrites; actions (N,) or (N, heads) integers, or (N, dims) floats. Raises
+        RuntimeError before the first reset and ValueError for actions of another shape
+        or outside their space."""
         if self.storage is None or len(self.storage.actions) != 1:
             raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's longer horizon.")
         storage = self.storage
@@ -282,7 +287,7 @@ class Vector:
             raise ValueError(f"actions have shape {actions.shape}, expected ({agents}, "
                              f"{self.action_dims}): {agents} agents of {self.single_action_space}.")
         if self.action_heads:
-            # A negative number is a large one without its sign, so that one comparison finds both ends.
+            # As unsigned numbers, negative ones are large, so one comparison checks both ends.
             actions, heads = actions.astype(np.int64, copy=False).view(np.uint64), self.action_heads
             if actions.max() >= heads[0] if len(heads) == 1 else (
                     actions.reshape(agents, -1) >= np.array(heads, np.uint64)).any():
@@ -300,7 +305,8 @@ class Vector:
         return (*self._last, np.arange(self.num_agents), self.storage.valid[-1].view(bool))
 
     def send(self, actions):
-        """Step the agents of the last `recv`, all of them: actions (num_agents,) or (num_agents, heads or dims)."""
+        """Step the agents of the last `recv`, all of them: actions (num_agents,) or
+        (num_agents, heads or dims)."""
         self._last = self.step(actions)
 
     def __enter__(self):
@@ -317,14 +323,15 @@ LONG, WORD = ir.IntType(64), ir.IntType(32)
 
 
 def call_address(builder, result, function, *numbers):
-    """LLVM's call of a C function by its address; a pointer is passed as its address would be."""
+    """LLVM's call of a C function by its address; pointers are passed as integers."""
     kind = ir.FunctionType(result, [LONG] * len(numbers))
     return builder.call(builder.inttoptr(function, kind.as_pointer()), numbers)
 
 
 @intrinsic
 def _call_step(typing, function, environments, first, last, rows):
-    """ocean_step(environments, first, last, rows), all of them integers, function and pointers by their addresses."""
+    """ocean_step(environments, first, last, rows), all of them integers, function and
+    pointers by their addresses."""
 
     def codegen(context, builder, signature, arguments):
         call_address(builder, ir.VoidType(), *arguments)
@@ -335,7 +342,7 @@ def _call_step(typing, function, environments, first, last, rows):
 
 @intrinsic
 def cycles(typing):
-    """The processor's clock."""
+    """The processor's cycle counter."""
 
     def codegen(context, builder, signature, arguments):
         kind = ir.FunctionType(LONG, [])
@@ -346,7 +353,8 @@ def cycles(typing):
 
 @driver
 def step_environments(environments, t, begin, end, terminals, truncations, resets):
-    """Step t of the environments, whose agents are [begin, end), and row t + 1 of the resets; the cycles it took."""
+    """Step t of the environments, whose agents are [begin, end), and row t + 1 of the
+    resets; the cycles it took."""
     function, address, first, last, rows = environments
     entered = cycles()
     _call_step(function, address, first, last, rows[t])
@@ -360,9 +368,11 @@ def step_environments(environments, t, begin, end, terminals, truncations, reset
 
 
 class Native(Vector):
-    """Environments in C, each range stepped by its worker's thread straight into the rollout's arrays.
+    """Environments in C, each range stepped by its worker's thread straight
+    into the rollout's arrays.
 
-    See `make` for the arguments. With fewer buffers than threads each worker steps with several threads of its own.
+    See `make` for the arguments. With fewer buffers than threads each worker steps with several
+    threads of its own.
     """
 
     # Few enough for a core's caches, enough that the calls of a step cost little beside its work (docs/LOG.md).
@@ -405,14 +415,15 @@ class Native(Vector):
         self._build(self.seed)
 
     def _default_buffers(self):
-        """The number of buffers that divides the environments and comes nearest to AGENTS_PER_BUFFER agents in each."""
+        """The number of buffers that divides the environments and comes nearest to
+        AGENTS_PER_BUFFER agents in each."""
         wanted = max(self.num_threads, -(-self.num_agents // self.AGENTS_PER_BUFFER))
         candidates = [n for n in range(1, min(self.num_envs, 4 * wanted) + 1)
                       if self.num_envs % n == 0]
         return min(candidates, key=lambda n: (n < self.num_threads, abs(n - wanted)))
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see new_storage) and begin the first episodes."""
+        """Make the arrays of `horizon` steps (see new_storage) and begin the first episodes."""
         self.storage = storage = self.new_storage(horizon, aligned_zeros)
         self._tables = [ocean.rows(*self._at(vars(storage), t, t + 1)) for t in range(horizon)]
         self._step_rows = [table.ctypes.data for table in self._tables]
@@ -422,20 +433,21 @@ class Native(Vector):
         return storage
 
     def restart(self, seed=None):
-        """Begin new episodes in all environments, observations in row T; with a seed, from that seed's beginning."""
+        """Begin new episodes, observations in row T; a seed begins its random numbers anew."""
         self._renew(seed)
         self.envs.reset(ocean.rows(*self._at(vars(self.storage), -1, -1)))
         self.storage.resets[-1] = 1
 
     def _renew(self, seed):
-        """New environments, if a seed asks for others than those that have not begun yet."""
+        """New environments, unless the present ones have that seed and have not begun."""
         if seed is not None and not (self._fresh and seed == self.seed):
             self.envs.close()
             self._build(seed)
         self._fresh = False
 
     def _at(self, arrays, t, after):
-        """The eight rows of step t, as ocean.rows takes them; `after` is the row of what is seen next."""
+        """The eight rows of step t, as ocean.rows takes them; `after` is the row of the next
+        observations."""
         masks = arrays["action_masks"]
         return (arrays["observations"][after], *(arrays[name][t] for name in ("actions", "rewards", "terminals",
                 "truncations")), arrays["final_observations"],
@@ -443,7 +455,8 @@ class Native(Vector):
                 None if masks is None else masks[after])
 
     def wait(self, worker=0):
-        """(buffer, t) of the next buffer of this worker to act on, or None when all of them have reached t = T.
+        """(buffer, t) of the next buffer of this worker to act on, or None when all of
+        them have reached t = T.
 
         The same buffer again until it is done, so that its environments and activations stay in the
         core's cache. At t = T it is given once, for the value of the last row.
@@ -468,25 +481,27 @@ class Native(Vector):
 
     @property
     def can_step_in_kernels(self):
-        """Whether a kernel may step a buffer itself in place of `wait` and `advance`, which nobody has changed here."""
+        """Whether a kernel may step a buffer itself. It may if no subclass or patch changes `wait`
+        or `advance`."""
         return (type(self) is Native and not {"wait", "advance"} & set(vars(self))
                 and self.threads_per_worker == 1)
 
     def addresses(self, buffer):
-        """For such a kernel: the addresses of ocean_step and of the environments, the first and the last of the buffer,
-        and the addresses of the rows (T,) int64. The resets are for the kernel to write, and `finish` comes after."""
+        """For such a kernel: the addresses of ocean_step and of the environments, the first and the
+        last of the buffer, and the addresses of the rows (T,) int64. The resets are for the kernel
+        to write, and `finish` comes after."""
         return self.library.step_address, self.envs.address, *self.env_ranges[buffer], np.array(self._step_rows)
 
     def finish(self, buffer):
-        """A kernel has taken all steps of a buffer."""
+        """Called after a kernel has taken all steps of a buffer."""
         self._t[buffer] = len(self.storage.actions)
 
     def _step(self, start, end, first, rows):
         self.envs.step(rows, first + start, first + end)
 
     def log(self, env=None):
-        """Means of the environments' Log fields over the episodes finished since the last call, and
-        their number n; of all environments, or of one."""
+        """Means of the Log fields over the episodes since the last call, and their
+        number n; env: of one."""
         return self.envs.log() if env is None else self.envs.log(env, env + 1)
 
     def finished(self):
@@ -515,10 +530,11 @@ class OnGpu(Native):
     """Environments in C that are plain data, on a GPU: one thread an environment,
     all of them one buffer.
 
-    device: the torch.device. They are made on the host and copied there. An engine on that device gives `write_to` its
-    own arrays; then a step brings nothing to the host, so that a rollout can be one CUDA graph in which `launch` steps,
-    and `log` brings the sums. Else each step copies its rows from `storage` and back. Raises ImportError without CuPy,
-    ocean.device.NotCompiled if the header does not compile there.
+    device: the torch.device. They are made on the host and copied there. An engine on that device
+    gives `write_to` its own arrays; then a step brings nothing to the host, so that a rollout can
+    be one CUDA graph in which `launch` steps, and `log` brings the sums. Else each step copies its
+    rows from `storage` and back. Raises ImportError without CuPy, ocean.device.NotCompiled if the
+    header does not compile there.
     """
 
     in_graphs = True
@@ -537,7 +553,7 @@ class OnGpu(Native):
         self._put()
 
     def _put(self):
-        """Copy the environments from the host, to where graphs know them."""
+        """Copy the environments from the host to the addresses that CUDA graphs use."""
         memory = torch.from_numpy(self.envs.memory)
         if self._memory is None:
             self._memory = memory.to(self.device, copy=True)
@@ -545,13 +561,13 @@ class OnGpu(Native):
             self._memory.copy_(memory)
 
     def _get(self):
-        """Copy the environments to the host, but for the pointers, which are of the device."""
+        """Copy the environments to the host, without their pointers, which hold for the device
+        only."""
         shape, plain = (self.num_envs, self.library.struct_size), self.library.plain_start
         self.envs.memory.reshape(shape)[:, plain:] = self._memory.view(shape)[:, plain:].cpu().numpy()
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see new_storage) and
-        begin the first episodes."""
+        """Make the arrays of `horizon` steps (see new_storage) and begin the first episodes."""
         self.storage = self.new_storage(horizon, aligned_zeros)
         self.storage.valid[:] = 1
         self._host = {name: None if array is None else torch.from_numpy(array)
@@ -565,8 +581,8 @@ class OnGpu(Native):
         return self.storage
 
     def write_to(self, arrays):
-        """From now on step into these, {name: tensor} like the rollout's arrays, whose last row
-        gets what ours has."""
+        """From now on step into {name: tensor}, shaped as the rollout's arrays; copies our last row
+        there."""
         for name in SEEN:
             if arrays[name] is not None:
                 arrays[name][-1].copy_(self._bound[name][-1])
@@ -574,8 +590,7 @@ class OnGpu(Native):
         self._bind(arrays)
 
     def _bind(self, arrays):
-        """The rows of each step and, as the last ones, those of a reset, where
-        the kernels read them."""
+        """Addresses for the kernels: the rows of each step, and last those of a reset."""
         self._bound, horizon = arrays, len(arrays["actions"])
         rows = [self._at(arrays, t, t + 1) for t in range(horizon)] + [self._at(arrays, -1, -1)]
         addresses = [[0 if row is None else row.data_ptr() for row in step] for step in rows]
@@ -590,8 +605,7 @@ class OnGpu(Native):
         self._kernels.launch(name, num_envs or self.num_envs, (envs, argument), stream)
 
     def restart(self, seed=None):
-        """Begin new episodes in all environments, observations in row T; with a seed, from
-        that seed's beginning."""
+        """Begin new episodes, observations in row T; a seed begins its random numbers anew."""
         self._renew(seed)
         self._launch("reset", self._step_rows[-1])
         self._bound["resets"][-1] = 1
@@ -599,8 +613,8 @@ class OnGpu(Native):
             self._tell(SEEN, -1, -1)
 
     def launch(self, t):
-        """Step all environments with the actions of row t, on torch's current stream,
-        which may be captured."""
+        """Step all environments with row t's actions on torch's current
+        stream; it can be captured."""
         self._launch("step", self._step_rows[t])
         arrays = self._bound
         torch.bitwise_or(arrays["terminals"][t], arrays["truncations"][t],
@@ -625,7 +639,7 @@ class OnGpu(Native):
                 self._host[name][to] = self._bound[name][row]
 
     def log(self, env=None):
-        """As Native's; what comes to the host are the sums."""
+        """As Native's; only the sums come to the host."""
         first, count = (0, self.num_envs) if env is None else (env, 1)
         logs = self._logs[first : first + count]
         self._launch("log", logs.data_ptr(), first, count)
@@ -650,7 +664,7 @@ class OnGpu(Native):
 # Environments in Python
 
 
-STARTUP = 120.0  # seconds that a worker may take at least before its first answer: packages load slowly
+STARTUP = 120.0  # a worker has at least so many seconds for its first answer: packages load slowly
 
 
 class WorkerError(RuntimeError):
@@ -674,7 +688,7 @@ class Emulated(Vector):
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
         self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
         self.timeout, self._next_look, self._starting = timeout, 0.0, set()
-        self.num_threads = self.num_workers = num_threads or physical_cores()  # the first one acts, all of them learn
+        self.num_threads = self.num_workers = num_threads or physical_cores()  # one acts, all learn
         self._driver = driver = emulation.create(*creators[0], seed)
         self.single_observation_space = driver.single_observation_space
         self.single_action_space = driver.single_action_space
@@ -724,8 +738,7 @@ class Emulated(Vector):
         return slice(worker * self._agents_each, (worker + 1) * self._agents_each)
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see new_storage) and
-        begin the first episodes."""
+        """Make the arrays of `horizon` steps (see new_storage) and begin the first episodes."""
         self._stop()
         self._busy.clear()
         self._public, self._starting = False, set(range(self.num_processes))
@@ -735,22 +748,21 @@ class Emulated(Vector):
         return self.storage
 
     def restart(self, seed=None):
-        """Begin new episodes in all environments, observations in row T; with a seed,
-        with its random numbers."""
+        """Begin new episodes, observations in row T; a seed begins its random numbers anew."""
         self._settle()
         for worker in range(self.num_processes):
             self._tell(worker, workers.RESET, -1 if seed is None else seed)
         self._settle()
 
     def begin(self):
-        """The last row becomes the first of the next rollout; every buffer stands at t = 0."""
+        """The last row becomes the next rollout's first; every buffer stands at t = 0."""
         self._settle()
         super().begin()
         self._ready = deque(range(self.num_buffers))
 
     def wait(self, worker=0):
-        """(buffer, t) of the next buffer to act on, the first that is ready, or None when all have
-        reached t = T. At t = T a buffer is given once, for the value of the last row."""
+        """(buffer, t) of the first buffer that is ready to act on, or None when all have been given
+        with t = T, which each is once, for the value of the last row."""
         if worker > 0:
             return None
         while not self._ready:
@@ -776,8 +788,8 @@ class Emulated(Vector):
             self._listen()
 
     def _listen(self):
-        """Take answers, or wait a while for one. Raises WorkerError, also for a worker that has not
-        answered in time; a look every half second is enough for that."""
+        """Take answers, or wait half a second for one. Raises WorkerError if a worker fails or is
+        late."""
         self._collect()
         now = time.monotonic()
         if now < self._next_look:
@@ -789,12 +801,12 @@ class Emulated(Vector):
                            self._where(worker))
 
     def _where(self, worker):
-        """What is known of where a worker hangs."""
+        """The place in which a worker hangs, as far as it is known."""
         return ""
 
     def _fail(self, worker, what, text="", cause=None):
-        """End all workers and raise WorkerError: a worker has done `what`, and `text`
-        is what else is known."""
+        """End all workers and raise WorkerError: `what` happened to a worker; `text` has the
+        details."""
         with contextlib.suppress(Exception):
             self.close()
         raise WorkerError(f"worker {worker} ({self._which(worker)} of {self.name}) {what}.\n{text}".rstrip()) from cause
@@ -1002,7 +1014,8 @@ class Serial(Emulated):
         return self._watched(self._envs.do, kind, number)
 
     def who(self, frames):
-        """The number of the environment whose code some frames are in, or which it may be."""
+        """The number of the environment whose code is in these frames, as far as that can be
+        told."""
         number = self._envs.who(frames)
         return f"0 to {self.num_envs - 1}" if number is None and self.num_envs > 1 else number or 0
 
@@ -1018,7 +1031,7 @@ class Serial(Emulated):
 
     def _stop(self):
         if self.closed and self._envs is not None:
-            self._envs.close(first=1)  # environment 0 is the driver
+            self._envs.close(first=1)  # environment 0 is the one that policies read
 
     def render(self, index=0):
         """Environment `index` as its own render gives it."""
@@ -1026,8 +1039,8 @@ class Serial(Emulated):
 
 
 class Package(Serial):
-    """The vector environment that an environment's own package has, as ALE in C++ and CartPole in
-    numpy, in this process; see `make`. creators: all the same one, which has a `vector`
+    """The vector environment of an environment's own package (ALE's in C++, CartPole's in numpy),
+    in this process; see `make`. creators: all the same one, with a method `vector`
     (environments.GymnasiumCreator)."""
 
     def __init__(self, creators, *, num_threads=None, **options):
@@ -1072,7 +1085,7 @@ class Multiprocessing(Emulated):
             kind, payload = process.receive()
         except workers.Gone:
             self._fail(worker, "died" + process.how_it_died(), process.report())
-        if kind == workers.FAULT:  # which needs no traceback
+        if kind == workers.FAULT:  # its words say all; no traceback is needed
             self._blame(worker, *pickle.loads(payload))
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
@@ -1088,7 +1101,8 @@ class Multiprocessing(Emulated):
 
     def _stop(self):
         stopped, self._workers = self._workers, ()
-        # An idle worker ends with its channel; its environments may have to finish a video first.
+        # An idle worker ends when its channel closes; its environments may have to finish a video
+        # first.
         deadline = time.monotonic() + (1.0 if self._busy else workers.CLOSING)
         self._busy.clear()
         for process in stopped:
@@ -1133,12 +1147,12 @@ class Ray(Emulated):
 
     def _collect(self):
         references = list(self._references)
-        self._ray.wait(references, timeout=0.5)  # gives one at most
+        self._ray.wait(references, timeout=0.5)  # ray.wait gives one at most
         for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
             worker, kind, t = self._references.pop(reference)
             try:
                 infos, results = self._ray.get(reference)
-            except Exception as error:  # the environment's own, or that its machine is gone
+            except Exception as error:  # an error of the environment, or of a lost machine
                 self._fail(worker, "failed", error, error)
             if results is None:
                 self._blame(worker, *infos)
@@ -1162,10 +1176,10 @@ class Tensors(Vector):
     have), stepped in this process on their device, as one buffer; see `make`. creators: one, of an
     environment that has num_envs itself.
 
-    The rollout's arrays lie on the host, and the network that acts reads its rows there. An engine on the
-    environments' own device gives `write_to` arrays of its own instead. Then a step brings only its
-    terminals and truncations to the host, which asks if there is anything to bootstrap. Episodes
-    are counted on the device; `log` reads the sums, once.
+    The rollout's arrays lie on the host, and the network that acts reads its rows there. An engine
+    on the environments' own device gives `write_to` arrays of its own instead. Then a step brings
+    only its terminals and truncations to the host, which checks if there is anything to bootstrap.
+    Episodes are counted on the device; `log` reads the sums, once.
     """
 
     num_workers = num_processes = 1
@@ -1201,8 +1215,7 @@ class Tensors(Vector):
         return self._env
 
     def allocate(self, horizon):
-        """Make the arrays of a rollout of `horizon` steps (see new_storage) and
-        begin the first episodes."""
+        """Make the arrays of `horizon` steps (see new_storage) and begin the first episodes."""
         if self.storage is None:
             threading.Thread(target=workers.watch, args=(weakref.ref(self),), daemon=True).start()
         self.storage = self.new_storage(horizon, aligned_zeros)
@@ -1216,8 +1229,8 @@ class Tensors(Vector):
         return self.storage
 
     def write_to(self, arrays):
-        """From now on step into these, {name: tensor} like the rollout's arrays,
-        which get what those hold."""
+        """From now on step into {name: tensor}, shaped as the rollout's
+        arrays; copies those there."""
         for name, tensor in self._arrays.items():
             if tensor is not None:
                 arrays[name].copy_(tensor)
@@ -1235,8 +1248,7 @@ class Tensors(Vector):
         self._rows = [row(t) for t in range(len(arrays["actions"]))]
 
     def restart(self, seed=None):
-        """Begin new episodes in all environments, observations in row T; with a seed,
-        with its random numbers."""
+        """Begin new episodes, observations in row T; a seed begins its random numbers anew."""
         self._watched(self._env.reset_into, self._rows[-1], seed)
 
     def begin(self):
@@ -1245,7 +1257,7 @@ class Tensors(Vector):
         self._t, self._given = 0, -1
 
     def wait(self, worker=0):
-        """(0, t), or None when row T was given, for the value of the last row."""
+        """(0, t), or None after row T, which is given once for the value of the last row."""
         if worker or self._given == self._t:
             return None
         self._given = self._t
@@ -1284,8 +1296,7 @@ class Tensors(Vector):
         self.restart()
 
     def render(self, index=0):
-        """Environment `index` as the environment's own render gives it: of all
-        of them, or one picture."""
+        """Environment `index` as its own render gives it, or the one picture of all."""
         frames = self._env.render()
         several = isinstance(frames, list | tuple) or np.ndim(frames) == 4
         return frames[index] if several else frames
@@ -1367,12 +1378,12 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     reset returns tensors. It then holds num_envs × env_kwargs["num_envs"].
     num_buffers, num_threads: Native's. device: "cuda" is for environments in C, see OnGpu.
     num_workers: processes or Ray actors (default: the physical cores, or the most below them that
-    divide num_envs). batch_size: environments that one `recv` waits for (default: all).
-    env_args: the creator's positional arguments, or a list of one list an environment where env is
-    a list. env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list
-    of one dict an environment; any other keyword is one of them for all. seed: environment i is
-    reset with seed + i. timeout: seconds after which a worker, or a step in this process, that does
-    not answer is an error. num_workers and batch_size may be "auto", their default.
+    divide num_envs). batch_size: environments that one `recv` waits for (default: all). env_args:
+    the creator's positional arguments, or a list of one list an environment if env is a list.
+    env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
+    dict an environment; any other keyword is one of them for all. seed: environment i is reset with
+    seed + i. timeout: seconds after which a worker, or a step in this process, that does not answer
+    is an error. num_workers and batch_size may be "auto", their default.
     Raises ValueError for numbers that do not divide, and names numbers that do, for more threads or
     workers than this machine can use, and for a setting that the environment does not have;
     MemoryError for more environments than it can hold; TypeError for what is no environment.
@@ -1384,7 +1395,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     backend, asked = choose_backend(env, backend, num_envs, num_workers, batch_size), backend
     if backend is Native:
         num_envs, env_kwargs = environments.count_copies(num_envs, env_kwargs)
-    holds = not getattr(env, "takes_copies", True) and "num_envs" in env.settings  # as many as it is told
+    holds = not getattr(env, "takes_copies", True) and "num_envs" in env.settings  # it makes as many as it is told
     looks = holds and asked in (None, "auto") and backend in (Serial, Multiprocessing)  # it may be one for Tensors
     if not looks:
         _check_alone(backend, num_envs, num_workers, batch_size)
@@ -1421,8 +1432,7 @@ KEYWORDS = [name for name, p in inspect.signature(make).parameters.items()
 
 
 def why_not_on_gpu(env, backend="auto", num_buffers=None):
-    """Why `make` would not step an environment on a GPU, as the end of a
-    sentence; None if it would."""
+    """Why `make` would not step an environment on a GPU, in words; None if it would."""
     if not isinstance(env, ocean.Library) or backend not in ("auto", "native", None, Native):
         return "only environments in C do, with backend native"
     if num_buffers not in (None, 1):
@@ -1466,7 +1476,7 @@ def _check_counts(env, backend, num_envs, num_workers, num_threads):
     processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
     if backend not in ("ray", Ray):  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
-    # Of one in Python nothing is known before it is made, but it takes about as much as this at least.
+    # An environment in Python has an unknown size before it is made; this is about the least.
     each = getattr(env, "struct_size", 0 if environments.in_c(env) else ENVIRONMENT)
     processes.check_memory(num_envs * each, f"{num_envs:,} environments")
 

@@ -8,8 +8,8 @@ window, a video or a page.
     python watch.py breakout --baseline --eval.terminal             # the same in any terminal
     python watch.py ship breakout --load-model-path latest          # make a run's policy the one that ships
 
-An episode is counted by a quota that is fixed before it starts: whoever counts "the first N that
-finish" counts too many short ones. docs/watch.md has the details.
+The episodes that count are fixed before they start: "the first N that finish" would be too many
+short ones. docs/watch.md has the details.
 """
 
 import base64
@@ -85,11 +85,11 @@ class Play:
         policy, agents = self.policy, self.vecenv.num_agents
         self.state = policy.initial_state(agents) if hasattr(policy, "initial_state") else {}
         self.vecenv.begin()
-        # few are not worth waking others
+        # few agents are not worth waking other threads
         self.threads = self.vecenv.num_threads if agents >= 4096 else 1
 
     def decide(self):
-        """Choose the actions for what is seen now."""
+        """Choose the actions for the present observations."""
         s = self.storage
         self.state |= {"resets": torch.from_numpy(s.resets[0]),
                        "valid": torch.from_numpy(s.valid[0])}
@@ -110,8 +110,8 @@ class Play:
         s.actions[0] = actions.numpy()
 
     def advance(self):
-        """Step the environments with these actions, and make what they show
-        now the row to decide on."""
+        """Step the environments with these actions; their observations become the row to decide
+        on."""
         self.vecenv.advance(0)
         self.step += 1
         self.vecenv.begin()
@@ -131,7 +131,7 @@ class Play:
 
 
 class Statistic(NamedTuple):
-    """Of one field of the environments' logs over the episodes that count."""
+    """A field of the environments' logs over the episodes that count."""
 
     mean: float
     error: float  # the standard error of the mean
@@ -192,8 +192,8 @@ class Episodes:
         return len(self.reports[env]) >= self.quotas[env]
 
     def statistics(self):
-        """{field: Statistic}. The error takes the episodes of one environment with
-        several agents for related."""
+        """{field: Statistic}. The error allows for dependence between the agents of one
+        environment."""
         if self.by_agent:
             samples = [(env, weight, log) for env, reports in enumerate(self.reports)
                        for weight, log in reports if weight]
@@ -227,8 +227,8 @@ def evaluate(env_name, args):
     if episodes < 1:
         raise pufferl.ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
     native = configuration.load_creator(args["env_name"]) is None
-    # In Python an environment may be a process's worth of memory: no more of
-    # them than a training has.
+    # An environment in Python may take as much memory as a process: make no more than a training
+    # does.
     num_envs = min(episodes, MOST_ENVS if native
                    else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
     play = Play(env_name, args, num_envs, args["train"]["seed"] + EVAL_SEED)
@@ -265,7 +265,7 @@ def evaluate(env_name, args):
 
 
 def describe_policy(args):
-    """Which policy it is, for people."""
+    """The policy's name, for people."""
     if args["baseline"]:
         about = configuration.read_baseline(args["env_name"])[1]
         return f"the baseline (score {runs.figure(about['score'])} after {about['steps']:,} steps)"
@@ -310,7 +310,7 @@ class View(Play):
     def restart(self, seed):
         """Begin anew with the random numbers of `seed`, and with no episode played."""
         super().restart(seed)
-        # of the episodes under way
+        # rewards so far of the present episodes
         self.returns, self.lengths = np.zeros(self.agents), np.zeros(self.agents, int)
         # the environment's log of the last step; the score of each episode
         self.report, self.scores = {}, []
@@ -338,7 +338,8 @@ class View(Play):
         if isinstance(self.logits, torch.distributions.Normal):
             mean, spread = self.logits.loc[agent], self.logits.scale[agent]
             squash = models.squash_of(self.policy)
-            # as the environment takes them, and half the way between a deviation less and more
+            # as the environment takes them, and half the distance from one deviation below to one
+            # above
             if squash is not None:
                 less, more = (mean - spread).tanh(), (mean + spread).tanh()
                 mean, spread = squash[0] + squash[1] * mean.tanh(), squash[1] * (more - less) / 2
@@ -665,7 +666,7 @@ class Page:
         self.orders.put({})  # wakes it
 
     def _obey(self, order):
-        """Do what the page asks for; what cannot be done is shown on it."""
+        """Do what the page asks for; if that fails, show the error on the page."""
         self.problem = None
         try:
             for name, value in order.items():
@@ -759,7 +760,7 @@ class Page:
             self.decided = True
 
     def _publish(self):
-        """Make what is now what the page shows."""
+        """Publish the present state for the page."""
         self._decide()
         view, scores = self.view, self.view.scores
         count = len(scores)
@@ -846,9 +847,9 @@ class Requests(http.server.BaseHTTPRequestHandler):
     LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
     def refuse(self):
-        """Answer 403 to what does not come from this page: another name that was made to
-        point here (DNS rebinding), or another site's script. The port may be any, as an ssh
-        tunnel has one of its own."""
+        """Answer 403 to requests that are not of this page: under another name that points here
+        (DNS rebinding), or from another site's script. Any port will do, because an ssh tunnel has
+        its own."""
         host, origin, own = self.headers.get("Host", ""), self.headers.get("Origin"), False
         with contextlib.suppress(ValueError):  # of a host such as "["
             own = urllib.parse.urlsplit(f"//{host}").hostname in self.LOOPBACK
@@ -1027,7 +1028,8 @@ def ship(env_name, args):
     weights = {name: tensor.to(torch.half if tensor.is_floating_point()
                                else tensor.dtype, copy=True, memory_format=torch.contiguous_format)
                for name, tensor in saved.items()}
-    with tempfile.TemporaryDirectory() as folder:  # what is evaluated is what ships, rounded
+    # evaluate the rounded weights, because these ship
+    with tempfile.TemporaryDirectory() as folder:
         torch.save(weights, Path(folder) / "rounded.pt")
         results = evaluate(env_name, {**args, "load_model_path": str(Path(folder) / "rounded.pt")})
     about = {"score": results["score"].mean, "score_error": results["score"].error,

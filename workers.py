@@ -1,5 +1,4 @@
-"""Environments that step in another process or on another machine, and what both
-sides say to each other.
+"""Environments that step in another process or on another machine, and their messages.
 
     envs = Envs(creators, signature, first_env=0, seed=0)   # some environments, in their part of a rollout's arrays
     envs.bind(arrays, first_agent=0); envs.reset(); envs.step(t)
@@ -10,8 +9,7 @@ sides say to each other.
     actor = ray.remote(RemoteEnvs).remote(...)              # Ray: an actor that has Envs
     infos, results = ray.get(actor.do.remote(STEP, t, actions)); RemoteEnvs.store(results, ...)
 
-A worker process imports this file before anything else of ours, so it takes
-neither torch nor numba.
+A worker process imports this file first, so it imports neither torch nor numba, which are slow.
 """
 
 import contextlib
@@ -43,8 +41,8 @@ class Envs:
 
     creators: (creator, args, kwargs) of each; expected: the signature of the whole vector's first
     environment, which all must have, or this is a ValueError; first_env: the number of the first
-    one here, on which seeds depend: environment i gets seed + i. A vector environment of
-    Gymnasium counts as many.
+    one here, on which seeds depend: environment i gets seed + i. A vector environment of Gymnasium
+    counts as several.
     """
 
     def __init__(self, creators, expected, first_env=0, seed=0):
@@ -85,7 +83,7 @@ class Envs:
         self._fresh, self.together = True, None
 
     def reset(self, seed=None):
-        """Begin new episodes, observations in the last row; returns [(environment, info)]."""
+        """Begin new episodes, write the last row's observations; returns [(environment, info)]."""
         row, infos = self._rows[-1], []
         self._fresh, self.together = True, None
         self._clear(row)
@@ -97,8 +95,7 @@ class Envs:
         return infos
 
     def step(self, t):
-        """Step all of them with the actions of row t; returns
-        [(environment, info)] of what ended."""
+        """Step all with the actions of row t; returns [(environment, info)] of ended episodes."""
         row, infos = self._rows[t], []
         if self.together is not None:
             return self.together.step(row)
@@ -136,8 +133,7 @@ class Envs:
         row.valid[:] = 1
 
     def who(self, frames):
-        """The number of the environment whose code some frames are in; None
-        if that cannot be seen."""
+        """The number of the environment whose code is in these frames; None if none is."""
         selves = {id(frame.f_locals.get("self")) for frame in frames} - {id(None)}
         for number, env in zip(self.numbers, self.envs, strict=True):
             for _ in range(20):  # and what it wraps
@@ -147,8 +143,7 @@ class Envs:
         return None
 
     def blamed(self, error):
-        """The number of the environment whose code an error came from; None
-        if that cannot be seen."""
+        """The number of the environment whose code raised an error; None if that is unknown."""
         return self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))
 
     def render(self, index=0):
@@ -167,8 +162,8 @@ class Envs:
 # What went wrong in an environment, without our frames
 
 
-# Our files that call environments. In the first two only these functions do so; a
-# policy calls others there.
+# Our files that call environments. In the first two only these functions call one; a policy calls
+# others.
 OURS = [str(Path(__file__).with_name(f"{name}.py"))
         for name in ("emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
@@ -176,8 +171,8 @@ CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", 
 
 
 def own_frames(stack):
-    """Of a traceback.StackSummary, the frames of an environment's own code: those below the last of
-    ours that calls environments, without the packages in between. None if the error is in ours."""
+    """The frames of an environment's own code in a traceback.StackSummary: those below our last
+    call of an environment, without the packages in between. None if the error is in our code."""
     last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[2:] or
                 (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
     below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
@@ -189,8 +184,7 @@ def own_frames(stack):
 
 
 def own_part(error):
-    """(the traceback of an error as text, whether it is an environment's
-    own, without our frames)."""
+    """(an error's traceback without our frames, whether an environment's own code raised it)."""
     told = traceback.TracebackException.from_exception(error)
     frames = own_frames(told.stack)
     if frames is not None:
@@ -204,12 +198,12 @@ class Hung(BaseException):
 
 def watch(reference):
     """Look once a second whether a vector that steps environments in this process (Serial, Tensors)
-    still stands in the same step, for more than vector.allowed() seconds. If so, Hung is raised in
-    that step, and if that does not help, because it waits in C code, this process ends with the
-    same words: no checkpoint is written during a step, so the last one is whole. reference: a
+    has been in one step for more than vector.allowed() seconds. If so, raise Hung in that step. If
+    that does not help, because it waits in C code, end this process with the same words. No
+    checkpoint is written during a step, so the last one is whole. reference: a
     weakref to it; it has `inside`, [number of the thread] in a step or None, and `hung`, where the
-    words go. Seconds are counted in looks, so that a process that was stopped for a while is not
-    taken for one that hangs."""
+    words go. It counts its looks and not the seconds, so a process that was suspended does not seem
+    to hang."""
     before, still, pause = None, 0.0, 0.0
     while (vector := reference()) is not None and not (vector.closed and vector.inside is None):
         inside = vector.inside
@@ -239,23 +233,22 @@ def watch(reference):
         time.sleep(pause)
 
 
-PATIENCE = 3.0  # seconds that an environment has to notice
+PATIENCE = 3.0  # seconds that an environment has to react
 
 
 # --------------------------------------------------------------------------------------------------
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A kind and a number to the worker, a kind and bytes from it: a traceback, (the words of a Fault,
-# its environment or None) pickled, or what Envs.do gave, if that is anything.
+# To the worker go a kind and a number; from it come a kind and bytes: a traceback, a pickled (the
+# words of a Fault, its environment or None), or the result of Envs.do, if it has one.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, DONE, ERROR, FAULT = range(6)
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
 class SharedMemory:
-    """Arrays that other processes map. The memory has no name, so nothing is left of it
-    when the processes end."""
+    """Arrays that several processes map. The memory has no name, so it is gone when they end."""
 
     def __init__(self):
         if hasattr(os, "memfd_create"):
@@ -273,16 +266,15 @@ class SharedMemory:
 
 
 def map_array(fd, shape, dtype, offset):
-    """The array at an offset (a multiple of the page size) of the shared memory
-    behind a file descriptor."""
+    """The array at an offset (a multiple of the page size) of a descriptor's shared memory."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype,
                          math.prod(shape)).reshape(shape)
 
 
 class Gone(Exception):
-    """The other side of a socket is gone. No OSError: an environment may
-    have sockets of its own."""
+    """The other side of a socket is gone. It is no OSError: environments raise those for sockets of
+    theirs."""
 
 
 def receive(channel, size):
@@ -329,7 +321,7 @@ class Process:
         self._say(struct.pack("<Q", len(setup)) + setup)
 
     def fileno(self):
-        """Of what becomes readable when there is an answer; so a process can be polled."""
+        """The descriptor that becomes readable with an answer; so a process can be polled."""
         return self._channel.fileno()
 
     def send(self, kind, number):
@@ -345,7 +337,7 @@ class Process:
         return kind, receive(self._channel, size)
 
     def how_it_died(self):
-        """In words, if it has ended within two seconds."""
+        """How it ended, in words, if it ends within two seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(2)
             return (f" by signal {-code} ({signal.Signals(-code).name})" if code < 0
@@ -353,8 +345,7 @@ class Process:
         return ""
 
     def report(self, ask=False):
-        """What faulthandler wrote of it: where it crashed, or, if asked, where each
-        of its threads stands."""
+        """What faulthandler wrote: the place of its crash, or, if asked, of each thread."""
         if ask:
             with contextlib.suppress(OSError):
                 self._process.send_signal(signal.SIGUSR1)
@@ -363,7 +354,7 @@ class Process:
         return self._report.read().decode(errors="replace")
 
     def leave(self):
-        """Close the socket, with which an idle process ends by itself."""
+        """Close the socket; an idle process then ends by itself."""
         self._channel.close()
 
     def end(self, seconds):
@@ -385,11 +376,10 @@ def send_answer(channel, kind, payload):
 
 
 def serve(channel_fd, memory_fd, report_fd):
-    """What a worker process does: step its environments whenever told to, until
-    the other side is gone."""
+    """A worker process: it steps its environments on request until the other side is gone."""
     import cloudpickle
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer answers Ctrl-C
     for fd in (channel_fd, memory_fd, report_fd):
         os.set_inheritable(fd, False)
     report = os.fdopen(report_fd, "w")
@@ -442,8 +432,8 @@ class RemoteEnvs:
         self.envs.bind(self.arrays, 0)
 
     def do(self, kind, number, actions):
-        """(infos, {name: array (agents, ...)}) of what Envs.do does, a step being one with these
-        actions; or of a Fault ((its words, the number of its environment or None), None)."""
+        """(infos, {name: array (agents, ...)}) of Envs.do; a step takes these actions. For a Fault
+        it is ((its words, the number of its environment or None), None)."""
         if kind == STEP:
             self.arrays["actions"][0], number = actions, 0
         try:
@@ -463,8 +453,7 @@ class RemoteEnvs:
 
     @staticmethod
     def store(results, storage, agents, kind, t):
-        """Write an actor's arrays into its agents' part of the rollout: of
-        step t, or of a reset."""
+        """Write an actor's arrays of step t, or of a reset, into its agents' part."""
         for name, array in results.items():
             if name == "final_observations":
                 storage.final_observations[agents] = array
