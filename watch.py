@@ -25,6 +25,7 @@ import queue
 import random
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -54,6 +55,7 @@ import runs
 # added to the seed, so that evaluation draws other episodes than training did
 EVAL_SEED = 1_000_003
 GIF_SIDE = 480  # pixels of a GIF's longer side
+STILL_SIDE, STILL_STEPS = 240, 60  # the same of a picture in the page's menu, and after how many steps it is drawn
 MOST_ENVS = 4096  # environments in C that play side by side; with more episodes each plays several
 LARGEST_BASELINE = 450_000  # bytes of a policy that ships with an environment
 
@@ -814,6 +816,24 @@ def png(picture, side):
     return base64.b64encode(file.getvalue()).decode()
 
 
+@functools.cache
+def still(name):
+    """A small picture of an environment in C after some steps at random, as PNG in base64. A process of its own draws
+    it, because raylib is bound to one thread, and makes way for the one that plays."""
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "still.png")
+        command = [sys.executable, "-m", "ocean", name, "--png", path, "--steps", str(STILL_STEPS)]
+        with subprocess.Popen(processes.guarded(command), cwd=configuration.ROOT, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True) as drawing:
+            os.setpriority(os.PRIO_PROCESS, drawing.pid, 5)
+            said, _ = drawing.communicate()
+        if drawing.returncode != 0:
+            raise RuntimeError(f"{name} could not be drawn: {said.strip()}")
+        return png(np.asarray(Image.open(path).convert("RGB")), STILL_SIDE)
+
+
 class Requests(http.server.BaseHTTPRequestHandler):
     """For a page of this machine: a subclass asks `refuse` before it does anything, and ends with
     `answer`. The sweep's report is such a page too. If it cannot be made, both sides are told in a
@@ -885,7 +905,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class PlayRequests(Requests):
-    """The page, its states and its orders. `server.page` is the Page."""
+    """The page, its states, its menu's pictures and its orders. `server.page` is the Page."""
 
     ORDERS = ("pause", "step", "speed", "seed", "environment", "policy", "agent", "deterministic")
 
@@ -908,8 +928,10 @@ class PlayRequests(Requests):
                 return
             state = self.server.page.read(after, asked.get("run"), first)
             self.answer(204) if state is None else self.answer(200, state, "application/json")
+        elif path == "/still" and query in self.server.page.trained:
+            self.answer(200, still(query))
         else:
-            self.answer(404, "there is / and /state")
+            self.answer(404, "there is /, /state and /still")
 
     def do_POST(self):
         try:

@@ -179,3 +179,9 @@ python pufferl.py trian mine
         ["make", "train"], ["python", "pufferl.py", "plot", "RUN", "RUN", "--x", "seconds"],
         ["python", "-m", "ocean", "mine", "--png", "a b.png"],
         ["python", "pufferl.py", "train", "mine", "--train.seed", "3"]]
+
+
+def test_the_log_begins_with_a_line_for_each_entry():
+    contents, *entries = re.split(r"^## ", (ROOT / "docs/LOG.md").read_text(), flags=re.M)
+    links = re.findall(r"\]\(#(.+?)\) \| \S", contents)
+    assert links == [re.sub(r"[^\w\- ]", "", entry.partition("\n")[0].lower()).replace(" ", "-") for entry in entries]

@@ -504,6 +504,8 @@ def test_the_page_is_for_this_machine_only(server):
     assert ask(port, "POST", "/order", {"x": "y" * 5000}, Content_Type="application/json")[0] == 413
     assert ask(port, "GET", "/../pufferl.py")[0] == 404
     assert ask(port, "GET", "/state?after=x")[0] == 400
+    for name in ("", "nothing", "../ocean", "target/target.h"):
+        assert ask(port, "GET", f"/still?{name}")[0] == 404
     _, headers, text = ask(port, "GET", "/")
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text), "no resource from elsewhere"
@@ -549,6 +551,16 @@ def test_orders_that_cannot_be_leave_the_page_as_it_was(server):
     assert wait_for(lambda: (now := json.loads(ask(port, "GET", "/state")[2]))["problem"] is None
                     and now)
     assert process.poll() is None
+
+
+def test_the_menu_has_a_picture_of_each_environment(server):
+    from PIL import Image
+
+    _, port = server
+    status, _, text = ask(port, "GET", "/still?target")
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+    assert status == 200 and max(picture.shape) == watch.STILL_SIDE
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 3
 
 
 def test_states_and_orders(server):
@@ -655,6 +667,11 @@ def test_the_page_in_a_browser(server, tmp_path):
         wait_for(lambda: page.evaluate("state.environment === 'cartpole' && values.length > 3"))
         assert page.title() == "cartpole – watch" and page.locator(".bar").count() == 2
         assert page.inner_text("#mean") != "–", "with no episode ended it is the return so far"
+        page.evaluate("$('menu').scrollIntoView()")
+        wait_for(lambda: page.evaluate("document.querySelector('.tile img')?.naturalWidth > 99"))
+        page.click(".tile[value=target]")
+        wait_for(lambda: page.evaluate("document.querySelector('.tile.chosen').value") == "target")
+        page.evaluate("scrollTo(0, 0)")
         shape = page.evaluate("(box => box.width / "
                               "box.height)($('screen').getBoundingClientRect())")
         drawn = page.evaluate("$('picture').width / $('picture').height")
