@@ -55,7 +55,7 @@ import runs
 # added to the seed, so that evaluation draws other episodes than training did
 EVAL_SEED = 1_000_003
 GIF_SIDE = 480  # pixels of a GIF's longer side
-STILL_SIDE, STILL_STEPS = 240, 60  # the same of a picture in the page's menu, and after how many steps it is drawn
+STILL_SIDE, STILL_STEPS = 240, 60  # of a picture in the page's menu; it is drawn after so many steps
 MOST_ENVS = 4096  # environments in C that play side by side; with more episodes each plays several
 LARGEST_BASELINE = 450_000  # bytes of a policy that ships with an environment
 
@@ -818,15 +818,17 @@ def png(picture, side):
 
 @functools.cache
 def still(name):
-    """A small picture of an environment in C after some steps at random, as PNG in base64. A process of its own draws
-    it, because raylib is bound to one thread, and makes way for the one that plays."""
+    """A small picture of an environment in C after some steps at random, as PNG in base64. A process
+    of its own draws it, because raylib is bound to one thread, and makes way for the one that
+    plays."""
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "still.png")
         command = [sys.executable, "-m", "ocean", name, "--png", path, "--steps", str(STILL_STEPS)]
-        with subprocess.Popen(processes.guarded(command), cwd=configuration.ROOT, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True) as drawing:
+        with subprocess.Popen(
+                processes.guarded(command), cwd=configuration.ROOT, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True) as drawing:
             os.setpriority(os.PRIO_PROCESS, drawing.pid, 5)
             said, _ = drawing.communicate()
         if drawing.returncode != 0:
