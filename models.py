@@ -208,17 +208,23 @@ def find_normalizer(policy):
 
 
 class RewardScale:
-    """r / sqrt(var + 1e-8) with the variance of the discounted return, over all agents and steps so
-    far; no centring (Engstrom et al. 2020). `returns` (N,) are the agents' discounted returns at
-    present, `moments` (3,) the count, mean and squared deviations of those so far, both float64."""
+    """r / sqrt(var + 1e-8) with the variance of the discounted return of all agents; no centring
+    (Engstrom et al. 2020). A step counts 1/e once it is WINDOW times as many steps ago as the
+    discount looks ahead, 1 / (1 - gamma): a policy that has learnt earns other returns than before.
+    `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the count, mean and
+    squared deviations of those so far, both float64."""
+
+    WINDOW = 25  # a short one sees few episodes, and the scale would change with each of them
 
     def __init__(self, agents, gamma):
-        self.gamma = gamma
-        self.returns, self.moments = torch.zeros(agents, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+        self.gamma, self.kept = gamma, 1.0  # kept: what the moments so far count beside a new rollout
+        self.returns = torch.zeros(agents, dtype=torch.float64)
+        self.moments = torch.zeros(3, dtype=torch.float64)
 
     def follow(self, rewards, resets, valid):
         """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N),
         resets, valid (>= T, N)."""
+        self.kept = math.exp(-len(rewards) * (1 - self.gamma) / self.WINDOW)
         around = float(self.moments[1])
         count, total, squares = kernels.return_moments(
             rewards.numpy(), valid.numpy(), resets.numpy(), self.returns.numpy(),
@@ -227,7 +233,8 @@ class RewardScale:
         return count, around + mean, max(0.0, squares - count * mean**2)
 
     def merge(self, parts):
-        """Add the ranks' moments, in their order."""
+        """Add the ranks' moments of a rollout, in their order."""
+        self.moments[::2] *= self.kept
         merge_moments(self.moments[0], self.moments[1], self.moments[2], parts)
 
     @property

@@ -400,6 +400,8 @@ def train(args, envs, policy=None):
         data = rollout(args, envs, storage, policy, state, epoch)
         state, alive, rewards = data.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
+            kept = math.exp(-T * (1 - args.gamma) / 25)  # old returns are another policy's
+            returns.count, returns.squares = returns.count * kept, returns.squares * kept
             for t in range(T):
                 before = running * (1 - storage.resets[t].double())
                 running = torch.where(alive[t], args.gamma * before + rewards[t], running)

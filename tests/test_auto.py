@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 from pathlib import Path
@@ -204,14 +205,28 @@ def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma,
     for rows in (slice(0, cut), slice(cut, 10)):
         parts = scale.follow(*(torch.from_numpy(array[rows]) for array in (rewards, resets, valid)))
         scale.merge([parts])
-    returns, seen = np.zeros(3), []
+    returns, seen, weights = np.zeros(3), [], []
+    old = math.exp(-(10 - cut) * (1 - gamma) / 25)  # what the first rollout counts in the end
     for t in range(10):
         for i in range(3):
             if valid[t, i]:
                 returns[i] = gamma * returns[i] * (not resets[t, i]) + rewards[t, i]
                 seen.append(returns[i])
+                weights.append(old if t < cut else 1.0)
     if seen:
-        assert scale.scale == pytest.approx((np.var(seen) + 1e-8) ** -0.5, rel=1e-6)
+        mean = np.average(seen, weights=weights)
+        variance = np.average((seen - mean) ** 2, weights=weights)
+        assert scale.scale == pytest.approx((variance + 1e-8) ** -0.5, rel=1e-6)
+
+
+def test_the_reward_scale_follows_a_policy_that_learns():
+    scale, rng = models.RewardScale(8, gamma=0.99), np.random.default_rng(0)
+    resets, valid = torch.zeros(257, 8, dtype=torch.uint8), torch.ones(257, 8, dtype=torch.uint8)
+    for size in (100.0,) * 20 + (1.0,) * 100:  # at first each episode costs a hundred times as much
+        rewards = torch.from_numpy(rng.normal(0, size, (256, 8)).astype(np.float32))
+        scale.merge([scale.follow(rewards, resets, valid)])
+    deviation = 1 / math.sqrt(1 - 0.99**2)  # of the discounted sum of numbers of deviation 1
+    assert 0.8 < scale.scale * deviation < 1.25
 
 
 def test_ranks_merge_to_what_one_would_have():
