@@ -43,13 +43,14 @@ import processes
 import protein
 from protein import Protein, SpaceError, front_of
 
-# Our other rooms are imported by who needs them: most bring torch, which the page of a finished sweep does without.
+# Functions import our other files themselves: most import torch, which a finished sweep's page does
+# not need.
 
 ROOT = Path(__file__).resolve().parent
 TRAINER = "pufferl.py"
 
 # --------------------------------------------------------------------------------------------------
-# The ledger: the sweep's folder is the truth
+# The ledger: the files of the sweep's folder
 
 
 class Ledger:
@@ -73,7 +74,7 @@ class Ledger:
         self.trials = self.folder / "trials"
         self.trials.mkdir(parents=True, exist_ok=True)
         self.owner = {"host": host_identity(), "pid": os.getpid(), "born": processes.born(os.getpid())}
-        self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # told apart from another process with the same number
+        self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # no other process has it, even with the same number
         self._results = {}
 
     def results(self):
@@ -89,7 +90,7 @@ class Ledger:
         for path in self._claimed():
             number = int(path.name[:5])
             if not (self.trials / f"{number:05d}.json").exists():
-                with contextlib.suppress(OSError, ValueError):  # finished or given up in this moment
+                with contextlib.suppress(OSError, ValueError):  # finished or given up at this moment
                     found[number] = json.loads(path.read_text())
         return found
 
@@ -101,7 +102,8 @@ class Ledger:
             claim = {"attempts": 0, "settings": None, **fields, "trial": at, **self.owner, "token": self.token}
             result = self.trials / f"{at:05d}.json"
             if not result.exists() and self._appear(self._path(claim), claim):
-                # finished, or taken over by another, since we looked: then the name was free for a moment only
+                # another process finished it, or took it over, since we looked: the name was free
+                # for a moment
                 free = not result.exists() and not any(self.trials.glob(f"{at:05d}.lost-*"))
                 if free and self._ours(claim):
                     return claim
@@ -140,7 +142,7 @@ class Ledger:
                 if not self._lost(path, claim):
                     continue
                 mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
-                os.utime(path)  # until the new claim stands, age alone tells whether who took it lives
+                os.utime(path)  # until the new claim stands, only its age tells whether its taker lives
                 os.rename(path, mine)
                 if json.loads(mine.read_text()) != claim:  # another took it over since it was read: give it back
                     os.rename(mine, path)
@@ -151,7 +153,7 @@ class Ledger:
                 ours = {key: value for key, value in claim.items() if key != "at"}
                 ours |= {**self.owner, "token": self.token, "attempts": claim["attempts"] + (claim["host"] is not None)}
                 if not self._appear(self._path(claim), ours):
-                    continue  # in the way of one that looks whether the number is free; ours waits for the LEASE
+                    continue  # another process tests just now whether the number is free; our claim waits for the LEASE
                 mine.unlink(missing_ok=True)
             except (OSError, ValueError, KeyError):
                 continue  # somebody else was faster
@@ -168,7 +170,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def alive(self):
-        """Within it a thread beats: what the main one does may take a minute, such as to wait until runs have saved."""
+        """Within it a thread beats, because the main thread may wait a minute, for example until
+        runs have saved."""
         over = threading.Event()
 
         def beat():
@@ -197,7 +200,7 @@ class Ledger:
         waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
         if path.suffix == ".running" and (waits or ours):
             return waits or (claim["token"] != self.token and not is_alive(claim["pid"], claim["born"]))
-        probe = self.trials / f".clock-{self.token}"  # the age by the clock that stamps the files, not by ours
+        probe = self.trials / f".clock-{self.token}"  # the age by the file system's clock, not by ours
         probe.touch()
         age = probe.stat().st_mtime - path.stat().st_mtime
         probe.unlink()
@@ -222,7 +225,8 @@ TOLD = {"asked": dict, "options": list, "space": dict}
 
 
 def read_whole(path, kinds):
-    """A JSON file of the ledger's folder; SpaceError if it is damaged or its fields are not of these kinds."""
+    """A JSON file of the ledger's folder; SpaceError if it is damaged or a field has another
+    type."""
     try:
         found = json.loads(path.read_text())
         wrong = [key for key, kind in kinds.items() if not isinstance(found[key], kind)]
@@ -235,7 +239,7 @@ def read_whole(path, kinds):
 
 
 def host_identity():
-    """Machines, and containers with process numbers of their own, told apart."""
+    """A name for this machine, or for a container with process numbers of its own."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -243,7 +247,7 @@ def host_identity():
 
 
 def is_alive(pid, born):
-    """Whether the process that was started then still runs; numbers are used again."""
+    """Whether the process that was started then still runs; systems reuse process numbers."""
     with contextlib.suppress(psutil.Error):
         return abs(processes.born(pid) - born) < 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -262,7 +266,7 @@ def kill_orphan(claim, patience=60.0):
 
 
 def write_json(path, content):
-    """A file that is never half there: another name, fsync, rename."""
+    """Write a file under another name, sync and rename it, so that it is never half there."""
     part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     with open(part, "w") as file:
         file.write(json.dumps(content, indent=1, default=str) + "\n")
@@ -328,9 +332,9 @@ class Curve:
 
 
 def hopeless(curve, total, rule):
-    """Whether a running trial is so far behind that it is not worth going on: past `after` of its
-    schedule, and not nearly through, its score has not come `share` of the way from the floor to
-    the best score that any trial had at the same cost."""
+    """Whether a running trial should be stopped: it is past `after` of its schedule but not near
+    the end, and its score has not come `share` of the way from the floor to the best score of any
+    trial at the same cost."""
     if not rule or len(curve.step) == 0 or not rule["after"] <= curve.step[-1] / total <= 0.9:
         return False
     score, cost = curve.at(curve.step[-1], total / 10)
@@ -339,8 +343,8 @@ def hopeless(curve, total, rule):
 
 
 def run_trial(job, stop=None, started=None):
-    """Train once and return what came of it, a dict: status (done, stopped, failed, interrupted, or
-    lost where somebody else ended it), score, cost, steps, curve, error, run.
+    """Train once and return its outcome, a dict: status (done, stopped, failed, interrupted, or
+    lost if another process ended it), score, cost, steps, curve, error, run.
 
     job: command, folder (None: a temporary one, removed afterwards), total (steps), metric, cost, downsample, rule (see
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
@@ -357,7 +361,7 @@ def run_trial(job, stop=None, started=None):
             command += ["--resume", str(previous)]
         output = stack.enter_context(open(folder / "output.txt", "ab"))
         position = output.tell()
-        # Where this process is killed, the training run is told to save and stop.
+        # If this process is killed, the training run is told to save and stop.
         process = subprocess.Popen(processes.guarded(command), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
                                    start_new_session=True, env={**os.environ, **job["env"]})
         try:
@@ -385,7 +389,7 @@ def run_trial(job, stop=None, started=None):
             absent = [name for name in (job["metric"], job["cost"]) if name not in curve.names] or [job["metric"]]
             error = (f"{' and '.join(absent)} was never logged as a number; there are: {', '.join(curve.names)}"
                      if curve.names else f"no metrics were logged: {explain(process.returncode, text)}")
-        if run and status in ("done", "stopped"):  # a finished trial is not resumed; its model stays
+        if run and status in ("done", "stopped"):  # a finished trial is never resumed, so only its model stays
             (run / "trainer_state.pt").unlink(missing_ok=True)
         score, cost = points[-1][1:] if points else (None, None)
         return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
@@ -404,7 +408,7 @@ def attend(process, folder, job, stop):
         if stop is not None and stop.is_set():
             end(process)
             return "interrupted"
-        if now - checked < max(1.0, 0.02 * (now - begun)):  # reading a long log again and again would cost
+        if now - checked < max(1.0, 0.02 * (now - begun)):  # reading a long log often would cost time
             continue
         checked = now
         curve = curve_of(folder, job)
@@ -438,7 +442,7 @@ def newest_run(folder):
 
 def explain(code, text):
     """Why a training run failed, in a line: what kind of failure, and the last line that it printed."""
-    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # boxes are tyro's
+    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # tyro draws boxes
     last = lines[-1] if lines else "it printed nothing"
     lower = text[-4000:].lower()
     if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
@@ -532,7 +536,7 @@ class RayPool:
             try:
                 ended.append((claim, self.ray.get(ref)))
             except self.ray.exceptions.RayTaskError:
-                raise  # a fault in run_trial itself
+                raise  # run_trial itself raised an error
             except self.ray.exceptions.RayError as error:
                 ended.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
         return ended
@@ -584,7 +588,7 @@ class Sweep:
     ray: str | None = None
     """Run the trials on this Ray cluster: its address, "auto", or "local"."""
     attempts: int = 3
-    """How often a trial is started that goes down with its machine, before it counts as failed."""
+    """How often a trial is started, if its machine goes down each time, before it counts as failed."""
     name: str | None = None
     """Name of the sweep, for several of one environment: its folder is DATA_DIR/sweep_ENV_NAME."""
     seed: int = 0
@@ -690,7 +694,7 @@ def find_setting(schema, name):
         renamed = configuration.RENAMED.get(f"{section}.{name}", "").rpartition(".")
         if name in keys or (renamed[0] == section and renamed[2] in keys):
             return f"{section}.{name}"
-    return f"train.{name}"  # which has the nearest ones
+    return f"train.{name}"  # its error names the nearest ones
 
 
 def horizons(args, what):
@@ -715,7 +719,8 @@ def metric_of(name):
 
 
 class Runner:
-    """A sweep at work: has trials run until there are settings.num_trials, going on with what the folder holds.
+    """A running sweep: runs trials until there are settings.num_trials; it goes on with those in
+    the folder.
 
     tuner: says what to try; it knows the environment. settings: a Sweep. options: of
     `pufferl.py train`, for all trials. Raises SpaceError if the folder holds another sweep.
@@ -737,8 +742,8 @@ class Runner:
         self.known = set()  # numbers of the trials that the tuner has been told
 
     def run(self):
-        """Returns the Ledger. Ctrl-C (or SIGTERM) has the running trials save and leaves them to the next start; a
-        second one leaves at once. Raises RuntimeError if the first trials all fail."""
+        """Returns the Ledger. At Ctrl-C (or SIGTERM) the running trials save, and the next start
+        resumes them; a second one leaves at once. Raises RuntimeError if the first trials all fail."""
         settings, ledger = self.settings, self.ledger
         self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus) if settings.ray else
                      LocalPool(settings.workers or 1, settings.gpus))
@@ -760,7 +765,7 @@ class Runner:
                     if not self.pool.claims:
                         if not ledger.claims():
                             break
-                        time.sleep(0.5)  # another machine's, which would be ours if it went down
+                        time.sleep(0.5)  # another machine runs it; it would be ours if that went down
                     for claim, outcome in self.pool.finished(0.5):
                         self.settle(claim, outcome)
                     self.status.show(self.pool.claims)
@@ -800,7 +805,7 @@ class Runner:
             return None
         self.tuner.pending = [self.tuner.space.encode(c["settings"]) for c in others.values() if c["settings"]]
         claim["settings"] = self.tuner.suggest(claim["trial"])
-        if claim["settings"] is None:  # a grid that is through
+        if claim["settings"] is None:  # the grid is finished
             self.ledger.drop(claim)
             return None
         claim["predicted"] = self.tuner.prediction
@@ -808,7 +813,7 @@ class Runner:
         return claim
 
     def submit(self, claim):
-        """Have a claimed trial run."""
+        """Start a claimed trial."""
         settings = self.settings
         command = ["train", self.tuner.env_name, *self.options, "--logger", "none", "--train.keep", "1"]
         if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
@@ -823,7 +828,7 @@ class Runner:
         self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "child": child}))
 
     def settle(self, claim, outcome):
-        """Write down what came of a trial; what was lost is run again."""
+        """Write down a trial's outcome; a lost trial is run again."""
         attempts = claim["attempts"] + 1
         if outcome["status"] == "interrupted":
             self.ledger.give_back(claim)
@@ -857,7 +862,7 @@ class Runner:
         if tuner.best():
             options = " ".join([tuner.env_name, *self.options, *as_options(tuner.best()[0])])
             self.say(f"\nbest settings: python pufferl.py train {options}")
-        with contextlib.suppress(ModuleNotFoundError):  # plotly; the sweep does not hang on it
+        with contextlib.suppress(ModuleNotFoundError):  # without plotly there is no report
             self.say(f"report: {write_report(self.folder)}")
         if self.interrupts.requested:
             self.say("stopped; the same command goes on from here")
@@ -1239,13 +1244,15 @@ def as_row(run, varied):
 
 
 def varied_settings(runs):
-    """The settings that differ between the runs that have them: those of another environment do not."""
+    """The settings that differ between the runs that have them: those of
+    another environment do not."""
     names = dict.fromkeys(name for run in runs for name in run["settings"])
     return [name for name in names if len({str(run["settings"][name]) for run in runs if name in run["settings"]}) > 1]
 
 
 def run_figures(runs, metric):
-    """[(title, text, figure)] of ordinary runs, by environment: curves, score against each setting, t-SNE."""
+    """[(title, text, figure)] of ordinary runs, by environment: curves, score
+    against each setting, t-SNE."""
     figures = []
     for env in sorted({run["env"] for run in runs}):
         mine = [run for run in runs if run["env"] == env]
@@ -1305,7 +1312,8 @@ def as_ini(settings):
 
 
 def page(folder, metric="environment/score", tag=None, refresh=None):
-    """The report of a sweep's folder, or of a folder of runs, as one HTML text that needs no network."""
+    """The report of a sweep's folder, or of a folder of runs, as one HTML text
+    that needs no network."""
     from plotly.offline import get_plotlyjs
 
     folder, parts = Path(folder), []
