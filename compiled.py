@@ -502,6 +502,9 @@ class Actor:
         return self.outputs[:n]
 
 
+OUTPUTS, GRAD_OUTPUTS, GRAD_LOG_STD = 4, 5, 6  # places in Learner.scratch
+
+
 class Learner:
     """One worker's share of the minibatches: segments of T steps, `together` at a time."""
 
@@ -542,14 +545,14 @@ class Learner:
                                                np.arange(observations.shape[1]), 0)
         _forward_cpu(n, self.T, host(observations), tuple(map(host, initial)), *self.seen,
                      self.weights.arrays, self.scratch)
-        return torch.from_numpy(self.scratch[4][: self.T * n].reshape(self.T, n, -1))
+        return torch.from_numpy(self.scratch[OUTPUTS][: self.T * n].reshape(self.T, n, -1))
 
     def backward(self, grad_outputs, grad_log_std=None):
         """Add the gradients of all weights, after `forward`, from (T, n, A + 1) and (T, n, A)."""
         n = grad_outputs.shape[1]
-        self.scratch[5][: self.T * n] = grad_outputs.flatten(0, 1)
+        self.scratch[GRAD_OUTPUTS][: self.T * n] = grad_outputs.flatten(0, 1)
         if grad_log_std is not None:
-            self.scratch[6][: self.T * n] = grad_log_std.flatten(0, 1)
+            self.scratch[GRAD_LOG_STD][: self.T * n] = grad_log_std.flatten(0, 1)
         _backward_cpu(n, self.T, *self.seen, self.weights.arrays, self.weights.back,
                       self.scratch, self.added)
 
@@ -640,7 +643,7 @@ class Compiled(engines.Restated, engines.Autograd):
         names = ("resets", "valid", "actions", "terminals", "truncations")
         storage = (self.flat_observations, *(s[name] for name in names), final_observations)
         state = tuple(host(state[agents]) for state in self.state["mingru"])
-        share = _rollout_cpu(
+        in_environments = _rollout_cpu(
             agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
             tuple(map(host, storage)), state, tuple(map(host, self.scratch[worker]["mingru"])),
             self.actors[worker].scratch,
@@ -650,7 +653,7 @@ class Compiled(engines.Restated, engines.Autograd):
             *self._masks(), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]),
             host(self.samples), host(self.logprobs), host(self.values), host(self.bootstraps))
         self.vecenv.finish(buffer)
-        return share * (clock() - begun)
+        return in_environments * (clock() - begun)
 
     def _threads(self, rows):
         """The workers are the threads."""

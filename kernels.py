@@ -499,8 +499,8 @@ def _draw_lanes(begin, end, cumulative, seed, counter, first, index):
 def _draw_weights_lanes(begin, end, masses, cumulative, index, beta, weights):
     N = len(masses)
     for m in range(begin, end):
-        share = N * (masses[index[m]] / cumulative[N - 1])
-        weights[m] = share ** -np.float64(beta[0]) if share > 0.0 else np.nan  # NaN ** 0 is 1, which would hide it
+        relative = N * (masses[index[m]] / cumulative[N - 1])
+        weights[m] = relative ** -np.float64(beta[0]) if relative > 0.0 else np.nan  # for NaN ** 0 is 1
 
 
 def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
@@ -994,31 +994,31 @@ def _head_rows(log_p, p, top, total, entropy):
         for t in range(steps):
             top[t] = top[t] if row[t] <= top[t] else row[t]
     for j in range(choices):
-        row, share = log_p[j], p[j]
+        row, chance = log_p[j], p[j]
         for t in range(steps):
             x = row[t] - top[t]
             e = exp_cell(x)
-            row[t], share[t] = x, e
+            row[t], chance[t] = x, e
             total[t] += e
     for t in range(steps):
         top[t] = log_cell(total[t]) + (total[t] - total[t])  # NaN stays NaN
         total[t] = ONE / total[t]
     for j in range(choices):
-        row, share = log_p[j], p[j]
+        row, chance = log_p[j], p[j]
         for t in range(steps):
-            share[t] *= total[t]
+            chance[t] *= total[t]
             row[t] -= top[t]
-            entropy[t] += entropy_cell(share[t], row[t])
+            entropy[t] += entropy_cell(chance[t], row[t])
 
 
 @distinct_driver
 def _logit_grad_rows(log_p, p, entropy, chosen, dlogprob, ent_coef):
     """The log-probabilities (choices, T) of one head become d loss/d logit."""
     for j in range(len(log_p)):
-        row, share = log_p[j], p[j]
+        row, chance = log_p[j], p[j]
         for t in range(len(chosen)):
-            slope = entropy_grad_cell(share[t], row[t], entropy[t])
-            row[t] = logit_grad_cell(slope, share[t], chosen[t] == j, dlogprob[t], ent_coef)
+            slope = entropy_grad_cell(chance[t], row[t], entropy[t])
+            row[t] = logit_grad_cell(slope, chance[t], chosen[t] == j, dlogprob[t], ent_coef)
 
 
 @distinct_driver
