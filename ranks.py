@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 import processes
 
-# how long a rank waits for another that is alive
+# how long a rank waits for one that does not answer
 TIMEOUT = datetime.timedelta(minutes=10)
 
 

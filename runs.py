@@ -439,22 +439,25 @@ def on_the_cpu(tensors):
             for name, tensor in tensors.items()}
 
 
-SCORES = ("best_score", "_recent")  # of a trainer's statistics; the other NUMBERS are its own
+SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others are the trainer's
 
 
 # What an exact resume rests on. A run that breaks one of these still trains, but no
 # longer goes on bit for bit:
 #   1. Random words are counted, never drawn from a stream (kernels.sample: agent, step, head; kernels.draw: epoch,
 #      minibatch, place). The counters are `_rollouts` and `epoch`, which are saved among checkpoints.NUMBERS.
-#   2. Sums have an order: in a kernel blocks of fixed size one after the other, whichever thread made them; over ranks
-#      rank 0 first. So they need the same number of threads, buffers and ranks as before.
+#   2. Sums have an order. A kernel adds up blocks of fixed size one after the other, whichever thread made them. What
+#      ranks gather is merged in their order; all_reduce has an order for each number of ranks. So the number of
+#      threads, buffers and ranks must be that of before. Arrays are aligned (vector.aligned_zeros), because
+#      libraries round by address.
 #   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.
 #      All else (advantages, ratios, losses, the rate) is written anew in each epoch before it is read.
 #   4. What was measured or chosen for this machine (sizes, buffers, the engine) stands in config.json and is taken
 #      from there.
 #   5. restore checks everything first, then restores environments, then the model, then the tensors: restarted
 #      environments would otherwise overwrite the state and the counters that were just read.
-#   6. torch's own generator is saved for networks that draw from it (dropout).
+#   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is not.
+#   7. An entry is logged before the checkpoint of its epoch, so that a resume lacks none (PuffeRL._end_epoch).
 # tests/test_pufferl.py holds it: test_every_kind_of_run_resumes_bit_for_bit.
 
 
@@ -484,7 +487,7 @@ def state_of(trainer, metadata=None):
     return {
         "model": on_the_cpu(trainer.policy.state_dict()),
         "tensors": tensors,
-        # or another of torch's
+        # of any optimizer but Muon; the key keeps its old name
         "adam": None if trainer.config["optimizer"] == "muon" else trainer.optimizer.state(),
         "environments": environments,
         # what the ranks after rank 0 have

@@ -159,7 +159,7 @@ class Rollouts:
             self.trainer.evaluate()  # compiles, and fills caches
             for _ in range(max(0, args["train"]["cudagraphs"])
                            if self.trainer.config["device"] == "cuda" else 0):
-                self.trainer.train()  # after these epochs a GPU's rollout comes from graphs
+                self.trainer.train()  # until then a GPU's graphs are captured; their replay is what is timed
                 self.trainer.evaluate()
         except BaseException:
             vecenv.close()

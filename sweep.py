@@ -977,7 +977,7 @@ def make_logger(kind, folder, config):
     def write(record):
         """A trial's settings, and its curve over steps."""
         name, failed = f"{record['trial']:05d}", record["status"] == "failed"
-        if failed and kind == "tensorboard":  # HParams has no place for a trial without a score
+        if failed and kind == "tensorboard":  # its page of settings needs a score, which a failed trial lacks
             return
         if kind == "wandb":
             logger = runs.WandbLogger(config["project"], config["entity"], name, record["settings"],
