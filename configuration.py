@@ -204,7 +204,8 @@ class Train:
     """Normalise observations by their mean and deviation so far, an element each, clipped at 10
     deviations (models.Normalizer). The first rollout only measures them."""
     norm_reward: bool | Auto = "auto"
-    """Divide rewards by the deviation of the discounted return of late (models.RewardScale); logs keep the true ones."""
+    """Divide rewards by the deviation of the discounted return of late (models.RewardScale); logs
+    keep the true ones."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
     state: Literal["carry", "zero"] = "carry"
