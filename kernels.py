@@ -9,7 +9,7 @@ them (sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has t
 
     *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
     _*_lanes    the driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous axis
-                innermost so that it vectorises. numba compiles it for a GPU as well, if a kernel has none of the next two
+                innermost so that it vectorises. numba compiles it for a GPU too, if there is none of the next two
     _*_cuda     the driver of a GPU, on which every thread has a range of one lane, and neighbouring lanes are
                 neighbours in memory
     kernels.cu  in its place C++, with the cells that it names put before it as C (cuda_cpp.py)
