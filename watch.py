@@ -52,8 +52,7 @@ import ocean
 import pufferl
 import runs
 
-# added to the seed, so that evaluation draws other episodes than training did
-EVAL_SEED = 1_000_003
+EVAL_SEED = 1_000_003  # added to the seed, so that episodes are not those of training
 GIF_SIDE = 480  # pixels of a GIF's longer side
 STILL_SIDE, STILL_STEPS = 240, 60  # of a picture in the page's menu; it is drawn after so many steps
 MOST_ENVS = 4096  # environments in C that play side by side; with more episodes each plays several
@@ -95,18 +94,16 @@ class Play:
                        "valid": torch.from_numpy(s.valid[0])}
         self.masks = None if s.action_masks is None else torch.from_numpy(s.action_masks[0])
         with torch.no_grad(), engines.torch_threads(self.threads):
-            self.logits, self.value = models.one_step(self.policy,
-                                                      torch.from_numpy(s.observations[0]),
-                                                      self.state)
+            seen = torch.from_numpy(s.observations[0])
+            self.logits, self.value = models.one_step(self.policy, seen, self.state)
         if self.step == 0:
             outputs = models.join_outputs(self.logits, self.value)
             models.check_logits(self.policy, *outputs, self.vecenv.action_heads,
                                 self.vecenv.action_dims)
-        actions, _, _ = models.sample_logits(self.logits, self.value, seed=self.seed,
-                                             step=self.step, masks=self.masks,
-                                             heads=self.vecenv.action_heads,
-                                             deterministic=self.deterministic,
-                                             squash=models.squash_of(self.policy))
+        actions, _, _ = models.sample_logits(
+            self.logits, self.value, seed=self.seed, step=self.step, masks=self.masks,
+            heads=self.vecenv.action_heads, deterministic=self.deterministic,
+            squash=models.squash_of(self.policy))
         s.actions[0] = actions.numpy()
 
     def advance(self):
@@ -151,6 +148,8 @@ class Episodes:
     that never do are counted by their rewards.
     """
 
+    OWN = "episode_return", "episode_length"  # what is counted here
+
     def __init__(self, quotas, agents_per_env, always_report=False):
         self.quotas, self.agents, self.always_report = np.asarray(quotas), agents_per_env, always_report
         self.ended = np.zeros((len(quotas), agents_per_env), int)  # episodes of each agent
@@ -179,9 +178,7 @@ class Episodes:
                 self.reports[env].append((int(within[env].sum()), report))
             if within[env].any():
                 means = self.returns[env, within[env]].mean(), self.lengths[env, within[env]].mean()
-                self.own.append((int(within[env].sum()),
-                                 dict(zip(("episode_return", "episode_length"), means,
-                                          strict=True))))
+                self.own.append((int(within[env].sum()), dict(zip(self.OWN, means, strict=True))))
         self.returns[ended] = self.lengths[ended] = 0
         silent = not self.always_report and not any(self.reports)
         self.open = {env for env in self.open if not self._done(env, silent)}
@@ -203,9 +200,7 @@ class Episodes:
         own = [(number, *one) for number, one in enumerate(self.own)]
         names = dict.fromkeys(name for _, _, log in samples for name in log if name != "n")
         results = {name: self._statistic(name, samples) for name in names}
-        results |= {name: self._statistic(name, own)
-                    for name in ("episode_return", "episode_length")
-                    if name not in names and own}
+        results |= {key: self._statistic(key, own) for key in self.OWN if key not in names and own}
         results.setdefault("score", results["episode_return"])
         return results
 
@@ -614,11 +609,10 @@ class Page:
         self.state, self.scores = {}, []
         self.paused, self.steps, self.agent, self.problem = False, 0, 0, None
         self.asked, self.closing, self.view = 0.0, False, None
-        self.trained, self.others = [], []
-        for name in dict.fromkeys([*ocean.names(), env_name]):
-            ships = name in ocean.names() and (ocean.FOLDER / name
-                                               / "baseline.safetensors").exists()
-            (self.trained if ships else self.others).append(name)
+        shipped = {path.parent.name for path in ocean.FOLDER.glob("*/baseline.safetensors")}
+        names = dict.fromkeys([*ocean.names(), env_name])
+        self.trained = [name for name in names if name in shipped]
+        self.others = [name for name in names if name not in shipped]
         self._open(env_name, "given")
         self.server = serve(self, args["eval"]["port"])
         self.port = self.server.server_address[1]
@@ -652,8 +646,7 @@ class Page:
                     if stepped or now - published >= interval:
                         published = now
                         self._publish()
-                        # Drawing takes half of the time at most, so that a busy machine plays
-                        # on at the wanted speed.
+                        # Drawing takes half of the time at most, so that a busy machine keeps up.
                         interval = max(1 / self.PICTURES, 2 * (time.perf_counter() - now))
         finally:
             self.server.shutdown()
@@ -671,8 +664,7 @@ class Page:
         try:
             for name, value in order.items():
                 getattr(self, f"_set_{name}")(value)
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            # pufferl.ConfigError is one
+        except (ValueError, TypeError, KeyError, OverflowError) as error:  # ConfigError is one
             self.problem = str(error)
         except Exception as error:  # of an environment that does not load; the last one plays on
             traceback.print_exc()
@@ -733,8 +725,7 @@ class Page:
         self._begin()
 
     def _policies(self, name):
-        """[(name, what to call it, what it is)] of the policies for an
-        environment, the best first."""
+        """[(name, what to call it, what it is)] of an environment's policies, the best first."""
         found = []
         if self.view is None or name == self.started:
             self.started = name
@@ -768,9 +759,8 @@ class Page:
             "run": f"{self.token}-{self.runs}", "environment": self.environment,
             "policy": self.policy, "environments": {"trained": self.trained, "others": self.others},
             "policies": self.policies, "paused": self.paused, "speed": self.speed, "fps": view.fps,
-            "seed": view.seed - EVAL_SEED,
-            "deterministic": view.deterministic, "agents": view.agents, "agent": self.agent,
-            "steps": self.total,
+            "seed": view.seed - EVAL_SEED, "deterministic": view.deterministic,
+            "agents": view.agents, "agent": self.agent, "steps": self.total,
             "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]),
             "count": count, "mean": float(np.mean(scores)) if count else None,
             "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
@@ -819,22 +809,17 @@ def png(picture, side):
 
 @functools.cache
 def still(name):
-    """A small picture of an environment in C after some steps at random, as PNG in base64. A process
-    of its own draws it, because raylib is bound to one thread, and makes way for the one that
-    plays."""
+    """A small picture of an environment in C after some random steps, as PNG in base64. Another
+    process draws it, as raylib is bound to one thread, and makes way for the one that plays."""
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "still.png")
-        command = [sys.executable, "-m", "ocean", name, "--png", path, "--steps", str(STILL_STEPS)]
-        with subprocess.Popen(
-                processes.guarded(command), cwd=configuration.ROOT, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True) as drawing:
-            os.setpriority(os.PRIO_PROCESS, drawing.pid, 5)
-            said, _ = drawing.communicate()
-        if drawing.returncode != 0:
-            raise RuntimeError(f"{name} could not be drawn: {said.strip()}")
-        return png(np.asarray(Image.open(path).convert("RGB")), STILL_SIDE)
+        path = f"{folder}/still.png"
+        command = ["/usr/bin/env", "nice", "-n", "5", sys.executable, "-m", "ocean", name,
+                   "--png", path, "--steps", str(STILL_STEPS)]
+        subprocess.run(processes.guarded(command), cwd=configuration.ROOT, check=True,
+                       capture_output=True)
+        return png(np.asarray(Image.open(path)), STILL_SIDE)
 
 
 class Requests(http.server.BaseHTTPRequestHandler):
@@ -893,8 +878,7 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """At a port of 127.0.0.1 (0: any that is free) for a subclass of Requests. Raises
-    OSError or OverflowError."""
+    """At a port of 127.0.0.1 (0: any) for a subclass of Requests. Raises OSError, OverflowError."""
 
     daemon_threads = True
 
@@ -902,8 +886,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), requests)
 
     def handle_error(self, request, client_address):
-        # a page that was closed
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # a page was closed
             super().handle_error(request, client_address)
 
 
@@ -950,8 +933,7 @@ class PlayRequests(Requests):
             return
         if self.path != "/order":
             self.answer(404, "orders go to /order")
-        elif self.headers.get_content_type() != "application/json":
-            # which a form of another site cannot send
+        elif self.headers.get_content_type() != "application/json":  # forms cannot send it
             self.answer(415, "an order is application/json")
         else:
             try:
