@@ -5,23 +5,25 @@
     python ppo.py gym/Acrobot-v1 --num-envs 32 --minibatch-size 512 --norm-obs --norm-reward
     tensorboard --logdir runs
 
-To change it, copy it beside vector.py and kernels.py and edit. It runs on one core of a CPU.
-pufferl.py computes the same from the same settings with the default network, in fused kernels, on
-many cores, GPUs and machines, and tests/test_ppo.py holds the two together, action by action. The
-defaults here are this file's own: config/ is not read. What comes from elsewhere are environments
-(vector.py) and the random numbers: kernels.sample draws actions and kernels.draw segments, so that
-pufferl.py draws the same.
+To change it, copy it into the same folder under another name and edit the copy. It runs on one core
+of a CPU. Given the same settings, pufferl.py with the default network computes the same, but on
+many cores, GPUs and machines: tests/test_ppo.py checks that both take equal actions. The defaults
+here are this file's own: config/ is not read. Only the environments (vector.py) and the random
+draws (kernels.sample draws actions, kernels.draw segments) come from other files; the trainer uses
+the same ones, so it draws the same numbers.
 
 Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T
 steps are a segment. Minibatches are made of whole segments, so that a network with memory sees time
-in order. `storage` holds a rollout:
+in order. A discrete action has one or more heads (choices made at once); a continuous one has dims
+(numbers). `storage` holds a rollout:
 
     observations (T+1, N, ...)     what the policy sees at t; row T is row 0 of the next rollout
-    resets, valid (T+1, N)         1: an episode begins here; 1: the agent is alive and acts
+    resets (T+1, N)                1 if an episode begins with this observation
+    valid (T+1, N)                 1 if the agent is alive and acts
     action_masks (T+1, N, A)       0 forbids an action; None if nothing is ever forbidden
-    actions (T, N, heads or dims)  taken at t; the next three are what they led to
+    actions (T, N, heads or dims)  taken at t; the next three arrays are what they led to
     rewards, terminals, truncations (T, N)
-    final_observations (N, ...)    of the agents that were truncated just now
+    final_observations (N, ...)    the last observation of each episode that was truncated just now
 """
 
 import math
@@ -42,12 +44,11 @@ import vector
 @dataclass
 class Args:
     env: tyro.conf.Positional[str] = "breakout"
-    """A C environment (a folder of ocean/), gym/ID, pettingzoo/FAMILY/NAME or
-    path/to/file.py:callable."""
+    """A C environment (a folder of ocean/), gym/ID, pettingzoo/FAMILY/NAME or FILE.py:callable."""
     total_timesteps: int = 20_000_000
     """Steps of all environments together."""
     num_envs: int = 1024
-    """Environments side by side; of those in Python 8 to 64 are enough."""
+    """Environments that run side by side; if they are in Python, 8 to 64 are enough."""
     horizon: int = 64
     """Steps of one rollout; an agent's steps in it are one segment."""
     minibatch_size: int = 4096
@@ -69,7 +70,7 @@ class Args:
     gamma: float = 0.98
     """Discount."""
     gae_lambda: float = 0.95
-    """Lambda of GAE: 0 trusts the value function, 1 the returns that were seen."""
+    """Lambda of GAE: 0 trusts the value function alone, 1 the returns that were seen."""
     vtrace_rho_clip: float = 1.0
     """Upper bound of the importance weight of a temporal difference."""
     vtrace_c_clip: float = 1.0
@@ -90,10 +91,10 @@ class Args:
     """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01);
     None leaves the rate to the cosine."""
     norm_obs: bool = False
-    """Subtract the mean of all observations so far and divide by their deviation. The first
-    rollout only measures."""
+    """Subtract the mean of all observations so far and divide by their standard deviation. The
+    first rollout only measures these, and nothing is learnt from it."""
     norm_reward: bool = False
-    """Divide rewards by the standard deviation of the discounted return so far."""
+    """Divide rewards by the standard deviation of recent discounted returns."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
@@ -104,8 +105,7 @@ class Args:
 
 
 class Moments:
-    """The mean of all rows (n, ...) so far and 1 / their standard deviation, as
-    `scale` (Chan et al. 1979)."""
+    """Mean and 1 / standard deviation (`scale`) of all rows (n, ...) so far (Chan et al. 1979)."""
 
     def __init__(self, *shape):
         self.count, self.mean = 0, torch.zeros(shape, dtype=torch.float64)
@@ -125,38 +125,35 @@ class Moments:
         return (self.squares / max(1, self.count) + 1e-8).rsqrt().float()
 
 
-# -- The network: linear encoder, MinGRU layers, linear decoder
-# ------------------------------------------------------
+# -- The network: linear encoder, MinGRU layers, linear decoder ------------------------------------
 
 
 class Policy(nn.Module):
     """observations (T, N, ...), state (layers, N, H) -> logits or means (T, N, A),
     values (T, N), state after."""
 
-    def __init__(self, observation_size, heads, dims, hidden_size, num_layers):
+    def __init__(self, observation_size, heads, dims, width, num_layers):
         super().__init__()
         self.heads, self.outputs = heads, sum(heads) if heads else dims
-        self.register_buffer("shift", None)  # with norm_obs what observations are normalised by
-        self.register_buffer("scale", None)
-        # of the actions: middle, half and log half of their bounds' distance
-        self.register_buffer("squash", None)
-        self.encoder = nn.Linear(observation_size, hidden_size)
-        self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size)
-                                    for _ in range(num_layers))
-        self.decoder = nn.Linear(hidden_size, self.outputs + 1)
+        self.register_buffer("shift", None)  # with norm_obs: the observations' mean,
+        self.register_buffer("scale", None)  # and 1 / their standard deviation
+        self.register_buffer("squash", None)  # with squash: the bounds' middle, half range, its log
+        self.encoder = nn.Linear(observation_size, width)
+        self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(num_layers))
+        self.decoder = nn.Linear(width, self.outputs + 1)
         self.log_std = None if heads else nn.Parameter(torch.zeros(dims))
         nn.init.orthogonal_(self.encoder.weight, 2**0.5)
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
                 nn.init.orthogonal_(block)
-        # at first all actions are alike
+        # small weights: at first all actions are about equally likely
         nn.init.orthogonal_(self.decoder.weight[: self.outputs].data, 0.01)
         nn.init.orthogonal_(self.decoder.weight[self.outputs :].data, 1.0)
         for linear in (self.encoder, *self.layers, self.decoder):
             nn.init.zeros_(linear.bias)
         # a quarter of the channels begins with a long memory (Tallec and Ollivier 2018)
         for layer in self.layers:
-            layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, 63).log_().neg_()
+            layer.bias.data[width : width + width // 4].uniform_(1, 63).log_().neg_()
 
     def forward(self, observations, state, resets, valid):
         x, after = observations.flatten(2).float(), []
@@ -167,9 +164,9 @@ class Policy(nn.Module):
             candidate, gate, highway = layer(x).chunk(3, dim=-1)
             candidate = torch.where(candidate >= 0, candidate + 0.5, candidate.sigmoid())
             gate, remembered = gate.sigmoid(), []
-            # MinGRU (Feng et al. 2024): h moves to the candidate by the gate
+            # MinGRU (Feng et al. 2024): the gate says how far h moves towards the candidate
             for t in range(len(x)):
-                h = h * (1.0 - resets[t, :, None].float())  # a new episode remembers nothing
+                h = h * (1.0 - resets[t, :, None].float())  # a new episode begins without memory
                 h = torch.where(valid[t, :, None] != 0, h + gate[t] * (candidate[t] - h), h)
                 remembered.append(h)
             x = x + highway.sigmoid() * (torch.stack(remembered) - x)
@@ -178,27 +175,25 @@ class Policy(nn.Module):
         return y[..., :-1], y[..., -1], torch.stack(after)
 
 
-# -- The rollout: T steps of all agents
-# ------------------------------------------------------------------------------
+# -- The rollout: T steps of all agents ------------------------------------------------------------
 
 
 @torch.no_grad()
 def rollout(args, envs, storage, policy, state, epoch):
-    """Fill `storage`. Returns logprobs (T, N), values (T+1, N), bootstraps (T, N), and the state at
-    the start and after it, as one namespace."""
+    """Fill `storage`. Returns a namespace: logprobs (T, N), values (T+1, N), bootstraps (T, N),
+    samples like the actions, and the network's state before (`state`) and after (`following`)."""
     T, N = storage.actions.shape[:2]
     data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N),
                            bootstraps=torch.zeros(T, N), state=state)
     heads = torch.tensor(envs.action_heads) if envs.action_heads else None
     log_std = None if policy.log_std is None else policy.log_std.data
-    # What is learnt from: the actions, or with a tanh the Gaussian's samples u behind them.
+    # The loss needs what was drawn: the actions, or with squash the samples before the tanh.
     data.samples = storage.actions if policy.squash is None else torch.zeros_like(storage.actions)
     no_reset, all_valid = torch.zeros(1, N), torch.ones(1, N)
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
         assert envs.wait() == (0, t), "all environments are one buffer"
-        # a truncated episode would have gone on: the value of its final
-        # observation stands for the rest
+        # A truncated episode would have gone on: its last observation's value stands for the rest.
         if t > 0:
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
             if cut.any():
@@ -211,22 +206,20 @@ def rollout(args, envs, storage, policy, state, epoch):
             data.values[t] = value[0]
         else:
             state = following
-            # Writes actions ~ Categorical(softmax(outputs)) a head, or u ~ Normal(outputs,
-            # exp(log_std)) or middle + half * tanh(u); logprobs, values.
+            # Writes actions, logprobs and values. Actions ~ Categorical(softmax(outputs)) for each
+            # head, or u ~ Normal(outputs, exp(log_std)), or with squash middle + half * tanh(u).
+            masks = None if storage.action_masks is None else storage.action_masks[t]
             kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t],
-                           data.logprobs[t],
-                           data.values[t], seed=args.seed, step=epoch * T + t, heads=heads,
-                           log_std=log_std,
-                           masks=None if storage.action_masks is None else storage.action_masks[t],
-                           squash=policy.squash, samples=data.samples[t])
+                           data.logprobs[t], data.values[t], seed=args.seed, step=epoch * T + t,
+                           heads=heads, log_std=log_std, masks=masks, squash=policy.squash,
+                           samples=data.samples[t])
             envs.advance(0)
     data.following = state
     return data
 
 
 def advantage(args, storage, rewards, values, bootstraps, ratios):
-    """GAE (Schulman et al. 2016) with the clipped importance weights of V-trace
-    (Espeholt et al. 2018), (T, N)."""
+    """GAE (Schulman et al. 2016) with V-trace's clipped weights (Espeholt et al. 2018), (T, N)."""
     advantages, later, next_value = torch.zeros_like(ratios), torch.zeros_like(ratios[0]), values[-1]
     done = (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
@@ -236,45 +229,45 @@ def advantage(args, storage, rewards, values, bootstraps, ratios):
         delta = rho * (rewards[t] + args.gamma * (going * next_value + bootstraps[t]) - values[t])
         now = delta + args.gamma * args.gae_lambda * c * going * later
         advantages[t] = torch.where(alive, now, 0.0)
-        later = torch.where(alive, now, going * later)  # a dead step hands on what it got
+        # A step at which the agent is not alive passes on what follows it, unchanged.
+        later = torch.where(alive, now, going * later)
         next_value = torch.where(alive, values[t], going * next_value)
     return advantages
 
 
-# -- The loss and the optimizer
-# --------------------------------------------------------------------------------------
+# -- The loss and the optimizer --------------------------------------------------------------------
 
 
 def log_probability(policy, y, actions, mask):
     """Log-probability (...) of actions (..., heads or dims) given the logits or means y
-    (..., A), and the entropy."""
-    if policy.log_std is not None:  # a Gaussian of its own deviation each dimension
+    (..., A), and the entropy (...). With squash, `actions` are the samples before the tanh."""
+    if policy.log_std is not None:  # a Gaussian, with one standard deviation for each dimension
         normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y),
                                             validate_args=False)
         logprob, entropy = normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
         if policy.squash is None:
             return logprob, entropy
-        # no formula for the entropy: its estimate at the sample drawn
+        # This entropy has no closed form, so it is estimated at the sample that was drawn.
         z = ((actions - y) / normal.scale).detach()
-        return logprob - log_slope(policy, actions), entropy + log_slope(policy, y + normal.scale * z)
+        entropy = entropy + log_slope(policy, y + normal.scale * z)
+        return logprob - log_slope(policy, actions), entropy
     logprob, entropy = 0.0, 0.0
     y = y if mask is None else y.masked_fill(mask == 0, -1e9)
     for k, logits in enumerate(y.split(policy.heads, dim=-1)):
-        logp = logits.log_softmax(-1).clamp(min=-1e9)  # -inf is a mask, and 0 * -inf is NaN
+        logp = logits.log_softmax(-1).clamp(min=-1e9)  # a mask may be -inf, and 0 * -inf is NaN
         logprob = logprob + logp.gather(-1, actions[..., k : k + 1].long())[..., 0]
         entropy = entropy - (logp.exp() * logp).sum(-1)
     return logprob, entropy
 
 
 def log_slope(policy, u):
-    """log da/du of a = middle + half * tanh(u), summed over dimensions (Haarnoja et
-    al. 2018, appendix C)."""
+    """log da/du of a = middle + half * tanh(u), summed over dims (Haarnoja et al. 2018, app. C)."""
     return (policy.squash[2] + 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))).sum(-1)
 
 
 def ppo_loss(args, policy, y, v, batch, weights):
-    """Clipped policy and value losses (Schulman et al. 2017) over the valid steps; the ratios (T,
-    M) and statistics."""
+    """(loss, ratios (T, M), statistics): the clipped policy and value losses (Schulman et al. 2017)
+    and the entropy bonus, over the valid steps of M segments."""
     alive = batch.valid != 0
     logprob, entropy = log_probability(policy, y, batch.actions, batch.action_masks)
     log_ratio = torch.where(alive, logprob - batch.logprobs, 0.0).clamp(-20, 20)
@@ -294,24 +287,24 @@ def ppo_loss(args, policy, y, v, batch, weights):
 
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
-                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))  # one row a step
+                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))  # a, b, c of each step
 
 
 @torch.no_grad()
 def muon(args, policy, momenta, learning_rate):
-    """One step of Muon (Jordan et al. 2024): a matrix moves by its momentum with all singular
-    values taken to 1, a vector by its plain Nesterov momentum. Returns the norm of the gradients
-    before they were clipped."""
+    """One step of Muon (Jordan et al. 2024): a matrix moves by its Nesterov momentum with all
+    singular values taken to about 1, a vector by its plain Nesterov momentum. Returns the norm of
+    the gradients before they were clipped."""
     norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     if not norm.isfinite():
         raise FloatingPointError("a gradient is not finite: try a smaller --learning-rate.")
     for weight, m in zip(policy.parameters(), momenta, strict=True):
-        if weight.grad is None:  # it is frozen
+        if weight.grad is None:  # this weight is frozen
             continue
         m.mul_(args.momentum).add_(weight.grad)
         update = weight.grad + args.momentum * m
         if weight.ndim > 1:
-            update = update.flatten(1)  # of a convolution
+            update = update.flatten(1)  # a convolution's weight has four dimensions
             tall = update.shape[0] > update.shape[1]
             x = update.T if tall else update
             x = x / (x.norm() + 1e-7)
@@ -319,38 +312,37 @@ def muon(args, policy, momenta, learning_rate):
                 s = x @ x.T
                 x = a * x + (b * s + c * s @ s) @ x
             update = (x.T if tall else x) * max(1, update.shape[0] / update.shape[1]) ** 0.5
-        weight.mul_(1 - learning_rate * args.weight_decay).sub_(learning_rate
-                                                                * update.view_as(weight))
+        weight.mul_(1 - learning_rate * args.weight_decay)
+        weight.sub_(learning_rate * update.view_as(weight))
         weight.grad.zero_()
     return norm
 
 
-# -- Learning from a rollout, and the run
-# ----------------------------------------------------------------------------
+# -- Learning from a rollout, and the run ----------------------------------------------------------
 
 
 def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress, learning_rate):
-    """`count` updates on minibatches of segments; returns the means of their
-    losses over the valid steps."""
+    """`count` updates on minibatches of segments; returns their losses' means over valid steps."""
     T, N = data.logprobs.shape
     alive, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
-    index, weights, scratch = torch.zeros(M, dtype=torch.int64), torch.zeros(M), torch.zeros(N, dtype=torch.float64)
+    index, weights = torch.zeros(M, dtype=torch.int64), torch.zeros(M)
+    scratch = torch.zeros(N, dtype=torch.float64)
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
     means, steps = {}, 0
     for minibatch in range(count):
-        # Advantages anew, with the newest values and ratios; segments are drawn by their size, to
-        # the power alpha (prioritized replay, Schaul et al. 2016).
+        # Each minibatch computes all advantages anew, with the newest values and ratios. Segments
+        # with larger ones are drawn more often (prioritized replay, Schaul et al. 2016).
         advantages = advantage(args, storage, rewards, data.values, data.bootstraps, ratios)
         masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
         masses = torch.where(alive.any(0), masses, 0.0)
-        # Writes index = multinomial(masses, M, replacement=True).sort(), weights = (N
-        # masses[index] / sum)^-beta.
-        kernels.draw(masses, scratch, index, weights, seed=args.seed,
-                     counter=(epoch, minibatch), beta=beta)
+        # Writes index = multinomial(masses, M, replacement=True).sort() and
+        # weights = (N * masses[index] / masses.sum())^-beta.
+        kernels.draw(masses, scratch, index, weights, seed=args.seed, counter=(epoch, minibatch),
+                     beta=beta)
         batch = SimpleNamespace(
             valid=storage.valid[:T, index], actions=data.samples[:, index],
-            logprobs=data.logprobs[:, index],
-            values=data.values[:T, index], advantages=advantages[:, index],
+            logprobs=data.logprobs[:, index], values=data.values[:T, index],
+            advantages=advantages[:, index],
             action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
         y, v, _ = policy(storage.observations[:T, index], data.state[:, index],
                          storage.resets[:T, index], batch.valid)
@@ -362,14 +354,13 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
         means = {key: means.get(key, 0.0) + (x.item() - means.get(key, 0.0)) * n / (steps + n)
                  for key, x in losses.items()}
         steps += n
-    if count:  # with how much there was to gain in the last minibatch
+    if count:  # the spread of the last minibatch's advantages: how much there was to gain
         means["advantages"] = batch.advantages[batch.valid != 0].std(correction=0).item()
     return means | {"learning_rate": learning_rate}
 
 
 def train(args, envs, policy=None):
-    """Rollouts and learning by turns. Yields (steps, the environments' statistics, the
-    losses, the policy) an epoch."""
+    """Rollouts and learning by turns; each epoch yields (steps, episodes' means, losses, policy)"""
     torch.manual_seed(args.seed)
     T, N = args.horizon, envs.num_agents
     if args.minibatch_size % T or not T <= args.minibatch_size <= T * N:
@@ -400,7 +391,8 @@ def train(args, envs, policy=None):
         data = rollout(args, envs, storage, policy, state, epoch)
         state, alive, rewards = data.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
-            kept = math.exp(-T * (1 - args.gamma) / 25)  # old returns are another policy's
+            # Older returns count less, because an earlier policy earned them.
+            kept = math.exp(-T * (1 - args.gamma) / 25)
             returns.count, returns.squares = returns.count * kept, returns.squares * kept
             for t in range(T):
                 before = running * (1 - storage.resets[t].double())
@@ -410,12 +402,12 @@ def train(args, envs, policy=None):
         if not (args.norm_obs and epoch == 0):
             updates_owed += args.replay_ratio * T * N / args.minibatch_size
         count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
-        updates_owed -= count  # a fraction waits for the next epoch
+        updates_owed -= count  # the fraction of an update that is left waits for the next epoch
         schedule = 0.5 * (1 + math.cos(math.pi * progress))
-        # until the end is near
+        # Until its end is near, the schedule is multiplied by a factor that aims at target_kl.
         if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
             target = args.target_kl
-            # small advantages are mostly noise, and Muon's steps do not shrink with the gradient
+            # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient.
             if args.norm_reward:
                 target *= min(1.0, losses["advantages"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
@@ -429,7 +421,7 @@ def train(args, envs, policy=None):
 
 
 def main(args):
-    # the operations are small: more threads would wait for longer than they work
+    # The operations are so small that several threads would wait longer than they work.
     torch.set_num_threads(1)
     envs = vector.make(args.env, num_envs=args.num_envs, seed=args.seed, num_buffers=1)
     folder = f"runs/{Path(args.env).stem}_{args.seed}_{int(time.time())}"

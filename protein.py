@@ -1,6 +1,6 @@
 """Protein: which hyper-parameters to try next, to know the best ones for every budget of time.
 
-    python protein.py breakout                                     # goes on where it was stopped; Ctrl-C loses nothing
+    python protein.py breakout                                     # continues a stopped sweep; Ctrl-C loses nothing
     python protein.py breakout --sweep.workers 2 --sweep.num-trials 100 --train.total-timesteps 20000000
     python protein.py breakout --sweep.train.learning-rate.max 0.1 --help
     python protein.py report experiments/sweep_breakout            # a page: front, importance, curves, best settings
@@ -11,8 +11,9 @@
 
 What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for
 score, log cost and success choose the next trial. The file reads in that order: search space,
-Gaussian process, tuners. To change how a trial is chosen, edit `Protein._gain`; the others have the
-same two methods. sweep.py runs what is suggested here, and is the command line and the page.
+Gaussian process, tuners. To change how a trial is chosen, edit `Protein._gain`. Every tuner has the
+methods suggest and observe. sweep.py runs the trials that are suggested here; it also has the
+command line and makes the report.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from typing import NamedTuple
 import processes
 
 if __name__ == "__main__":
-    processes.stop_at_once()  # while the packages below are imported
+    processes.stop_at_once()  # Ctrl-C during the slow imports below prints no traceback
 
 import numpy as np
 from scipy import linalg, optimize, special
@@ -37,15 +38,16 @@ from threadpoolctl import ThreadpoolController
 
 
 class Scale(NamedTuple):
-    """What a distribution means: how its values lie on a scale on which steps are even."""
+    """What a distribution means: a scale for its values on which equal steps matter equally (the
+    logarithm for log_normal)."""
 
     transform: Callable = float  # a value's place on the scale
     inverse: Callable = float  # the value at a place
     fits: Callable = lambda value: True  # whether a bound of the range can be on the scale
-    refusal: str = ""  # what is said if it cannot, of {value}, {min} and {max}
-    whole: bool = False  # places are whole numbers, and so are the values
-    axis: str | None = None  # what plotly calls such an axis, if it would not choose it by itself
-    takes: str = "a range"  # or "values", or "nothing": then the setting is not searched
+    refusal: str = ""  # the error if a bound does not fit, a format of {value}, {min} and {max}
+    whole: bool = False  # places and values are whole numbers
+    axis: str | None = None  # plotly's type of axis; None leaves it to plotly
+    takes: str = "a range"  # or "values"; with "nothing" the setting is not searched
 
 
 SCALES = {
@@ -66,7 +68,7 @@ SCALES = {
     "none": Scale(takes="nothing"),
 }
 FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
-DEFAULT_SCALE = 0.25  # of the range, if a mean is given without a scale
+DEFAULT_SCALE = 0.25  # a setting's scale, as a fraction of its range, if it has a mean and no scale
 
 
 class SpaceError(ValueError):
@@ -80,10 +82,10 @@ class Setting:
 
     distribution: a name in SCALES; log_normal is for learning rates, logit_normal for values near 0
     or 1 such as gamma. mean: where the search starts and which region it prefers at first; None for
-    no preference, or the value None of a choice that has it. scale: the standard deviation of that
-    preference as a fraction of the whole range on the setting's own scale. Categories have no
-    regions: their mean is where the search starts only. Raises SpaceError, naming the setting, for
-    anything that cannot be searched.
+    no preference (if None is among a choice's values, it is that value). scale: the standard
+    deviation of that preference, as a fraction of the whole range on the setting's own scale.
+    Categories have no regions: their mean only says where the search starts. Raises SpaceError,
+    naming the setting, for anything that cannot be searched.
     """
 
     name: str
@@ -140,7 +142,7 @@ class Setting:
 
     @property
     def levels(self):
-        """How many values there are; 0 for a continuum."""
+        """How many values there are; 0 if they are continuous."""
         if self.values:
             return len(self.values)
         low, high = self._ends()
@@ -156,7 +158,8 @@ class Setting:
         return self.row.transform(self.min), self.row.transform(self.max)
 
     def to_unit(self, value):
-        """A value's coordinate; the middle of its cell where values are discrete."""
+        """A value's coordinate in 0..1. n discrete values divide 0..1 into n equal cells; the
+        coordinate is then the middle of the value's cell."""
         if self.values:
             if value not in self.values:
                 self._refuse(f"{value!r} is not one of {list(self.values)}")
@@ -175,7 +178,7 @@ class Setting:
             return self.row.inverse(round(self._ends()[0]) + level)
         low, high = self._ends()
         value = self.row.inverse(low + unit * (high - low))
-        # 0.015, not 0.01499999999999998
+        # Rounded to six digits, so that people read 0.015 and not 0.01499999999999998.
         value = min(float(self.max), max(float(self.min), float(f"{value:.6g}")))
         return round(value) if self.integer else value
 
@@ -186,7 +189,7 @@ class Space:
 
     settings: {"section.key": what}, also nested {"section": {"key": what}}; `what` is a dict with
     distribution, min, max and optionally mean and scale (texts from an ini file are read as
-    numbers), or a plain list of values: ordered where all are numbers, otherwise categories.
+    numbers), or a plain list of values: ordered if all are numbers, otherwise categories.
     distribution none takes a setting out again.
     """
 
@@ -235,7 +238,7 @@ class Space:
                 for setting, u in zip(self.settings, unit, strict=True)}
 
     def snap(self, units):
-        """(n, d) coordinates moved to the middle of their cells where values are discrete."""
+        """(n, d) coordinates, those of discrete settings moved to the middle of their cells."""
         units = units.copy()
         for k, setting in enumerate(self.settings):
             if setting.levels:
@@ -244,8 +247,8 @@ class Space:
         return units
 
     def features(self, units):
-        """(n, d) coordinates -> (n, f) inputs of the Gaussian processes: categories become one
-        column each, at distance 1 of each other; all else stays."""
+        """(n, d) coordinates -> (n, f) inputs of the Gaussian processes: each category becomes a
+        column, so that any two are at distance 1; other settings keep their coordinate."""
         columns = []
         for k, setting in enumerate(self.settings):
             if setting.categorical:
@@ -256,7 +259,7 @@ class Space:
         return np.concatenate(columns, axis=1)
 
     def center(self):
-        """(d,) the means, 0.5 if there is none; None if no setting has one."""
+        """(d,) the settings' means, 0.5 for those without one; None if no setting has one."""
         known = [setting.mean is not None or None in setting.values for setting in self.settings]
         if not any(known):
             return None
@@ -264,8 +267,8 @@ class Space:
                          for s, has in zip(self.settings, known, strict=True)])
 
     def warp(self, units):
-        """(n, d) even coordinates -> coordinates with the density of the preference (inverse of its
-        distribution: a normal cut off at the bounds)."""
+        """(n, d) evenly distributed coordinates -> coordinates with the density of the preference,
+        by the inverse of its distribution function (a normal cut off at the bounds)."""
         units = units.copy()
         for k, setting in enumerate(self.settings):
             if setting.scale is not None:
@@ -276,7 +279,7 @@ class Space:
         return units
 
     def log_preference(self, units):
-        """(n,) logarithm of the preference's density, 0 at its top."""
+        """(n,) logarithm of the preference's density, which is 0 at its maximum."""
         total = np.zeros(len(units))
         for k, setting in enumerate(self.settings):
             if setting.scale is not None:
@@ -286,7 +289,7 @@ class Space:
 
 
 def flatten(settings, prefix=""):
-    """{"train": {"learning_rate": {...}}} -> {"train.learning_rate": {...}}; flat ones stay."""
+    """{"train": {"learning_rate": {...}}} -> {"train.learning_rate": {...}}; flat keys stay."""
     flat = {}
     for key, value in settings.items():
         if isinstance(value, dict) and value and all(isinstance(v, dict | list | tuple) for v in value.values()) and (
@@ -298,9 +301,9 @@ def flatten(settings, prefix=""):
 
 
 def described(name, what):
-    """What is searched, a dict of FIELDS or a plain list of values, as a dict: with a distribution
-    ("" if none is given) and texts as numbers, but for the values, which depend on the setting:
-    a text of them becomes a list."""
+    """What is searched, a dict of FIELDS or a plain list of values, as a dict. It always has a
+    distribution ("" if none is given). Texts become numbers, except in `values`: what these texts
+    mean depends on the setting, so "a, b" only becomes the list ["a", "b"]."""
     if isinstance(what, list | tuple):
         what = {"values": what}
     if not isinstance(what, dict):
@@ -331,19 +334,19 @@ def number(text):
 # --------------------------------------------------------------------------------------------------
 # Gaussian process regression
 
-# Matrices this small gain nothing from a second thread, which beside running trials waits for a
-# core all the time: on a busy machine two threads took 100 times as long.
+# Matrices this small gain nothing from a second thread. While trials use the cores, a second thread
+# mostly waits for one: on a busy machine two threads took 100 times as long.
 one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 
 class GP:
-    """Exact Gaussian process in float64: Matérn 3/2 with a length a feature, plus a
-    linear kernel, plus noise.
+    """Exact Gaussian process in float64: a Matérn 3/2 kernel with one length for each feature,
+    plus a linear kernel, plus noise.
 
     k(x, x') = matern · (1 + √3 r) exp(−√3 r) + linear · (x − ½)·(x' − ½) + group · [same trial] +
     noise · [same row], r² = Σ_k ((x_k − x'_k) / length_k)² (Rasmussen and Williams 2006, eq.
-    4.17; 5.8 and 5.9 for the marginal likelihood and its gradient). `group` is what all points of
-    one trial's curve share: a lucky seed must not count as often as its curve has points.
+    4.17; 5.8 and 5.9 for the marginal likelihood and its gradient). `group` is the variance that
+    all points of one trial's curve share: a lucky seed counts once, and not once for each point.
     Hyper-parameters, as logarithms in `theta` = [length..., matern, linear, group, noise], have
     normal priors and are fitted by L-BFGS; lengths are expected to grow with √features (Hvarfner
     et al. 2024), so that many settings do not make everything look new. Targets should have mean
@@ -365,7 +368,7 @@ class GP:
 
     def kernel(self, theta, X, Z):
         """(n, m) covariance of the function between rows of X (n, f) and Z (m, f), without
-        group and noise; and r."""
+        group and noise; and exp(−√3 r) (n, m)."""
         lengths, (matern, linear) = np.exp(theta[: self.features]), np.exp(theta[self.features : self.features + 2])
         A, B = X / lengths, Z / lengths
         squared = (A * A).sum(1)[:, None] + (B * B).sum(1) - 2 * (A @ B.T)
@@ -374,8 +377,8 @@ class GP:
         return matern * (1 + r) * decay + linear * ((X - 0.5) @ (Z - 0.5).T), decay
 
     def covariance(self, theta, X, groups):
-        """(n, n) covariance of the observations, the Matérn part's exp(−√3 r), and
-        which rows share a trial."""
+        """(n, n) covariance of the observations, exp(−√3 r), 1 for rows that share a trial (None
+        without groups)."""
         K, decay = self.kernel(theta, X, X)
         same = None if groups is None else (groups[:, None] == groups).astype(float)
         if same is not None:
@@ -390,11 +393,11 @@ class GP:
         K, decay, same = self.covariance(theta, X, groups)
         try:
             L = linalg.cholesky(K, lower=True, check_finite=False)
-        except linalg.LinAlgError:  # only at extreme theta: the line search steps back
+        except linalg.LinAlgError:  # theta is extreme; a huge loss makes the line search step back
             return 1e25, np.zeros_like(theta)
         alpha = linalg.cho_solve((L, True), y, check_finite=False)
         value = 0.5 * y @ alpha + np.log(np.diag(L)).sum() + 0.5 * n * math.log(2 * math.pi)
-        # the inverse's lower triangle; the upper one is 0
+        # dpotri gives the lower triangle of K's inverse; the upper one is 0.
         half = linalg.lapack.dpotri(L, lower=1, overwrite_c=1)[0]
         half[np.diag_indices(n)] *= 0.5
         G = 0.5 * (half + half.T - np.outer(alpha, alpha))  # d value / dK
@@ -414,10 +417,11 @@ class GP:
         return value + 0.5 * (z @ z), gradient + z / self.prior_sd
 
     def fit(self, X, y, groups=None):
-        """Fit theta from where it stands, on FIT_ROWS rows, then condition on all."""
+        """Fit theta on FIT_ROWS rows, starting at its present value, then condition on all rows.
+        X (n, f), y (n,), groups (n,) the trial of each row, or None. Returns self."""
         if len(X) >= 3:
-            # The same rows as before, and a few of those that have come: then the last theta is
-            # nearly right, and the fit ends as soon as a step gains no more than some thousandths.
+            # A fixed seed takes mostly the same rows as the last fit. So the last theta is nearly
+            # right, and the fit soon ends (ftol: a step gains no more than some thousandths).
             rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
             found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True,
@@ -428,7 +432,7 @@ class GP:
         return self.condition(X, y, groups)
 
     def condition(self, X, y, groups=None):
-        """Keep theta, take these observations."""
+        """Keep theta and predict from these observations from now on; arguments as of `fit`."""
         self.X = X
         K = self.covariance(self.theta, X, groups)[0]
         self.L = linalg.cholesky(K, lower=True, check_finite=False)
@@ -474,18 +478,19 @@ def front_of(scores, costs):
 
 
 class Random:
-    """Draws from the preference (everything evenly, if no mean is given). Also what
-    the other tuners share.
+    """Draws from the preference (evenly, if no mean is given). It is also the base of the other
+    tuners.
 
     env_name: the environment that `optimize` trains. search_space: see Space; None for the
     [sweep.*] sections of config/. metric: any name in metrics.jsonl. goal: maximize or minimize it.
-    seed: the draws are repeatable. random_trials: before a tuner uses what it learnt. settings:
-    further fields of sweep.Sweep, e.g. workers=2, and fixed={"train.total_timesteps": 1_000_000}
-    for settings that all trials share, which are then not searched. A [sweep] section of an .ini,
-    and the hour that the command line allows a trial by default, are not taken over.
+    max_suggestion_cost: in seconds; dearer trials are not suggested. seed: equal seeds repeat the
+    draws. random_trials: how many come before a tuner uses what it learnt. settings: further fields
+    of sweep.Sweep, e.g. workers=2, and fixed={"train.total_timesteps": 1_000_000} for settings that
+    all trials share, which are then not searched. Unlike the command line, this reads no [sweep]
+    section of an .ini, and does not limit a trial to an hour by default.
     """
 
-    STEPS = "train.total_timesteps"  # a point along a curve is also a look at a shorter run
+    STEPS = "train.total_timesteps"  # Protein.inputs changes it for points half way along a curve
 
     def __init__(self, env_name=None, search_space=None, num_trials=100, metric="environment/score",
                  goal="maximize",
@@ -496,7 +501,7 @@ class Random:
         self.max_suggestion_cost = max_suggestion_cost or math.inf
         self.sweep_settings, self.search_space = settings, search_space or {}
         if settings or env_name is not None:
-            # here, since it imports this file, and since a tuner by itself does without it
+            # Imported here, because sweep imports this file, and a tuner alone does not need it.
             import sweep
 
             self.search_space = sweep.searched_settings(env_name, search_space,
@@ -504,7 +509,7 @@ class Random:
         self.space = Space(self.search_space)
         self.sign = 1.0 if goal == "maximize" else -1.0
         self.observations, self.pending, self.number = [], [], -1
-        self.prediction = {}  # of the last suggestion: what the models expect of it
+        self.prediction = {}  # what the models expect of the last suggestion
         self.rng = np.random.default_rng(seed)
         self.random_trials = random_trials
         if random_trials is None:
@@ -513,9 +518,9 @@ class Random:
     @one_thread
     def suggest(self, number=None):
         """The next configuration to try, {"section.key": value}; None when there is nothing left to
-        try. It counts as pending, and is kept away from, until it is observed. number: of the
-        trial, from 0, by default counted here; all draws come from it and the seed, so that a sweep
-        that goes on, or runs on several machines, repeats none."""
+        try. It counts as pending until it is observed, and is not suggested again. number: the
+        trial's, from 0, by default counted here. All draws depend on it and on the seed, so that a
+        sweep that is continued, or runs on several machines, repeats no draw."""
         self.number = self.number + 1 if number is None else number
         self.rng = np.random.default_rng([self.seed, self.number])
         self.prediction = {}
@@ -586,19 +591,21 @@ class Random:
     def _next(self):
         center = self.space.center()
         if self.number == 0 and center is not None:
-            return center  # the shipped settings are the first to beat
+            return center  # mostly the settings that ship; all others are compared with these
         sobol = qmc.Sobol(len(self.space), rng=np.random.default_rng(self.seed))
         if self.number:
             sobol.fast_forward(self.number)
         return self.space.warp(sobol.random(1))[0]
 
     def _spread(self, count):
-        """(count, d) even Sobol points, new ones in each suggestion; count is a power of two."""
+        """(count, d) Sobol points, evenly spread, others in each suggestion. count is a power of
+        two."""
         return qmc.Sobol(len(self.space), rng=self.rng).random(count)
 
     def _breed(self, parents, count, spread):
-        """(count, d) children: two parents crossed, then some coordinates moved by steps of very
-        different size, reflected at the bounds (cutting off would heap them up there)."""
+        """(count, d) children of random pairs of parents (n, d). Each takes its coordinates from
+        both, then some move by random steps of very different size, at most about `spread`. Steps
+        are reflected at the bounds, because clipping would gather the children there."""
         d = len(self.space)
         mothers, fathers = (parents[self.rng.integers(0, len(parents), count)] for _ in range(2))
         children = np.where(self.rng.random((count, d)) < 0.2, fathers, mothers)
@@ -607,7 +614,7 @@ class Random:
         children = np.abs((children + moved * steps) % 2.0)
         children = np.where(children > 1, 2 - children, children)
         for k, setting in enumerate(self.space.settings):
-            if setting.levels:  # a small step would stay in its cell
+            if setting.levels:  # a small step would not leave the value's cell, so some jump a cell
                 jump = self.rng.random(count) < 0.3 / d + (0.2 if setting.levels <= 3 else 0.1)
                 hop = np.sign(self.rng.standard_normal(count)) / setting.levels
                 fresh = self.rng.random(count) if setting.categorical else children[:, k] + hop
@@ -615,8 +622,8 @@ class Random:
         return children
 
     def _fresh(self, units, else_all=True):
-        """Those of (n, d) that are neither tried nor pending; by default all of them where
-        there is nothing else."""
+        """Those of (n, d) that are neither tried nor pending. If there are none: all of them, or
+        with else_all=False none."""
         seen = np.array([o.unit for o in self.observations] + self.pending).reshape(-1, len(self.space))
         known = {row.tobytes() for row in np.round(seen, 6)}
         fresh = np.array([row.tobytes() not in known for row in np.round(units, 6)])
@@ -624,7 +631,7 @@ class Random:
 
 
 class ParetoGenetic(Random):
-    """Children of the Pareto front, after a random start; a simple rival without a model."""
+    """After a random start, children of the Pareto front: simple, and without a model."""
 
     def _next(self):
         done = [o for o in self.observations if not o.failed]
@@ -636,8 +643,8 @@ class ParetoGenetic(Random):
 
 
 class Grid(Random):
-    """All combinations of evenly spaced values, as many a setting as num_trials allows (all of a
-    list's), in a random order; then suggest() returns None."""
+    """All combinations of evenly spaced values, in a random order; then suggest() returns None. A
+    list's values are all taken; of each range as many as num_trials allows."""
 
     def _next(self):
         if not hasattr(self, "points"):
@@ -659,16 +666,19 @@ class Grid(Random):
 class Protein(Random):
     """Cost-aware Bayesian optimisation of the Pareto front.
 
-    Candidates bred around the front and from Sobol points are scored by the expected improvement of
-    the front at a target cost t, drawn anew for each suggestion, even in log cost: a candidate
-    improves the front there by max(0, score − front(t)) if it costs at most t, so with Gaussian
-    score and log cost the gain is P(cost ≤ t) · EI(score; front(t)); its mean over t would be the
-    expected gain in hypervolume. One target at a time does as well (tests/bench_protein.py) and
-    leaves the bounds alone more, as cheap and dear trials get their turns. Uncertainty counts in
-    both factors, the score's 1 to OPTIMISM times, drawn anew as well: with hyper-parameters fitted
-    to what was tried expected improvement is too sure of itself, and may never leave a lesser
-    optimum (Bull 2011). The preference multiplies the gain with a weight that fades as trials come
-    in (πBO, Hvarfner et al. 2022), and so does the squared probability of success.
+    Candidates are bred around the front and drawn from Sobol points. They are ranked by how much
+    they are expected to improve the front at a target cost t. Each suggestion draws a new t, evenly
+    in log cost. A candidate that costs at most t improves the front there by max(0, score −
+    front(t)); score and log cost are Gaussian, so the expected gain is P(cost ≤ t) · EI(score;
+    front(t)). Its mean over all t would be the expected gain in hypervolume. One t at a time does
+    as well (tests/bench_protein.py) and suggests fewer points at the bounds, because cheap and dear
+    trials take turns.
+
+    The score's standard deviation is multiplied by 1 to OPTIMISM, drawn for each suggestion.
+    Without this, expected improvement trusts a model that was fitted to few trials too much, and
+    may never leave a lesser optimum (Bull 2011). The gain is multiplied by the squared probability
+    of success, and by the preference to a power that fades as trials come in (πBO, Hvarfner et al.
+    2022).
     """
 
     CANDIDATES, ROUNDS, IDLE, OPTIMISM = 1024, 3, 0.7, 3.0
@@ -690,13 +700,13 @@ class Protein(Random):
                            "log_cost_sd": cost_sd, "success": success}
         return best
 
-    # -- models
-    # ----------------------------------------------------------------------------------------------------
+    # -- models ------------------------------------------------------------------------------------
 
     def inputs(self, units, progress):
-        """(n, f + 1) inputs of the models: features, and how far the schedule has come. A point
-        half way is not a run of half the length (its learning rate has not come down), so both
-        coordinates tell what it is."""
+        """(n, f + 1) inputs of the models: the features, and `progress` (n,), the part of the run
+        that was done. A point half way along a run is not the end of a run of half the length,
+        because its learning rate is still high. So a searched number of steps is replaced by the
+        steps done so far, and the progress tells the two points apart."""
         units, progress = np.array(units, dtype=float), np.asarray(progress, dtype=float)
         for k, setting in enumerate(self.space.settings):
             if (setting.name == self.STEPS and setting.row.axis == "log" and not setting.levels
@@ -706,8 +716,8 @@ class Protein(Random):
 
     @one_thread
     def fit(self):
-        """Fit the models to all observations; returns self. Scores are
-        standardised in self.score_scale."""
+        """Fit the models to all observations; returns self. The models see scores and log costs
+        that are standardised by the (mean, deviation) in score_scale and cost_scale."""
         done = [(i, o) for i, o in enumerate(self.observations) if not o.failed]
         rows = [(i, o.unit, *point) for i, o in done for point in o.curve]
         groups = np.array([row[0] for row in rows])
@@ -732,7 +742,7 @@ class Protein(Random):
             units = np.array([o.unit for o in self.observations])
             model = self.models.setdefault("success", GP(X.shape[1]))
             model.fit(self.inputs(units, np.ones(len(units))), 2 * (labels - self.success_rate))
-        # what runs already counts as known, at its expected score, so that nothing is tried twice
+        # Pending trials count as observed at their expected score, so that nothing is tried twice.
         if self.pending:
             pending = self.inputs(np.array(self.pending), np.ones(len(self.pending)))
             expected, _ = self.models["score"].predict(pending)
@@ -750,7 +760,8 @@ class Protein(Random):
         score, score_sd = self.models["score"].predict(X)
         cost, cost_sd = self.models["cost"].predict(X)
         success = np.ones(len(X))
-        # least-squares classification: the latent value against the middle of the labels
+        # Least-squares classification: a trial succeeds if its latent value is above the middle of
+        # the two labels, +1 and -1 (the model was fitted to labels minus their mean).
         if "success" in self.models:
             latent, sd = self.models["success"].predict(X)
             success = special.ndtr((latent + 2 * self.success_rate - 1) / np.sqrt(sd**2 + 0.05))
@@ -758,12 +769,11 @@ class Protein(Random):
                 self.cost_scale[0] + self.cost_scale[1] * cost,
                 self.cost_scale[1] * cost_sd, success)
 
-    # -- the choice
-    # ------------------------------------------------------------------------------------------------
+    # -- the choice --------------------------------------------------------------------------------
 
     def _target(self):
-        """A log cost to improve the front at, and the front's score there. The front is the
-        predicted one: luck counts as noise, not as a record."""
+        """(log cost t at which to improve the front, the front's score there). The front is made of
+        predicted scores, so that a lucky trial does not count as a record."""
         done = [o for o in self.observations if not o.failed]
         units, log_costs = np.array([o.unit for o in done]), np.log([o.cost for o in done])
         score = self.predict(units)[0]
@@ -777,15 +787,15 @@ class Protein(Random):
 
     def _gain(self, units, target, reached):
         """(n,) logarithm of the expected improvement of the front, weighted by preference and
-        probability of success. What is expected to cost more than max_suggestion_cost comes last,
-        the cheapest of it first."""
+        probability of success. Candidates that are expected to cost more than max_suggestion_cost
+        come last, the cheapest of them first."""
         score, score_sd, cost, cost_sd, success = self.predict(units)
         score_sd = self.optimism * score_sd
         z = (score - reached) / score_sd
         improvement = score_sd * (z * special.ndtr(z) + np.exp(-0.5 * z * z)
                                   / math.sqrt(2 * math.pi))
         affordable = special.ndtr((target - cost) / cost_sd)
-        # success counts twice: where all fails, the score is extrapolated, and mostly too well
+        # Success is squared: if all trials of a region fail, its score is a guess, mostly too high.
         gain = np.log(np.maximum(improvement / self.score_scale[1] * affordable * success**2,
                                  1e-300))
         gain += self.num_trials / 10 / max(1, len(self.observations)) * self.space.log_preference(units)
@@ -793,8 +803,8 @@ class Protein(Random):
         return np.where(excess > 0, -1e4 - excess, gain)
 
     def _maximise(self, target, reached):
-        """(d,) the best candidate: some rounds of breeding, each around the last one's
-        best, with shorter steps."""
+        """(d,) the best candidate of some rounds of breeding. Each round breeds from the best ones
+        so far, with shorter steps."""
         count = self.CANDIDATES
         units = np.concatenate([self._breed(self._parents, count // 2, 0.4),
                                 self.space.warp(self._spread(count // 4)),
@@ -810,9 +820,10 @@ class Protein(Random):
         return self._leave_idle_bounds(best_units[0])
 
     def _leave_idle_bounds(self, unit):
-        """Settings that do not matter drift to a bound, because the models know least there. One that lies
-        within 3% of it gets another value, if by that neither score nor cost gets worse by IDLE
-        standard deviations of what is expected."""
+        """(d,) `unit` with other values for settings that lie at a bound without need. Settings
+        that do not matter drift to a bound, because the models know least there. One within 3% of
+        a bound gets a random value, if neither the predicted score nor the predicted cost gets
+        worse by IDLE of their standard deviations."""
         for k in self.rng.permutation(len(unit)):
             if min(unit[k], 1 - unit[k]) < 0.03 and not self.space.settings[k].levels:
                 both = np.array([unit, unit])
@@ -825,6 +836,6 @@ class Protein(Random):
 
 
 if __name__ == "__main__":
-    import sweep  # which has this file as the module `protein`
+    import sweep  # sweep imports this file once more, as the module `protein`
 
     processes.run_command(sweep.main)

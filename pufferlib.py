@@ -5,10 +5,11 @@
     from pufferlib.environments import atari
     python -m pufferlib.pufferl train breakout                  # the same as python pufferl.py train breakout
 
-A name leads to what it is here (ROOMS, NAMES); one that has no equivalent raises an AttributeError
-that says what took its place (GONE). A file is imported when something of it is asked for, so that
-`import pufferlib` does not load torch. What is defined here adapts PufferLib's conventions, to edit
-if yours differ. docs/from_pufferlib.md has the table.
+Each of PufferLib's names leads to its equivalent here (ALIASES, ROOMS, NAMES). A name without an
+equivalent raises an AttributeError that says what took its place (GONE). A file is imported only
+when one of its names is used, so `import pufferlib` does not load torch. The classes and functions
+in this file adapt PufferLib's conventions; edit them if your version has others.
+docs/from_pufferlib.md has the table of names.
 """
 
 import difflib
@@ -23,13 +24,13 @@ from pathlib import Path
 
 import gymnasium
 
-__path__ = []  # PufferLib is a package; the Finder below knows what is in it
+__path__ = []  # makes this file count as a package; the Finder below finds what is in it
 ROOT = Path(__file__).resolve().parent
 
 
 def load(name):
-    """A module of ours, or another. A file beside your script may have the name of one of ours, so
-    ours come first here. Raises ImportError if yours is imported already."""
+    """Import a module by its name, ours first: a file beside your script may have the same name.
+    Raises ImportError if that file is imported already."""
     sys.path.insert(0, str(ROOT))
     try:
         module = importlib.import_module(name)
@@ -42,7 +43,7 @@ def load(name):
     return module
 
 
-# `import pufferlib.ocean` makes the name `ocean` in here a Room.
+# Under other names, because `import pufferlib.ocean` sets the name `ocean` in here to a Room.
 our_emulation, our_environments, our_ocean = map(load, ("emulation", "environments", "ocean"))
 
 # --------------------------------------------------------------------------------------------------
@@ -50,14 +51,14 @@ our_emulation, our_environments, our_ocean = map(load, ("emulation", "environmen
 
 ALIASES = {"vector": "vector", "emulation": "emulation", "models": "models", "pufferl": "pufferl",
            "sweep": "protein"}
-ROOMS = {  # other modules of PufferLib: the modules in which their names are looked for
+ROOMS = {  # PufferLib's other modules: the modules here in which their names are looked up
     "pytorch": ["emulation", "models"], "cleanrl": ["models"],
     "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [],
     "utils": [],
     "ocean": ["ocean"], "ocean.environment": [], "ocean.sanity": [], "ocean.torch": ["models"],
     "environments": [], "ocean.squared.cy_squared": [],
 }
-NAMES = {  # a name of PufferLib: what it is here
+NAMES = {  # one name of PufferLib: its equivalent here
     "PuffeRL": "pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
     "WandbLogger": "runs.WandbLogger", "NeptuneLogger": "runs.NeptuneLogger",
     "NoLogger": "runs.NoLogger",
@@ -105,8 +106,8 @@ GONE = {  # what took the place of a name that has no equivalent
     "environment is made",
 }
 
-# A family of pufferlib.environments: the name that it makes without one, what a name is called
-# here, special names.
+# pufferlib.environments.FAMILY: (the environment it makes by default, the form of its names here,
+# names that PufferLib gave to some environments).
 FAMILIES = {
     "atari": ("breakout", "gym/ALE/{}-v5", {}),
     "box2d": ("car-racing", "gym/{}", {"car-racing": "CarRacing-v3"}),
@@ -138,14 +139,15 @@ GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
 
 
 def find(room, name):
-    """What pufferlib.ROOM.NAME is here. Raises AttributeError that says what took its place."""
+    """What pufferlib.ROOM.NAME is here. Raises AttributeError, which says what took its place or
+    which names are near."""
     full = f"{room}.{name}" if room else name
     if full in ROOMS or full in ALIASES:
         return importlib.import_module(f"pufferlib.{full}")
     if full in NAMES:
         module, _, attribute = NAMES[full].rpartition(".")
         return getattr(load(module), attribute)
-    # PufferLib 2 had these in rooms of their own
+    # PufferLib 2 had these names in modules of their own; here they are defined in this file.
     if room in ("wrappers", "postprocess", "exceptions", "utils"):
         return getattr(sys.modules[__name__], name)
     if room.startswith("environments.") and name == "env_creator":
@@ -175,7 +177,7 @@ def __getattr__(name):
 
 
 class Room(types.ModuleType):
-    """A module of PufferLib whose names are here and there."""
+    """A module of PufferLib whose names lie in several modules here."""
 
     def __getattr__(self, name):
         if name in ("__path__", "__file__", "__all__", "__wrapped__"):
@@ -184,8 +186,8 @@ class Room(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Makes our module, or a Room, of `import pufferlib.NAME`, and runs our file for
-    `python -m pufferlib.NAME`."""
+    """Lets `import pufferlib.NAME` give our module or a Room, and `python -m pufferlib.NAME` run
+    our file."""
 
     def find_spec(self, fullname, path=None, target=None):
         package, _, room = fullname.partition(".")
@@ -213,8 +215,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return module
 
     def exec_module(self, module):
-        """A Room looks its names up; a module of ours stays what it is, and says what
-        took an old name's place."""
+        """A Room looks its names up. A module of ours is already loaded; it only gets a __getattr__
+        that says what took the place of PufferLib's old names."""
         if isinstance(module, Room):
             return
         room, module.__spec__ = module.__spec__.name.partition(".")[2], module.__spec__.loader_state
@@ -236,14 +238,14 @@ sys.meta_path.append(Finder())
 
 
 class PufferEnv(our_emulation.PufferEnv):
-    """emulation.PufferEnv with PufferLib's contract: `observations`, `rewards` and all other arrays
-    are the same from __init__ on, so code in C may keep their addresses, and nothing is set to 0
-    before a step. What `step` returns, five values or old Gym's four, is what counts. A truncation
-    for which `final_observations` was not written counts as a terminal. It costs a copy a step,
-    which emulation.PufferEnv does without.
+    """emulation.PufferEnv with PufferLib's contract. `observations`, `rewards` and all other arrays
+    stay the same from __init__ on, so code in C may keep their addresses. Nothing is set to 0
+    before a step. The values that `step` returns count, five or old Gym's four, even if the arrays
+    differ from them. A truncation for which `final_observations` was not written counts as a
+    terminal. Each step copies these arrays, which emulation.PufferEnv does not need to do.
 
-    Put over an environment that is there, the name of one in C or an instance, a subclass
-    changes what a step does:
+    `buf` may also be another environment, as an instance or the name of one in C. A subclass then
+    changes what its steps do:
 
         class Shaped(pufferlib.PufferEnv):
             def step(self, actions):
@@ -269,21 +271,21 @@ class PufferEnv(our_emulation.PufferEnv):
             self.num_agents, self.has_action_masks = our_emulation.slots(self.inner), self.inner.has_action_masks
         super().__init__(buf)
         self.agent_ids = range(self.num_agents)
-        vars(self).update(self._given)  # the first ones are kept
+        vars(self).update(self._given)  # these first arrays are kept as self.observations and so on
         self._inner_view = None if self.inner is None else self.inner.views(self._rows, 0)
 
     def views(self, rows, first):
         return {"_rows": rows, "_given": super().views(rows, first)}
 
     def reset(self, seed=None):
-        """(observations, infos) of the environment that this one is put over."""
+        """(observations, infos) of the environment inside."""
         if self.inner is None:
             return super().reset(seed)
         self._clear()
         return self.observations, list(self.inner.reset_into(self._inner_view, seed))
 
     def step(self, actions):
-        """(observations, rewards, dones, infos) of the environment that this one is put over."""
+        """(observations, rewards, dones, infos) of the environment inside."""
         if self.inner is None:
             return super().step(actions)
         self._clear()
@@ -301,10 +303,11 @@ class PufferEnv(our_emulation.PufferEnv):
 
     def step_into(self, view):
         observations, rewards, *ends, infos = self.step(self._env_actions(view["_given"]["actions"]))
-        if len(ends) == 1:  # old Gym's: a step that is truncated is done as well
+        if len(ends) == 1:  # old Gym's `done` is true for a truncated step too
             ends = [ends[0] & ~self.truncations, self.truncations]
         terminals, truncations = ends
-        # without the observation that an episode was cut off at nothing can bootstrap
+        # The rest of a truncated episode is estimated from its last observation. Without that
+        # observation there is no estimate, so the step counts as a terminal.
         if truncations.any():
             known = self.final_observations.reshape(self.num_agents, -1).any(1)
             terminals, truncations = terminals | (truncations & ~known), truncations & known
@@ -368,8 +371,8 @@ class CySquared:
 
 
 class EpisodeStats(gymnasium.Wrapper):
-    """The last info of an episode has the sums of all its infos' numbers; return and
-    length are there without it."""
+    """Puts the sums of the numbers in all infos of an episode into its last info. The episode's
+    return and length are logged without this wrapper."""
 
     def __init__(self, env):
         super().__init__(our_emulation.gymnasium_form(env))
@@ -388,8 +391,8 @@ class EpisodeStats(gymnasium.Wrapper):
 
 
 def _as_it_is(env):
-    """The environment itself: PettingZooPufferEnv masks agents that are gone, averages infos over
-    agents, and logs the return and the length of an episode."""
+    """The environment itself, because PettingZooPufferEnv already does what these wrappers did: it
+    masks agents that are gone, averages infos over agents, and logs return and length."""
     return env
 
 
@@ -397,7 +400,7 @@ PettingZooTruncatedWrapper = MeanOverAgents = MultiagentEpisodeStats = _as_it_is
 
 
 def ResizeObservation(env, downscale=2):
-    """Every `downscale`-th row and column of pictures (height, width)."""
+    """The environment with every `downscale`-th row and column of its pictures (height, width)."""
     space = env.observation_space
     small = gymnasium.spaces.Box(space.low[::downscale, ::downscale],
                                  space.high[::downscale, ::downscale],
@@ -424,13 +427,13 @@ def ocean_name(name):
 
 
 def ocean_creator(name="squared"):
-    """The class of an environment in C."""
-    return our_environments.OceanPufferEnv.of(ocean_name(name) or name)  # which names the nearest
+    """The class of an environment in C, for an unknown name too: making one then raises an error
+    that says which names are near."""
+    return our_environments.OceanPufferEnv.of(ocean_name(name) or name)
 
 
 def environment_creator(family, name=None):
-    """What vector.make takes for an environment of a family:
-    environments.load_creator of its name here."""
+    """The creator (as vector.make takes it) of an environment of one of FAMILIES."""
     default, form, special = FAMILIES[family]
     name = name or default
     if family == "atari":
