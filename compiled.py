@@ -377,8 +377,8 @@ def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, mask
     def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
                    rollout, written, parts):
         spread = np.broadcast_to(log_std, grad_log_std.shape)
-        kernels._ppo_loss_continuous(0, len(outputs), outputs.shape[1], outputs, index, start,
-                                     spread, squash, *rollout, grad, grad_log_std, *written, parts)
+        kernels._ppo_loss_continuous(0, len(outputs), outputs, index, start, spread, squash, *rollout,
+                                     grad, grad_log_std, *written, parts)
 
     return discrete if isinstance(rollout[0].dtype, types.Integer) else continuous
 

@@ -51,11 +51,16 @@ template <class T> struct Row { T *data; i64 length; CELLS T &operator[](i64 i) 
 template <class T> CELL i64 length(const Row<T> &row) { return row.length; }
 CELL float absolute(float x) { return fabsf(x); }
 CELL double absolute(double x) { return fabs(x); }
+#ifndef SHARED_MEMORY  // as many bytes as the launch says
+#define SHARED_MEMORY(Type, name) extern __shared__ __align__(16) char shared_memory[]; \
+    Type *name = (Type *)shared_memory
+#endif
 """
+CALLS = {"abs": "absolute", "len": "length", "math.log": "logf", "math.sqrt": "sqrtf"}
 STRUCTS = ("One", "Two", "Three", "Four", "Five", "Six")
 TYPES = {np.float32: "float", np.float64: "double", np.int32: "int", np.int64: "i64", np.uint8: "u8",
          np.uint16: "u16", np.uint32: "u32", np.uint64: "u64", np.bool_: "bool"}
-DTYPES = {name: np.dtype(kind) for kind, name in TYPES.items()}
+DTYPES = {name: np.dtype(kind) for kind, name in TYPES.items()} | {"void": None}  # None: any
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.LShift: "<<", ast.RShift: ">>",
              ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.And: "&&", ast.Or: "||", ast.Eq: "==",
              ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.USub: "-", ast.Not: "!",
@@ -203,8 +208,8 @@ class _Cell:
         if isinstance(function, ast.Attribute) and function.attr == "view":
             return f"bits_as<{TYPES[self.names[node.args[0].id]]}>({self.value(function.value)})"
         name = function.id if isinstance(function, ast.Name) else ast.unparse(function)
-        if name in ("abs", "len"):
-            return f"{'absolute' if name == 'abs' else 'length'}({self.value(node.args[0])})"
+        if name in CALLS:
+            return f"{CALLS[name]}({self.value(node.args[0])})"
         target = self.names.get(name)
         if isinstance(target, type) and target in TYPES:
             try:
@@ -275,15 +280,18 @@ class Module:
             result.append(_address(name, parameter, value, dtype) if is_array else dtype.type(value))
         return tuple(result)
 
-    def launch(self, name, blocks, threads, *values):
+    def launch(self, name, blocks, threads, *values, shared=0):
         """Run a kernel on torch's current stream. It does not wait, and allocates nothing. `values` are numbers, and
-        arrays of numpy or numba."""
+        arrays of numpy or numba. shared: bytes of shared memory a block, beside the kernel's own variables."""
         if blocks == 0:
             return
         if name not in self._kernels:
             self._kernels[name] = self._load(name)
+        kernel = self._kernels[name]
+        if shared > kernel.max_dynamic_shared_size_bytes:  # 48 KB, unless a kernel asks for more
+            kernel.max_dynamic_shared_size_bytes = shared
         with _stream(torch.cuda.current_stream().cuda_stream):
-            self._kernels[name]((blocks,), (threads,), self.arguments(name, values))
+            kernel((blocks,), (threads,), self.arguments(name, values), shared_mem=shared)
 
     @functools.cached_property
     def _module(self):
@@ -296,7 +304,7 @@ class Module:
 
 
 def _address(kernel, parameter, array, dtype):
-    if getattr(array, "dtype", None) != dtype:
+    if dtype is not None and getattr(array, "dtype", None) != dtype:
         raise TypeError(f"{kernel}: {parameter} is {getattr(array, 'dtype', type(array))}, expected {dtype}.")
     if isinstance(array, np.ndarray):
         return np.uint64(array.ctypes.data)

@@ -231,12 +231,13 @@ class Autograd:
         if t == self.horizon:
             row["values"].copy_(outputs[:, -1])
             return
-        kernels.sample(outputs, row["actions"], row["logprobs"], row["values"],
-                       seed=self.config["seed"],
-                       step=row["step"], first_agent=self.first_agent + agents.start,
-                       heads=self.heads,
-                       log_std=log_std, masks=row["action_masks"], squash=self.squash,
-                       samples=row["samples"])
+        kernels.sample(outputs, **self._drawn(row, agents), log_std=log_std)
+
+    def _drawn(self, row, agents):
+        """What `kernels.sample` draws a row's actions with, and where to."""
+        return {"actions": row["actions"], "logprobs": row["logprobs"], "values": row["values"],
+                "seed": self.config["seed"], "step": row["step"], "first_agent": self.first_agent + agents.start,
+                "heads": self.heads, "masks": row["action_masks"], "squash": self.squash, "samples": row["samples"]}
 
     def _act(self, worker, observations, state, resets, valid):
         """outputs (n, A + 1) and log_std of one step; updates the tensors in `state` in place."""

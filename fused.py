@@ -18,7 +18,7 @@ wait for the GPU. `Gpu` holds what CUDA wants for that:
     device.handles(0, [("step", function, (argument,))])    # for those who replay it without the interpreter
 """
 
-import contextlib
+import contextlib  # noqa: I001  (the names of arena on few lines)
 import ctypes
 import importlib.util
 import math
@@ -34,7 +34,10 @@ from numba.extending import intrinsic
 import engines
 import kernels
 import ranks
-from arena import clock
+from arena import (
+    check_heads, check_numbers, check_sizes, check_squash, checked, clock, constant, numpy_dtype, on_gpu,
+    optional_masks,
+)
 from configuration import ConfigError, own_optimizer
 from kernels import driver, host
 from vector import LONG, WORD, aligned_zeros, call_address, cycles, step_environments
@@ -319,9 +322,13 @@ class Graphs(engines.Autograd):
         row = self.rows[buffer][t]
         for tensor, source in row["copied"]:
             tensor.copy_(source, non_blocking=True)
-        super().step(worker, buffer, t)
+        self._act_on(worker, buffer, t)
         for tensor, source in row["copied_back"]:
             tensor.copy_(source, non_blocking=True)
+
+    def _act_on(self, worker, buffer, t):
+        """Autograd's `step`, of what is on the GPU."""
+        super().step(worker, buffer, t)
 
     def _bootstrap(self, worker, buffer, t):
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
@@ -344,10 +351,12 @@ class Graphs(engines.Autograd):
 
     def _values_of_cut(self, worker, agents, cut):
         """V of the final observations of the agents in a slice, from the state before the reset, 0 if not cut (n,)."""
-        state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
-        final = self.storage["final_observations"][agents]
-        outputs, _ = self._act(worker, final, state, *(flags[agents] for flags in self.flags))
+        outputs = self._final_outputs(worker, agents, *(flags[agents] for flags in self.flags))
         return outputs[:, -1].masked_fill(cut == 0, 0.0)  # a NaN may be among them
+
+    def _final_outputs(self, worker, agents, resets, valid):
+        state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
+        return self._act(worker, self.storage["final_observations"][agents], state, resets, valid)[0]
 
     def _threads(self, rows):
         """Threads do nothing on a GPU, and torch.compile compiles anew for another number of them."""
@@ -443,7 +452,7 @@ class TorchProducts:
     decoder's for its input's gradient; weights' gradients are rounded before they are added in float32."""
 
     def __init__(self, policy, arena, name, *, rows, learns, precision):
-        self.arena, self.name = arena, name
+        self.arena, self.name, self.precision = arena, name, precision
         half = precision != torch.float32
         self.rounded = [key for key, _ in policy.named_parameters()
                         if half and key not in ("decoder.bias", "decoder.log_std")]
@@ -493,6 +502,100 @@ class TorchProducts:
         kernels.add_rows(rows, self.gradients[name], add)
 
 
+# What observations may be, as policy_step of kernels.cu numbers them.
+SEEN = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5, "uint32": 6, "int64": 7,
+        "float64": 8}
+TILES = 8, 16, 32  # agents that a block takes at once
+
+
+class PolicyStep:
+    """A step of the rollout as one kernel: encoder, layers, decoder and the draw of actions, with all weights in the
+    shared memory of each block. A network that does not fit there takes its products from cuBLAS (`Layers.step`).
+
+        step = PolicyStep(policy, products)                          # once the weights have their place
+        step(observations, state, resets, valid, outputs, drawn=...)   # commit=False: the state stays
+
+    products: the TorchProducts that hold the weights, whose `refresh` is due before a step, after they changed.
+    """
+
+    def __init__(self, policy, products):
+        self.policy, self.precision = policy, products.precision
+        layers = ["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))]
+        weights = [products.weights[f"{layer}.{part}"] for layer in layers for part in ("weight", "bias")]
+        weights += [products.masters[f"decoder.{part}"] for part in ("weight", "bias")]
+        self.addresses = torch.tensor([weight.data_ptr() for weight in weights]).to(weights[0].device)
+
+    @staticmethod
+    def size(policy, precision, rows=TILES[-1]):
+        """Bytes of shared memory that a block needs for tiles of so many agents, as policy_step lays them out."""
+        inputs, width = policy.encoder.in_features, policy.decoder.out_features
+        H, L, pitch = policy.hidden_size, policy.num_layers, rows + 4
+        inputs_row, hidden_row = ((n + 3) // 8 * 8 + 4 for n in (inputs, H))  # of weights
+        fours = [-(-n // 4) * 4 for n in (max(inputs, H), H, rows * width + (3 * L + 1) * H + width)]
+        floats = (fours[0] + fours[1]) * pitch + width * hidden_row + fours[2]
+        return 4 * floats + precision.itemsize * (H * inputs_row + 3 * L * H * hidden_row)
+
+    @classmethod
+    def fits(cls, policy, precision, device):
+        """Whether a block of this GPU may have as much shared memory as the network needs."""
+        properties = torch.cuda.get_device_properties(device)
+        return cls.size(policy, precision) <= getattr(properties, "shared_memory_per_block_optin", 48 << 10)
+
+    def __call__(self, observations, state, resets, valid, outputs, *, commit=True, drawn=None):
+        """Write and return outputs (n, A + 1): logits or means, then the value. observations (n, ...) of a type in
+        SEEN; state (layers, n, H), each layer contiguous, is updated in place if `commit`; resets, valid (n,) uint8.
+        drawn: the arguments of `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or
+        TypeError for a wrong shape or dtype."""
+        name, like, norm = "policy_step", outputs, self.policy.normalizer
+        n, width = check_sizes(name, "outputs", outputs, 2)
+        inputs, H, L = self.policy.encoder.in_features, self.policy.hidden_size, self.policy.num_layers
+        kind = SEEN.get(str(observations.dtype).removeprefix("torch."))
+        if kind is None:
+            raise TypeError(f"fused.PolicyStep: observations are {observations.dtype}, expected {', '.join(SEEN)}.")
+        seen = checked(name, "observations", observations.view(n, -1), (n, inputs), numpy_dtype(observations))
+        moments = [constant(("no normalisation",), like, lambda: torch.zeros(0))] * 2
+        if norm is not None:
+            moments = [checked(name, what, getattr(norm, what), (inputs,)) for what in ("shift", "scale")]
+        first, *_ = [checked(name, "state", state[i], (n, H)) for i in range(L)]
+        flags = checked(name, "resets", resets, (n,), np.uint8), checked(name, "valid", valid, (n,), np.uint8)
+        weights = checked(name, "weights", self.addresses, (2 * L + 4,), np.int64)
+        outputs = checked(name, "outputs", outputs, (n, width))
+        if drawn is None:  # arrays that are not read
+            drawing = 0, 0, weights, 0, weights, False, flags[0], outputs, 0, *(outputs for _ in range(5))
+        else:
+            drawing = self._drawing(n, width - 1, like, **drawn)
+        properties = torch.cuda.get_device_properties(like.device)
+        processors = properties.multi_processor_count
+        rows = next((rows for rows in TILES if -(-n // rows) <= processors), TILES[-1])
+        shared = self.size(self.policy, self.precision, rows)
+        at_once = max(1, properties.shared_memory_per_multiprocessor // (shared + 1024))  # blocks a multiprocessor
+        kernels.CUDA.launch(
+            name, min(-(-n // rows), processors * at_once), 256, n, inputs, H, L, width, rows,
+            self.precision != torch.float32, weights, kind, seen, norm is not None, *moments, state.stride(0), commit,
+            first, *flags, outputs, drawn is not None, *drawing, shared=shared)
+        return like
+
+    @staticmethod
+    def _drawing(n, choices, like, actions, logprobs, values, *, seed, step, first_agent=0, heads=None, log_std=None,
+                 masks=None, squash=None, samples=None):
+        """The kernel's arguments from the seed on, checked as in `kernels.sample`."""
+        name = "policy_step"
+        nothing = constant(("nothing",), like, lambda: torch.zeros(1))
+        if heads is not None:
+            heads = check_heads(name, heads, check_sizes(name, "actions", actions, 2)[1], choices, like)
+            masks = None if masks is None else checked(name, "masks", masks, (n, choices), np.uint8)
+            actions = checked(name, "actions", actions, (n, len(heads)), np.int32)
+            how = len(heads), heads, *optional_masks(masks, like, 2), nothing, 0, nothing, actions, nothing
+        else:
+            heads = constant(("no heads",), like, lambda: torch.zeros(1, dtype=torch.int64))
+            log_std, bounds = checked(name, "log_std", log_std, (choices,)), check_squash(name, squash, choices, like)
+            actions = checked(name, "actions", actions, (n, choices))
+            samples = actions if squash is None else checked(name, "samples", samples, (n, choices))
+            how = 0, heads, *optional_masks(None, like, 2), log_std, bounds.shape[1], bounds, actions, samples
+        return (seed, first_agent, check_numbers(name, "step", step, 1, np.int64, like), *how,
+                checked(name, "logprobs", logprobs, (n,)), checked(name, "values", values, (n,)))
+
+
 class Layers:
     """The default network without autograd for up to `rows` agents, `steps` at a time, in buffers that live in the
     arena; each worker has its own.
@@ -536,6 +639,9 @@ class Layers:
         self.products.bind(weights, {key: self.arena[f"{gradients}/policy.{key}"] for key in weights})
         self.refresh = self.products.refresh
         self.refresh()
+        small = not self.steps and on_gpu(self.arena.memory) and PolicyStep.fits(
+            self.policy, self.products.precision, self.arena.memory.device)
+        self.in_one = PolicyStep(self.policy, self.products) if small else None
 
     def chunk(self, n):
         """The buffers for n segments, each the contiguous beginning of the whole one; made once for each n."""
@@ -551,10 +657,13 @@ class Layers:
             self._chunks[n] = SimpleNamespace(**views, **flat)
         return self._chunks[n]
 
-    def step(self, observations, state, resets, valid):
+    def step(self, observations, state, resets, valid, **options):
         """One rollout step. observations (n, *obs) of any dtype, state (n, H) a layer, updated in place, resets and
-        valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call."""
+        valid (n,) uint8 -> outputs (n, A + 1), overwritten by the next call. options: PolicyStep's, if it is one."""
         chunk, observations = self.chunk(len(observations)), observations.view(len(observations), -1)
+        if self.in_one is not None:
+            return self.in_one(observations, state, resets, valid, chunk.flat_outputs, **options)
+        assert not options, "for PolicyStep alone"
         norm = self.policy.normalizer
         layers, linear = self.policy.num_layers, self.products.linear
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
@@ -729,6 +838,23 @@ class Fused(engines.Restated, Graphs):
                     map(self.handles.get, buffers)):
                 return sum(map(self._rollout_in_graphs, buffers))
         return super()._rollout(worker)
+
+    def _act_on(self, worker, buffer, t):
+        actor, agents, row = self.actors[worker], self.vecenv.ranges[buffer], self.rows[buffer][t]
+        if actor.in_one is None:
+            return super()._act_on(worker, buffer, t)
+        seen = row["observations"], self.state["mingru"][:, agents], row["resets"], row["valid"]
+        if t == self.horizon:
+            return row["values"].copy_(actor.step(*seen, commit=False)[:, -1])
+        log_std = self.policy.decoder.log_std
+        drawn = {**self._drawn(row, agents), "log_std": None if log_std is None else log_std.data}
+        return actor.step(*seen, drawn=drawn)
+
+    def _final_outputs(self, worker, agents, resets, valid):
+        actor, final = self.actors[worker], self.storage["final_observations"][agents]
+        if actor.in_one is None:
+            return super()._final_outputs(worker, agents, resets, valid)
+        return actor.step(final, self.state["mingru"][:, agents], resets, valid, commit=False)
 
     def _rollout_in_graphs(self, buffer):
         """All steps of one buffer without the interpreter."""

@@ -150,6 +150,212 @@ extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16
 }
 
 // --------------------------------------------------------------------------------------------------------------------
+// A rollout's step of the whole default network. A block copies all weights into its shared memory and then takes one
+// tile of `rows` agents after the other. What flows between the layers stays there, a column's rows side by side.
+
+#define EACH 8    // rows whose sums one thread has
+#define IN_WAY 8  // numbers that a thread asks for before it puts the first in its place
+
+CELL i64 fours(i64 n) { return (n + 3) / 4 * 4; }
+// The length of a row of n weights: threads that read four numbers each of neighbouring rows then meet no bank twice.
+CELL int weight_pitch(i64 n) { return (int)((n + 3) / 8 * 8 + 4); }
+
+// write(row, column, read(row, column)) for all rows and columns, by all threads of a block.
+template <class Value, class Read, class Write> CELL void carry(int rows, int columns, Read read, Write write) {
+    int row = threadIdx.x / columns, column = threadIdx.x % columns;
+    int down = blockDim.x / columns, right = blockDim.x % columns;
+    auto next = [=](int &row, int &column) {
+        row += down, column += right;
+        if (column >= columns) column -= columns, row++;
+    };
+    while (row < rows) {
+        Value values[IN_WAY];
+        int r = row, c = column;
+#pragma unroll
+        for (int i = 0; i < IN_WAY; i++, next(r, c))
+            if (r < rows) values[i] = read(r, c);
+#pragma unroll
+        for (int i = 0; i < IN_WAY; i++, next(row, column))
+            if (row < rows) write(row, column, values[i]);
+    }
+}
+
+// Weights (outputs, inputs) with zeros behind each row, to full fours.
+template <class Real> CELL void carry_weights(const Real *from, Real *to, int outputs, int inputs) {
+    int pitch = weight_pitch(inputs);
+    if (inputs % 4 == 0)
+        carry<Pack<Real, 4>>(
+            outputs, inputs / 4, [=](int row, int k) { return read<4>(from + (i64)row * inputs + 4 * k); },
+            [=](int row, int k, Pack<Real, 4> four) { *(Pack<Real, 4> *)(to + row * pitch + 4 * k) = four; });
+    else
+        carry<Real>(
+            outputs, fours(inputs), [=](int row, int k) { return k < inputs ? from[(i64)row * inputs + k] : Real(0); },
+            [=](int row, int k, Real weight) { to[row * pitch + k] = weight; });
+}
+
+template <class Real> CELL void carry_bias(const Real *from, float *to, int count) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = widen(from[i]);
+}
+
+// An observation's number, of one of the types in fused.SEEN.
+CELL float number_at(const void *from, i64 kind, i64 i) {
+    switch (kind) {
+    case 0: return ((const float *)from)[i];
+    case 1: return ((const u8 *)from)[i];
+    case 2: return ((const signed char *)from)[i];
+    case 3: return ((const short *)from)[i];
+    case 4: return ((const u16 *)from)[i];
+    case 5: return (float)((const int *)from)[i];
+    case 6: return (float)((const u32 *)from)[i];
+    case 7: return (float)((const i64 *)from)[i];
+    default: return (float)((const double *)from)[i];
+    }
+}
+
+// sum[g][r] += the weights' row g, `apart` from the one before it, times row r of x.
+template <int G, int R, class Real> CELL void add_products(int inputs, const Real *weights, int apart, const float *x,
+                                                           int pitch, float (&sum)[G][R]) {
+    constexpr int V = R < 4 ? R : 4;
+#pragma unroll 1
+    for (int k = 0; k < inputs; k += 4) {
+        Pack<Real, 4> four[G];
+#pragma unroll
+        for (int g = 0; g < G; g++) four[g] = read<4>(weights + g * apart + k);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int r = 0; r < R; r += V) {
+                Pack<float, V> part = read<V>(x + (k + i) * pitch + r);
+#pragma unroll
+                for (int v = 0; v < V; v++)
+#pragma unroll
+                    for (int g = 0; g < G; g++) sum[g][r + v] += widen(four[g].at[i]) * part.at[v];
+            }
+        }
+    }
+}
+
+// Column j's rows from r on, and behind the last column zeros, to full fours.
+CELL void put(float *x, int columns, int pitch, int j, int r, const float (&values)[EACH]) {
+#pragma unroll
+    for (int v = 0; v < EACH; v++) x[j * pitch + r + v] = values[v];
+    for (int k = columns; j + 1 == columns && k < fours(columns); k++)
+        for (int v = 0; v < EACH; v++) x[k * pitch + r + v] = 0.0f;
+}
+
+template <class Real> CELL float rounded(float x) { return widen(rounded_to<Real>(x)); }
+
+// weights: addresses of the encoder's weight and bias, each layer's, and the decoder's; all but the decoder's are
+// bfloat16 if `half`, as is then what flows, but for the last layer's output. state: its first layer, the others
+// state_stride further on each; it changes only if `commit`. log_std is read, and a Gaussian drawn from, if there are
+// no heads; squash_row as in ppo_loss_continuous. Without `drawn` nothing after `outputs` is written.
+extern "C" __global__ void __launch_bounds__(256, 1)
+policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool half, const i64 *weights, i64 kind,
+            const void *observations, bool normalised, const float *shift, const float *scale, i64 state_stride,
+            bool commit, float *state, const u8 *resets, const u8 *valid, float *outputs, bool drawn, u64 seed,
+            i64 first_agent, const i64 *counter, i64 head_count, const i64 *heads, bool masked, const u8 *masks,
+            const float *log_std, i64 squash_row, const float *squash, void *actions, float *samples,
+            float *logprobs, float *values) {
+    SHARED_MEMORY(float, memory);
+    int D = (int)inputs, H = (int)hidden, pitch = (int)rows + 4, wide = weight_pitch(D), narrow = weight_pitch(H);
+    float *even = memory, *odd = even + fours(D > H ? D : H) * pitch;  // fused.PolicyStep.size counts these as well
+    float *decoder = odd + fours(H) * pitch, *left = decoder + width * narrow, *biases = left + rows * width;
+    void *rest = left + fours(rows * width + (3 * layers + 1) * H + width);
+    float *decoder_bias = biases + (3 * layers + 1) * H;
+    carry_weights((const float *)weights[2 * layers + 2], decoder, (int)width, H);
+    carry_bias((const float *)weights[2 * layers + 3], decoder_bias, (int)width);
+
+    auto take = [&](auto like) {
+        typedef decltype(like) Real;
+        Real *encoder = (Real *)rest, *gates = encoder + H * wide;
+        carry_weights((const Real *)weights[0], encoder, H, D);
+        carry_bias((const Real *)weights[1], biases, H);
+        for (int l = 0; l < layers; l++) {
+            carry_weights((const Real *)weights[2 * l + 2], gates + 3 * l * H * narrow, 3 * H, H);
+            carry_bias((const Real *)weights[2 * l + 3], biases + (3 * l + 1) * H, 3 * H);
+        }
+        for (i64 begin = blockIdx.x * rows; begin < n; begin += gridDim.x * rows) {
+            carry<float>(
+                (int)rows, (int)fours(D),
+                [&](int row, int k) {
+                    if (begin + row >= n || k >= D) return 0.0f;
+                    float x = number_at(observations, kind, (begin + row) * D + k);
+                    return rounded<Real>(normalised ? normalise_cell(x, shift[k], scale[k]) : x);
+                },
+                [&](int row, int k, float x) { even[k * pitch + row] = x; });
+            __syncthreads();
+            for (int item = threadIdx.x; item < H * (rows / EACH); item += blockDim.x) {
+                int j = item % H, r = item / H * EACH;
+                float sum[1][EACH] = {};
+                add_products((int)fours(D), encoder + j * wide, 0, even + r, pitch, sum);
+#pragma unroll
+                for (int v = 0; v < EACH; v++) sum[0][v] = rounded<Real>(sum[0][v] + biases[j]);
+                put(odd, H, pitch, j, r, sum[0]);
+            }
+            __syncthreads();
+            float *x = odd, *y = even;
+            for (int l = 0; l < layers; l++) {
+                const float *bias = biases + (3 * l + 1) * H;
+                for (int item = threadIdx.x; item < H * (rows / EACH); item += blockDim.x) {
+                    int j = item % H, r = item / H * EACH;
+                    float *place = state + l * state_stride + (begin + r) * H + j, before[EACH], sum[3][EACH] = {};
+#pragma unroll
+                    for (int v = 0; v < EACH; v++)
+                        before[v] = begin + r + v < n ? place[v * H] * (resets[begin + r + v] ? 0.0f : 1.0f) : 0.0f;
+                    add_products((int)fours(H), gates + (3 * l * H + j) * narrow, H * narrow, x + r, pitch, sum);
+#pragma unroll
+                    for (int v = 0; v < EACH; v++) {
+                        bool inside = begin + r + v < n;
+                        auto [candidate, z, q] = mingru_gates_cell(rounded<Real>(sum[0][v] + bias[j]),
+                                                                   rounded<Real>(sum[1][v] + bias[H + j]),
+                                                                   rounded<Real>(sum[2][v] + bias[2 * H + j]));
+                        auto [after, result] = mingru_cell(x[j * pitch + r + v], candidate, z, q, before[v],
+                                                           inside && valid[begin + r + v] != 0);
+                        if (commit && inside) place[v * H] = after;
+                        before[v] = l + 1 < layers ? rounded<Real>(result) : result;
+                    }
+                    put(y, H, pitch, j, r, before);
+                }
+                __syncthreads();
+                float *last = x;
+                x = y, y = last;
+            }
+            for (int item = threadIdx.x; item < width * rows; item += blockDim.x) {
+                int j = item % (int)width, r = item / (int)width;
+                float sum[1][1] = {};
+                add_products((int)fours(H), decoder + j * narrow, 0, x + r, pitch, sum);
+                left[item] = sum[0][0] + decoder_bias[j];
+                if (begin + r < n) outputs[begin * width + item] = left[item];
+            }
+            __syncthreads();
+            i64 i = begin + threadIdx.x;
+            if (!drawn || threadIdx.x >= rows || i >= n) continue;
+            const float *row = left + threadIdx.x * width;
+            float logprob = 0.0f;
+            for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
+                auto words = action_words_cell(seed, (u64)counter[0], first_agent + i, h);
+                auto [action, chosen] = choose_cell(row, masks + (masked ? i * (width - 1) : 0), masked, first,
+                                                    first + heads[h], uniform_cell(words.a), false);
+                ((int *)actions)[i * head_count + h] = (int)action, logprob += chosen;
+            }
+            for (i64 j = 0, place = i * (width - 1); head_count == 0 && j < width - 1; j++, place++) {
+                auto words = action_words_cell(seed, (u64)counter[0], first_agent + i, j);
+                auto [u, surprise] = gaussian_draw_cell(row[j], log_std[j], words.a, words.b, false);
+                samples[place] = u, logprob -= surprise;
+                if (squash[squash_row] > 0.0f) {
+                    auto [inside, log_slope] = squash_cell(u);
+                    ((float *)actions)[place] = squash[j] + squash[squash_row + j] * inside;
+                    logprob -= squash[2 * squash_row + j] + log_slope;
+                }
+            }
+            logprobs[i] = logprob, values[i] = row[width - 1];
+        }
+    };
+    if (half) take(u16(0));
+    else take(0.0f);
+}
+
+// --------------------------------------------------------------------------------------------------------------------
 // Sums over all threads of a grid, the same in every run: a warp's by shuffles, a block's through shared memory into its
 // row of `parts`; the block that is done last adds up the rows, in order. `ticket` counts the blocks that are done; it is
 // 0 before and after.

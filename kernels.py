@@ -211,36 +211,45 @@ def head_max_cell(row, mask, masked, first, last):
     return top
 
 
+@cell
+def action_words_cell(seed, step, agent, part):
+    """The random words of one part of an agent's action: a head, or a dimension."""
+    return philox_cell(u32(agent), u32(step & u64(0xFFFFFFFF)), u32((step >> u64(32)) << u64(16)) | u32(part),
+                       PURPOSE_ACTION, u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32)))
+
+
+@cell
+def choose_cell(row, mask, masked, first, last, uniform, deterministic):
+    """(action, its log-probability) of the head with the logits row[first:last], by a number in [0, 1), or the most
+    likely one. Equal logits give equal actions on every device: each product meets one sum, so that there is one way
+    only to contract the two."""
+    top, total = head_max_cell(row, mask, masked, first, last), ZERO
+    for j in range(first, last):
+        if not (masked and mask[j] == 0):
+            total += exp_cell(row[j] - top)
+    choice, running, target = first, ZERO, uniform * total
+    for j in range(first, last):
+        if masked and mask[j] == 0:
+            continue
+        choice = j  # the last allowed action stays if rounding, or a NaN, leaves the target beyond all
+        running += exp_cell(row[j] - top)
+        if row[j] == top if deterministic else running > target:
+            break
+    return choice - first, row[choice] - top - f32(math.log(total))
+
+
 @driver
 def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
-                           logprobs, values):
-    # Equal logits give equal actions on every device: each product below meets one sum, so that
-    # there is one way only to contract the two.
+                         logprobs, values):
     width, step = logits.shape[1], u64(counter[0])
-    key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
         row, mask = logits[i], masks[i if masked else 0]
         logprob, first = ZERO, 0
         for head in range(len(heads)):
+            word, _, _, _ = action_words_cell(seed, step, first_agent + i, head)
             last = first + heads[head]
-            top = head_max_cell(row, mask, masked, first, last)
-            total = ZERO
-            for j in range(first, last):
-                if not (masked and mask[j] == 0):
-                    total += exp_cell(row[j] - top)
-            word, _, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
-                                        u32((step >> u64(32)) << u64(16)) | u32(head), PURPOSE_ACTION, key0, key1)
-            target = uniform_cell(word) * total
-            choice, running = first, ZERO
-            for j in range(first, last):
-                if masked and mask[j] == 0:
-                    continue
-                choice = j  # the last allowed action stays where rounding, or a NaN, leaves the target beyond all
-                running += exp_cell(row[j] - top)
-                if row[j] == top if deterministic else running > target:
-                    break
-            actions[i, head] = choice - first
-            logprob += row[choice] - top - f32(math.log(total))
+            actions[i, head], chosen = choose_cell(row, mask, masked, first, last, uniform_cell(word), deterministic)
+            logprob += chosen
             first = last
         logprobs[i] = logprob
         values[i] = row[width - 1]
@@ -258,22 +267,25 @@ def squash_cell(u):
     return (-size if u < ZERO else size), f32(2) * (f32(0.69314718056) - x - log_cell(ONE + e))
 
 
+@cell
+def gaussian_draw_cell(mean, log_std, a, b, deterministic):
+    """(u, -log p(u)) by two random words (Box and Muller 1958), or the mean."""
+    radius = f32(math.sqrt(f32(-2.0) * log_cell(ONE - uniform_cell(a))))
+    noise = ZERO if deterministic else radius * cos_turn_cell(uniform_cell(b))
+    return mean + exp_cell(log_std) * noise, HALF * noise * noise + log_std + LOG_SQRT_2PI
+
+
 @driver
 def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_agent, counter, deterministic, samples,
-                             actions, logprobs, values):
+                           actions, logprobs, values):
     width, step, squashed = means.shape[1], u64(counter[0]), squash[1, 0] > ZERO
-    key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     for i in range(begin, end):
         logprob = ZERO
         for j in range(width - 1):
-            spread = log_std[i, j]
-            a, b, _, _ = philox_cell(u32(first_agent + i), u32(step & u64(0xFFFFFFFF)),
-                                     u32((step >> u64(32)) << u64(16)) | u32(j), PURPOSE_ACTION, key0, key1)
-            radius = f32(math.sqrt(f32(-2.0) * log_cell(ONE - uniform_cell(a))))  # Box and Muller 1958
-            noise = ZERO if deterministic else radius * cos_turn_cell(uniform_cell(b))
-            u = means[i, j] + exp_cell(spread) * noise
+            a, b, _, _ = action_words_cell(seed, step, first_agent + i, j)
+            u, surprise = gaussian_draw_cell(means[i, j], log_std[i, j], a, b, deterministic)
             samples[i, j] = u  # which are the actions themselves if nothing squashes them
-            logprob -= HALF * noise * noise + spread + LOG_SQRT_2PI
+            logprob -= surprise
             if squashed:
                 inside, log_slope = squash_cell(u)
                 actions[i, j] = squash[0, j] + squash[1, j] * inside
@@ -839,17 +851,14 @@ ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF, EN
 
 
 @driver
-def _advantage_moments(begin, end, size, advantages, valid, index, parts):
-    M = len(index)
-    for lane in range(begin, end):
-        t, first = lane * size // M, lane * size % M
-        for m in range(first, first + size):
-            n = index[m]
+def _advantage_moments(begin, end, advantages, valid, index, parts):
+    for t in range(begin, end):
+        for n in index:
             if valid[t, n] != 0:
                 a = np.float64(advantages[t, n])
-                parts[lane, 0] += 1.0
-                parts[lane, 1] += a
-                parts[lane, 2] += a * a
+                parts[t, 0] += 1.0
+                parts[t, 1] += a
+                parts[t, 2] += a * a
 
 
 def _launch_sum(name, steps, count, like, sizes, written, *arrays):
@@ -867,11 +876,6 @@ def _sums_of_blocks(like, count):
     return parts, constant(("ticket", stream), like, lambda: torch.zeros(1, dtype=torch.int32))
 
 
-def _lanes(like, T, M):
-    """(lanes, steps a lane) of T · M steps: a lane is a row of them on a CPU, one on a GPU."""
-    return (T * M, 1) if on_gpu(like) else (T, M)
-
-
 def advantage_moments(advantages, valid, index, moments=None):
     """moments (3,) float64, written and returned: count, sum, sum of squares of the advantages of the drawn
     segments' valid steps: what the loss needs to normalise them, and what the ranks of a parallel run add up first."""
@@ -886,7 +890,7 @@ def advantage_moments(advantages, valid, index, moments=None):
         _launch_sum(name, T * M, 3, advantages, (T, M, N), (result,), *arrays)
         return moments
     parts = np.zeros((T, 3))
-    run(_advantage_moments, T, 8, M, *arrays, parts)
+    run(_advantage_moments, T, 8, *arrays, parts)
     result[:] = parts.sum(0)
     return moments
 
@@ -1094,14 +1098,12 @@ def gaussian_grad_cell(u, mean, log_std, inside, dlogprob, ent_coef):
 
 
 @driver
-def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, squash, actions, logprobs, values,
+def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, actions, logprobs, values,
                          advantages, weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
     (_, M, width), squashed = outputs.shape, squash[1, 0] > ZERO
     clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
-    for lane in range(begin, end):
-        part = parts[lane]
-        t, first_segment = lane * size // M, lane * size % M
-        for m in range(first_segment, first_segment + size):
+    for t in range(begin, end):
+        for m in range(M):
             n, column = index[start + m], start + m
             row, drow, spread, dspread = outputs[t, m], grad[t, m], log_std[t, m], grad_log_std[t, m]
             value = row[width - 1]
@@ -1127,7 +1129,7 @@ def _ppo_loss_continuous(begin, end, size, outputs, index, start, log_std, squas
                     actions[t, n, j], row[j], spread[j], inside, dlogprob, ent_coef)
             drow[width - 1] = dvalue
             ratios[t, column] = ratio
-            statistics_cell(part, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
+            statistics_cell(parts[t], policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
 
 
 def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values, ratios, sums,
@@ -1155,7 +1157,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     index = check_index(name, index, start, M, N, outputs)
     if start + M > B:
         raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
-    (lanes, size), like, gpu = _lanes(outputs, T, M), outputs, on_gpu(outputs)
+    like, gpu = outputs, on_gpu(outputs)
     parts = None if gpu else np.zeros((T if heads is None else M, SUMS))
     outputs, grad = checked(name, "outputs", outputs, (T, M, width)), checked(name, "grad", grad, (T, M, width))
     rollout = (checked(name, "logprobs", logprobs, (T, N)), check_rows(name, "values", values, T, (N,)),
@@ -1186,7 +1188,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
             launch(spread_row, squash.shape[1], outputs, index, log_std, squash, actions, *rollout, grad, grad_log_std,
                    *written)
             return
-        run(_ppo_loss_continuous, lanes, 4, size, outputs, index, start, log_std, squash, actions, *rollout, grad,
+        run(_ppo_loss_continuous, T, 4, outputs, index, start, log_std, squash, actions, *rollout, grad,
             grad_log_std, *written, parts)
     sums += torch.as_tensor(parts.sum(0))
 
@@ -1235,7 +1237,7 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
     T, N = check_sizes("write_back", "ratios", ratios, 2)
     columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
-    lanes, size = _lanes(ratios, T, M)
+    lanes, size = (T * M, 1) if on_gpu(ratios) else (T, M)  # a CPU's lane is a row
     run(_write_back, lanes, 8, size, columns, checked("write_back", "new_values", new_values, (T, M)),
         checked("write_back", "new_ratios", new_ratios, (T, M)),
         checked("write_back", "counter", counter, (2,), np.int64),

@@ -25,8 +25,10 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import gymnasium
 import numba
 import numpy as np
 import torch
@@ -34,7 +36,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import reference
 
+import fused
 import kernels
+import models
 
 # horizon, agents, hidden, minibatch, chunk, actions, observation
 T, N, H, B, M, A, D = 64, 4096, 64, 1024, 16, 3, 118
@@ -199,6 +203,53 @@ def step_case():
                 size(hgp, x, state, state, out), lambda: state.copy_(state0))
 
 
+def policy_step_cases():
+    """The whole network's step and the draw: product by product, and on a GPU in one kernel as well."""
+    device, spaces = torch.get_default_device(), gymnasium.spaces
+    policy = models.MinGRUPolicy(SimpleNamespace(single_observation_space=spaces.Box(-9, 9, (D,), np.float32),
+                                                 single_action_space=spaces.Discrete(A)), H, 2)
+    arena = kernels.Arena()
+    arena.adopt(policy)
+    ways = {way: fused.Layers(policy, arena, way, steps=0, rows=N) for way in ("by products", "in one kernel")}
+    arena.allocate(device)
+    observations, state0 = normal(N, D), normal(2, N, H)
+    resets, valid, heads = flags(0.02, N), flags(0.99, N), torch.tensor([A], device="cpu")
+    weights = {name: parameter.detach().double() for name, parameter in policy.named_parameters()}
+    layers = [{part: weights[f"rnn.layers.{i}.{part}"] for part in ("weight", "bias")} for i in range(2)]
+    params = {f"{name}_{part}": weights[f"{name}.{part}"] for name in ("encoder", "decoder")
+              for part in ("weight", "bias")}
+    params |= {"layer_weights": [layer["weight"] for layer in layers],
+               "layer_biases": [layer["bias"] for layer in layers]}
+
+    def case(way):
+        ways[way].bind()
+        if way == "by products":
+            ways[way].in_one = None
+        state, drawn = state0.clone(), {"actions": torch.full((N, 1), -1, dtype=torch.int32),
+                                        "logprobs": poisoned(N), "values": poisoned(N)}
+        how = {**drawn, "seed": 1, "step": torch.tensor([3]), "heads": heads}
+
+        def run():
+            if ways[way].in_one is None:
+                kernels.sample(ways[way].step(observations, state, resets, valid), **how)
+            else:
+                ways[way].step(observations, state, resets, valid, drawn=how)
+
+        def check():
+            logits, value, final = reference.policy_forward(params, observations[None], state0.double(), resets[None],
+                                                            valid[None])
+            logprobs, _ = reference.discrete_logprob_entropy(logits[0], drawn["actions"], [A])
+            close("state", state, final, 1e-5)
+            close("values", drawn["values"], value[0], 1e-5)
+            close("logprobs", drawn["logprobs"], logprobs, 1e-5)
+
+        moved = size(observations, state, state, *drawn.values()) + N * 4 * (A + 1)
+        return Case(run, check, N, moved, lambda: state.copy_(state0))
+
+    for way in ways if device.type == "cuda" else ["by products"]:
+        yield f"policy step, {way}", case(way)
+
+
 def scan_cases():
     hgp, x, out, dy = normal(T, M, 3 * H), normal(T, M, H), poisoned(T, M, H), normal(T, M, H)
     states = torch.cat([normal(1, M, H), poisoned(T, M, H)])
@@ -328,6 +379,7 @@ def cases():
     yield from advantage_cases()
     yield from gather_cases()
     yield "mingru_step", step_case()
+    yield from policy_step_cases()
     yield from scan_cases()
     yield "ppo_loss, discrete, chunk", loss_case("discrete")
     yield "ppo_loss, continuous, chunk", loss_case("continuous")

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import kernels
 
 SHIM = Path(__file__).with_name("cuda_shim.h")
 STREAM = 7  # torch's current one, here
+LIMIT = 227 << 10  # bytes of shared memory that a block may have, as on an H100
 FLAGS = os.environ.get("CUDA_SHIM_FLAGS", "-O1").split()  # -fsanitize=address,undefined finds what is out of bounds
 
 
@@ -46,6 +48,8 @@ def build(code, flags=()):
 
 
 class Kernel:
+    max_dynamic_shared_size_bytes = 48 << 10  # what a launch may ask for, unless it is set
+
     def __init__(self, library, name, owner):
         self.name, self.owner, self.launch = name, owner, getattr(library, f"launch_{name}")
         text = ctypes.create_string_buffer(256)
@@ -54,18 +58,20 @@ class Kernel:
 
     def __call__(self, grid, block, args, *, shared_mem=0):
         assert type(grid) is tuple and type(block) is tuple and type(args) is tuple
-        assert self.owner.streams == [STREAM], f"{self.name} is launched on another stream than torch's"
-        assert 0 < grid[0] < 2**31 and 0 < block[0] <= 1024 and shared_mem == 0, (grid, block)
+        assert self.owner.streams.stack == [STREAM], f"{self.name} is launched on another stream than torch's"
+        assert 0 < grid[0] < 2**31 and 0 < block[0] <= 1024, (grid, block)
+        assert shared_mem <= self.max_dynamic_shared_size_bytes <= LIMIT, f"{self.name}: {shared_mem} bytes shared"
         assert all(isinstance(value, np.generic) for value in args), f"{self.name}: {args}"
         given = [("f" if value.dtype.kind == "f" else "i") + str(value.itemsize) for value in args]
         assert given == [kind.replace("p", "i") for kind in self.kinds], f"{self.name} takes {self.kinds}, not {given}"
         values = [np.array(value) for value in args]
         addresses = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
-        self.owner.execute(self, grid[0], block[0], values, addresses)
+        self.owner.execute(self, grid[0], block[0], shared_mem, values, addresses)
 
-    def run(self, blocks, threads, _, addresses):
-        error = self.launch(ctypes.c_uint(blocks), ctypes.c_uint(threads), addresses, int(self.owner.backwards))
-        assert error == 0, f"{self.name}: threads wait for each other that never meet"
+    def run(self, blocks, threads, shared, _, addresses):
+        error = self.launch(*map(ctypes.c_uint, (blocks, threads, shared)), addresses, int(self.owner.backwards))
+        assert error != 1, f"{self.name}: threads wait for each other that never meet"
+        assert error == 0, f"{self.name} writes behind the {shared} bytes of its shared memory"
 
 
 class RawModule:
@@ -77,22 +83,29 @@ class RawModule:
         return Kernel(self.library, name, self.owner)
 
 
+class Streams(threading.local):
+    """Those that a thread has entered."""
+
+    def __init__(self):
+        self.stack = []
+
+
 class Stream:
     def __init__(self, owner, handle):
         self.owner, self.handle = owner, handle
 
     def __enter__(self):
-        self.owner.streams.append(self.handle)
+        self.owner.streams.stack.append(self.handle)
 
     def __exit__(self, *error):
-        self.owner.streams.pop()
+        self.owner.streams.stack.pop()
 
 
 def cupy():
-    """The module. `backwards` runs the last thread first; `execute(kernel, blocks, threads, values, addresses)` may be
-    replaced by what notes the launches."""
+    """The module. `backwards` runs the last thread first; `execute(kernel, blocks, threads, shared, values, addresses)`
+    may be replaced by what notes the launches."""
     module = types.ModuleType("cupy")
-    module.streams, module.backwards, module.launches = [], False, []
+    module.streams, module.backwards, module.launches = Streams(), False, []
 
     def execute(kernel, *call):
         module.launches.append(kernel.name)
@@ -117,7 +130,9 @@ def install(monkeypatch):
     monkeypatch.setattr(kernels, "CUDA", module)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: types.SimpleNamespace(cuda_stream=STREAM))
     monkeypatch.setattr(torch.cuda, "get_device_properties",
-                        lambda device: types.SimpleNamespace(multi_processor_count=3))
+                        lambda device: types.SimpleNamespace(
+                            multi_processor_count=3, shared_memory_per_block_optin=LIMIT,
+                            shared_memory_per_multiprocessor=LIMIT + 1024))
     monkeypatch.setattr(stand_in, "backwards", False)
     monkeypatch.setattr(stand_in, "execute", stand_in.execute)
     stand_in.launches.clear()

@@ -1,9 +1,10 @@
 // CUDA C++ on a CPU, for tests/cuda_on_a_cpu.py: what a kernel uses of CUDA, and `launch`, which runs a grid.
 //
-// A block's threads are fibers of one thread of the system. Each runs until it meets the others: at __syncthreads, or in
-// a shuffle, its warp's, or, if it sleeps, another block's. If all that can run have ended or wait, and none of these waits can end, `launch` returns an
-// error, as a GPU would hang. Shared memory is filled with NaN before each block. Threads and blocks run in order or
-// from the last to the first: what depends on it was a race.
+// A block's threads are fibers of one thread of the system. Each runs until it meets the others: at __syncthreads, or
+// in a shuffle, its warp's, or, if it sleeps, another block's. `launch` returns HANGS if all that can run have ended or
+// wait, and none of these waits can end, and OVERRUN if a block wrote behind the shared memory that the launch gave it.
+// Shared memory is filled with NaN before each block. Threads and blocks run in order or from the last to the first:
+// what depends on it was a race.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -21,6 +22,7 @@
 #define __launch_bounds__(...)
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __restrict__
+#define SHARED_MEMORY(Type, name) Type *name = (Type *)shim::dynamic
 
 struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, blockDim, gridDim;
@@ -39,9 +41,12 @@ struct Fiber {
 struct Block {
     unsigned index;
     std::vector<Fiber> fibers;
-    std::vector<char> memory;  // its shared memory while another block runs
+    std::vector<char> memory;   // its shared memory while another block runs
+    std::vector<char> dynamic;  // what the launch gave it besides, and a GUARD behind
 };
-const size_t STACK = 1 << 16;
+enum { HANGS = 1, OVERRUN = 2 };
+const size_t STACK = 1 << 16, GUARD = 64;
+static char *dynamic;  // the active block's
 static std::vector<Block> blocks;  // kept, with their stacks
 static Block *active;
 static jmp_buf scheduler;  // setjmp and longjmp ask the system for nothing, as swapcontext would each time
@@ -76,7 +81,8 @@ __attribute__((noinline)) inline void resume(Fiber &fiber) {
     setcontext(&context);
 }
 
-inline void begin(Block &block, unsigned threads) {
+inline void begin(Block &block, unsigned threads, unsigned shared) {
+    block.dynamic.assign(shared + GUARD, (char)0xff);
     block.fibers.resize(threads > block.fibers.size() ? threads : block.fibers.size());
     for (unsigned i = 0; i < threads; i++) block.fibers[i].state = RUNS, block.fibers[i].parity = 0;
     block.memory.assign(__stop_shared_memory - __start_shared_memory, (char)0xff);
@@ -96,7 +102,7 @@ inline bool release(unsigned first, unsigned last, State state) {
 
 // Run a block until all its threads have ended, or wait for another block. `moved`: any has come further.
 inline bool run(Block &block, unsigned threads, bool backwards, bool &moved) {
-    active = &block, blockIdx.x = block.index;
+    active = &block, blockIdx.x = block.index, dynamic = block.dynamic.data();
     if (!block.memory.empty()) memcpy(__start_shared_memory, block.memory.data(), block.memory.size());
     bool done = false;
     for (bool going = true; going && !done;) {
@@ -121,6 +127,12 @@ inline bool run(Block &block, unsigned threads, bool backwards, bool &moved) {
     return done;
 }
 
+inline bool overrun(const Block &block) {
+    for (size_t i = block.dynamic.size() - GUARD; i < block.dynamic.size(); i++)
+        if (block.dynamic[i] != (char)0xff) return true;
+    return false;
+}
+
 template <class T> inline T exchange(T value, unsigned from) {
     static_assert(sizeof(T) <= 8, "a shuffle of more than 8 bytes");
     unsigned me = current, side = active->fibers[me].parity++ % 2;
@@ -135,16 +147,19 @@ inline void call(void (*kernel)(P...), void **values, std::index_sequence<I...>)
     kernel(*(P *)values[I]...);
 }
 
-inline int launch(void (*entry)(void **), unsigned grid, unsigned threads, void **values, int backwards) {
+inline int launch(void (*entry)(void **), unsigned grid, unsigned threads, unsigned shared, void **values,
+                  int backwards) {
     std::lock_guard<std::mutex> guard(one_at_a_time);
     body = entry, arguments = values, blockDim.x = threads, gridDim.x = grid;
     unsigned waiting = 0;  // blocks[0] to [waiting - 1] wait for others
     for (unsigned n = 0; n < grid; n++) {
         if (blocks.size() <= waiting) blocks.resize(waiting + 1);
         blocks[waiting].index = backwards ? grid - 1 - n : n;
-        begin(blocks[waiting], threads);
+        begin(blocks[waiting], threads, shared);
         bool moved = false;
-        if (!run(blocks[waiting], threads, backwards, moved)) waiting++;
+        bool done = run(blocks[waiting], threads, backwards, moved);
+        if (overrun(blocks[waiting])) return OVERRUN;
+        if (!done) waiting++;
     }
     while (waiting > 0) {
         bool moved = false;
@@ -152,7 +167,7 @@ inline int launch(void (*entry)(void **), unsigned grid, unsigned threads, void 
         for (unsigned i = 0; i < waiting; i++)
             if (!run(blocks[i], threads, backwards, moved)) std::swap(blocks[left++], blocks[i]);
         waiting = left;
-        if (!moved) return 1;
+        if (!moved) return HANGS;
     }
     return 0;
 }
@@ -185,7 +200,8 @@ template <class T> inline T atomicAdd(T *place, T value) { T before = *place; *p
 
 #define KERNEL(NAME) \
     extern "C" int kinds_##NAME(char *out) { return shim::kinds(NAME, out); } \
-    extern "C" int launch_##NAME(unsigned blocks, unsigned threads, void **values, int backwards) { \
-        return shim::launch([](void **v) { shim::call(NAME, v, indices(NAME)); }, blocks, threads, values, backwards); \
+    extern "C" int launch_##NAME(unsigned blocks, unsigned threads, unsigned shared, void **values, int backwards) { \
+        return shim::launch([](void **v) { shim::call(NAME, v, indices(NAME)); }, blocks, threads, shared, values, \
+                            backwards); \
     }
 template <class... P> constexpr auto indices(void (*)(P...)) { return std::index_sequence_for<P...>(); }

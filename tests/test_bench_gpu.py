@@ -18,12 +18,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = {"copy_gb_per_second": 4000.0, "kernels": {
     "gather": {"microseconds": 9.0, "gb_per_second": 3500.0, "share_of_copy_of_its_size": 0.9},
+    "policy step, in one kernel": {"microseconds": 9.0, "gb_per_second": 600.0, "share_of_copy_of_its_size": 0.3},
     "draw": {"microseconds": 20.0, "gb_per_second": 10.0, "share_of_copy_of_its_size": 0.2}}}
 TRAIN = {"sps": 12345678.0, "num_layers": 4, "hidden_size": 32, "shares": {"busy": 0.625}}
 SOLVED = {"environments": {"breakout": {
     "0": {"threshold": 800.0, "seconds": 7.25, "score": 858.0, "end_seconds": 9.0}}}}
-LAUNCHES = {"minibatch": {"8192": {"launches": 61, "microseconds": 250.0, "gaps": 0.25,
-                                   "longest": []}}}
+LAUNCHES = {"minibatch": {"8192": {"launches": 61, "microseconds": 250.0, "gaps": 0.25, "longest": []}},
+            "step": {"1024": {"launches": 5, "microseconds": 12.5, "gaps": 0.25, "longest": []}}}
 GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
 VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W",
             "sees_it": True}
@@ -137,8 +138,8 @@ def test_a_part_keeps_what_the_others_left(tmp_path):
     steps, page = report(tmp_path)
     assert list(steps) == ["versions", "kernels", "launches"]
     assert steps["kernels"]["result"] == "below 70% of a copy of their size: draw 20%"
-    assert ("| draw | 20.0 | 10 | 20% |" in page
-            and "1 of 2 at 70% or more, the slowest at 20%" in page)
+    assert "| draw | 20.0 | 10 | 20% |" in page and "1 of 3 at 70% or more, the slowest at 20%" in page
+    assert "| a step of the rollout of 1,024 agents | 5 launches in one graph, 12 µs, " in page
     other = {"result": "passed", "seconds": 1, "figures": {"kernels": 3}}
     broken = {"steps": {**steps, "kernels": other, "launches": 5}}
     (tmp_path / "report.json").write_text(json.dumps(broken))

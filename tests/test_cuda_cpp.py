@@ -4,24 +4,31 @@ What the kernels compute is compared with the references by tests/test_cuda.py.
 
 import ctypes
 import functools
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import cuda_on_a_cpu
+import gymnasium
 import numpy as np
 import nvrtc
 import pytest
 import reference
 import torch
+from hypothesis import assume, given, settings
+from hypothesis.strategies import booleans, integers, sampled_from
 from numba import njit
 
 import arena
 import cuda_cpp
+import fused
 import kernels
+import models
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]
@@ -41,7 +48,7 @@ CELLS = {  # what each takes and returns: float, int32, uint32, uint16, bool
     "mingru_cell": ("fffffb", "ff"), "mingru_cell_grad": ("fffffbff", "fffff"), "ppo_cell": ("ffff", "ffff"),
     "value_cell": ("ffff", "ff"), "entropy_cell": ("ff", "f"), "entropy_grad_cell": ("fff", "f"),
     "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"), "squash_cell": ("f", "ff"),
-    "gaussian_cell": ("ffff", "ff"), "gaussian_grad_cell": ("ffffff", "ff"),
+    "gaussian_cell": ("ffff", "ff"), "gaussian_grad_cell": ("ffffff", "ff"), "gaussian_draw_cell": ("ffuub", "ff"),
 }
 
 
@@ -93,7 +100,7 @@ def test_a_cell_in_c_is_the_cell_in_python_bit_for_bit(name):
     outputs = [np.zeros(n, kinds[kind]) for kind in gives]
     arrays = [array.ctypes.data for array in inputs + outputs]
     kernel = cuda_on_a_cpu.Kernel(probes(), f"probe_{name}", cuda_on_a_cpu.cupy())
-    kernel.owner.streams.append(cuda_on_a_cpu.STREAM)
+    kernel.owner.streams.stack.append(cuda_on_a_cpu.STREAM)
     kernel((1,), (1,), (np.int64(n), *map(np.uint64, arrays)))
     cell = vars(kernels)[name]
     scope = {"cell": cell}
@@ -111,7 +118,8 @@ def test_a_cell_in_c_is_the_cell_in_python_bit_for_bit(name):
 def test_no_cell_of_the_kernels_is_left_out():
     """Those that take arrays or settings are compared within their kernels, by tests/test_cuda.py."""
     cells = set(re.findall(r"CELL auto (\w+)\(", kernels.CUDA.source))
-    assert cells - CELLS.keys() == {"head_max_cell", "objective_cell", "philox_round", "search_cell", "statistics_cell"}
+    assert cells - CELLS.keys() == {"action_words_cell", "choose_cell", "head_max_cell", "objective_cell",
+                                    "philox_round", "search_cell", "statistics_cell"}
 
 
 def unknown_call(x):
@@ -155,7 +163,8 @@ def test_every_kernel_compiles_for_every_generation(compiled):
     assert entries.keys() == kernels.CUDA.signatures.keys()
     for name, text in entries.items():
         assert ".local" not in text, f"{name}: an array that was meant for registers lies in memory"
-        assert (".f64" in text) == (name in DOUBLES), f"{name} computes in another precision than it should"
+        computes = set(re.findall(r"\s(\w+)[\w.]*\.f64", text)) - {"ld", "cvt"}  # observations may be float64
+        assert bool(computes) == (name in DOUBLES), f"{name} computes in another precision than it should"
 
 
 def test_the_compiler_sees_the_arguments_that_python_hands_over(compiled):
@@ -202,14 +211,14 @@ def test_threads_that_never_meet_are_found(monkeypatch):
         extern "C" __global__ void apart(i64 n) { if (threadIdx.x < n) __syncthreads(); else __shfl_sync(~0u, 1, 0); }
     """)
     kernel = cuda_on_a_cpu.Kernel(library, "apart", cuda_on_a_cpu.install(monkeypatch))
-    monkeypatch.setattr(kernel.owner, "streams", [cuda_on_a_cpu.STREAM])
+    monkeypatch.setattr(kernel.owner.streams, "stack", [cuda_on_a_cpu.STREAM])
     kernel((1,), (64,), (np.int64(64),))
     with pytest.raises(AssertionError, match="never meet"):
         kernel((1,), (64,), (np.int64(5),))
     with pytest.raises(AssertionError, match="takes"):
         kernel((1,), (64,), (np.int32(64),))
     with pytest.raises(AssertionError, match="another stream"):
-        monkeypatch.setattr(kernel.owner, "streams", [0])
+        monkeypatch.setattr(kernel.owner.streams, "stack", [0])
         kernel((1,), (64,), (np.int64(64),))
 
 
@@ -229,6 +238,194 @@ def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatc
     kernels.Muon(memory, together=True)._orthogonalise_together(x, y, gram, polynomial)
     assert cupy.launches == ["newton_schulz"]
     torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The step of a rollout in one kernel
+
+BOX = gymnasium.spaces.Box(-2, 3, (2,), np.float32)
+SPACES = {"discrete": gymnasium.spaces.Discrete(3), "masks": gymnasium.spaces.MultiDiscrete([2, 1, 5]),
+          "heads": gymnasium.spaces.MultiDiscrete([3, 2]), "continuous": BOX, "squashed": BOX}
+
+
+class Actor:
+    """The network's step over an arena, and what it reads and writes; the state lies within that of more agents."""
+
+    def __init__(self, n, inputs, hidden, layers, kind="discrete", precision=torch.float32, normalize=False,
+                 dtype=torch.float32, seed=0):
+        rng = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        seen = gymnasium.spaces.Box(-9, 9, (inputs,), np.float32)
+        self.policy = policy = models.MinGRUPolicy(
+            types.SimpleNamespace(single_observation_space=seen, single_action_space=SPACES[kind]), hidden, layers,
+            normalize)
+        with torch.no_grad():
+            policy.decoder.weight.mul_(30)
+            for name, parameter in policy.named_parameters():
+                if name.endswith("bias") or name.endswith("log_std"):
+                    parameter.normal_(std=0.3, generator=rng)
+        if normalize:
+            policy.normalizer.shift.normal_(generator=rng)
+            policy.normalizer.scale.uniform_(0.1, 9.0, generator=rng)
+        memory = kernels.Arena()
+        memory.adopt(policy)
+        self.layers = fused.Layers(policy, memory, "actor", steps=0, rows=n, precision=precision)
+        memory.allocate()
+        self.layers.bind()
+        floating = dtype.is_floating_point
+        self.observations = (torch.randn(n, inputs, generator=rng, dtype=dtype) if floating else
+                             torch.randint(2 if dtype == torch.bool else 9, (n, inputs), generator=rng).to(dtype))
+        self.all_states = torch.randn(layers, n + 5, hidden, generator=rng)
+        self.state = self.all_states[:, 2 : n + 2]
+        self.flags = [(torch.rand(n, generator=rng) < p).to(torch.uint8) for p in (0.3, 0.8)]
+        width, heads = policy.decoder.out_features - 1, policy.decoder.heads
+        nan = lambda *shape: torch.full(shape, math.nan)  # noqa: E731
+        self.written = {"logprobs": nan(n), "values": nan(n), "actions": nan(n, width), "samples": nan(n, width)}
+        self.options = {"seed": 2**40 + 7, "step": torch.tensor([2**34 + 5]), "first_agent": 2**31 - 3}
+        if heads:
+            self.written |= {"actions": torch.full((n, len(heads)), -1, dtype=torch.int32), "samples": None}
+            self.options["heads"] = torch.tensor(heads)
+        else:
+            self.options["log_std"] = policy.decoder.log_std.data
+        if kind == "masks":
+            masks = torch.rand(n, width, generator=rng) < 0.6
+            masks[:, [0, 2, 4]] = True  # one of each head is allowed
+            self.options["masks"] = masks.to(torch.uint8)
+        if kind == "squashed":
+            self.options["squash"] = models.squash_of(models.squash(policy, BOX))
+
+    def step(self, drawn=True, commit=True):
+        """(outputs, what was drawn, the state of all agents) of one step from where it began."""
+        before = self.all_states.clone()
+        written = {name: tensor if tensor is None else tensor.clone() for name, tensor in self.written.items()}
+        outputs = self.layers.step(self.observations, self.state, *self.flags, commit=commit,
+                                   drawn={**written, **self.options} if drawn else None)
+        after = self.all_states.clone()
+        self.all_states.copy_(before)
+        return outputs.clone(), written, after
+
+    def expected(self):
+        """(outputs, state) in float64, rounded to bfloat16 where the network's precision says so."""
+        policy, weights = self.policy, self.layers.products.weights
+        half = self.layers.products.precision == torch.bfloat16
+        rounded = (lambda x: x.float().bfloat16().double()) if half else lambda x: x
+        x = self.observations.double()
+        if policy.normalizer is not None:
+            x = policy.normalizer(self.observations).double()
+
+        def linear(name, x, weights=weights):
+            return x @ weights[f"{name}.weight"].double().t() + weights[f"{name}.bias"].double()
+
+        x, states = rounded(linear("encoder", rounded(x))), []
+        for i in range(policy.num_layers):
+            hgp = rounded(linear(f"rnn.layers.{i}", x))
+            x, s = reference.mingru_layer(x[None], hgp[None], self.state[i].double(), *(f[None] for f in self.flags))
+            x = rounded(x[0]) if i + 1 < policy.num_layers else x[0]
+            states.append(s[0])
+        return linear("decoder", x, self.layers.products.masters), torch.stack(states)
+
+
+def simulate(monkeypatch):
+    cupy = cuda_on_a_cpu.install(monkeypatch)
+    monkeypatch.setattr(arena, "SIMULATOR", True)
+    monkeypatch.setattr(arena, "_launch", lambda function, lanes, arguments: function(0, lanes, *arguments))
+    return cupy
+
+
+simulated = pytest.fixture(lambda monkeypatch: simulate(monkeypatch), name="simulated")
+
+
+def check_step(cupy, actor):
+    """A step is that of the reference, draws as kernels.sample does, and leaves the rest alone."""
+    cupy.launches.clear()
+    outputs, written, states = actor.step()
+    assert cupy.launches == ["policy_step"]
+    expected, state = actor.expected()
+    n, half = len(outputs), actor.layers.products.precision == torch.bfloat16
+    for found, right in ((outputs, expected), (states[:, 2 : n + 2], state)):
+        error = (found.double() - right).abs() / (1 + right.abs().max())
+        # Rounded to 8 bits, a number between two of them may go to the other one; most do not.
+        assert error.max() < (0.03 if half else 2e-6) and error.median() < (1e-3 if half else 1e-6), error.max()
+    for outside in (slice(0, 2), slice(n + 2, None)):
+        assert torch.equal(states[:, outside], actor.all_states[:, outside])
+    drawn = {name: tensor if tensor is None else tensor.clone() for name, tensor in actor.written.items()}
+    kernels.sample(outputs, **drawn, **actor.options)
+    for name, tensor in written.items():
+        if tensor is not None and (name != "samples" or "squash" in actor.options):
+            torch.testing.assert_close(tensor, drawn[name], rtol=2e-6, atol=2e-6)
+    outputs_alone, untouched, states = actor.step(drawn=False, commit=False)
+    assert torch.equal(outputs_alone, outputs) and torch.equal(states, actor.all_states)
+    for name, tensor in untouched.items():
+        assert tensor is None or torch.equal(tensor.isnan() | (tensor == -1), torch.ones_like(tensor, dtype=bool)), name
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("n, inputs, hidden, layers, normalize", [
+    (1, 1, 1, 1, False), (5, 118, 64, 2, False), (33, 7, 33, 3, True), (70, 12, 32, 4, False), (9, 33, 66, 1, True)])
+def test_a_step_in_one_kernel(simulated, kind, precision, n, inputs, hidden, layers, normalize):
+    check_step(simulated, Actor(n, inputs, hidden, layers, kind, precision, normalize, seed=n))
+
+
+@settings(max_examples=20)
+@given(n=integers(1, 80), inputs=integers(1, 140), hidden=integers(1, 130), layers=integers(1, 3),
+       kind=sampled_from(list(SPACES)), precision=sampled_from([torch.float32, torch.bfloat16]),
+       normalize=booleans(), dtype=sampled_from(list(fused.SEEN)), seed=integers(0, 2**31))
+def test_a_step_of_any_shape(n, inputs, hidden, layers, kind, precision, normalize, dtype, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        cupy = simulate(patch)
+        actor = Actor(n, inputs, hidden, layers, kind, precision, normalize, getattr(torch, dtype), seed)
+        assume(actor.layers.in_one is not None)
+        check_step(cupy, actor)
+
+
+def test_a_network_that_does_not_fit_takes_its_products_from_cublas(simulated, monkeypatch):
+    """By the bytes that it needs and those that a block may have, at every size of a tile."""
+    actor = Actor(5, 118, 64, 2)
+    assert fused.PolicyStep.size(actor.policy, torch.float32) == 166_096  # Breakout's, in docs/gpu.md
+    assert actor.layers.in_one is not None
+    expected = actor.step()[0]
+    for most in (166_095, 48 << 10):
+        monkeypatch.setattr(cuda_on_a_cpu, "LIMIT", most)
+        other = Actor(5, 118, 64, 2)
+        assert other.layers.in_one is None
+        simulated.launches.clear()
+        outputs = other.layers.step(other.observations, other.state, *other.flags)
+        assert "policy_step" not in simulated.launches
+        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError, match="for PolicyStep alone"):
+        other.layers.step(other.observations, other.state, *other.flags, commit=False)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_step_is_the_same_whatever_is_side_by_side(simulated, monkeypatch, precision):
+    """Any order of threads, any number of blocks, tiles of 8, 16 or 32: the same bits."""
+    actor, found = Actor(77, 19, 33, 2, "masks", precision), []
+    for processors, backwards in ((3, False), (3, True), (1, False), (1, True), (5, False), (132, True)):
+        monkeypatch.setattr(simulated, "backwards", backwards)
+        properties = torch.cuda.get_device_properties(None)
+        properties.multi_processor_count = processors
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
+        found.append(actor.step())
+    for outputs, written, states in found:
+        assert torch.equal(outputs, found[0][0]) and torch.equal(states, found[0][2])
+        assert all(tensor is None or torch.equal(tensor, found[0][1][name]) for name, tensor in written.items())
+
+
+def test_what_a_step_refuses(simulated):
+    actor = Actor(4, 6, 8, 1, "heads")
+    actor.observations = actor.observations.bfloat16()
+    with pytest.raises(TypeError, match=r"fused\.PolicyStep: observations are torch\.bfloat16"):
+        actor.step()
+    for name in ("actions", "logprobs", "values"):
+        actor = Actor(4, 6, 8, 1, "heads")
+        actor.written[name] = actor.written[name][:3]
+        with pytest.raises(ValueError, match=name):
+            actor.step()
+    actor = Actor(4, 6, 8, 1, "heads")
+    actor.flags[0] = actor.flags[0].bool()
+    with pytest.raises(TypeError, match="resets"):
+        actor.step()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -261,6 +458,8 @@ def results(monkeypatch, backwards):
     optimizer = kernels.Muon(memory, together=True)
     memory.allocate()
     memory.flat("gradients").normal_()
+    outputs, written, states = Actor(40, 5, 9, 2, "squashed").step()
+    left |= {("step", name): tensor for name, tensor in {**written, "outputs": outputs, "states": states}.items()}
     left |= {("muon", "norm"): optimizer.step(0.1), ("muon", "weights"): memory.flat("weights"),
              ("rows", "gradient"): gradient}
     left |= {("scan", key): tensor for key, tensor in {**data, "out": out, "sums": sums}.items()}
@@ -296,7 +495,7 @@ def test_no_access_is_out_of_bounds():
         "CUDA_SHIM_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"}
     options = {"env": environment, "cwd": Path(__file__).parent.parent, "capture_output": True, "text": True}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda_cpp.py", "-k",
-               "order or wrong_argument or one_launch"]
+               "order or wrong_argument or one_launch or (one_kernel and heads) or side_by_side"]
     result = subprocess.run(command, **options)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parent.parent}"
