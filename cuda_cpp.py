@@ -175,6 +175,8 @@ class _Cell:
         if isinstance(node, ast.Name):
             return self.name_of(node)
         if isinstance(node, ast.Tuple):
+            if len(node.elts) > len(STRUCTS):
+                raise self.unknown(node, f": it returns more than {len(STRUCTS)} numbers; add a struct to STRUCTS")
             return f"{STRUCTS[len(node.elts) - 1]}{{{', '.join(map(self.value, node.elts))}}}"
         if isinstance(node, ast.BinOp):
             if isinstance(node.op, ast.FloorDiv):  # the same in C, as cells divide no negative number

@@ -166,8 +166,7 @@ class PuffeRL:
             arena.register(name, (N,), torch.float64)
         arena.register("moments", (3,), torch.float64)
         arena.register("index", (M,), torch.int64)
-        # Numbers that change with the epoch or minibatch lie in memory, because a captured graph
-        # reads them there.
+        # These change with the epoch or minibatch, and a captured graph reads memory only.
         arena.register("counter", (2,), torch.int64)  # epoch, minibatch
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         arena.register("norms", (minibatches,), torch.float64)  # of the gradients, a minibatch
@@ -195,7 +194,8 @@ class PuffeRL:
         """Keep the engine's name and why it is not the fast one; say the latter."""
         self.args["engine"] = {"name": self.engine.name, "rollout": self.engine.rollout_name, "why": why}
         if why and self.ranks.rank == 0:
-            print(f"engine: autograd, because {why}", file=sys.stderr)
+            print(said := f"engine: autograd, because {why}", file=sys.stderr)
+            self.run.note(said, self.global_step)
 
     def _check_engine(self, thoroughly=False):
         """Go on with `Autograd` if the engine no longer restates the network; see what is frozen."""
