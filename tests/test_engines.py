@@ -134,6 +134,19 @@ CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda pol
            "a layer": (another_layer, models.MinGRUPolicy)}
 
 
+def test_an_edit_in_the_middle_of_a_run_is_followed_and_noted(tmp_path, capsys):
+    trainer = make_trainer(data_dir=str(tmp_path))
+    trainer.evaluate()
+    trainer.train()
+    assert trainer.engine.name == "compiled"
+    hooked(trainer.policy)
+    learn(trainer)
+    assert trainer.engine.name == "autograd"
+    noted = (trainer.run_folder / "signs.txt").read_text()
+    assert noted.startswith("step 128: engine: autograd, because ") and noted.count("\n") == 1
+    assert noted.partition(": ")[2].strip() in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_edited_is_what_runs(change, capsys):
     function, kind = CHANGES[change]
