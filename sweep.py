@@ -144,7 +144,7 @@ class Ledger:
                 mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
                 os.utime(path)  # its age tells others if we die before the new claim
                 os.rename(path, mine)
-                if json.loads(mine.read_text()) != claim:  # another was faster: undo
+                if json.loads(mine.read_text()) != claim:  # another took it over meanwhile
                     os.rename(mine, path)
                     continue
                 if claim["settings"] is None:  # its owner died before it chose the settings
@@ -200,7 +200,7 @@ class Ledger:
         waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
         if path.suffix == ".running" and (waits or ours):
             return waits or (claim["token"] != self.token and not is_alive(claim["pid"], claim["born"]))
-        probe = self.trials / f".clock-{self.token}"  # a new file tells the file system's own time
+        probe = self.trials / f".clock-{self.token}"  # a new file's time is the file system's clock
         probe.touch()
         age = probe.stat().st_mtime - path.stat().st_mtime
         probe.unlink()
@@ -442,7 +442,7 @@ def newest_run(folder):
 
 def explain(code, text):
     """Why a training run failed, in one line: the kind of failure, and its last printed line."""
-    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # no boxes of tyro's
+    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # without boxes
     last = lines[-1] if lines else "it printed nothing"
     lower = text[-4000:].lower()
     if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
@@ -661,7 +661,7 @@ def searched_settings(env_name, given, options=()):
         types = {field.name: field.type for field in dataclasses.fields(schema[section])}
         key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
         what = protein.described(name, what)
-        takes = protein.SCALES.get(what["distribution"], protein.Scale()).takes  # unknown: Space raises
+        takes = protein.SCALES.get(what["distribution"], protein.Scale()).takes  # Space refuses an unknown one
         if takes == "nothing" or f"{section}.{key}" in fixed:
             continue
         kinds, present = getattr(types[key], "__args__", (types[key],)), args[section][key]
@@ -765,7 +765,7 @@ class Runner:
                     if not self.pool.claims:
                         if not ledger.claims():
                             break
-                        time.sleep(0.5)  # others run the rest; if they die, we do
+                        time.sleep(0.5)  # other processes run the rest; if one dies, we do
                     for claim, outcome in self.pool.finished(0.5):
                         self.settle(claim, outcome)
                     self.status.show(self.pool.claims)
@@ -1430,7 +1430,8 @@ def split_options(argv):
 
 
 def main(argv=None, program="protein.py"):
-argv = list(sys.argv[1:] if argv is None else argv)
+    """The command line; program: the name in front of errors."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return
@@ -1442,7 +1443,7 @@ argv = list(sys.argv[1:] if argv is None else argv)
                            config=(tyro.conf.PositionalRequiredArgs,)))
         else:
             sweep_command(argv[0], argv[1:])
-    except (ImportError, ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:  # OverflowError: a port above 65535
+    except (ImportError, ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:  # Overflow: a port
         sys.exit(f"{program}: {str(error) or type(error).__name__}")
 
 
