@@ -65,13 +65,13 @@ class Base:
     logger: Literal["tensorboard", "none"] = "tensorboard"
     """Where metrics go besides metrics.jsonl in the run's folder."""
     wandb: bool = False
-    """Log to Weights & Biases as well; WANDB_API_KEY or `wandb login` says who you are."""
+    """Log to Weights & Biases as well; WANDB_API_KEY or `wandb login` identifies you."""
     neptune: bool = False
-    """Log to Neptune as well; NEPTUNE_API_TOKEN says who you are."""
+    """Log to Neptune as well; NEPTUNE_API_TOKEN identifies you."""
     project: str = "pufferl"
     """Project of Weights & Biases and Neptune."""
     entity: str | None = None
-    """Whose project: W&B's entity (default: your own), Neptune's workspace (default: NEPTUNE_PROJECT says both)."""
+    """The project's owner: W&B's entity (default: you), Neptune's workspace (default: the one in NEPTUNE_PROJECT)."""
     group: str | None = None
     """Runs of one group belong together there."""
     tag: str | None = None
@@ -83,45 +83,45 @@ class Base:
 @dataclass
 class Vec:
     backend: Literal["auto", *vector.BACKENDS] = "auto"
-    """native: environments in C; for others serial (one after the other in this process), multiprocessing, ray,
-    package: the vector environment that a Gymnasium id's own package has, or tensors: one object of torch or JAX that
-    holds many. auto is native in C, tensors if a reset returns them, package for ALE's and if it gives the same
+    """native is for environments in C. Others: serial (one after the other in this process), multiprocessing, ray,
+    package (the vector environment of a Gymnasium id's own package), or tensors (one object of torch or JAX that
+    holds many). auto is native for C, tensors if a reset returns them, package for ALE and if it gives the same
     episodes (CartPole), serial if one process would step all, else multiprocessing."""
     num_envs: int | Auto = "auto"
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all.
-    auto: 1 for those in C and those that hold many themselves; of others so many that there are 32
-    agents, 8 if actions are continuous, and more in a long run."""
+    auto: 1 if they are in C or one object holds many; otherwise as many as make 32 agents (8 if
+    actions are continuous), and more in a long run."""
     num_workers: int | None = None
-    """Processes or Ray actors that step environments in Python (default: the physical cores, made to divide)."""
+    """Processes or Ray actors that step environments in Python (default: the physical cores, or an even divisor)."""
     batch_size: int | None = None
     """Environments whose workers the policy waits for before it acts on them (default: all)."""
     timeout: float = 60.0
-    """Seconds after which an environment in Python that does not answer is an error, in any process."""
+    """Seconds after which an environment in Python that does not answer is an error."""
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
     num_buffers: int | None = None
-    """native: ranges the environments are cut into (default: so that the work of one stays in a core's cache)."""
+    """native: ranges of environments that step together (default: so many that one's data fit a core's cache)."""
     num_threads: int | None = None
     """Threads that step environments and run the network (default: the physical cores)."""
     device: Literal["auto", "host", "cuda"] = "auto"
-    """native: where environments step. cuda: on the GPU on which the policy is, one thread an environment, as one
-    buffer; the header must hold plain data. auto is cuda if train.device is and it can be, and says why not if not."""
+    """native: where environments step. cuda: on the policy's GPU, one thread for each environment; the header's struct
+    must hold plain data. auto is cuda if train.device is cuda and the header allows it; if not, it prints why."""
 
 
 @dataclass
 class Policy:
     name: str = "auto"
-    """auto takes the encoder by what is seen, in front of the MinGRU: a linear map for plain numbers, convolutions for
-    images and small boards of integers, one-hot for choices, and for a Dict or Tuple one encoder a field
-    (models.Encoded). default is the same without boards, feed-forward is default without a recurrent layer, board is
-    3 × 3 convolutions for games in which each cell is an action (models.Board), impala residual convolutions for images
-    (models.Impala), path/to/file.py:Class is your own."""
+    """auto: an encoder that fits the observations, then the MinGRU. It is a linear map for plain numbers, convolutions
+    for images and small boards of integers, one-hot for choices; a Dict or Tuple has one for each field
+    (models.Encoded). default: the same without boards. feed-forward: default without a recurrent layer. board: 3 × 3
+    convolutions for games in which each cell is an action (models.Board). impala: residual convolutions for images
+    (models.Impala). path/to/file.py:Class: your own."""
     hidden_size: int = 128
     """Width of the network."""
     squash: Literal["none", "tanh"] = "none"
-    """How continuous actions come to lie within their bounds. none: the Gaussian's sample is
-    clipped to them by the environment. tanh: it goes through a tanh that is scaled to them
-    (models.squash); they must be finite. Weights that were trained so are used so."""
+    """How continuous actions are kept within their bounds. none: the environment clips the
+    Gaussian's sample to them. tanh: the sample goes through a tanh that is scaled to the bounds,
+    which must be finite (models.squash). Weights that were trained with tanh always use it."""
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Rnn:
     hidden_size: int | None = None
     """Width of the recurrent layers (default: policy.hidden_size)."""
     input_size: int | None = None
-    """Width of what the encoder gives to the recurrent layers (default: policy.hidden_size)."""
+    """Width of the encoder's output, which the recurrent layers read (default: policy.hidden_size)."""
     num_layers: int = 1
     """Recurrent layers."""
 
@@ -147,22 +147,22 @@ class Train:
     min_lr_ratio: float = 0.0
     """Fraction of learning_rate that is left at the end."""
     target_kl: float | Auto | None = "auto"
-    """Adapt the learning rate, between a tenth and ten times of it, so that an epoch's updates move the policy by this
-    KL divergence on average, until the schedule has nearly ended (by less if norm_reward is on and advantages are
-    small, which are then mostly noise). none leaves the rate as it is scheduled. auto: 0.01, or 0.02 with continuous
-    actions, if learning_rate is auto, else none."""
+    """Multiply the scheduled learning rate by 0.1 to 10, so that an epoch's updates move the policy by this KL
+    divergence on average, until the schedule has nearly ended. (By less if norm_reward is on and advantages are
+    small, because they are then mostly noise.) none: the rate is the schedule's. auto: 0.01, or 0.02 with
+    continuous actions, if learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
     """Discount."""
     gae_lambda: float = 0.95
-    """Weight of long against short returns in the advantage (Schulman et al. 2016)."""
+    """Lambda of GAE: 0 trusts the value function alone, 1 the returns seen (Schulman et al. 2016)."""
     horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
     minibatch_size: int | Auto = "auto"
-    """Steps of one update, a multiple of horizon; several ranks share them."""
+    """Steps of one update, a multiple of horizon, divided among the ranks if there are several."""
     max_minibatch_size: int | None = None
-    """Steps that go through a custom network, or on a GPU through any, at once; larger minibatches
-    accumulate gradients (default: on a GPU all; on a CPU parts that its caches may hold, or all if
-    train.loss is set or the network has a batch norm)."""
+    """Steps that go through the network at once (on a CPU: a custom network). A larger minibatch
+    goes in parts, whose gradients add up (default: on a GPU the whole; on a CPU parts that its
+    caches may hold, or the whole if train.loss is set or the network has a batch norm)."""
     replay_ratio: float | Auto = "auto"
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2
@@ -181,9 +181,9 @@ class Train:
     """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's AdamW; path/to/file.py:Class is
     a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate); the schedule sets its rate."""
     loss: str | None = None
-    """path/to/file.py:function of your own, whose result, a tensor (), is added to the loss and logged as
-    losses/own_function_loss: it gets the minibatch (docs/recipes.md says what is in it), and autograd differentiates
-    it. A script may give the function itself, and to optimizer the class."""
+    """path/to/file.py:function of your own. It gets the minibatch (docs/recipes.md says what is in it). Its result, a
+    tensor (), is added to the loss, differentiated by autograd, and logged as losses/own_function_loss. A script may
+    give the function itself here, and a class as optimizer."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999
@@ -197,39 +197,39 @@ class Train:
     vtrace_c_clip: float = 1.0
     """V-trace: upper bound of the weight with which later differences count for earlier steps."""
     prio_alpha: float | Auto = "auto"
-    """How much segments with large advantages are preferred; 0 draws evenly (Schaul et al. 2016)."""
+    """How much segments with large advantages are preferred; 0: not at all (Schaul et al. 2016)."""
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
     norm_obs: bool | Auto = "auto"
-    """Normalise observations by their mean and deviation so far, an element each, clipped at 10
-    deviations (models.Normalizer). The first rollout only measures them."""
+    """Normalise each element of the observations by its mean and standard deviation so far, clipped
+    at 10 deviations (models.Normalizer). The first rollout only measures them."""
     norm_reward: bool | Auto = "auto"
     """Divide rewards by the deviation of the discounted return of late (models.RewardScale); logs
     keep the true ones."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
     state: Literal["carry", "zero"] = "carry"
-    """Recurrent state at the start of a rollout: carried over from the last one, or zero."""
+    """Recurrent state at the start of a rollout: carry it over from the last rollout, or zero."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the draws."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network runs and learns. auto is still cpu: cuda has been tested in stand-ins, not on a GPU."""
+    """Where the network runs and learns. auto is still cpu: cuda was tested with stand-ins for a GPU, not on one."""
     engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
     """How the network acts and learns (engines.py). autograd: any network, by its own forward.
-    compiled (on a CPU) and fused (on a GPU): the default network alone, in far fewer calls. auto
-    takes these if they compute what the network does, which is compared when a run begins."""
+    compiled (on a CPU) and fused (on a GPU): only the default network, in far fewer calls. auto
+    takes one of these if its results equal the network's, which is tested when a run begins."""
     rollout: Literal["auto", "plain"] = "auto"
-    """plain steps environments one row after the other in Python's sight; auto does a buffer's whole rollout in one
-    call if the engine can, and if the vectorized environment is vector.Native itself."""
+    """plain: Python calls each step of a rollout. auto: one call does a buffer's whole rollout, if the engine can and
+    the vectorized environment is vector.Native itself; else as plain."""
     cudagraphs: int = 2
-    """On a GPU: epochs after which the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
+    """On a GPU: after how many epochs the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1
     """Processes that train together on this machine: one a GPU with train.device cuda, else sharing
     the cores; for several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the matrix products; weights, sums, states, losses and statistics are float32, and on a GPU float32 products
-    are TF32. bfloat16 pays on a processor that has it (AVX-512 BF16): Breakout then trains about 1.5 times as fast
-    (docs/LOG.md); on others it computes the same, not faster."""
+    """Type of the matrix products. All else stays float32; on a GPU float32 products are computed as TF32. bfloat16 is
+    worth it on a processor that has it (AVX-512 BF16): Breakout then trains about 1.5 times as fast (docs/LOG.md).
+    On others it gives the same results, not faster."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"
@@ -245,7 +245,7 @@ class Train:
 @dataclass
 class Eval:
     episodes: int = 256
-    """Episodes that count: as many of each environment, fixed before it starts, so that short ones are not favoured."""
+    """Episodes that count. Each environment plays equally many, so that short episodes are not favoured."""
     deterministic: bool = False
     """Take the most likely action in place of drawing one."""
     max_steps: int = 100_000
@@ -261,24 +261,24 @@ class Eval:
     window: bool | None = None
     """Show the policy playing in a window (default: if there is a display and the output is a terminal)."""
     port: int = 8899
-    """Of the page; the next free one if it is taken."""
+    """The page's port; if it is taken, the next free one."""
     fps: float | None = None
     """Steps a second that are shown (default: the environment's own)."""
     seconds: float = 30.0
-    """Length of a video at most; of a longer episode it shows the beginning."""
+    """A video's greatest length; of a longer episode it shows the beginning."""
 
 
 @dataclass
 class Profile:
     epochs: int = 3
-    """Epochs that are traced, after two that warm up."""
+    """Epochs that are traced, after two that are not."""
     output: str | None = None
     """File of the trace (default: profile_ENV.json in data_dir)."""
 
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
-# Names from other trainers and from PufferLib's command lines: understood if the meaning is the same. A name is
-# "section.key", of the base section the key alone; NAME=VALUE is a flag that stands for a value.
+# {name in PufferLib or another trainer: its name here}, if the meaning is the same. A name is "section.key", or for
+# the base section the key alone. NAME=VALUE: the other name is a flag, which gives this value to NAME.
 RENAMED = {
     "train.lr": "train.learning_rate", "train.num_steps": "train.horizon",
     "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon",
@@ -293,7 +293,7 @@ RENAMED = {
     "policy_name": "policy.name", "policy.num_layers": "rnn.num_layers", "rnn_name": "rnn.name",
     "sweep.max_runs": "sweep.num_trials",
 }
-# Refused if it is not, with what took their place. A section alone stands for all that is in it.
+# Names whose meaning is not the same: {name: what to do instead}. A section's name stands for all of its settings.
 REFUSED = {
     "train.batch_size": "it is agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon; "
                         "what Stable-Baselines3 calls so is train.minibatch_size",
@@ -330,13 +330,12 @@ REFUSED = {
 
 
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
-                "launch")  # of one run
+                "launch")  # belong to one run: --resume does not take them over
 
-
-# What else config.json has, no settings.
+# What config.json has besides settings.
 OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "turn")
 
-
+# What a run did, if its file is so old that it lacks these settings.
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None}
 
 
@@ -360,7 +359,7 @@ def difference(before, after, name=""):
 
 @contextlib.contextmanager
 def out_of_memory(settings):
-    """Say which settings to lower where memory runs out, on a CPU or a GPU."""
+    """If memory runs out within, on a CPU or a GPU: a MemoryError that says to lower `settings`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -379,8 +378,8 @@ EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks
 
 
 def error_text(error):
-    """What a command line says of an error: its text, and what an environment's own code did if
-    that raised it. None for a fault of ours, which needs its traceback."""
+    """The text that a command line prints for an error, with the place in an environment's own code
+    if that raised it. None for a fault of this project, which needs its traceback."""
     text, own = workers.own_part(error)
     if own and (not isinstance(error, EXPECTED) or isinstance(error, FloatingPointError | MemoryError)):
         return f"this is in the environment's own code:\n{text}".rstrip()
@@ -394,8 +393,8 @@ def error_text(error):
 
 @contextlib.contextmanager
 def said_by(program, expected=()):
-    """An error within ends the program with its `error_text`, behind the program's name. A fault of
-    ours passes, unless it is of the classes `expected`."""
+    """An error within ends the program: it prints the program's name and the `error_text`. An error
+    without one is raised on, unless it is of the classes `expected`."""
     try:
         yield
     except Exception as error:
@@ -406,8 +405,8 @@ def said_by(program, expected=()):
 
 
 def command(*words):
-    """What to type here for `python pufferl.py WORDS`: with the path of the Python that runs now if
-    `python` is another, as it is without an activated virtual environment."""
+    """What to type in this folder for `python pufferl.py WORDS`. It has the path of the Python that
+    runs now if `python` is another one, for example outside an activated virtual environment."""
     here, python = Path.cwd(), shutil.which("python")
     python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
     paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
@@ -416,8 +415,8 @@ def command(*words):
 
 
 def find_config(env_name):
-    """(environment, ini file) of a name on the command line. An ini file may say which environments it is for,
-    `[base] env_name = gym/CartPole-v1 gym/CartPole-*`: its own name then stands for the first of them."""
+    """(environment, ini file) of a name on the command line. An ini file may say which environments it is for:
+    `[base] env_name = gym/CartPole-v1 gym/CartPole-*`. The file's own name then means the first of these."""
     name = env_name.removeprefix("puffer_")
     own = ROOT / "config" / (Path(name).with_suffix(".ini").name if name.endswith(".h") else f"{name}.ini")
     found = []
@@ -428,12 +427,12 @@ def find_config(env_name):
         found += [(len(pattern), path) for pattern in names if fnmatch.fnmatchcase(name, pattern)]
     if own.exists() or not found:
         return name, own
-    return name, max(found)[1]  # of several patterns that fit, the longest says most
+    return name, max(found)[1]  # if several patterns fit, the longest, as it is the most specific
 
 
 def parse_ini(path, strict=True):
-    """A configparser that has read an ini file; ConfigError with the file and the line if it is
-    none. strict: a section or a key must not come twice."""
+    """A configparser that has read an ini file. ConfigError with the file and the line if it cannot
+    be read. strict: a section or a key that comes twice is an error too."""
     parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=strict)
     try:
         parser.read_string(path.read_text(), source=str(path))
@@ -445,7 +444,7 @@ def parse_ini(path, strict=True):
 
 
 def load_creator(name):
-    """The creator of a Python environment, gym/ID, pettingzoo/FAMILY/NAME or file.py:callable; None for one in C."""
+    """The creator of an environment in Python (gym/ID, pettingzoo/FAMILY/NAME, file.py:callable); None for one in C."""
     try:
         return environments.load_creator(name)
     except (ValueError, ImportError) as error:
@@ -453,8 +452,8 @@ def load_creator(name):
 
 
 def env_section(name):
-    """The env section as a dataclass: num_envs and the settings that a C environment's header declares, or the keyword
-    arguments with a plain default of one in Python; nothing for "default", which is no environment."""
+    """The env section as a dataclass: num_envs, and the settings that a C environment's header declares or the keyword
+    arguments of one in Python that have plain defaults. No fields for "default", which is no environment."""
     if name == "default":
         return dataclasses.make_dataclass("Env", [])
     creator = load_creator(name)
@@ -526,8 +525,8 @@ def coerce(value, kind, where):
 
 
 def translate(section, key, known, where, schema=SECTIONS):
-    """The present name of a setting; ConfigError with the nearest names for one that does not
-    exist, those of the other sections of `schema` too."""
+    """The name here of a setting that may have another trainer's name. ConfigError, with nearest
+    names in all sections of `schema`, if there is none. where: its place, for the error."""
     if key in known:
         return key
     old = key if section == "base" else f"{section}.{key}"
@@ -548,8 +547,8 @@ def translate(section, key, known, where, schema=SECTIONS):
 
 
 def in_other_sections(key, schema, cutoff, option):
-    """Where a setting near `key` stands, by its present name or another trainer's,
-    ["train.horizon"]; option: as the command line has it, ["--train.horizon"]."""
+    """The names, such as ["train.horizon"], of settings near `key`, which may be another trainer's
+    name; option: as the command line has them, ["--train.horizon"]."""
     names = [("" if section == "base" else f"{section}.") + f.name
              for section, cls in schema.items() for f in dataclasses.fields(cls)]
     names = [*RENAMED.items(), *((name, name) for name in (*names, *(f"train.{name}" for name in SIZES)))]
@@ -579,14 +578,14 @@ def read_ini(path, schema, values):
             values["sweep"].setdefault(section, {}).update(parser[section])
             continue
         if section == "solved":
-            continue  # see solved
+            continue  # the function solved reads these
         if section not in schema:
             near = ocean.nearest(section, [*schema, "sweep"])
             raise ConfigError(f"{path} [{section}]: there is no such section: {near}.")
         types = {f.name: f.type for f in dataclasses.fields(schema[section])}
         for key, text in parser[section].items():
             if (section, key) == ("base", "env_name"):
-                continue  # see find_config
+                continue  # find_config reads it
             where = f"{path} [{section}] {key}"
             key = translate(section, key, list(types), where, schema)
             values[section][key] = coerce(text, types[key], where)
@@ -594,8 +593,8 @@ def read_ini(path, schema, values):
 
 @dataclass
 class Solved:
-    """What counts as solved with the settings that ship, [solved] of an .ini: a mean score or a mean perf, and the
-    steps and seconds after which a training with seed 0 had it on two cores (None: nobody has measured it)."""
+    """What counts as solved ([solved] of an .ini): a mean score or a mean perf; and the steps and seconds after which
+    training got there, with seed 0, the settings that ship and two cores (None: not measured)."""
 
     score: float | None = None
     perf: float | None = None
@@ -604,12 +603,12 @@ class Solved:
 
     @property
     def metric(self):
-        """The name of what is compared, and how much of it is enough: ("score", 800.0)."""
+        """(name of the statistic, how much of it is enough), such as ("score", 800.0)."""
         return ("score", self.score) if self.perf is None else ("perf", self.perf)
 
 
 def solved(env_name, path=None):
-    """The Solved of an environment; None if its .ini, `path` if that is known, does not say."""
+    """The Solved of an environment; None if its .ini (`path`, if that is known) has none."""
     path = path or find_config(env_name)[1]
     parser, types = parse_ini(path) if path.exists() else {}, {f.name: f.type for f in dataclasses.fields(Solved)}
     if "solved" not in parser:
@@ -626,7 +625,7 @@ def solved(env_name, path=None):
 
 
 def resolve(env_name):
-    """(schema, values) before the command line: the dataclass and the settings of each section."""
+    """(schema, values) before the command line: each section's dataclass, each one's settings."""
     env_name, own = find_config(env_name)
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
@@ -674,12 +673,12 @@ def load_config(env_name, argv=()):
     return args
 
 
-EPISODE = 500  # bytes that an evaluation keeps of an episode
-STEP = 40  # bytes that a trainer keeps of an agent's step, at least
+EPISODE = 500  # bytes that an evaluation keeps for each episode
+STEP = 40  # bytes that a trainer keeps for each step of an agent, at least
 
 
 def check_counts(values):
-    """ConfigError or MemoryError for numbers that this machine cannot hold, before anything is started by them."""
+    """ConfigError or MemoryError, before anything starts, for numbers too large for this machine."""
     train, vec, evaluation = values["train"], values["vec"], values["eval"]
     with making():
         most, why = processes.processes_at_most()
@@ -689,7 +688,7 @@ def check_counts(values):
             most_ranks = gpus if gpus and train["device"] == "cuda" else most
             processes.check_count("train.gpus", train["gpus"], most_ranks, reason)
         processes.check_count("vec.num_threads", vec["num_threads"], most, why)
-        if vec["backend"] != "ray":  # whose workers are on other machines
+        if vec["backend"] != "ray":  # Ray's workers may be on other machines
             processes.check_count("vec.num_workers", vec["num_workers"], most, why)
         episodes = evaluation["episodes"]
         processes.check_memory(episodes * EPISODE, f"eval.episodes = {episodes:,}: to count them")
@@ -698,7 +697,7 @@ def check_counts(values):
         if train[key] != "auto":
             processes.check_memory(train[key] * STEP, f"train.{key} = {train[key]:,}: the arrays")
     size, layers = values["policy"]["hidden_size"], values["rnn"]["num_layers"]
-    if values["policy"]["name"] in POLICIES:  # weights, gradients, momentum and a copy
+    if values["policy"]["name"] in POLICIES:  # 4 arrays: weights, gradients, momentum and a copy
         processes.check_memory(4 * 4 * 3 * size * size * max(1, layers),
                                f"policy.hidden_size = {size:,} with rnn.num_layers = {layers:,}: the network")
     for key, right, what in (("port", 0 <= evaluation["port"] < 65536, "must lie within 0 and 65535"),
@@ -725,7 +724,7 @@ def spell_out(schema, argv):
                                   f"{name}: there is no section {section!r}: {ocean.nearest(section, schema)}.")
             types = {f.name: f.type for f in dataclasses.fields(schema[section or "base"])}
             key = translate(section or "base", key, list(types), name, schema)
-            if flag:  # it has no value, and stands for one
+            if flag:  # the old name had no value and stood for one
                 equals, value = flag, meant
             given, kind, name = name, types[key], "--" + (section + dot + key).replace("_", "-")
         if kind is not None and (equals or not name):
@@ -736,7 +735,7 @@ def spell_out(schema, argv):
     return spelt
 
 
-SIZES = ("batch_size", "num_iterations")  # of the train section, in the place of horizon and total_timesteps
+SIZES = ("batch_size", "num_iterations")  # may stand in [train] for horizon and total_timesteps
 
 
 def take_sizes(argv):
@@ -754,9 +753,9 @@ def take_sizes(argv):
 
 
 def sizes_of(settings, agents, where=""):
-    """Settings of the train section with the horizon in the place of batch_size, which is horizon ×
-    agents, and total_timesteps in the place of num_iterations, each of which is such a batch.
-    where: in front of their names in errors. Raises ConfigError if they do not fit."""
+    """Settings of the train section with batch_size (horizon × agents) turned into horizon, and
+    num_iterations (each is one batch) into total_timesteps. where: what errors put in front of
+    these names. Raises ConfigError if they do not fit together."""
     settings = dict(settings)
     batch, iterations = (settings.pop(name, None) for name in SIZES)
     horizons = [key for key in settings if RENAMED.get(f"train.{key}", f"train.{key}") == "train.horizon"
@@ -824,20 +823,20 @@ def apply_saved(argv, name, schema, values):
             own = settings if section == "base" else settings.get(section, {})
             values[section] |= {key: own[key] for key in values[section]
                                 if key in own and (section != "base" or key not in RUN_SETTINGS)}
-        if resume:  # of a run from before there were these
+        if resume:  # an old run's file may lack these, because they did not exist yet
             values["train"] |= {key: value for key, value in OFF.items() if key not in settings.get("train", {})}
 
 
 def same_environment(one, other):
-    """Whether two names are of one environment; of files the folder may be another one by now."""
+    """Whether two names mean one environment. A file may have moved, so only its name counts."""
     one, other = (str(name).removeprefix("puffer_") for name in (one, other))
     files = all(".py:" in name or name.endswith(".h") for name in (one, other))
     return Path(one).name == Path(other).name if files else one == other
 
 
 def read_settings(path, schema):
-    """The sections of a run's config.json; what stands outside of them, those of today too, is the
-    base section's. ConfigError for a file that is damaged."""
+    """The sections of a run's config.json, a dict. Its top level holds the base section's settings
+    beside the other sections. ConfigError for a file that is damaged."""
     try:
         saved = json.loads(path.read_text())
         if not isinstance(saved, dict):
@@ -864,7 +863,7 @@ def parse_arguments(env_name, schema, values, argv):
     for section, cls in schema.items():
         if section == "base":
             continue
-        if section == "env":  # made from the header, so its help has no source to be read from
+        if section == "env":  # made at run time: there is no source from which tyro could read help
             helped = [(f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
                       for f in dataclasses.fields(cls)]
             cls = dataclasses.make_dataclass("Env", helped)
@@ -889,7 +888,7 @@ def load_env(env_name, args):
     if isinstance(env, ocean.Library) and vec["backend"] not in ("auto", "native"):
         if vec["total_agents"] is not None:
             raise ConfigError("vec.total_agents is for vec.backend native; set vec.num_envs and env.num_envs instead.")
-        return make_vector(env, vec["num_envs"], args, args["env"])  # each with env.num_envs in it
+        return make_vector(env, vec["num_envs"], args, args["env"])  # each holds env.num_envs
     copies, settings = split_copies(env, args["env"])
     num_envs = vec["num_envs"] * copies
     if vec["total_agents"] is not None:
@@ -901,15 +900,15 @@ def load_env(env_name, args):
 
 
 def split_copies(env, section):
-    """(environments side by side, the settings of each) of the env section: num_envs is how many a
-    vector makes, unless the creator `env` takes it as a setting of its own."""
+    """(environments side by side, the settings of each) of the env section. num_envs says how many,
+    unless the environment has a setting num_envs of its own: then there is one, which gets it."""
     settings = dict(section)
     return 1 if "num_envs" in env.settings else settings.pop("num_envs", 1), settings
 
 
 @contextlib.contextmanager
 def one_of(env, settings):
-    """One environment of a creator's or a Library's, to look at."""
+    """One environment of a creator or a Library, to read its spaces and agents; then it is closed."""
     with making():
         if isinstance(env, ocean.Library):
             probe = env.create(1, settings=settings)
@@ -922,7 +921,7 @@ def one_of(env, settings):
 
 @contextlib.contextmanager
 def making():
-    """What is wrong with an environment or its settings, as a ConfigError."""
+    """Within: an error of an environment or its settings is raised as a ConfigError."""
     try:
         yield
     except (ValueError, TypeError, ImportError) as error:
@@ -930,15 +929,15 @@ def making():
 
 
 def choose_num_envs(library, section, steps):
-    """How many environments in C if nobody says."""
+    """How many environments in C, if env.num_envs is auto."""
     agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
     with one_of(library, split_copies(library, section)[1]) as probe:
         return max(1, agents // probe.num_agents)
 
 
 def choose_copies(creator, section, steps):
-    """(how many environments in Python if nobody says, agents in each). Few environments give
-    long rollouts and many epochs; a run of more than a thousand epochs gets more."""
+    """(how many environments in Python if vec.num_envs is auto, agents in each). Few environments
+    give long rollouts and many epochs; with more than a thousand epochs there are more."""
     with one_of(creator, split_copies(creator, section)[1]) as probe:
         if isinstance(probe, tensors.TensorEnv):
             return 1, probe.num_agents
@@ -949,7 +948,7 @@ def choose_copies(creator, section, steps):
 
 
 def divide_agents(total, agents, name):
-    """Environments that hold `total` agents, at `agents` each."""
+    """How many environments of `agents` agents each hold `total`; ConfigError if none do."""
     if total < agents or total % agents:
         raise ConfigError(f"vec.total_agents = {total}: one {name} has {plural(agents, 'agent')}; take a multiple of "
                           "that.")
@@ -957,7 +956,7 @@ def divide_agents(total, agents, name):
 
 
 def make_vector(env, num_envs, args, settings):
-    """vector.make with the vec section's settings; ConfigError for what cannot work."""
+    """vector.make with the vec section's settings; ConfigError if they cannot work."""
     vec = args["vec"]
     device = choose_device(env, vec, args["train"])
     with making():
@@ -976,8 +975,8 @@ def make_vector(env, num_envs, args, settings):
 
 
 def choose_device(env, vec, train):
-    """The torch.device that environments step on by vec.device, None for the host; ConfigError if
-    it cannot be. If auto leaves environments in C on the host of a GPU, it says why."""
+    """The torch.device on which environments step, None for the host. ConfigError if vec.device =
+    cuda cannot be. If auto keeps environments in C on the host of a GPU, it prints why."""
     asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
     if asked == "host" or (asked == "auto" and (train["device"] != "cuda" or not in_c)):
         return None
@@ -1000,36 +999,36 @@ def _say_host(env, why):
 
 
 # --------------------------------------------------------------------------------------------------
-# What `auto` means: rules over what is known of an environment, and what was measured of it (pufferl.measure)
+# What `auto` means: rules that read what is known of an environment and pufferl.measure's times
 
 
 @dataclass
 class Facts:
-    """What the rules look at; None: not known."""
+    """What the rules read; None: not known."""
 
     agents: int  # of all ranks
     steps: int  # train.total_timesteps
-    discrete: bool  # actions
+    discrete: bool  # whether actions are discrete
     spaces: list  # the spaces of the observation's fields
-    native: bool = False  # environments in C
-    step_seconds: float | None = None  # of one agent's step, in the environment and the network
-    learn_seconds: float | None = None  # of learning from one step once
+    native: bool = False  # whether environments are in C
+    step_seconds: float | None = None  # that one agent's step takes, in environment and network
+    learn_seconds: float | None = None  # that learning from one step once takes
     cut: int | None = None  # steps after which every episode is cut off, if none ends by itself
     here: bool = False  # True if stepping here is quicker than sending messages to other processes
 
 
-EPOCHS = 90  # of a run, if its agents are few enough: the policy that acts is never far behind the one that learns
-LONGEST_HORIZON = {True: 64, False: 256}  # with discrete actions or continuous ones
-BATCH = 2048  # steps of an epoch of environments in Python, in a run that is not long
-UPDATES = 4000  # in a run
-PASSES = {True: 4, False: 8}  # over each step at most, with discrete actions or continuous ones
-FEW_STEPS = 4e6  # of learning, all passes counted: up to so many a run's environment steps are the scarce thing
-FREE_SECONDS = 60  # of learning in all, which are always allowed
-KL = {True: 0.01, False: 0.02}  # that an epoch moves the policy by, with discrete actions or continuous ones
+EPOCHS = 90  # a run's, if its agents are few enough: so no rollout is made by a much older policy
+LONGEST_HORIZON = {True: 64, False: 256}  # steps; True here and below: with discrete actions
+BATCH = 2048  # steps of an epoch, if environments are in Python and the run is not long
+UPDATES = 4000  # gradient steps in a run, which minibatches are sized for
+PASSES = {True: 4, False: 8}  # the largest replay ratio
+FEW_STEPS = 4e6  # passes are chosen so that a run learns from about so many steps, repeats counted
+FREE_SECONDS = 60  # time for learning, in the whole run, that may always be spent on more passes
+KL = {True: 0.01, False: 0.02}  # how far an epoch moves the policy, if target_kl is auto
 
 
 def facts_of(vecenv, agents, steps):
-    """The Facts of a vectorized environment that nothing was measured of."""
+    """The Facts of a vectorized environment, before anything is measured."""
     env = vecenv.driver_env
     space = getattr(env, "env_single_observation_space", None) or env.single_observation_space
     spaces = [leaf for _, _, leaf in emulation.FlatObservation(space).leaves]
@@ -1047,7 +1046,7 @@ def power_of_two(x, low, high):
 
 
 def check_sizes(train):
-    """ConfigError for sizes that no rule can go with."""
+    """ConfigError for sizes with which no rule can compute anything."""
     for key in ("total_timesteps", "horizon", "minibatch_size", "replay_ratio"):
         if train[key] != "auto" and not 0 < train[key] < math.inf:
             raise ConfigError(f"train.{key} = {train[key]}: must be above 0.")
@@ -1056,8 +1055,8 @@ def check_sizes(train):
 
 
 def decide(train, facts):
-    """{setting: (value, reason)} of those that are "auto" in the train section `train`, a dict;
-    what is set there stays, and the others are chosen to go with it."""
+    """{setting: (value, reason)} of the settings that are "auto" in the train section `train`, a
+    dict. They are chosen to fit the settings that have a value there."""
     chosen, c = {}, dict(train)
 
     def choose(name, rule):
@@ -1069,7 +1068,7 @@ def decide(train, facts):
         value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32,
                              LONGEST_HORIZON[facts.discrete])
         size = c["minibatch_size"]
-        if size != "auto":  # whole segments, and no more than an epoch has
+        if size != "auto":  # it must be made of whole segments, and not be larger than an epoch
             divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
             value = min(divisors, key=lambda n: abs(math.log(n / value)))
         epochs = facts.steps / (value * facts.agents)
@@ -1123,7 +1122,7 @@ def discount(cut):
 
 
 def wants_normalising(facts):
-    """(whether observations want to be normalised, why)."""
+    """(whether to normalise observations, why)."""
     numbers = [space for space in facts.spaces if models.leaf_kind(space) == "numbers"]
     if not numbers:
         return False, "no plain numbers are seen"
@@ -1143,9 +1142,9 @@ def check_train(config, vecenv, policy, agents, group):
     """The train section that a trainer runs with: every setting, checked, and
     numbers in place of "auto".
 
-    config: a dict of train's settings, other trainers' names for them, and env, data_dir, run_id,
-    settings and use_rnn, which pass. agents: of all ranks; group: ranks.connect(). Raises
-    ConfigError that says what would work.
+    config: a dict of train's settings, by their names here or in other trainers. It may also have
+    env, data_dir, run_id, settings and use_rnn. agents: of all ranks; group: ranks.connect().
+    Raises ConfigError that says what would work.
     """
     types = {f.name: f.type for f in dataclasses.fields(Train)}
     recurrent = hasattr(policy, "initial_state")
@@ -1159,7 +1158,7 @@ def check_train(config, vecenv, policy, agents, group):
             c[key] = value
         else:
             name = translate("train", key, list(types), f"train.{key}")
-            given = name in ("optimizer", "loss") and callable(value)  # the object itself
+            given = name in ("optimizer", "loss") and callable(value)  # a class or function itself
             c[name] = value if given else coerce(value, types[name], f"train.{key}")
 
     def need(right, key, what):
@@ -1167,7 +1166,7 @@ def check_train(config, vecenv, policy, agents, group):
             raise ConfigError(f"train.{key} = {c[key]}: {what}.")
 
     check_sizes(c)
-    if c["norm_obs"] == "auto":  # the network is there already, with what it normalises by or without
+    if c["norm_obs"] == "auto":  # the network exists already, with a normalizer or without
         c["norm_obs"] = models.find_normalizer(policy) is not None
     c |= {name: value for name, (value, _) in decide(c, facts_of(vecenv, agents, c["total_timesteps"])).items()}
 
@@ -1207,7 +1206,7 @@ def own_optimizer(train):
 
 
 def named(value):
-    """A setting as config.json has it: the place of an object that a script gave."""
+    """A setting as it stands in config.json: an object that a script gave becomes its name."""
     if not callable(value):
         return value
     owner = value if hasattr(value, "__qualname__") else type(value)
@@ -1215,7 +1214,7 @@ def named(value):
 
 
 def check_own(c, need):
-    """ConfigError for an optimizer or a loss of one's own that is not there or cannot be used."""
+    """ConfigError for an optimizer or a loss of the user's that is missing or cannot be used."""
     if c["loss"]:
         need(callable(load_attribute("train.loss", c["loss"])), "loss", "must be a function, as train.loss has it")
     if own_optimizer(c):
@@ -1261,7 +1260,7 @@ def load_policy(args, vecenv, env_name=""):
     normalize = args["train"]["norm_obs"]
     if weights is not None:
         normalize = any("normalizer." in key for key in weights)
-    elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # your own takes them as they are
+    elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # a user's own: never
         facts = facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
         normalize = name in POLICIES and wants_normalising(facts)[0]
     if kind != "none" and rnn["num_layers"] < 1:

@@ -2,26 +2,25 @@
 
     from kernels import Arena, advantage, mingru_scan, ppo_loss, Muon
     python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
-    python tests/bench_kernels.py                 # nanoseconds an element, beside a plain copy
+    python tests/bench_kernels.py                 # nanoseconds an element, and a plain copy's
 
 Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets
 them (sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has these parts:
 
-    *_cell      the mathematics of one element, on float32 scalars; the only place where the formula stands
-    _*_lanes    the driver: numba without the GIL over a range of lanes (agents, segments or steps), the contiguous axis
-                innermost so that it vectorises. numba compiles it for a GPU too, if there is none of the next two
-    _*_cuda     the driver of a GPU, on which every thread has a range of one lane, and neighbouring lanes are
-                neighbours in memory
-    kernels.cu  in its place C++, with the cells that it names put before it as C (cuda_cpp.py)
-    the public function: checks shapes and types and hands the arrays to the driver that the tensors' device asks for,
-                on a CPU over as many threads as `with kernels.threads(n)` allows the caller (1 by default: the
-                trainer's workers bring the parallelism), on a GPU on torch's current stream
+    *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else
+    _*_lanes    the driver: a numba loop, without the GIL, over a range of lanes (agents, segments or steps), the
+                contiguous axis innermost so that it vectorises. A GPU runs it too, if neither of the next two exists
+    _*_cuda     the driver for a GPU: each of its threads has one lane, and neighbouring lanes are neighbours in memory
+    kernels.cu  C++ for a GPU in place of the driver; the cells that it names are translated to C for it (cuda_cpp.py)
+    the public function: checks shapes and types and hands the arrays to the driver for the tensors' device. On a CPU
+                it uses as many threads as `with kernels.threads(n)` allows the caller (1 by default, because the
+                trainer's workers already run side by side), on a GPU torch's current stream
 
 To change a formula, edit its cell and its reference in tests/reference.py; to add a kernel, copy `advantage`.
 
 All data is time-major, (T, N, ...): T the horizon, N agents. float32 unless a docstring says otherwise; flags are
-uint8. Where it says floats, bfloat16 will do as well; computed is in float32 all the same. Every constant in a cell is
-a np.float32: one bare literal would turn a whole loop to double.
+uint8. An array that a docstring calls floats may be bfloat16 too; the mathematics is in float32 all the same. Every
+constant in a cell is a np.float32, because one bare literal would make a whole loop compute in float64.
 """
 
 import functools  # noqa: I001  (the names of arena on few lines)
@@ -33,13 +32,13 @@ from numba import njit, types
 from numba.extending import overload
 
 import cuda_cpp
-from arena import (  # noqa: F401  (for those who import kernels)
+from arena import (  # noqa: F401  (others import these names from kernels)
     FLOATS, HALF, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
     check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, flat_run, host, i32,
     numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64,
 )
 
-CUDA = cuda_cpp.Module("kernels.cu", globals())  # the kernels of a GPU that are C++
+CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++
 
 # --------------------------------------------------------------------------------------------------
 # Scalar mathematics
@@ -82,8 +81,8 @@ def float_of_bfloat(bits):
 
 @njit(error_model="numpy")
 def bfloat_of_float(x):
-    """Rounded to the nearest, away from zero where two are as near (to the even one takes five
-    operations, not two, and the loops a seventh longer); a NaN stays one."""
+    """Rounded to the nearest, halves away from zero; NaN stays NaN. (To round halves to even takes
+    five operations, not two, and made the loops a seventh slower.)"""
     bits = f32(x).view(u32)
     return u16((bits | u32(0x00400000) if x != x else u32(bits + u32(0x8000))) >> u32(16))
 
@@ -108,7 +107,7 @@ def _narrow(x, array):
     return (lambda x, array: bfloat_of_float(x)) if array.dtype == types.uint16 else (lambda x, array: x)
 
 
-SIGMOID_END = f32(16.02)  # where the sigmoid is 1 in float32
+SIGMOID_END = f32(16.02)  # above this the sigmoid is 1 in float32
 
 
 @cell
@@ -206,7 +205,7 @@ PURPOSE_ACTION, PURPOSE_DRAW = u32(1), u32(2)
 def head_max_cell(row, mask, masked, first, last):
     top = -f32(np.inf)
     for j in range(first, last):
-        if not (masked and mask[j] == 0) and not (row[j] <= top):  # the double negative lets a NaN through
+        if not (masked and mask[j] == 0) and not (row[j] <= top):  # also true if NaN
             top = row[j]
     return top
 
@@ -221,8 +220,8 @@ def action_words_cell(seed, step, agent, part):
 @cell
 def choose_cell(row, mask, masked, first, last, uniform, deterministic):
     """(action, its log-probability) of the head with the logits row[first:last], by a number in [0, 1), or the most
-    likely one. Equal logits give equal actions on every device: each product meets one sum, so that there is one way
-    only to contract the two."""
+    likely one. Equal logits give equal actions on every device: compilers may fuse a product and a sum, and here
+    each product goes into one sum only, so that all of them fuse the same."""
     top, total = head_max_cell(row, mask, masked, first, last), ZERO
     for j in range(first, last):
         if not (masked and mask[j] == 0):
@@ -240,7 +239,7 @@ def choose_cell(row, mask, masked, first, last, uniform, deterministic):
 
 @driver
 def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
-                         logprobs, values):
+                           logprobs, values):
     width, step = logits.shape[1], u64(counter[0])
     for i in range(begin, end):
         row, mask = logits[i], masks[i if masked else 0]
@@ -260,7 +259,7 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 
 @cell
 def squash_cell(u):
-    """(tanh u, log(1 - tanh² u)) without overflow, and without the digits that the difference loses near ±1."""
+    """(tanh u, log(1 - tanh² u)) without overflow; 1 - tanh² u itself would lose digits near 0."""
     x = abs(u)
     e = exp_cell(f32(-2) * x)
     size = (ONE - e) / (ONE + e)
@@ -284,7 +283,7 @@ def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_age
         for j in range(width - 1):
             a, b, _, _ = action_words_cell(seed, step, first_agent + i, j)
             u, surprise = gaussian_draw_cell(means[i, j], log_std[i, j], a, b, deterministic)
-            samples[i, j] = u  # which are the actions themselves if nothing squashes them
+            samples[i, j] = u  # without squash, samples is the array of actions itself
             logprob -= surprise
             if squashed:
                 inside, log_slope = squash_cell(u)
@@ -301,12 +300,12 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     outputs (n, A + 1): A logits (or means), then the value. Discrete: `heads`, int64 (heads,) sizes that add up to A;
     actions (n, heads) int32; masks (n, A) uint8, 0 forbids. Continuous: `log_std` (A,) or (n, A); actions (n, A)
     float32, the unclipped sample. Written: actions, logprobs (n,) joint over heads or dimensions, values (n,).
-    With `squash` (3, A), models.squash's, the sample u is written to `samples` (n, A), middle + half · tanh(u) to
-    actions, and logprobs are those of these actions (Haarnoja et al. 2018, appendix C).
+    With `squash` (3, A) (middle, half and log half of the bounds; see models.squash) the sample u goes to `samples`
+    (n, A), middle + half · tanh(u) to actions, logprobs are of these actions (Haarnoja et al. 2018, appendix C).
 
     Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for
     any split of the agents over buffers, threads and devices. `step` is a number or an int64 tensor
-    (1,), which a captured graph reads anew. `deterministic` takes the most likely action instead.
+    (1,), which a captured CUDA graph reads anew. `deterministic` takes the most likely action.
     `heads` stays on the CPU. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     n, width = check_sizes("sample", "outputs", outputs, 2)
@@ -336,7 +335,7 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
                    gamma, gae_lambda, rho_clip, c_clip, reward_clip):
     """One step back in time: (advantage, next_value) to hand to the step before; GAE (Schulman et
     al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et al. 2018, eq. 1).
-    An invalid step hands on what it got, unless it ends the episode."""
+    An invalid step passes on unchanged what follows it, or 0 if it ends the episode."""
     reward = reward_clip if reward > reward_clip else reward
     reward = -reward_clip if reward < -reward_clip else reward
     going = ZERO if done else ONE
@@ -350,7 +349,7 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
 @driver
 def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                      gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
-    T, size = len(rewards), 256  # lanes side by side: what is carried from step to step stays in registers' reach
+    T, size = len(rewards), 256  # 256 lanes at a time, so that what steps pass on stays in cache
     for first in range(begin, end, size):
         last = min(end, first + size)
         next_advantage, next_value = np.zeros(last - first, np.float32), values[T, first:last].copy()
@@ -382,7 +381,7 @@ def _advantage_columns_lanes(begin, end, index, values, rewards, terminals, trun
             next_advantage, next_value = advantage_cell(value, reward, done != 0, bootstrap, ratio, live,
                                                         next_advantage, next_value,
                                                         gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-            if t > 0:  # the next step's numbers come before this one's is written: on a GPU it would wait otherwise
+            if t > 0:  # reads come before this step's write, so that a GPU need not wait for it
                 value, reward, done = values[t - 1, n], rewards[t - 1, n], terminals[t - 1, n] | truncations[t - 1, n]
                 bootstrap, ratio, following = bootstraps[t - 1, n], ratios[t - 1, n], valid[t - 1, n]
             advantages[t, n] = next_advantage if live else ZERO
@@ -421,8 +420,8 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
 
 @driver
 def return_range(rewards, valid, resets, running, low, high):
-    """(low, high), widened by the returns of the episodes that end within a rollout. rewards (T, N), valid and resets
-    (T+1, N) uint8, running (N,) the returns so far, which go on: numpy arrays, of the environments."""
+    """(low, high), widened by the returns of the episodes that end within a rollout. All arrays are numpy's: rewards
+    (T, N), valid and resets (T+1, N) uint8, running (N,) the returns of unfinished episodes, updated in place."""
     T, N = rewards.shape
     for t in range(T):
         for n in range(N):
@@ -442,8 +441,8 @@ def return_range(rewards, valid, resets, running, low, high):
 @driver
 def return_moments(rewards, valid, resets, returns, gamma, around):
     """(count, sum, sum of squares) in float64 of the discounted returns minus `around`, over the valid steps of a
-    rollout on a CPU, one after the other: rewards (T, N), valid, resets (>= T, N) uint8; `returns` (N,) float64 are the
-    agents' discounted returns before it, and then after it."""
+    rollout on a CPU, one after the other: rewards (T, N), valid, resets (>= T, N) uint8; `returns` (N,) float64 holds
+    the agents' discounted returns before the rollout, and is updated to those after it."""
     count, total, squares = 0.0, 0.0, 0.0
     for t in range(len(rewards)):
         for i in range(len(returns)):
@@ -500,7 +499,7 @@ def _draw_lanes(begin, end, cumulative, seed, counter, first, index):
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     N = len(cumulative)
     total = cumulative[N - 1]
-    live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass; a NaN ends at some segment
+    live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass
     for m in range(begin, end):
         high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(counter[1]), PURPOSE_DRAW, key0, key1)
         u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64
@@ -512,7 +511,7 @@ def _draw_weights_lanes(begin, end, masses, cumulative, index, beta, weights):
     N = len(masses)
     for m in range(begin, end):
         relative = N * (masses[index[m]] / cumulative[N - 1])
-        weights[m] = relative ** -np.float64(beta[0]) if relative > 0.0 else np.nan  # for NaN ** 0 is 1
+        weights[m] = relative ** -np.float64(beta[0]) if relative > 0.0 else np.nan  # NaN ** 0 is 1
 
 
 def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
@@ -520,8 +519,8 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
 
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
     `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
-    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first` is the
-    draws of other ranks before these. The index is always within bounds, even if the masses are NaN.
+    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first`: how many
+    draws other ranks make before these. Indices are within bounds, even if the masses are NaN.
     """
     N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
     arrays = (checked("draw", "masses", masses, (N,), np.float64),
@@ -540,15 +539,15 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
 
 
 # --------------------------------------------------------------------------------------------------
-# Observations: their moments, and the drawn segments side by side, normalised on the way
+# Observations: their moments, and the drawn segments copied side by side and normalised
 
-STRIDE = 8  # steps of one of a GPU's threads, for which a column's place is found once
-OBSERVATION_CLIP = f32(10)  # deviations from the mean beyond which a normalised observation says no more
+STRIDE = 8  # steps that a thread of a GPU copies, so that it looks up its column only once
+OBSERVATION_CLIP = f32(10)  # standard deviations at which normalised observations are clipped
 
 
 @cell
 def normalise_cell(x, shift, scale):
-    """An observation's element in deviations from its mean; NaN passes."""
+    """An observation's element, in standard deviations from its mean; NaN stays NaN."""
     x = (x - shift) * scale
     x = OBSERVATION_CLIP if x > OBSERVATION_CLIP else x
     return -OBSERVATION_CLIP if x < -OBSERVATION_CLIP else x
@@ -556,7 +555,7 @@ def normalise_cell(x, shift, scale):
 
 @distinct_driver
 def _gather_lanes(begin, end, source, index, start, shift, scale, out):
-    # A segment at a time: along the rows of a step the prefetcher would load the segments that were not drawn.
+    # Segment by segment: row by row, the CPU would prefetch segments that were not drawn.
     for m in range(begin, end):
         column = index[start + m]
         for t in range(len(out)):
@@ -624,7 +623,7 @@ def observation_moments(observations, valid, around):
     """(2, D) float64: the sums over the valid rows of observations - around and of its square. observations (rows, D)
     of any dtype but 16-bit floats, valid (rows,) uint8, around (D,) float64, near the mean so that nothing cancels."""
     rows, width = check_sizes("observation_moments", "observations", observations, 2)
-    if observations.is_cuda:  # as many threads as there are numbers, not as columns
+    if observations.is_cuda:  # a thread for each number, and not only one for each column
         live, sums = valid.bool().unsqueeze(1), torch.zeros(2, width, dtype=torch.float64, device=observations.device)
         for part, there in zip(observations.split(1 << 16), live.split(1 << 16), strict=True):
             deviation = torch.where(there, part.double() - around, 0.0)
@@ -645,8 +644,8 @@ def observation_moments(observations, valid, around):
 
 @cell
 def mingru_gates_cell(h, g, p):
-    """(h~, z, q) of mingru_cell from the linear map's output. (Both results are computed and one is
-    chosen; a branch would double the loop's time.)"""
+    """(h~, z, q) of mingru_cell from the linear map's output (h, g, p). h~ has two formulas: both
+    are computed and one is chosen, because a branch would double the loop's time."""
     return h + HALF if h >= ZERO else sigmoid_cell(h), sigmoid_cell(g), sigmoid_cell(p)
 
 
@@ -709,12 +708,12 @@ def mingru_step(hgp, x, state, resets, valid, out):
 
 
 def kept_gate(gate, before):
-    """What the scan leaves in the place of hgp on a CPU: its gates, unless they would be rounded to bfloat16."""
+    """What the scan keeps for its gradient: the gate, or hgp if bfloat16 would round the gate."""
     return before if isinstance(before, u16) else gate
 
 
 def gates_again(h, g, p):
-    """The gates from what the scan left."""
+    """The gates for the backward pass, from what the scan kept (see kept_gate)."""
     return mingru_gates_cell(widen(h), widen(g), widen(p)) if isinstance(h, u16) else (h, g, p)
 
 
@@ -735,7 +734,7 @@ def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, 
     T, _, H = x.shape
     for m in range(begin, end):
         column = index[start + m]
-        s = states[0, m].copy()  # a row of its own: reading states[t] while writing states[t + 1] would not vectorise
+        s = states[0, m].copy()  # a copy: a loop that reads states[t] and writes states[t + 1] is slow
         for t in range(T):
             row, kept, xs, new, o = hgp[t, m], gates[t, m], x[t, m], states[t + 1, m], out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
@@ -752,10 +751,10 @@ def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, 
 
 def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0, initial=None):
     """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
-    written. resets, valid (>= T, N) uint8 of all agents, of which columns index[start : start + M] (int64; all in order
-    if there is no index) are meant; from initial (N, H), if it is given, they become row 0 of the states. gates
-    (T, M, 3H), by default hgp itself, gets what mingru_scan_grad begins with: on a CPU the gates (h~, z, q) of a
-    float32 hgp; on a GPU hgp, as computing gates is quicker than fetching them. Other arrays must be distinct."""
+    written. resets, valid (>= T, N) uint8 are of all agents; the segments are their columns index[start : start + M]
+    (int64; all in order without an index). initial (N, H), if given, is where row 0 of the states is taken from. gates
+    (T, M, 3H), by default hgp itself, gets what mingru_scan_grad needs: on a CPU the gates (h~, z, q) of a float32 hgp;
+    on a GPU hgp, because computing gates again is quicker than reading them. Other arrays must be distinct."""
     T, M, H = check_sizes("mingru_scan", "x", x, 3)
     N = check_sizes("mingru_scan", "resets", resets, 2)[1]
     index = check_index("mingru_scan", index, start, M, N, x)
@@ -779,11 +778,11 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if states else initial, not states, arrays[7]))
 
 
-SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # by the types of what is read and of what is written
+SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # read, written (f: float32, b: bfloat16)
 
 
 def _launch_scan(name, T, M, N, H, arrays, out=9):
-    """A scan of kernels.cu, whose threads have two channels each if there is an even number of them."""
+    """Launch a scan of kernels.cu; each thread has two channels if their number is even, or one."""
     gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, out))
     kind = SCANS.get(gates + out)
     if gates != inputs or kind is None or f"{name}{kind}" not in CUDA.signatures:
@@ -840,7 +839,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
 # --------------------------------------------------------------------------------------------------
 # PPO loss: forward, gradient and statistics in one pass
 
-# The hyper-parameters that may change between updates live in one array, so that a captured graph can read them.
+# Settings that may change between updates lie in one array, which a captured CUDA graph can read.
 LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef")
 LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance",
              "return", "return_squared", "residual", "residual_squared", "valid")
@@ -862,14 +861,14 @@ def _advantage_moments(begin, end, advantages, valid, index, parts):
 
 
 def _launch_sum(name, steps, count, like, sizes, written, *arrays):
-    """A kernel of kernels.cu over `steps` that adds up `count` numbers: its sizes, arrays, what it
-    adds up in, and what it writes last."""
+    """Launch a kernel of kernels.cu over `steps` that adds up `count` numbers into `written`; sizes
+    and arrays are its other arguments."""
     blocks = max(1, min(-(-steps // 128), 1024))
     CUDA.launch(name, blocks, 128, *sizes, *arrays, *_sums_of_blocks(like, blocks * count), *written)
 
 
 def _sums_of_blocks(like, count):
-    """(parts, ticket) of the sums in kernels.cu: each stream has its own, whose kernels follow one another."""
+    """(parts, ticket): scratch for sums in kernels.cu, one per stream, as streams may overlap."""
     stream = torch.cuda.current_stream().cuda_stream
     parts = constant(("sums", stream, 1 << (count - 1).bit_length()), like,
                      lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))
@@ -877,8 +876,8 @@ def _sums_of_blocks(like, count):
 
 
 def advantage_moments(advantages, valid, index, moments=None):
-    """moments (3,) float64, written and returned: count, sum, sum of squares of the advantages of the drawn
-    segments' valid steps: what the loss needs to normalise them, and what the ranks of a parallel run add up first."""
+    """moments (3,) float64, written and returned: count, sum and sum of squares of the advantages at the drawn
+    segments' valid steps. The loss normalises advantages by them; several ranks add theirs up before that."""
     name, M = "advantage_moments", len(index)
     T, N = check_sizes(name, "advantages", advantages, 2)
     arrays = (checked(name, "advantages", advantages, (T, N)), checked(name, "valid", valid, (T + 1, N), np.uint8),
@@ -897,7 +896,7 @@ def advantage_moments(advantages, valid, index, moments=None):
 
 @driver
 def _normalisation(begin, end, moments, settings):
-    for _ in range(begin, end):  # one lane: on a GPU one launch; torch makes thirteen
+    for _ in range(begin, end):  # one lane; on a GPU it is one launch in place of torch's thirteen
         count = max(moments[0], 1.0)
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
@@ -943,8 +942,8 @@ def value_cell(value, old_value, target, vf_clip_coef):
 
 @cell
 def objective_cell(logprob, old_logprob, value, old_value, advantage, weight, settings):
-    """(policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value) of one step, as
-    the drivers take them; the derivatives are shares of the minibatch's mean."""
+    """(policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value) of one step;
+    the derivatives are of the minibatch's mean loss, so they are divided by its valid steps."""
     a = weight * (advantage - settings[ADVANTAGE_MEAN]) * settings[ADVANTAGE_SCALE]
     policy, dlogprob, ratio, logratio = ppo_cell(logprob, old_logprob, a, settings[CLIP_COEF])
     value_loss, dvalue = value_cell(value, old_value, advantage + old_value, settings[VF_CLIP_COEF])
@@ -1046,7 +1045,7 @@ def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, h
     ratio, logratio, dlogprob, dvalue, top, total = rows[7:]
     for m in range(begin, end):
         n, column = index[start + m], start + m
-        for t in range(T):  # copied side by side; in memory they are a row of agents apart
+        for t in range(T):  # copied side by side: in memory a row of agents lies between two steps
             value[t], old_value[t], advantage[t] = outputs[t, m, choices], values[t, n], advantages[t, n]
             old_logprob[t], logprob[t] = logprobs[t, n], ZERO
             for j in range(choices):
@@ -1084,7 +1083,7 @@ def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, h
 
 @cell
 def gaussian_cell(u, mean, log_std, log_slope):
-    """(-log p(u), entropy) of one dimension; log_slope: log da/du of what squashes u."""
+    """(-log p, entropy) of one dimension; log_slope: log da/du if a tanh squashes u, else 0."""
     z = (u - mean) * exp_cell(-log_std)
     return HALF * z * z + log_std + LOG_SQRT_2PI + log_slope, log_std + HALF + LOG_SQRT_2PI + log_slope
 
@@ -1194,7 +1193,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
 
 
 def add_rows(rows, gradient, add=True):
-    """gradient (columns,) += the sum of rows (n, columns), floats, over n: a bias's. Without `add` it is set."""
+    """A bias's gradient (columns,) += the sum over n of rows (n, columns), floats; = if not add."""
     n, columns = check_sizes("add_rows", "rows", rows, 2)
     if not on_gpu(rows):
         total = rows.sum(0, dtype=gradient.dtype)
@@ -1232,8 +1231,8 @@ def _write_back(begin, end, size, index, new_values, new_ratios, counter, values
 
 def write_back(index, new_values, new_ratios, counter, values, ratios):
     """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
-    values (T+1, N) (row T stays the rollout's), ratios (T, N). A segment drawn twice has equal columns.
-    The minibatch ends with it, so counter (2,) int64, (epoch, minibatch), goes on to the next one."""
+    values (T+1, N) (row T is not written), ratios (T, N). A segment that was drawn twice has equal columns.
+    A minibatch's last kernel: it adds 1 to the second of counter (2,) int64, (epoch, minibatch)."""
     T, N = check_sizes("write_back", "ratios", ratios, 2)
     columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
@@ -1245,12 +1244,12 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
 
 
 # --------------------------------------------------------------------------------------------------
-# Muon: momentum on the flat range, each matrix orthogonalised (Jordan et al. 2024)
+# Muon (Jordan et al. 2024): momentum on the arena's flat gradients, each matrix orthogonalised
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
                  (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
 BLOCK = 4096
-SCALE, MOMENTUM, DECAY, RATE = range(4)  # what `scalars` holds: SCALE clips the gradients
+SCALE, MOMENTUM, DECAY, RATE = range(4)  # places in `scalars`; gradients are clipped by SCALE
 
 
 @reduction_driver
@@ -1272,7 +1271,7 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 @driver
 def _nesterov_lanes(begin, end, gradients, buffers, updates, scalars):
     scale, momentum = scalars[SCALE], scalars[MOMENTUM]
-    if scale == scale:  # it is NaN if a gradient is
+    if scale == scale:  # false for NaN: then a gradient is not finite, and nothing changes
         g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
         for i in range(len(g)):
             buffer, update = nesterov_cell(g[i] * scale, m[i], momentum)
@@ -1331,21 +1330,21 @@ class Muon:
         norm = optimizer.step(learning_rate)  # clips, updates the weights; returns the gradient norm before the clip
 
     Clip the global norm to `max_grad_norm`; m = mu·m + g, u = g + mu·m; every matrix (further dimensions flattened;
-    transposed when it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
+    transposed if it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
     Newton-Schulz steps, then scaled by sqrt(max(1, rows/cols)); vectors take u itself;
-    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape go together. With
-    `together`, the form for a GPU (a launch there costs more than a small product), all small matrices do: the kernels
-    around the products pad them with zeros to one shape, and take them from there again.
+    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape are
+    multiplied together. With `together`, all small ones are, padded with zeros to one shape: on a
+    GPU that is quicker, because a launch there takes longer than a small product.
     """
 
-    SMALL = 2**23  # multiplications of one matrix's product with its transpose
+    SMALL = 2**23  # a matrix is small if its product with its transpose takes fewer multiplications
 
     def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, together=False):
         self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
         names = [name for name, spec in arena._specs.items() if spec[2] == "weights"]
         if not names:
             raise ValueError("kernels.Muon: the arena has adopted no module; call arena.adopt(policy) first.")
-        shapes = {}  # (rows, columns) of a wide matrix -> [(update's name, transposed?, scale)]
+        shapes = {}  # (rows, columns), rows <= columns -> [(update's name, transposed?, scale)]
         for name in names:
             shape = arena._specs[name][0]
             update = "updates/" + name.partition("/")[2]
@@ -1365,7 +1364,7 @@ class Muon:
 
     @classmethod
     def _joined(cls, shapes):
-        """The same with those put together that stay small in the shape that holds them all."""
+        """`shapes` with those joined that stay small if padded to the largest rows and columns."""
         joined = {}
         for shape in sorted(shapes, key=math.prod, reverse=True):
             for other in reversed(joined):
@@ -1378,7 +1377,7 @@ class Muon:
         return joined
 
     def freeze(self, names):
-        """From now on these weights, in the arena's order, and their momentum stay as they are; others are trained."""
+        """From now on these weights (names in the arena's order) and momenta do not change."""
         self.frozen, self._groups = names, None
 
     def _bind(self):
@@ -1395,14 +1394,14 @@ class Muon:
         self._parts = [[flat[part] for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_together(self):
-        """(places, results, scales): for each weight where its update goes in the group "muon", -1
-        for a vector's, where it comes out, and what scales it."""
+        """(places, results, scales), one for each number in a weight: where its update goes in the
+        group "muon" (-1 for vectors), where the result stands there, and what multiplies that."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
         places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)
         order = torch.arange(len(work), dtype=torch.int32)
         for members, (group, _) in zip(self._shapes.values(), self._groups, strict=True):
-            for way, matrices in enumerate(group[:2]):  # in at x, out at y
+            for way, matrices in enumerate(group[:2]):  # matrices go into x, results are in y
                 offset = (matrices.data_ptr() - work.data_ptr()) // 4
                 slots = order.as_strided(matrices.shape, matrices.stride(), offset)
                 for slot, (name, transposed, scale) in zip(slots, members, strict=True):
@@ -1422,7 +1421,7 @@ class Muon:
         if self._groups is None:
             self._bind()
         for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
+            self.arena[f"gradients/{name}"].zero_()  # an engine may have written one for a frozen weight
         parts = [[checked("Muon", "part", flat, tuple(flat.shape), numpy_dtype(flat)) for flat in part]
                  for part in self._parts]
         scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")
@@ -1461,7 +1460,7 @@ class Muon:
         return norm
 
     def _clip(self, gradients, learning_rate, scalars, found_inf):
-        """The gradient norm on a GPU, after which the scalars hold what it makes of clip's scale."""
+        """Write `scalars`, with the scale that clips, on a GPU; returns the norm as a tensor."""
         flat = checked("Muon", "gradients", gradients, tuple(gradients.shape))
         norm = torch.empty((), dtype=torch.float64, device=gradients.device)
         found_inf = torch.zeros_like(scalars[SCALE]) if found_inf is None else found_inf
@@ -1479,7 +1478,7 @@ class Muon:
             torch.div(x, torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7, out=x)
             self._orthogonalise(x, y, gram, polynomial)
             return
-        # Its blocks wait for each other, so all of them must run at once.
+        # The kernel's blocks wait for each other, so all of them must run at once.
         tiles = count * -(-rows // 32) * -(-columns // 32)
         blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
         arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram, polynomial)]

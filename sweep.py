@@ -1,4 +1,4 @@
-"""A sweep: its trials in processes of their own, on one machine, several or a Ray cluster, and the page that shows it.
+"""A sweep: many training runs (trials), each a process, on one or more machines or a Ray cluster; and its report.
 
     python protein.py breakout --sweep.workers 2                   # two at a time
     python protein.py breakout --train.device cuda --sweep.gpus 8 --sweep.workers 2    # sixteen
@@ -7,10 +7,10 @@
     python protein.py report experiments/sweep_breakout            # front, predictions, effects, best settings
     python protein.py report experiments                           # ordinary runs side by side, by environment
 
-A tuner of protein.py says what to try; a trial is a `pufferl.py train`, and its curve becomes observations of (cost,
-score). A sweep's whole state is its folder: any machine that sees it can go on with the sweep, or help. The page is
-one file that needs no network; to add a figure to it, add one to `sweep_figures` or `run_figures`. The file reads in
-this order: ledger, one trial, where trials run, the sweep, the report, command line.
+A tuner of protein.py chooses the settings of each trial. A trial runs `pufferl.py train`; its curve tells the tuner
+(cost, score). A sweep's whole state is its folder: any machine that can read it can continue the sweep, or help. The
+report is one HTML file that needs no network; to add a figure, edit `sweep_figures` or `run_figures`. The file reads
+in this order: ledger, one trial, where trials run, the sweep, the report, command line.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ import processes
 import protein
 from protein import Protein, SpaceError, front_of
 
-# Functions import our other files themselves: most import torch, which a finished sweep's page does
-# not need.
+# Our other files are imported within functions, because most import torch, and the report of a
+# finished sweep does not need it.
 
 ROOT = Path(__file__).resolve().parent
 TRAINER = "pufferl.py"
@@ -56,25 +56,25 @@ TRAINER = "pufferl.py"
 class Ledger:
     """Trials of a sweep on disk, shared by all processes and machines that work on it.
 
-        FOLDER/sweep.json             what is swept; a sweep that goes on must ask for the same
-        FOLDER/trials/00007.running   claimed: settings, owner; its age is the owner's last sign of life
+        FOLDER/sweep.json             what is searched; a later start must ask for the same
+        FOLDER/trials/00007.running   a claim: settings, owner, who touches the file while alive
         FOLDER/trials/00007.json      finished: settings, score, cost, curve; never changes
         FOLDER/runs/00007/            what `pufferl.py train` wrote, and its output
 
-    Claims and results appear by link(2), which fails if the name exists: a number has one owner, and the first result
-    is its result. A claim whose owner died (seen at once on the same machine, after LEASE seconds without a sign of
-    life from another) is taken over by renaming it to 00007.lost-TOKEN, which only one can do and during which nobody
-    else claims the number, and run again; an owner that finds another's claim in place of its own leaves it alone.
+    Claims and results are made by link(2), which fails if the name exists. So a number has one owner, and its first
+    result stays. If an owner died (seen at once on its own machine, elsewhere when its claim is LEASE seconds old), one
+    process takes the claim over by renaming it to 00007.lost-TOKEN, and runs the trial again. Only one process can
+    rename it, and meanwhile no other claims the number. An owner that finds another's claim leaves that alone.
     """
 
-    LEASE = 60.0  # seconds
+    LEASE = 60.0  # seconds without a touch after which a claim's owner counts as dead
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.trials = self.folder / "trials"
         self.trials.mkdir(parents=True, exist_ok=True)
         self.owner = {"host": host_identity(), "pid": os.getpid(), "born": processes.born(os.getpid())}
-        self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # no other process has it, even with the same number
+        self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # unique; pids are used again
         self._results = {}
 
     def results(self):
@@ -90,7 +90,7 @@ class Ledger:
         for path in self._claimed():
             number = int(path.name[:5])
             if not (self.trials / f"{number:05d}.json").exists():
-                with contextlib.suppress(OSError, ValueError):  # finished or given up at this moment
+                with contextlib.suppress(OSError, ValueError):  # the file may vanish just now
                     found[number] = json.loads(path.read_text())
         return found
 
@@ -102,15 +102,15 @@ class Ledger:
             claim = {"attempts": 0, "settings": None, **fields, "trial": at, **self.owner, "token": self.token}
             result = self.trials / f"{at:05d}.json"
             if not result.exists() and self._appear(self._path(claim), claim):
-                # another process finished it, or took it over, since we looked: the name was free
-                # for a moment
+                # The name may have been free for a moment only, because another process finished
+                # this trial or is taking it over.
                 free = not result.exists() and not any(self.trials.glob(f"{at:05d}.lost-*"))
                 if free and self._ours(claim):
                     return claim
                 self.drop(claim)
 
     def update(self, claim):
-        """Write a changed claim, if it still is ours."""
+        """Write a changed claim to its file, if the file is still ours."""
         if self._ours(claim):
             write_json(self._path(claim), claim)
 
@@ -121,16 +121,16 @@ class Ledger:
         return first
 
     def drop(self, claim):
-        """Give a claim up, if it still is ours."""
+        """Remove a claim's file, if it is still ours."""
         if self._ours(claim):
             self._path(claim).unlink(missing_ok=True)
 
     def give_back(self, claim):
-        """Leave a claim of ours to the next process that looks."""
+        """Make a claim of ours look abandoned, so that the next process takes it over."""
         self.update({**claim, "host": None})
 
     def take_over(self):
-        """A claim whose owner is gone, now ours, one attempt later; None if there is none."""
+        """Take over a claim whose owner died: returns the claim, with one more attempt, or None."""
         for path in self._claimed():
             result = self.trials / f"{int(path.name[:5]):05d}.json"
             try:
@@ -142,27 +142,27 @@ class Ledger:
                 if not self._lost(path, claim):
                     continue
                 mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
-                os.utime(path)  # until the new claim stands, only its age tells whether its taker lives
+                os.utime(path)  # its age tells others if we die before the new claim
                 os.rename(path, mine)
-                if json.loads(mine.read_text()) != claim:  # another took it over since it was read: give it back
+                if json.loads(mine.read_text()) != claim:  # another took it over meanwhile
                     os.rename(mine, path)
                     continue
-                if claim["settings"] is None:  # died before it knew what to run
+                if claim["settings"] is None:  # its owner died before it chose the settings
                     mine.unlink()
                     continue
                 ours = {key: value for key, value in claim.items() if key != "at"}
                 ours |= {**self.owner, "token": self.token, "attempts": claim["attempts"] + (claim["host"] is not None)}
                 if not self._appear(self._path(claim), ours):
-                    continue  # another process tests just now whether the number is free; our claim waits for the LEASE
+                    continue  # another process holds the name for a moment; LEASE decides
                 mine.unlink(missing_ok=True)
             except (OSError, ValueError, KeyError):
-                continue  # somebody else was faster
+                continue  # another process was faster
             kill_orphan(claim)
             return ours
         return None
 
     def beat(self):
-        """A sign of life for our claims."""
+        """Touch the files of our claims, to show that their owner is alive."""
         for claim in self.claims().values():
             if claim["token"] == self.token:
                 with contextlib.suppress(OSError):
@@ -170,8 +170,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def alive(self):
-        """Within it a thread beats, because the main thread may wait a minute, for example until
-        runs have saved."""
+        """Within, a thread calls `beat`, because the main thread may have to wait for a minute, for
+        example until runs have saved."""
         over = threading.Event()
 
         def beat():
@@ -191,7 +191,7 @@ class Ledger:
         return sorted([*self.trials.glob("*.running"), *self.trials.glob("*.lost-*")])
 
     def _ours(self, claim):
-        """Whether the claim's file still is ours, not gone or another's."""
+        """Whether the claim's file is still ours: not gone, and not another's."""
         with contextlib.suppress(OSError, ValueError):
             return json.loads(self._path(claim).read_text())["token"] == self.token
         return False
@@ -200,7 +200,7 @@ class Ledger:
         waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
         if path.suffix == ".running" and (waits or ours):
             return waits or (claim["token"] != self.token and not is_alive(claim["pid"], claim["born"]))
-        probe = self.trials / f".clock-{self.token}"  # the age by the file system's clock, not by ours
+        probe = self.trials / f".clock-{self.token}"  # a new file's time is the file system's clock
         probe.touch()
         age = probe.stat().st_mtime - path.stat().st_mtime
         probe.unlink()
@@ -247,14 +247,14 @@ def host_identity():
 
 
 def is_alive(pid, born):
-    """Whether the process that was started then still runs; systems reuse process numbers."""
+    """Whether the process `pid` that was started at `born` still runs; pids are used again."""
     with contextlib.suppress(psutil.Error):
         return abs(processes.born(pid) - born) < 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def kill_orphan(claim, patience=60.0):
-    """End the training process of a dead owner on this machine: it was told to save and stop when its owner died."""
+    """End a dead owner's training process on this machine; at that death it was told to save."""
     child = claim.get("child")
     if not child or claim["host"] not in (None, host_identity()):
         return
@@ -266,7 +266,7 @@ def kill_orphan(claim, patience=60.0):
 
 
 def write_json(path, content):
-    """Write a file under another name, sync and rename it, so that it is never half there."""
+    """Write a file under another name, sync and rename it, so that no one ever reads half of it."""
     part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     with open(part, "w") as file:
         file.write(json.dumps(content, indent=1, default=str) + "\n")
@@ -281,19 +281,19 @@ def write_json(path, content):
 
 @dataclass
 class Curve:
-    """A training curve: entries of metrics.jsonl that have the metric, each (n,), in the order of steps."""
+    """A training curve: entries of metrics.jsonl that have the metric, as arrays (n,), by steps."""
 
     step: np.ndarray
     score: np.ndarray
     cost: np.ndarray
     names: tuple = ()
     last: float = 0.0  # step of the last entry, with or without the metric
-    last_cost: float = 0.0  # of the last entry that has it
+    last_cost: float = 0.0  # the cost in the last entry that has one
 
     @classmethod
     def read(cls, path, metric, cost="performance/uptime"):
-        """From metrics.jsonl (its last line may be half written). A run that is resumed goes on
-        from a checkpoint, with its clock too, so entries after that are replaced."""
+        """Read metrics.jsonl, whose last line may be half written. A resumed run starts at its
+        checkpoint's steps and seconds, so its entries replace those after that."""
         rows, names = [], {}
         text = Path(path).read_text(errors="replace") if Path(path).exists() else ""
         for line in text.splitlines():
@@ -316,14 +316,14 @@ class Curve:
                    last_cost=costs[-1] if len(costs) else 0.0)
 
     def at(self, step, window):
-        """(score, cost) at a step: the mean score of the last `window` steps until then, at least of one entry."""
+        """(score, cost) at a step; score: the last `window` steps' mean, of one entry at least."""
         last = np.searchsorted(self.step, step, side="right")
         first = min(np.searchsorted(self.step, step - window, side="right"), last - 1)
         return float(self.score[first:last].mean()), float(self.cost[last - 1])
 
     def points(self, total, count):
-        """[(progress, score, cost)]: `count` even points along the schedule of `total` steps, as far as it came; the
-        last one is where it ended. Scores are means over a tenth of the schedule."""
+        """[(progress, score, cost)]: points at `count` even places of the schedule of `total` steps, as far as the run
+        came, the last where it ended. A score is the mean over the last tenth of the schedule."""
         if len(self.step) == 0:
             return []
         end = self.step[-1]
@@ -348,7 +348,7 @@ def run_trial(job, stop=None, started=None):
 
     job: command, folder (None: a temporary one, removed afterwards), total (steps), metric, cost, downsample, rule (see
     `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
-    called with the process's (pid, creation time). Runs on any machine that has these files; also as a Ray task.
+    called with the process's (pid, creation time). This also runs as a Ray task, on any machine with these files.
     """
     begun, since = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -398,7 +398,7 @@ def run_trial(job, stop=None, started=None):
 
 
 def attend(process, folder, job, stop):
-    """Wait for a training run: done (it ended by itself), stopped (hopeless, or over its limit) or interrupted."""
+    """Wait for a training run. Returns done (it ended by itself), stopped (hopeless, or too dear) or interrupted."""
     begun = checked = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -408,7 +408,7 @@ def attend(process, folder, job, stop):
         if stop is not None and stop.is_set():
             end(process)
             return "interrupted"
-        if now - checked < max(1.0, 0.02 * (now - begun)):  # reading a long log often would cost time
+        if now - checked < max(1.0, 0.02 * (now - begun)):  # reading a long log takes time
             continue
         checked = now
         curve = curve_of(folder, job)
@@ -441,8 +441,8 @@ def newest_run(folder):
 
 
 def explain(code, text):
-    """Why a training run failed, in a line: what kind of failure, and the last line that it printed."""
-    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # tyro draws boxes
+    """Why a training run failed, in one line: the kind of failure, and its last printed line."""
+    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # without boxes
     last = lines[-1] if lines else "it printed nothing"
     lower = text[-4000:].lower()
     if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
@@ -457,8 +457,8 @@ def explain(code, text):
 
 
 class LocalPool:
-    """Threads, each of which watches a training process. slots: how many trials at a time; gpus:
-    they are spread over this many, by CUDA_VISIBLE_DEVICES."""
+    """Runs trials on this machine; each thread watches one training process. slots: trials at once
+    (`workers`, or as many on each GPU); gpus: how many GPUs share them, by CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, workers, gpus=0):
         processes.check_count("sweep.workers", workers, *processes.processes_at_most())
@@ -489,7 +489,7 @@ class LocalPool:
         return [(self.running.pop(future)[0], future.result()) for future in done]
 
     def close(self):
-        """Have all trials saved and left; returns [(claim, outcome)]."""
+        """Make all trials save and end; returns [(claim, outcome)]."""
         self.stop.set()
         left = self.finished(None)
         while self.running:
@@ -499,10 +499,10 @@ class LocalPool:
 
 
 class RayPool:
-    """Ray tasks on a cluster. address: of the cluster, "auto" for the one this machine belongs to,
-    or "local" to start one here. The project's files travel along; the nodes need the Python
-    packages and a C compiler. slots: workers if given, otherwise as many as the cluster has room
-    for. Trials of a lost node have status "lost" and are run again."""
+    """Runs trials as Ray tasks on a cluster. address: the cluster's, "auto" for this machine's
+    cluster, or "local" to start one here. Ray sends the project's files along; the nodes need
+    the Python packages and a C compiler. slots: `workers` if given, else as many trials as the
+    cluster has room for. If a node is lost, its trials get status "lost" and are run again."""
 
     def __init__(self, address, workers, cpus=1.0, gpus=0.0):
         import ray
@@ -536,7 +536,7 @@ class RayPool:
             try:
                 ended.append((claim, self.ray.get(ref)))
             except self.ray.exceptions.RayTaskError:
-                raise  # run_trial itself raised an error
+                raise  # an error of run_trial itself, and not a lost node
             except self.ray.exceptions.RayError as error:
                 ended.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
         return ended
@@ -560,7 +560,7 @@ METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.Pare
 @dataclass
 class Sweep:
     method: Literal[*METHODS] = "protein"
-    """How a trial is chosen: protein (a model of score and cost), random, genetic (children of the front) or grid."""
+    """How settings are chosen: protein (a model of score and cost), random, genetic (children of the front) or grid."""
     num_trials: int = 100
     """Trials in all, those of earlier starts and other machines included."""
     metric: str = "environment/score"
@@ -577,10 +577,10 @@ class Sweep:
     downsample: int = 5
     """Points along each training curve that the model learns from."""
     early_stop: float = 0.25
-    """A trial is stopped when, past a quarter of its schedule, it has not come this share of the
-    way from the scores of bad trials to the best one at the same cost; 0 for never."""
+    """A trial past a quarter of its schedule is stopped, if its score has not come this share of
+    the way from bad trials' scores to the best one at the same cost; 0: never."""
     workers: int | None = None
-    """Trials side by side, on each GPU if gpus is given (default: 1; on Ray as many as there is room for)."""
+    """Trials side by side; if gpus is given, on each GPU (default: 1; on Ray what has room)."""
     gpus: int = 0
     """GPUs of this machine to use; on Ray, GPUs of each trial."""
     cpus: float = 1.0
@@ -588,11 +588,11 @@ class Sweep:
     ray: str | None = None
     """Run the trials on this Ray cluster: its address, "auto", or "local"."""
     attempts: int = 3
-    """How often a trial is started, if its machine goes down each time, before it counts as failed."""
+    """A trial that is lost this many times (killed, or its machine went down) counts as failed."""
     name: str | None = None
-    """Name of the sweep, for several of one environment: its folder is DATA_DIR/sweep_ENV_NAME."""
+    """Names the sweep, if an environment has several; its folder is DATA_DIR/sweep_ENV_NAME."""
     seed: int = 0
-    """Seed of the suggestions (trials train with train.seed)."""
+    """Seed of the suggestions; the trials themselves use train.seed."""
     logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
     """Where trials go besides the ledger: TensorBoard's HParams, or one W&B run each in a group."""
     web: int | None = None
@@ -621,8 +621,8 @@ def as_options(settings):
 
 
 def fixed_settings(schema, options):
-    """Names of the settings, "section.key", that options of `pufferl.py train` fix: those given, and numbers of agents
-    and environments that one of them overrides. Raises ConfigError for an option that does not exist."""
+    """Names, "section.key", of the settings that options of `pufferl.py train` fix: those that are given, and numbers
+    of agents and environments that these override. Raises ConfigError for an option that does not exist."""
     import configuration
 
     options, sizes = configuration.take_sizes(options)
@@ -636,9 +636,9 @@ def fixed_settings(schema, options):
 
 
 def searched_settings(env_name, given, options=()):
-    """The search space as a tuner takes it, checked against the environment's settings: their type,
-    their present value as the mean. given: None for the [sweep.*] sections. options: of
-    `pufferl.py train`; what they fix is not searched. env_name None leaves `given` as it is.
+    """The search space as a tuner takes it, checked against the environment's settings. A setting
+    without a mean gets its present value. given: a search space; None: the [sweep.*] sections.
+    options: of `pufferl.py train`; what they fix is not searched. env_name None: `given` unchanged.
 
     Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
     """
@@ -684,7 +684,7 @@ def searched_settings(env_name, given, options=()):
 
 
 def find_setting(schema, name):
-    """The name of a setting, "section.key", that may be given without its section."""
+    """The full name, "section.key", of a setting that may be given without its section."""
     import configuration
 
     if "." in name:
@@ -694,11 +694,11 @@ def find_setting(schema, name):
         renamed = configuration.RENAMED.get(f"{section}.{name}", "").rpartition(".")
         if name in keys or (renamed[0] == section and renamed[2] in keys):
             return f"{section}.{name}"
-    return f"train.{name}"  # its error names the nearest ones
+    return f"train.{name}"  # it does not exist: the lookup of this name raises an error
 
 
 def horizons(args, what):
-    """The values of train.horizon that make these batch sizes. Raises SpaceError if one does not divide."""
+    """The values of train.horizon that give these batch sizes. SpaceError if one is no multiple of the agents."""
     import configuration
 
     agents, values = configuration.count_agents(args), [protein.number(value) for value in what.get("values", ())]
@@ -714,16 +714,16 @@ METRICS = {"mean_reward": "environment/episode_return", "mean_episode_length": "
 
 
 def metric_of(name):
-    """The name in metrics.jsonl of a metric that other libraries call so, or of one of the environment's."""
+    """A metric's name in metrics.jsonl; `name` may be another library's, or lack "environment/"."""
     return METRICS.get(name) or (name if "/" in name else f"environment/{name}")
 
 
 class Runner:
-    """A running sweep: runs trials until there are settings.num_trials; it goes on with those in
-    the folder.
+    """Runs trials until the sweep's folder holds settings.num_trials of them, old ones included.
 
-    tuner: says what to try; it knows the environment. settings: a Sweep. options: of
-    `pufferl.py train`, for all trials. Raises SpaceError if the folder holds another sweep.
+    tuner: chooses each trial's settings, and has the environment's name. settings: a Sweep.
+    options: of `pufferl.py train`, for all trials. Raises SpaceError if the folder holds another
+    sweep.
     """
 
     def __init__(self, tuner, settings, options=(), quiet=False):
@@ -739,11 +739,11 @@ class Runner:
         begin(self.ledger, tuner, settings, self.options, self.config)
         self.log = make_logger(settings.logger, self.folder, self.config)
         self.status, self.quiet = StatusLine(sys.stdout.isatty() and not quiet), quiet
-        self.known = set()  # numbers of the trials that the tuner has been told
+        self.known = set()  # numbers of the trials that the tuner has observed
 
     def run(self):
         """Returns the Ledger. At Ctrl-C (or SIGTERM) the running trials save, and the next start
-        resumes them; a second one leaves at once. Raises RuntimeError if the first trials all fail."""
+        resumes them; a second Ctrl-C ends at once. RuntimeError if the first trials all fail."""
         settings, ledger = self.settings, self.ledger
         self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus) if settings.ray else
                      LocalPool(settings.workers or 1, settings.gpus))
@@ -765,7 +765,7 @@ class Runner:
                     if not self.pool.claims:
                         if not ledger.claims():
                             break
-                        time.sleep(0.5)  # another machine runs it; it would be ours if that went down
+                        time.sleep(0.5)  # other processes run the rest; if one dies, we do
                     for claim, outcome in self.pool.finished(0.5):
                         self.settle(claim, outcome)
                     self.status.show(self.pool.claims)
@@ -794,7 +794,7 @@ class Runner:
                 observe_record(self.tuner, record)
 
     def next_claim(self):
-        """The next trial to run, a claim of ours with its settings: a lost one, or a new one; None if there is none."""
+        """The next trial to run, a claim of ours with settings: an abandoned one, else a new one; or None."""
         claim = self.ledger.take_over()
         if claim is not None:
             return claim
@@ -820,7 +820,7 @@ class Runner:
             threads = int(settings.cpus) if settings.ray else cores() // self.pool.slots
             command += ["--vec.num-threads", str(max(1, threads))]
         total = claim["settings"].get("train.total_timesteps", self.config["train"]["total_timesteps"])
-        claim["at"] = {}  # the thread that watches it writes its progress there
+        claim["at"] = {}  # `attend`, in another thread, writes the trial's progress here
         job = {"trainer": TRAINER, "command": command + as_options(claim["settings"]), "env": {}, "total": total,
                "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
                "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
@@ -875,7 +875,7 @@ def cores():
 
 
 class StatusLine:
-    """What runs now, on the last line of a terminal."""
+    """Shows the running trials on the last line of a terminal."""
 
     def __init__(self, wanted):
         self.wanted, self.began = wanted, time.monotonic()
@@ -893,7 +893,7 @@ class StatusLine:
 
 
 def begin(ledger, tuner, settings, options, config):
-    """Write sweep.json, or check that the folder's one asks for the same, so that all its trials can be compared."""
+    """Write sweep.json. If the folder has one, check that it asks for the same, or trials could not be compared."""
     path = ledger.folder / "sweep.json"
     asked = {"env": tuner.env_name, "metric": settings.metric, "goal": settings.goal, "cost": settings.cost}
     asked |= {f"sweep.{name}.{field}": value for name, what in tuner.search_space.items()
@@ -916,14 +916,14 @@ def begin(ledger, tuner, settings, options, config):
 
 
 def observe_record(tuner, record):
-    """Tell a tuner a ledger's record."""
+    """Let a tuner observe a record of the ledger."""
     score, cost = (math.nan if record[key] is None else record[key] for key in ("score", "cost"))
     failed, complete = record["status"] == "failed", record["status"] == "done"
     tuner.observe(record["settings"], score, cost, failed, record["curve"], complete)
 
 
 def stopping_rule(tuner, settings):
-    """The rule for `hopeless` from what is known now: [(cost, score)] of all points of all curves, and the floor."""
+    """The rule that `hopeless` takes, from the trials so far: [(cost, score)] of all curves' points, and the floor."""
     done = [o for o in tuner.observations if not o.failed]
     if not settings.early_stop or len(done) < 5:
         return None
@@ -934,7 +934,7 @@ def stopping_rule(tuner, settings):
 
 
 def refuse_if_all_fail(ledger, count=5):
-    """RuntimeError if the first trials fail without exception: then the settings are not what is wrong."""
+    """RuntimeError if the first `count` trials all failed: then their settings are not the cause."""
     records = list(ledger.results().values())
     if len(records) >= count and all(record["status"] == "failed" for record in records):
         errors = "\n".join(f"  trial {record['trial']}: {record['error']}" for record in records[:count])
@@ -955,12 +955,12 @@ def describe(record, tuner, settings):
 
 
 def brief(settings):
-    """Settings in a line, without their sections."""
+    """Settings in one line, without the names of their sections."""
     return " ".join(f"{name.partition('.')[2]}={short(value)}" for name, value in settings.items())
 
 
 def short(value):
-    """A number for people: 4,096 and not 4.1e+03."""
+    """A number as people read it: 4,096 and not 4.1e+03."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < math.inf or isinstance(value, int) else f"{value:.4g}"
@@ -968,7 +968,7 @@ def short(value):
 
 def make_logger(kind, folder, config):
     """A function that takes each finished trial's record. Raises ImportError if the package is
-    missing. What goes wrong later costs log entries, not the sweep: the ledger has all."""
+    missing. Later errors only lose log entries: the sweep goes on, and the ledger has all."""
     import runs
 
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
@@ -987,7 +987,7 @@ def make_logger(kind, folder, config):
 
             logger = runs.TensorBoardLogger(folder / "tensorboard" / name)
             last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
-            for summary in hparams(record["settings"], last):  # add_hparams would open a second file, maybe read first
+            for summary in hparams(record["settings"], last):  # add_hparams opens a second file
                 logger.writer.file_writer.add_summary(summary)
             logger.log(last, 0)
         for progress, score, cost in record["curve"]:
@@ -1007,11 +1007,11 @@ def make_logger(kind, folder, config):
 
 
 # --------------------------------------------------------------------------------------------------
-# The report: a page of a sweep's folder, or of a folder of runs, from [(title, text, plotly figure)]
+# The report: a page about a sweep or a folder of runs, made of [(title, text, plotly figure)]
 
 
 def load_sweep(folder):
-    """(what sweep.json says, records of the finished trials, a Protein that has observed them all)."""
+    """(sweep.json's content, records of the finished trials, a Protein that has observed them)."""
     folder = Path(folder)
     told = read_whole(folder / "sweep.json", TOLD)
     records = list(Ledger(folder).results().values())
@@ -1024,8 +1024,8 @@ def load_sweep(folder):
 
 
 def marginal_effects(tuner, points=24, samples=48):
-    """{setting: (values, mean score (points,), sd (points,))}: the predicted score at the end where one setting is
-    changed and the others are those of tried configurations, averaged over `samples` of these (partial dependence)."""
+    """{setting: (values, mean score (points,), sd (points,))}: the predicted score of `samples` tried configurations,
+    averaged, if this one setting is changed in all of them (partial dependence)."""
     done = np.array([o.unit for o in tuner.observations if not o.failed])
     base = done[np.linspace(0, len(done) - 1, min(samples, len(done))).astype(int)]
     effects = {}
@@ -1042,11 +1042,11 @@ def marginal_effects(tuner, points=24, samples=48):
 
 
 def tsne(X, perplexity=15.0, steps=300, seed=0):
-    """(n, 2) map of the rows of X in which near ones stay near (van der Maaten and Hinton 2008); exact, n < 1,000."""
+    """(n, 2) places: similar rows of X come near each other (van der Maaten and Hinton 2008); n < 1,000."""
     n = len(X)
     squared = ((X[:, None] - X[None]) ** 2).sum(-1)
     P = np.zeros((n, n))
-    for i in range(n):  # a width for each row so that it has about `perplexity` neighbours
+    for i in range(n):  # find each row's precision, so that it has about `perplexity` neighbours
         low, high, distance = 1e-6, 1e6, np.delete(squared[i], i)
         for _ in range(40):
             precision = math.sqrt(low * high)
@@ -1098,7 +1098,7 @@ CYAN, GOLD, GREY = "#00bbcc", "#fabe3c", "#93a7b6"
 
 
 def new_figure(**layout):
-    """An empty figure. plotly is imported here and not above: a sweep does without it until it ends."""
+    """An empty figure. plotly is imported here, because a sweep needs it only for the report."""
     import plotly.graph_objects as go
 
     return go.Figure().update_layout(**layout)
@@ -1158,7 +1158,7 @@ def stars(asked, good, text, tuner):
 
 
 def enough(tuner):
-    """Trials from which on something may be said of single settings."""
+    """How many trials there must be before the report says something about single settings."""
     return max(10, 2 * len(tuner.space))
 
 
@@ -1221,7 +1221,7 @@ def similarity(features, score, text):
 
 
 def load_runs(folder, metric, tag=None):
-    """[{name, env, settings, step, score, cost, ...}] of all runs in a folder, those of sweeps included."""
+    """[{name, env, settings, step, score, cost, ...}] of all runs in a folder, or in its sweeps."""
     runs = []
     for path in sorted(Path(folder).glob("**/config.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -1237,22 +1237,21 @@ def load_runs(folder, metric, tag=None):
 
 
 def as_row(run, varied):
-    """{column: value} of a run: what the table and the text at a curve show, and what the filter looks through."""
+    """{column: value} of a run: shown in the table and beside its curve, and searched by the page's filter."""
     told = {"run": run["name"], "env": run["env"], "tag": run["tag"], "score": f"{run['score']:.5g}",
             "seconds": run["cost"], "steps": run["curve"].step[-1]}
     return told | {name: run["settings"].get(name, "") for name in varied}
 
 
 def varied_settings(runs):
-    """The settings that differ between the runs that have them: those of
-    another environment do not."""
+    """The settings that have more than one value among the runs that have them."""
     names = dict.fromkeys(name for run in runs for name in run["settings"])
     return [name for name in names if len({str(run["settings"][name]) for run in runs if name in run["settings"]}) > 1]
 
 
 def run_figures(runs, metric):
-    """[(title, text, figure)] of ordinary runs, by environment: curves, score
-    against each setting, t-SNE."""
+    """[(title, text, figure)] of ordinary runs, for each environment: curves, score against each
+    setting, and a map of similar settings."""
     figures = []
     for env in sorted({run["env"] for run in runs}):
         mine = [run for run in runs if run["env"] == env]
@@ -1289,12 +1288,12 @@ def run_figures(runs, metric):
     return figures
 
 
-# What the page may load: plotly's scripts and styles stand in it, it compiles its WebGL, and it draws into images.
+# The page's Content-Security-Policy: it loads nothing; plotly compiles code and makes images.
 SOURCES = "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
 
 
 def table(rows):
-    """[{column: value}] as an HTML table that sorts by a click on a column's head."""
+    """[{column: value}] as an HTML table; a click on a column's head sorts it."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     cells = ["".join(f"<td>{html.escape(short(row.get(name, '')))}</td>" for name in columns) for row in rows]
@@ -1360,7 +1359,7 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
     Args:
         path: a sweep's folder, or one of runs such as experiments.
         output: the page (default: report.html in the folder).
-        metric: what runs are compared by; a sweep knows its own.
+        metric: what runs are compared by; a sweep's own metric is used in any case.
         tag: only runs with this tag.
     """
     output = Path(output or Path(path) / "report.html")
@@ -1369,8 +1368,8 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
 
 
 def serve(folder, port):
-    """Serve the page on 127.0.0.1, made anew when the ledger has changed; returns the server
-    (server_address, shutdown). port 0 takes a free one."""
+    """Serve the report on 127.0.0.1; it is made again whenever the ledger has changed. Returns the
+    server (server_address, shutdown). port 0 takes a free one."""
     import watch
 
     lock, made = threading.Lock(), functools.lru_cache(1)(lambda trials: page(folder, refresh=30))
@@ -1431,7 +1430,7 @@ def split_options(argv):
 
 
 def main(argv=None, program="protein.py"):
-    """The command line; program: what errors begin with."""
+    """The command line; program: the name in front of errors."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
@@ -1444,7 +1443,7 @@ def main(argv=None, program="protein.py"):
                            config=(tyro.conf.PositionalRequiredArgs,)))
         else:
             sweep_command(argv[0], argv[1:])
-    except (ImportError, ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:  # also a port
+    except (ImportError, ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:  # Overflow: a port
         sys.exit(f"{program}: {str(error) or type(error).__name__}")
 
 
@@ -1486,5 +1485,5 @@ def sweep_command(env_name, argv):
         search_space=searched_settings(env_name, space, options), num_trials=settings.num_trials,
         metric=settings.metric, goal=settings.goal, seed=settings.seed,
         max_suggestion_cost=limit, random_trials=settings.random_trials)
-    tuner.env_name = env_name  # not sooner: its settings are checked already, with these options
+    tuner.env_name = env_name  # set last: the constructor would check settings without options
     Runner(tuner, settings, options).run()

@@ -7,12 +7,12 @@
     envs.reset(rows)
     envs.step(rows)                                        # reads actions, writes all the others
 
-`names()` lists what there is. A path that ends in .h loads a header of your own. `env.h` says how
-to write one; copy `squared` (one agent) or `target` (several) to begin.
+`names()` lists all environments. `load` also takes the path of a header (.h) of your own. `env.h`
+says how to write one; begin with a copy of `squared` (one agent) or `target` (several).
 
-`Library.step_address` and `Library.reset_address` are C functions `void (char* envs, int64
-start, int64 end, const int64* rows)` to be called without the GIL, on disjoint ranges of
-environments, from any thread.
+`Library.step_address` and `Library.reset_address` are the addresses of C functions `void (char*
+envs, int64 start, int64 end, const int64* rows)`. Any thread may call them, without the GIL; two
+calls at the same time must have disjoint ranges of environments.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
 SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS"]
-FLOAT_MAX = float(np.finfo(np.float32).max)  # of a setting
+FLOAT_MAX = float(np.finfo(np.float32).max)  # the largest value of a float setting
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
@@ -88,11 +88,11 @@ def load(name, debug=False):
 def rows(observations, actions, rewards, terminals, truncations,
          final_observations=None, valid=None,
          action_masks=None):
-    """The eight addresses that `step` and `reset` want, from arrays whose first axis is all
-    agents (None: absent).
+    """The eight addresses that `step` and `reset` take, (8,) int64, from arrays whose first axis
+    goes over all agents; 0 for an array that is None.
 
-    The first five must be there, and valid if the environment has it. Keep the arrays alive,
-    because this takes only their addresses. ValueError if one is not contiguous.
+    The first five arrays are required, and `valid` if the environment has it (has_valid). Keep the
+    arrays alive, because only their addresses are kept. ValueError if one is not contiguous.
     """
     arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid,
               action_masks)
@@ -104,8 +104,8 @@ def rows(observations, actions, rewards, terminals, truncations,
 
 
 class Key(NamedTuple):
-    """`value` is what action `head` (or dimension of a continuous action) is while the key is down.
-    The name REST, with code 0, is for no key."""
+    """A key that a player can press: while it is down, the action's `head` (or dimension, if it is
+    continuous) is `value`. The name REST, with code 0, says what it is while no key is down."""
 
     head: int
     code: int  # raylib's number
@@ -114,11 +114,11 @@ class Key(NamedTuple):
 
 
 class Library:
-    """One compiled environment, from its header and the path that `build` gave.
+    """One compiled environment. header: its path; path: the shared library's, from `build`.
 
     Attributes: name, header, path; settings {name: default}; settings_help {name: text};
-    log_fields; fps, the steps a second at which it looks natural; by_turns, whether time waits for
-    a player's key; step_address, reset_address.
+    log_fields; fps, the steps a second at which it looks natural; by_turns, whether the game waits
+    for a player's key; step_address, reset_address.
     """
 
     def __init__(self, header, path):
@@ -151,17 +151,17 @@ class Library:
         return f"<ocean environment {self.name}>"
 
     def create(self, num_envs, seed=0, settings=None, first_env=0):
-        """`num_envs` environments, environment i with the random numbers of stream
-        `first_env + i` of `seed`.
+        """An `Envs` of `num_envs` environments. Environment i has random numbers of its own, which
+        depend on `seed` and on `first_env + i`.
 
-        `settings` is one dict, or a list of one dict an environment. ValueError or
-        TypeError if one is wrong.
+        settings: one dict for all, or a list of dicts, one for each environment. ValueError or
+        TypeError if a setting is wrong.
         """
         return Envs(self, num_envs, seed, settings, first_env)
 
     def parse_settings(self, settings):
-        """All settings as float64 in the order of the header, from those that
-        differ from the defaults."""
+        """All settings as float64 in the header's order. settings: those that differ from the
+        defaults, a dict or None."""
         values = dict(self.settings)
         for name, value in (settings or {}).items():
             if name not in values:
@@ -196,14 +196,15 @@ class Library:
 
 
 class Envs:
-    """Environments of one kind in one block of memory, and what they look like from outside.
+    """Environments of one kind in one block of memory.
 
-    Attributes: num_envs; num_agents, of all of them; agent_offsets (num_envs + 1,) int64; memory
-    (uint8) and address; observation_shape, observation_dtype; action_heads, the sizes of discrete
-    actions, or None for continuous ones; action_dims, the columns of an action; action_dtype;
-    single_observation_space, single_action_space; has_valid, has_action_masks; logs (num_envs, log
-    fields) float32, a view of the sums that `log` takes. Rows are laid out agent after agent:
-    actions (agents, action_dims), masks (agents, sum of heads), the other small ones (agents,).
+    Attributes: num_envs; num_agents, all environments' together; agent_offsets (num_envs + 1,)
+    int64, each environment's first agent; memory (uint8) and its address; observation_shape,
+    observation_dtype; action_heads, how many choices each discrete action has, or None if actions
+    are continuous; action_dims, the numbers in an action; action_dtype; single_observation_space,
+    single_action_space; has_valid, has_action_masks; logs (num_envs, log fields) float32, a view of
+    the sums that `log` reads and clears. Arrays of a step have one row for each agent: observations
+    (agents, *shape), actions (agents, action_dims), masks (agents, sum of heads), others (agents,).
     """
 
     def __init__(self, library, num_envs, seed, settings, first_env):
@@ -268,54 +269,52 @@ class Envs:
             self.single_action_space = MultiDiscrete(self.action_heads)
 
     def reset(self, rows, start=0, end=None):
-        """Begins an episode in environments [start, end): observations written, rewards,
-        terminals, truncations 0."""
+        """Begins an episode in environments [start, end): writes observations, and 0 to rewards,
+        terminals and truncations."""
         self._call(self.functions.ocean_reset, rows, start, end)
 
     def step(self, rows, start=0, end=None):
-        """Steps environments [start, end) without the GIL. Actions must lie within their
-        space: C does not check.
+        """Steps environments [start, end) without the GIL. Actions must lie within their space,
+        because C does not check them.
 
-        `rows` is what `rows()` gave, or the address of that array, which
-        saves a microsecond a call.
+        rows: the array that `rows()` gave, or its address, which saves a microsecond a call.
         """
         self._call(self.functions.ocean_step, rows, start, end)
 
     def log(self, start=0, end=None):
-        """Means of the log fields over the episodes that environments [start, end) finished since
-        the last call, and their number n; or {}."""
+        """{field: mean} over the episodes that environments [start, end) finished since the last
+        call, with "n", the number of these episodes; {} if there are none."""
         sums = np.zeros(len(self.library.log_fields))
         self._call(self.functions.ocean_log, sums, start, end)
         return self.means(sums.tolist())
 
     def means(self, sums):
-        """What `log` gives, from the sums of the log fields."""
+        """The result of `log`, from the sums of the log fields."""
         fields = dict(zip(self.library.log_fields, sums, strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
 
     def rows_for_a_gpu(self, addresses):
-        """Eight addresses there, as `rows` gives those of the host, in the form that
-        device.py's kernels read."""
+        """The form of the step's arrays that device.py's kernels read (uint8). addresses: the eight
+        arrays' addresses on the GPU, in the order of `rows`."""
         rows = np.empty(self.library.rows_size, np.uint8)
         self.functions.ocean_rows(self.address, addresses.ctypes.data, rows.ctypes.data)
         return rows
 
     def every_final(self):
-        """From now on terminated agents get a final observation too, not
-        the truncated ones alone."""
+        """From now on terminated agents get a final observation too, and not only truncated ones."""
         self.functions.ocean_every_final(self.address, 0, self._open)
 
     def keys(self):
-        """What a player can press in the first environment: a list of `Key`, and the columns of the
-        board that a click plays on, or 0."""
+        """How a person plays the first environment: (a list of `Key`, the columns of the board on
+        which a mouse click is an action, or 0)."""
         self._must_be_open()
         described = self.library._read_json(self.functions.ocean_keys, self.address, 0)
         return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
     def save(self):
-        """The state of all environments as a uint8 array; `load` goes on
-        from there, bit for bit."""
+        """The state of all environments as a uint8 array. After `load` of it they go on exactly as
+        they would have from here."""
         self._must_be_open()
         sizes = [self.functions.ocean_save(self.address, i, None) for i in range(self.num_envs)]
         ends = len(self._identity) + np.cumsum(sizes)
@@ -326,8 +325,8 @@ class Envs:
         return saved
 
     def load(self, saved):
-        """Restores what `save` gave, into the same number of environments with the
-        same settings and source."""
+        """Restores the state that `save` gave. ValueError if it is not from as many environments,
+        with the same settings and source."""
         self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
         if not np.array_equal(saved[: len(self._identity)], self._identity):
@@ -342,8 +341,8 @@ class Envs:
             position += self.functions.ocean_save(self.address, i, None)
 
     def render(self, index=0):
-        """Draws environment `index`, without a display too, and returns the picture: (height,
-        width, 3) uint8, RGB."""
+        """Draws environment `index` and returns the picture, (height, width, 3) uint8, RGB. It
+        needs no display. ImportError if raylib_software is not installed."""
         self._must_be_open()
         if not 0 <= index < self.num_envs:
             raise IndexError(f"environment {index} of {self.num_envs}")
@@ -377,7 +376,7 @@ class Envs:
 
 
 def find_compiler():
-    """The path of the first of CC, gcc, clang and cc that is there; RuntimeError if none is."""
+    """The path of the first compiler that exists of $CC, gcc, clang and cc; else RuntimeError."""
     names = filter(None, [os.environ.get("CC"), "gcc", "clang", "cc"])
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
@@ -386,11 +385,11 @@ def find_compiler():
 
 
 def build(header, debug=False, extra_flags=()):
-    """The path of the shared library of a header, compiled unless the same one was compiled before.
+    """The path of a header's shared library. It is compiled unless an equal one exists.
 
-    The file is named by a hash of the sources, the flags and everything the compiler says about
-    itself and this machine's processor. It is written under another name and then moved into place,
-    so that processes that start at once never see half of one. RuntimeError if there is no
+    The file's name has a hash of the sources, the flags and all that the compiler says about itself
+    and this machine's processor. It is written under another name and then renamed, so that
+    processes that start at the same time never read half of it. RuntimeError if there is no
     compiler, or with the compiler's own message.
     """
     flags = [*SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
@@ -402,9 +401,9 @@ def build(header, debug=False, extra_flags=()):
 
 
 def compile_library(source, name, target_flags, flags, sources, what=None):
-    """The path of the shared library that `source` compiles to, named `name` and a hash of
-    `sources`, the flags and the compiler. RuntimeError with the compiler's message, which says that
-    `what` does not compile."""
+    """The path of the shared library that `source` compiles to. Its name is `name` and a hash of
+    `sources`, the flags and the compiler. RuntimeError with the compiler's message if it does not
+    compile; what: the file that this error names."""
     compiler, flags = find_compiler(), [*target_flags, *flags]
     contents = b"\0".join([compiler.encode(), repr(flags).encode(),
                            _macros(compiler, *target_flags), *(f.read_bytes() for f in sources)])
@@ -438,13 +437,12 @@ def _macros(compiler, *flags):
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
-_load = functools.cache(Library)  # a changed source has another path
+_load = functools.cache(Library)  # a changed source has another path, so it is loaded anew
 
 
 @functools.cache
 def _cache_folder():
-    """ocean/.build, or the user's cache folder if the tree is read-only,
-    or else a temporary one."""
+    """ocean/.build; if that cannot be written, the user's cache folder; else a temporary one."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ocean"
     for folder in (FOLDER / ".build", user):
         try:
@@ -457,8 +455,8 @@ def _cache_folder():
 
 
 def nearest(name, known, listed=None):
-    """What is said of a name that is not among `known`; listed: those of them that are
-    all told, if not all are."""
+    """The end of an error about a name that is not among `known`: the nearest ones, and all of
+    them, or only those in `listed` if that is given."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{hint}There are: {', '.join(known if listed is None else listed) or 'none'}"
@@ -481,15 +479,15 @@ def has_display():
 
 @functools.cache
 def _raylib():
-    """The raylib_software wheel's C functions. Its symbols stay its own, because a whole SDL is
-    among them, which pygame's modules would take for theirs.
+    """The raylib_software wheel's C functions. They are loaded with RTLD_LOCAL, because the wheel
+    contains a whole SDL, which pygame's modules would otherwise use in place of their own.
 
-    What it reads back from the screen is upside down and BGR in version 6.2, so a small red mark
-    tells which it is: the rows and channels to take stand in `raylib.order`.
+    In version 6.2 pictures that are read back from the screen are upside down and BGR. So a red
+    mark is drawn and read once, to see which order this version has; `raylib.order` keeps it.
     """
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL swallows SIGTERM and ctrl-C
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL catches SIGTERM and Ctrl-C
     try:
         from raylib import _raylib_cffi
     except ImportError as error:

@@ -1,14 +1,14 @@
-"""Play, watch, picture or check an environment, without any training code.
+"""Play, watch, draw or check an environment, without any training code.
 
-    python -m ocean                                  # what there is
-    python -m ocean breakout                         # a window: its KEYS play, without any an agent at random
+    python -m ocean                                  # the names of all environments
+    python -m ocean breakout                         # a window; you play with its KEYS, else an agent acts at random
     python -m ocean breakout --random --set frameskip=2 balls=0
     python -m ocean breakout --png breakout.png --steps 200      # no window: the picture after some random steps
-    python -m ocean path/to/own.h --check            # a million steps under sanitizers, looking for the usual bugs
-    python -m ocean my_file.py:make_env --check      # of any in Python, as gym/CartPole-v1, 10,000 steps
-    python -m ocean breakout --standalone            # a program of its own; --debug, --profile: the same to look into
+    python -m ocean path/to/own.h --check            # looks for the usual bugs in a million steps, with sanitizers
+    python -m ocean my_file.py:make_env --check      # one in Python, also gym/CartPole-v1: 10,000 steps
+    python -m ocean breakout --standalone            # builds a program without Python; also for --debug, --profile
 
-In the window: F12 saves a picture, ctrl+F12 starts and stops a GIF, R begins anew, escape ends. The
+In the window: F12 saves a picture, Ctrl+F12 starts and stops a GIF, R begins anew, Escape ends. The
 first agent is the player; all others act at random. `--debug` builds with sanitizers.
 """
 
@@ -28,14 +28,13 @@ import numpy as np
 
 import ocean
 
-# Raylib's numbers of the window's own keys.
+# Raylib's codes of the keys that the window itself uses.
 ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
-GUARD = 64  # bytes around each buffer of a check that must stay as they are
+GUARD = 64  # bytes before and after each buffer, in which a check finds writes out of bounds
 
 
 class Agents:
-    """Environments, one row of buffers for them, and random actions, mostly legal
-    ones if there is a mask."""
+    """Environments, the arrays of one step for them, and random actions."""
 
     def __init__(self, library, num_envs, settings, seed=0, first_env=0):
         self.envs = envs = library.create(num_envs, seed=seed, settings=settings,
@@ -62,7 +61,8 @@ class Agents:
         return block[GUARD : GUARD + size].view(dtype).reshape(shape)
 
     def act(self, rng):
-        """Random actions; with a mask nine of ten are legal."""
+        """Random actions. With a mask nine of ten are legal: a policy never takes the others, but
+        an agent at random does, so environments must survive them."""
         if not self.envs.action_heads:
             self.actions[:] = rng.uniform(-1.2, 1.2, self.actions.shape)
             return
@@ -91,21 +91,22 @@ class Agents:
 
 
 def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
-    """Steps an environment at random and returns (problems, notes), each a list of sentences.
+    """Steps environments at random and returns (problems, notes), each a list of sentences.
 
-    Two copies run side by side: one as a vector, one as single environments, stepped from the last to the first, on
-    buffers with other garbage. What differs between them was not written or came from elsewhere than the generator.
+    Two copies run side by side: one as a vector, the other as single environments, stepped from the last to the first.
+    Their buffers hold different garbage before each step. So an output that differs between them was not written, or
+    depends on something else than the environment's state and generator.
     """
     rng, problems, notes = np.random.default_rng(seed), {}, []
     whole = Agents(library, num_envs, settings, seed)
     single = [Agents(library, 1, settings, seed, first_env=i) for i in range(num_envs)]
-    for twin in single:  # more final observations have to change nothing else
+    for twin in single:  # writing more final observations must not change anything else
         twin.envs.every_final()
     other = Agents(library, num_envs, settings, seed + 1)
     space, agents = whole.envs.single_observation_space, whole.envs.num_agents
     low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
     ended, rewarded, together, same_seed, unfinished = np.zeros(agents, int), 0, True, True, False
-    begun_low, begun_high = low.copy(), high.copy()  # of the first observations after an episode
+    begun_low, begun_high = low.copy(), high.copy()  # bounds of episodes' first observations
 
     def problem(key, text):
         problems.setdefault(key, text)
@@ -115,7 +116,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         whole.act(rng)
         other.actions[:] = whole.actions
         other.envs.step(other.rows)
-        compare = t <= 3000 or t % 16 == 0  # all copies step always, but comparing costs most of the time
+        compare = t <= 3000 or t % 16 == 0  # comparing takes longer than stepping
         for array in (*whole.outputs().values(), whole.final_observations):
             array.view(np.uint8)[...] = 0xFF
         whole.envs.step(whole.rows)
@@ -227,7 +228,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             notes.append(f"observations reach {largest:.4g}; networks learn best from numbers of about 1.")
         if ended.sum() > 10 and agents == num_envs:
             fresh = Agents(library, 1024, settings, seed + 2)
-            reach = 0.25 * (high.astype(float) - low)  # both may be unsigned
+            reach = 0.25 * (high.astype(float) - low)  # as floats: unsigned numbers would wrap around
             unlike = (begun_high > fresh.observations.max(axis=0) + reach) & (reach > 0)
             unlike |= (begun_low < fresh.observations.min(axis=0) - reach) & (reach > 0)
             if unlike.any():
@@ -264,7 +265,7 @@ def tell(name, problems, notes, seconds):
 
 
 def main_python(creator, arguments):
-    """--check of an environment in Python: stepped as the trainer steps it, without the trainer."""
+    """--check of an environment in Python: steps it as the trainer does, without the trainer."""
     import environments
     import vector
     import workers
@@ -295,8 +296,8 @@ def main_python(creator, arguments):
 
 
 def restart_with_sanitizers():
-    """Starts this same command anew with the sanitizers loaded first, because Python can
-    have them in no other way."""
+    """Starts this same command anew with the sanitizers preloaded, the only way to have them in
+    Python. Returns False if the compiler has none."""
     compiler = ocean.find_compiler()
     found = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
              for name in ("libasan.so", "libubsan.so")]
@@ -319,8 +320,8 @@ def save_png(path, picture):
 
 
 def keyed_action(envs, keys, is_down, cell):
-    """The player's action by the `keys` that are down or the `cell` that was clicked on. None if a
-    game waits for a key and there is neither."""
+    """The player's action, from the `keys` that are down or the `cell` that was clicked. None if
+    there is neither and the game waits for a key."""
     action, pressed = np.zeros(envs.action_dims), False
     for key in keys:
         if key.name == "REST" or is_down(key.code):
@@ -332,8 +333,8 @@ def keyed_action(envs, keys, is_down, cell):
 
 
 def clicked_cell(envs, raylib, columns, width):
-    """The cell of a board of so many columns, `width` pixels wide, that was
-    clicked on just now, or None."""
+    """The number of the cell that was clicked just now, or None, on a board of `columns` columns
+    that is `width` pixels wide."""
     if not columns or not raylib.IsMouseButtonPressed(0) & 0xFF:
         return None
     side = width // columns
@@ -343,7 +344,7 @@ def clicked_cell(envs, raylib, columns, width):
 
 
 def find_raylib(compiler):
-    """The options that link the system's raylib, or None if there is none."""
+    """The compiler's options that link the system's raylib, a list, or None without a raylib."""
     static = ["-lraylib", "-lGL", "-lm", "-lpthread", "-ldl", "-lrt", "-lX11"]
     candidates = [["-lraylib", "-lm"], static]
     if shutil.which("pkg-config"):
@@ -429,7 +430,7 @@ def play(library, settings, at_random, seed):
             else:
                 save_gif(f"{stamp}.gif", frames, library.fps)
                 frames, recording = [], False
-        rate = 30 if turns else library.fps  # a game that waits still looks for keys often
+        rate = 30 if turns else library.fps  # a game that waits for a key must notice it soon
         time.sleep(max(0.0, 1 / rate - (time.perf_counter() - start)))
     raylib.CloseWindow()
 

@@ -1,9 +1,9 @@
 /* Compiled once for each environment with -DENV_HEADER='"squared/squared.h"'. It exports what
- * ocean/__init__.py calls. envs is an array of Env. rows holds addresses, those of agent 0 of the whole
- * vector, in this order: observations, actions, rewards, terminals, truncations, final_observations,
- * valid, action_masks; 0 if there is none. ocean_step and ocean_reset may run in several threads on
- * disjoint ranges of environments. */
-#pragma GCC diagnostic ignored "-Wunused-parameter" /* the contract gives each function its parameters */
+ * ocean/__init__.py calls. envs is an array of Env. rows holds the addresses of one step's arrays, at agent
+ * 0 of the whole vector, in this order: observations, actions, rewards, terminals, truncations,
+ * final_observations, valid, action_masks; 0 for an array that does not exist. Several threads may run
+ * ocean_step and ocean_reset at the same time, on disjoint ranges of environments. */
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* a header's functions have fixed parameters, not all used */
 #include ENV_HEADER
 
 #ifndef OCEAN_DEVICE
@@ -34,7 +34,7 @@ static Spaces spaces_of(const Env* env) {
     return spaces;
 }
 
-/* The rows of one call as pointers, and the bytes of one agent if they depend on settings. */
+/* The arrays of one call as pointers, and the bytes that one agent has in those whose size settings change. */
 typedef struct {
     char *observations, *actions, *final_observations, *action_masks;
     float* rewards;
@@ -61,7 +61,7 @@ static Rows read_rows(const Env* env, const int64_t* rows) {
         .action_masks = (char*)rows[7],
         .observation_bytes = observation,
         .action_bytes = 4 * (heads ? heads : (size_t)spaces.action_dims),
-        .final_bytes = rows[5] ? observation : 0, /* an absent row stays NULL for every agent */
+        .final_bytes = rows[5] ? observation : 0, /* 0, so that a missing array is NULL for every agent */
         .mask_bytes = rows[7] ? choices : 0,
     };
 }
@@ -97,7 +97,8 @@ static inline void reset_env(Env* env, const Rows* rows) {
 }
 
 #ifdef OCEAN_DEVICE
-/* The same on a GPU, one thread an environment (device.py). rows: what ocean_rows gave for addresses there. */
+/* ocean_step and ocean_reset on a GPU, one thread for each environment (device.py). rows: from ocean_rows, with
+ * addresses on the GPU. */
 static_assert(sizeof(Env) == STRUCT_SIZE && offsetof(Env, rng) == PLAIN_START && offsetof(Env, log) == LOG_OFFSET,
               "struct Env is laid out otherwise than by the C compiler");
 
@@ -113,7 +114,7 @@ extern "C" __global__ void device_reset(Env* envs, int64_t num_envs, const Rows*
     if (i < num_envs) reset_env(envs + i, rows);
 }
 
-/* Moves the statistics of finished episodes out, one row of floats (in the order of LOG) an environment. */
+/* Moves the statistics of finished episodes out: for each environment a row of floats in the order of LOG. */
 extern "C" __global__ void device_log(Env* envs, int64_t num_envs, Log* logs) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= num_envs) return;
@@ -136,20 +137,22 @@ void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresse
         reset_env(env, &rows);
 }
 
-/* The rows of one call as device_step and device_reset want them: sizeof(Rows) bytes. */
+/* Writes the form of a call's arrays that device_step and device_reset read: sizeof(Rows) bytes. */
 void ocean_rows(char* envs, const int64_t* addresses, char* out) {
     Rows rows = read_rows((Env*)envs, addresses);
     memcpy(out, &rows, sizeof(Rows));
 }
 
-/* An environment without memory of its own has nothing to close. */
+/* Without HEAP an environment has no memory of its own to free. */
 static void close_env(Env* env) {
 #ifdef HAS_HEAP
     c_close(env);
 #endif
 }
 
-/* Prepares environments [start, end) and continues agent_offsets, the sum of the agents before each (one element more than environments). Environment i has its own random numbers, stream first_env + i of the seed. Returns NULL or what is wrong. */
+/* Prepares environments [start, end). Continues agent_offsets: the number of agents before each environment, and
+ * after the last. Environment i has random numbers of its own, stream first_env + i of the seed. Returns NULL, or
+ * what is wrong. */
 const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env, uint64_t seed, const double* settings,
                        int64_t* agent_offsets) {
     for (int64_t i = start; i < end; i++) {
@@ -175,7 +178,7 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
     return NULL;
 }
 
-/* From now on terminated agents get a final observation too. */
+/* From now on terminated agents get a final observation too, and not only truncated ones. */
 void ocean_every_final(char* envs, int64_t start, int64_t end) {
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
         env->every_final = true;
@@ -191,10 +194,10 @@ void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
     }
 }
 
-/* An environment with HEAP supplies, for the memory behind those pointers,
- *     static int64_t c_save(Env* env, char* out)    returns its bytes; writes them unless out is NULL
+/* An environment with HEAP must have, for the memory behind those pointers,
+ *     static int64_t c_save(Env* env, char* out)    returns how many bytes it has; writes them if out is not NULL
  *     static void c_load(Env* env, const char* in)
- * All from rng on is plain data, which this file saves. */
+ * The struct's fields from rng on are plain data, which this file saves. */
 static const size_t plain_start = offsetof(Env, rng), plain_size = sizeof(Env) - offsetof(Env, rng);
 
 int64_t ocean_save(char* envs, int64_t index, char* out) {
@@ -215,7 +218,7 @@ void ocean_load(char* envs, int64_t index, const char* in) {
 #endif
 }
 
-#ifndef WITHOUT_DRAWING /* main.c: a program that is linked without raylib */
+#ifndef WITHOUT_DRAWING /* main.c defines it for a program that is linked without raylib */
 void ocean_render(char* envs, int64_t index) {
     c_render((Env*)envs + index);
 }
@@ -224,10 +227,10 @@ void ocean_render(char* envs, int64_t index) {
 #ifdef RAYLIB_POINTERS
 #include <dlfcn.h>
 
-/* Finds the functions of raylib in a library that dlopen gave. Returns NULL or the name of a missing one. */
+/* Finds raylib's functions in a library that dlopen opened. Returns NULL, or the name of a missing one. */
 const char* ocean_raylib(void* library) {
     (void)library;
-#ifdef RAYLIB /* a header that draws nothing may leave draw.h out */
+#ifdef RAYLIB /* not defined if the header draws nothing and does not include draw.h */
 #define RAYLIB_FIND(result, name, arguments) \
     if (!(name = (result(*) arguments)dlsym(library, #name))) return #name;
     RAYLIB(RAYLIB_FIND)
@@ -268,7 +271,7 @@ enum {
 };
 
 typedef struct {
-    int head; /* of a discrete action, or the dimension of a continuous one */
+    int head; /* a discrete action's head, or a continuous action's dimension */
     int code;
     const char* name;
     float value;
@@ -277,7 +280,8 @@ typedef struct {
 #define KEY_COUNT(head, key, value) +1
 enum { MAX_KEYS = 1 KEYS(KEY_COUNT) CONTINUOUS_KEYS(KEY_COUNT) };
 
-/* Writes the keys of one environment to `keys` and returns their number. REST comes first, so that a key overrides it. Actions that these settings do not have are left out. */
+/* Writes the keys of one environment to `keys` and returns their number. REST comes first, so that any key that is
+ * down overrides it. Keys for actions that do not exist with these settings are left out. */
 static int keys_of(const Env* env, Key* keys) {
     const Spaces spaces = spaces_of(env);
     const int dims = spaces.action_dims;
@@ -321,7 +325,7 @@ static int write_string(Writer* writer, const char* text) {
     return 0;
 }
 
-/* What does not depend on settings. Returns -1 if the buffer is too small, as those below. */
+/* Describes what does not depend on settings. Returns -1 if the buffer is too small; so do those below. */
 int ocean_describe(char* text, int64_t size) {
     Writer w = {text, (size_t)size, 0};
     const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
@@ -348,7 +352,7 @@ int ocean_describe(char* text, int64_t size) {
     return 0;
 }
 
-/* What depends on the settings of one initialised environment. */
+/* Describes what depends on the settings, for one initialised environment. */
 int ocean_spaces(char* envs, int64_t index, char* text, int64_t size) {
     Writer w = {text, (size_t)size, 0};
     Spaces spaces = spaces_of((Env*)envs + index);
@@ -364,7 +368,7 @@ int ocean_spaces(char* envs, int64_t index, char* text, int64_t size) {
     return 0;
 }
 
-/* What a player can press in one environment. */
+/* Describes the keys that a person can press in one environment. */
 int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
     Writer w = {text, (size_t)size, 0};
     Key keys[MAX_KEYS];
@@ -377,7 +381,8 @@ int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
 }
 
 #ifdef OCEAN_BENCH
-/* The plain C loop with which tests/bench_env.py compares. rows holds the eight addresses of each of `horizon` rows. With bind, each step has its own row; else only the actions move. */
+/* The plain C loop with which tests/bench_env.py compares Python. rows holds eight addresses for each of `horizon`
+ * steps. With bind each step has arrays of its own; without it only the actions are others. */
 void ocean_bench(char* envs, int64_t num_envs, int64_t steps, const int64_t* rows, int64_t horizon, int64_t bind) {
     Rows first = read_rows((Env*)envs, rows);
     for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)

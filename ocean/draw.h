@@ -1,7 +1,7 @@
-/* The part of raylib that c_render uses, and a few shared colours. To use another function of
- * raylib, add it to the list. In a library for Python each one is a pointer. ocean/__init__.py sets
- * it from the raylib_software wheel at the first drawing. So training needs no raylib, and other
- * packages do not see the SDL that is inside that wheel. */
+/* The functions of raylib that c_render uses, and a few shared colours. To use another one, add it
+ * to the list. In a library for Python each of them is a pointer, which ocean/__init__.py sets from
+ * the raylib_software wheel when something is drawn for the first time. So training needs no
+ * raylib, and other packages do not see the SDL that is inside that wheel. */
 #pragma once
 
 typedef struct { unsigned char r, g, b, a; } Color;
@@ -50,13 +50,13 @@ RAYLIB(RAYLIB_DECLARE)
 #define DRAW_GREEN ((Color){90, 200, 120, 255})
 #define DRAW_RED ((Color){226, 84, 84, 255})
 
-/* Opens the one window of this process and begins a frame. An environment of another size gets a
- * new window, because the software renderer does not survive SetWindowSize. */
+/* Opens this process's only window and begins a frame. An environment of another size gets a new
+ * window, because the software renderer fails after SetWindowSize. */
 static inline void draw_begin(int width, int height, const char* title) {
     if (IsWindowReady() && (GetScreenWidth() != width || GetScreenHeight() != height))
         CloseWindow();
     if (!IsWindowReady()) {
-        SetTraceLogLevel(4); /* warnings and worse */
+        SetTraceLogLevel(4); /* prints warnings and errors only */
         InitWindow(width, height, title);
         BeginDrawing(); /* the first frame of a window shows nothing */
         EndDrawing();
@@ -69,7 +69,7 @@ static inline void draw_text_centred(const char* text, int x, int y, int size, C
     DrawText(text, x - MeasureText(text, size) / 2, y - size / 2, size, color);
 }
 
-/* Draws what printf would print. */
+/* Draws text; the arguments after its place are printf's. */
 #define draw_format(x, y, size, color, ...) \
     do { \
         char formatted[128]; \

@@ -1,11 +1,11 @@
-/* What every environment shares: the pointers that Python sets, random numbers, spaces and log.
+/* What all environments share: the pointers that Python sets, random numbers, spaces and log.
  *
  * An environment is one header, <name>/<name>.h, in this order:
  *
  *     #define OBSERVATION float          float, double, (u)int8_t, (u)int16_t or (u)int32_t
  *     #define OWN_LOG(X) X(hits)         optional: statistics besides those of LOG
  *     #define SETTINGS(X) X(int, size, 8, "what it means")     optional; int, float or bool
- *     #define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2)       optional, see below
+ *     #define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2)       optional keys for a person, see below
  *     #include "env.h"
  *     struct Env { ENV_COMMON  ...its own plain data... };
  *
@@ -16,37 +16,40 @@
  *     static void c_render(Env* env)          draws one frame with raylib (draw.h)
  *     static void c_close(Env* env)           frees what c_init allocated; with HEAP only
  *
- * c_step reads the actions. It writes for every agent on every step, because the pointers move:
+ * c_step reads the actions. It writes these for every agent on every step, even if nothing changed,
+ * because the pointers lead to other memory on each step:
  *     observations     of the NEXT state
  *     rewards
  *     terminals        1 if the rules end the episode, else 0
  *     truncations      1 if a time limit cuts it off, else 0
  * It begins the next episode itself: after an episode's last step, observations hold the first
- * observation of the new episode. What the agent would have seen goes to final_observations, if
- * WANTS_FINAL says so: always after a truncation, because the trainer values it, and after a
- * termination only for other libraries. LOG_EPISODE adds the episode to the log.
+ * observation of the new episode. The old episode's last observation goes to final_observations, if
+ * WANTS_FINAL says so: always after a truncation, because the trainer estimates from it what the
+ * rest would have been worth; after a termination only for other libraries. LOG_EPISODE adds the
+ * episode to the log.
  * c_step allocates nothing, and all state is in the struct.
  *
  * Optional defines before the include:
- *     HAS_VALID            agents may be dead: c_reset and c_step write valid: 1 if it will act
+ *     HAS_VALID            agents may be dead: c_reset and c_step write 1 to valid if the agent
+ *                          acts in the next step, else 0
  *     HAS_ACTION_MASKS     c_reset and c_step write action_masks, if that pointer is set: one byte
- *                          an action, the heads one after another. Illegal actions come all the
- *                          same, because an agent at random sees no mask.
+ *                          for each action (1 legal), the heads one after another. Illegal actions
+ *                          come all the same, because an agent that acts at random ignores masks.
  *     HEAP float* map;     pointers to memory that c_init allocates; needs c_close, and c_save and
  *                          c_load (binding.c says what these do)
  *     KEYS(KEY)            KEY(head, key, action) for each key with which a person plays. A key is
  *                          UP, DOWN, LEFT, RIGHT, SPACE, SHIFT, CONTROL, a letter or a digit; REST
- *                          is what the head does while no key is down. Without it that is 0.
+ *                          is the head's action while no key is down (0 without a REST).
  *     CONTINUOUS_KEYS(KEY) KEY(dimension, key, value) if actions are continuous; if there are none,
  *                          the arrow keys move the first dimension and the last
- *     CLICK_COLUMNS        env->width, say: a click on a board of so many columns is action
- *                          row * columns + column
- *     BY_TURNS             time waits for a person's key
- *     FPS                  steps a second that look natural: 30, or 10 with BY_TURNS */
+ *     CLICK_COLUMNS        the number of a board's columns, for example env->width: a mouse click
+ *                          on a cell is action row * columns + column
+ *     BY_TURNS             the game waits for a person's key before each step
+ *     FPS                  steps a second that look natural; by default 30, or 10 with BY_TURNS */
 #pragma once
 
 #ifdef OCEAN_DEVICE
-/* A GPU's C++ compiler (device.py) has no system headers, but most of their functions. What it lacks stands here. */
+/* A GPU's C++ compiler (device.py) has no system headers. It knows most of their functions; the others follow. */
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
@@ -95,9 +98,9 @@ typedef decltype(sizeof(0)) uint64_t, uintptr_t;
 #define __builtin_popcount(word) __popc((unsigned)(word))
 #define __builtin_popcountl(word) __popcll((unsigned long long)(word))
 #define __builtin_popcountll __builtin_popcountl
-#define snprintf(...) 0 /* of what is drawn */
+#define snprintf(...) 0 /* only drawing uses it, and a GPU draws nothing */
 #define vsnprintf(...) 0
-/* Words of C++ that are names in C. */
+/* C programs may use these words of C++ as names. */
 #define catch catch_
 #define class class_
 #define delete delete_
@@ -135,7 +138,7 @@ static inline int device_memcmp(const void* one, const void* other, size_t size)
     return 0;
 }
 
-/* C++ lets no void* become another pointer. */
+/* A template, because C++ does not turn void* into other pointers by itself. */
 template <typename T>
 static inline T* device_memchr(T* at, int byte, size_t size) {
     for (size_t i = 0; i < size; i++)
@@ -157,7 +160,7 @@ static inline T* device_memchr(T* at, int byte, size_t size) {
 
 typedef struct Env Env;
 
-/* KEYS of a header may be this: digit i is action i. */
+/* A header may define KEYS as this: the key of digit i is action i. */
 #define DIGIT_KEYS(KEY) \
     KEY(0, 0, 0) KEY(0, 1, 1) KEY(0, 2, 2) KEY(0, 3, 3) KEY(0, 4, 4) \
     KEY(0, 5, 5) KEY(0, 6, 6) KEY(0, 7, 7) KEY(0, 8, 8) KEY(0, 9, 9)
@@ -177,7 +180,8 @@ typedef struct Env Env;
 typedef struct { LOG(LOG_FIELD) } Log;
 
 /* Adds one finished episode to the log: how well it went (0..1), its score in the game's own units,
- * the sum of its rewards, its steps. Fields of OWN_LOG need a line each: env->log.hits += hits. */
+ * the sum of its rewards, its steps. Each field of OWN_LOG needs a line of its own, such as
+ * env->log.hits += hits. */
 #define LOG_EPISODE(env, how_well, points, reward_sum, steps) \
     do { \
         (env)->log.perf += (how_well); \
@@ -194,7 +198,8 @@ typedef struct { LOG(LOG_FIELD) } Log;
 #endif
 
 /* Every environment's struct begins with this. The pointers lead to this environment's part of the
- * current step, agent after agent. All from rng on is saved and restored byte for byte. */
+ * current step's arrays, one agent after another. All fields from rng on are saved and restored
+ * byte for byte. */
 #define SETTING_FIELD(type, name, value, help) type name;
 #define ENV_COMMON \
     /* (agents, shape). Aligned, so that two threads never share a cache line. */ \
@@ -225,13 +230,13 @@ enum { MAX_DIMS = 5, MAX_HEADS = 16 };
 typedef struct {
     int num_agents;
     int observation_shape[MAX_DIMS];
-    double observation_low, observation_high; /* hold for every element; may be infinite */
+    double observation_low, observation_high; /* bounds of every element; may be infinite */
     int action_heads[MAX_HEADS];
     int action_dims;
 } Spaces;
 
 /* splitmix64 (Steele, Lea and Flood 2014): a counter and a function that mixes it. Any seed is
- * good. Draw one number a statement, because C does not fix the order of two calls in one
+ * good. Draw only one number in a statement, because C does not fix the order of two calls in one
  * expression. */
 static inline uint64_t random_word(uint64_t* rng) {
     uint64_t z = (*rng += 0x9E3779B97F4A7C15u);
@@ -240,8 +245,8 @@ static inline uint64_t random_word(uint64_t* rng) {
     return z ^ (z >> 31);
 }
 
-/* Uniform in 0 .. n-1 (Lemire 2019): the upper half of 32 random bits times n. The lower half is
- * looked at to reject 2^32 mod n of the 2^32 draws, so that each number has equally many. */
+/* Uniform in 0 .. n-1 (Lemire 2019): the upper half of 32 random bits times n. By the lower half
+ * 2^32 mod n of the 2^32 draws are rejected, so that equally many are left for each number. */
 static inline int random_int(uint64_t* rng, int n) {
     uint32_t parts = (uint32_t)n;
     uint64_t product = (random_word(rng) >> 32) * parts;
@@ -250,8 +255,8 @@ static inline int random_int(uint64_t* rng, int n) {
     return (int)(product >> 32);
 }
 
-/* Uniform from low to high, in 2^24 steps. Rounding may give high itself, unless low is 0: take
- * random_int for an index. */
+/* Uniform from low to high, in 2^24 steps. Rounding may give high itself, unless low is 0. So for
+ * an index take random_int. */
 static inline float random_float(uint64_t* rng, float low, float high) {
     return low + (high - low) * ((float)(random_word(rng) >> 40) * 0x1p-24f);
 }
@@ -262,7 +267,7 @@ static inline float random_normal(uint64_t* rng) {
     return radius * cosf(random_float(rng, 0, (float)(2 * M_PI)));
 }
 
-/* Unlike fminf and fmaxf these are one instruction each. */
+/* Each of these is one instruction, unlike fminf and fmaxf. */
 static inline float minf(float a, float b) {
     return a < b ? a : b;
 }

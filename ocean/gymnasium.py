@@ -1,20 +1,20 @@
 """The environments in C for other libraries, as Gymnasium's and PettingZoo's.
 
     import gymnasium
-    import ocean.gymnasium                                                  # registers them
+    import ocean.gymnasium                                                  # registers their ids
 
     env = gymnasium.make("puffer/Breakout-v0", frameskip=2)                 # settings are keywords
     envs = gymnasium.make_vec("puffer/Breakout-v0", num_envs=1024)          # one call in C steps all
     world = ocean.gymnasium.parallel_env("target")                          # several agents: PettingZoo's ParallelEnv
 
-The id of `double_pendulum` is puffer/DoublePendulum-v0. "ocean.gymnasium:puffer/Breakout-v0"
-imports this file by itself: for libraries that take nothing but an id.
+The id of `double_pendulum` is puffer/DoublePendulum-v0. If a library takes only an id, give it
+"ocean.gymnasium:puffer/Breakout-v0": Gymnasium then imports this file by itself.
 
-Environments in C begin their next episode within the step that ends one, and write the last
-observation of the old one beside it (env.h). An Env's last step returns that one, and its reset()
-the first of the episode that has begun by then. A VectorEnv (SAME_STEP) returns the new one and has
-the old one in infos["final_obs"]. Pictures show the state in C: after an episode's last step that
-is the beginning of the next.
+Environments in C begin the next episode within the step that ends one, and write the old episode's
+last observation beside the new one's first (env.h). An Env's last step returns the old one, and its
+reset() the new one. A VectorEnv (SAME_STEP) returns the new one at once and has the old one in
+infos["final_obs"]. Pictures show the state in C: after an episode's last step that is the beginning
+of the next episode.
 
 The info of an episode's last step has the environment's statistics: perf, score, episode_return,
 episode_length and its own. info["action_mask"] has the legal actions (1), one head after another,
@@ -34,17 +34,17 @@ try:
 except ImportError:
     ParallelEnv = None
 
-UNWRITTEN = 0xA5  # each byte of a final observation that was not written
+UNWRITTEN = 0xA5  # each byte of a final observation before C writes it
 
 
 class Envs:
     """Environments of one kind and the arrays of one step: what the classes below share.
 
-    Attributes: library; envs; num_agents, of all; heads, (1, action dims), or None if actions
-    are continuous; state: new, running, or over, if the next episodes wait for reset. The
-    rest is of the last step: observations and action_masks (None without), new arrays each
-    time; rewards (num_agents,) float32, terminals and truncations (num_agents,) bool, which
-    the next step overwrites.
+    Attributes: library; envs; num_agents, all environments' together; heads (1, action dims), how
+    many choices each action has, or None if actions are continuous; state: "new", "running" or
+    "over" (the next episodes wait for reset). The last step's: observations and action_masks (or
+    None), new arrays each time; rewards (num_agents,) float32, terminals and truncations
+    (num_agents,) bool, which the next step overwrites.
     """
 
     def __init__(self, name, num_envs, settings):
@@ -95,9 +95,9 @@ class Envs:
 
     def step(self, actions):
         """Steps with actions (num_agents, dims). Returns which agents' episodes ended,
-        (num_agents,) bool, or None if none did. ValueError for a choice that there is not and for
+        (num_agents,) bool, or None if none did. ValueError for a choice that does not exist and for
         NaN, TypeError for floats instead of integers, gymnasium.error.ResetNeeded if no episode is
-        running. Floats out of bounds are the environment's to clamp.
+        running. Floats out of bounds are not checked: the environment clamps them.
         """
         if self.state != "running":
             raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running")
@@ -115,8 +115,8 @@ class Envs:
         return done if done.any() else None
 
     def final_observations(self, agents):
-        """The last observations (len(agents), ...) of episodes that ended in this step, to be taken
-        once. RuntimeError if the header writes none."""
+        """The last observations (len(agents), ...) of these agents' episodes, which ended in this
+        step. Call it once: it clears them. RuntimeError if the header writes none."""
         if (self._final_bytes[agents] == UNWRITTEN).all(axis=1).any():
             raise RuntimeError(f"{self.library.header.name} writes no final observation when an "
                                "episode ends; `if (WANTS_FINAL(env, truncated))` it has to (env.h)")
@@ -125,8 +125,8 @@ class Envs:
         return last
 
     def statistics(self, envs):
-        """{field: means (len(envs),)} over the episodes that ended since this was asked for last,
-        and which environments have any, (len(envs),) bool."""
+        """{field: means (len(envs),)} over the episodes that ended since the last call, and which
+        environments had any, (len(envs),) bool."""
         fields = self.library.log_fields
         sums = self.envs.logs[envs]
         self.envs.logs[envs] = 0
@@ -135,12 +135,13 @@ class Envs:
         return {field: means[:, i] for i, field in enumerate(fields) if field != "n"}, n > 0
 
     def means(self):
-        """The statistics of the first environment, {field: float}, or {} without any."""
+        """The first environment's statistics, {field: float}, or {} if no episode ended."""
         means, known = self.statistics([0])
         return {field: float(values[0]) for field, values in means.items()} if known[0] else {}
 
     def render(self, mode):
-        """The pictures of all, (height, width, 3) uint8 each, or None without a render mode."""
+        """The pictures of all environments, each (height, width, 3) uint8; None without a render
+        mode."""
         if mode is not None:
             return tuple(self.envs.render(i) for i in range(self.num_envs))
         gymnasium.logger.warn('render() draws nothing unless the environment is made with '
@@ -164,8 +165,8 @@ def _alone(name, envs):
 
 
 class OceanEnv(gymnasium.Env):
-    """One environment in C with one agent: gymnasium.make's. `name` is one of ocean.names(),
-    or the path of a header.
+    """One environment in C with one agent, as gymnasium.make returns it. `name` is one of
+    ocean.names(), or the path of a header.
 
     ValueError if it has several agents, or for a setting that it does not have; TypeError for a
     value of a wrong kind.
@@ -189,9 +190,9 @@ class OceanEnv(gymnasium.Env):
                 else {"action_mask": self._envs.action_masks[0]})
 
     def step(self, action):
-        """ValueError for an action of another shape than the action space, a choice that there is
-        not and NaN; gymnasium.error.ResetNeeded after an episode's end. A float out of bounds is
-        the environment's to clamp."""
+        """ValueError for an action of another shape than the action space, a choice that does not
+        exist, or NaN; gymnasium.error.ResetNeeded after an episode's end. The environment clamps
+        floats that are out of bounds."""
         envs, action = self._envs, np.asarray(action)
         if action.shape != self.action_space.shape:
             raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}")
@@ -211,9 +212,9 @@ class OceanEnv(gymnasium.Env):
 
 
 class OceanVectorEnv(gymnasium.vector.VectorEnv):
-    """Many of them, stepped by one call: gymnasium.make_vec's. Environment i has stream i
-    of the seed: the first one plays what an OceanEnv of that seed plays. Arguments and
-    errors as of OceanEnv."""
+    """Many environments, stepped by one call, as gymnasium.make_vec returns them. Environment i has
+    random numbers of its own; those of the first are an OceanEnv's with the same seed. Arguments
+    and errors are OceanEnv's."""
 
     metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
@@ -238,8 +239,8 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
                                          "_action_mask": np.ones(self.num_envs, bool)}
 
     def step(self, actions):
-        """ValueError for actions of another shape than the action space, a choice that there is not
-        and NaN. Floats out of bounds are the environment's to clamp."""
+        """ValueError for actions of another shape than the action space, a choice that does not
+        exist, or NaN. The environment clamps floats that are out of bounds."""
         envs, actions = self._envs, np.asarray(actions)
         if actions.shape != self.action_space.shape:
             raise ValueError(f"actions have shape {self.action_space.shape}, got {actions.shape}")
@@ -272,10 +273,10 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
 class OceanParallelEnv(ParallelEnv or object):
     """An environment in C as PettingZoo's ParallelEnv; its agents are agent_0, agent_1 and so on.
 
-    An agent whose episode ends leaves `agents` until reset(), as PettingZoo has it. If the others
-    play on, what it moved starts anew in C at once and does action 0 (0.0) from then on. When all
-    have left, reset() goes on with the episode that has begun if all ended in the same step, and
-    begins another one if not. reset() has no options.
+    An agent whose episode ends leaves `agents` until reset(), as PettingZoo demands. In C its next
+    episode begins at once; while the others play on, its action is 0 (0.0). When all have left,
+    reset() continues these next episodes if all agents ended in the same step; if not, it begins
+    new ones. reset() has no options.
     """
 
     def __init__(self, name, render_mode=None, **settings):
@@ -296,7 +297,7 @@ class OceanParallelEnv(ParallelEnv or object):
         return self.action_spaces[agent]
 
     def _each(self, values):
-        """{agent: value} of the agents that are there."""
+        """{agent: value} of the agents that have not left."""
         return {agent: values[self._numbers[agent]] for agent in self.agents}
 
     def _infos(self):
@@ -310,9 +311,9 @@ class OceanParallelEnv(ParallelEnv or object):
         return self._each(self._envs.observations), self._infos()
 
     def step(self, actions):
-        """Steps with {agent: action} of all that are in `agents`. The last infos of agents whose
-        episodes end in one step have the same statistics, the means of their episodes. ValueError
-        for an agent without an action, a choice that there is not and NaN;
+        """Steps with {agent: action} of all that are in `agents`. Agents whose episodes end in the
+        same step get the same statistics in their last infos: the means over these episodes.
+        ValueError for an agent without an action, a choice that does not exist, or NaN;
         gymnasium.error.ResetNeeded if all have left."""
         envs = self._envs
         missing = [agent for agent in self.agents if agent not in actions]
@@ -349,15 +350,14 @@ class OceanParallelEnv(ParallelEnv or object):
 
 
 def parallel_env(name, render_mode=None, **settings):
-    """An OceanParallelEnv. ImportError without PettingZoo; other arguments and
-    errors as of OceanEnv."""
+    """An OceanParallelEnv. ImportError without PettingZoo; other errors are OceanEnv's."""
     if ParallelEnv is None:
         raise ImportError("ocean.gymnasium.parallel_env needs PettingZoo: pip install pettingzoo")
     return OceanParallelEnv(name, render_mode, **settings)
 
 
 def environment_id(name):
-    """puffer/DoublePendulum-v0 of double_pendulum."""
+    """The Gymnasium id of an environment: puffer/DoublePendulum-v0 for double_pendulum."""
     return f"puffer/{''.join(word.capitalize() for word in name.split('_'))}-v0"
 
 

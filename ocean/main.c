@@ -4,8 +4,8 @@
  *     ./breakout policy.bin --episodes 100 --seed 7 --deterministic
  *     ./breakout frameskip=2 balls=0                                 settings by name; without a policy, at random
  *
- * prints the means of the log over some episodes. With -DDRAW and raylib (or export.py's canvas.js, in a browser) it
- * shows them: a key of the game (the header's KEYS) takes over the first agent, Enter gives it back. */
+ * It prints the means of the log over some episodes. With -DDRAW and raylib (or export.py's canvas.js, in a browser) it
+ * shows the game: press a key of the game (the header's KEYS) to play the first agent, and Enter to stop playing it. */
 #ifndef DRAW
 #define WITHOUT_DRAWING
 #endif
@@ -20,13 +20,13 @@ static struct {
     size_t observation_bytes, mask_bytes; /* of one agent */
     int64_t rows[8];
     void* actions; /* (agents, heads) int32 or float: both have four bytes */
-    uint8_t* ended; /* (agents,): the last step ended an episode */
+    uint8_t* ended; /* (agents,): 1 if the last step ended an episode */
     Policy policy;
     float* state; /* (agents, policy.state_size); NULL: act at random */
     uint64_t seed, step, random;
     bool deterministic, by_player;
     Log sum;
-    float episode_return; /* of agent 0, so far */
+    float episode_return; /* agent 0's rewards in this episode so far */
 } demo;
 
 static void demo_fail(const char* problem, const char* detail) {
@@ -40,7 +40,7 @@ static void* demo_new(size_t count, size_t size) {
     return memory;
 }
 
-/* Takes a setting of the form name=value. */
+/* Sets a setting from text of the form name=value. */
 static void demo_set(double* settings, const char* text) {
     const char* equals = strchr(text, '=');
     size_t length = (size_t)(equals - text);
@@ -119,7 +119,7 @@ static void demo_act(void) {
             for (int k = 0; k < demo.heads; k++) {
                 int size = demo.spaces.action_heads[k];
                 do action[k] = random_int(&demo.random, size);
-                while (mask && !mask[action[k]] && random_int(&demo.random, 64)); /* 64: a mask may forbid all */
+                while (mask && !mask[action[k]] && random_int(&demo.random, 64)); /* about 64 tries, as a mask may forbid all */
                 if (mask) mask += size;
             }
         }
@@ -183,7 +183,7 @@ void demo_frame(void) {
     c_render(demo.env);
 }
 
-/* A page calls these too. */
+/* JavaScript on a page calls these too. */
 int demo_fps(void) { return FPS; }
 int demo_steps(void) { return (int)demo.step; }
 int demo_episodes(void) { return (int)demo.sum.n; }
@@ -227,7 +227,7 @@ int main(int argc, char** argv) {
     printf("%-20s %llu\n", "steps", (unsigned long long)demo.step);
 #elif !defined(__EMSCRIPTEN__) /* a browser calls demo_frame by itself */
     (void)episodes, (void)limit;
-    c_render(demo.env); /* opens the window */
+    c_render(demo.env); /* the first frame opens the window */
     SetTargetFPS(FPS);
     float shown = 0;
     while (!WindowShouldClose()) {

@@ -39,11 +39,11 @@ typedef struct {
     int type, inputs, hidden, layers; /* inputs: numbers in one observation */
     int heads, head_sizes[POLICY_MAX_HEADS]; /* discrete actions, or ... */
     int dims; /* ... continuous ones */
-    int width; /* of the outputs: logits (or means), then the value */
+    int width; /* numbers in the outputs: logits (or means), then the value */
     int state_size; /* floats of recurrent state for each agent */
-    const float *shift, *scale; /* of the observations, or NULL */
-    const float *encoder, *layer, *decoder, *log_std; /* each matrix with its bias behind it */
-    const float *middle, *half; /* of the bounds that a tanh squashes actions into, or NULL */
+    const float *shift, *scale; /* normalise observations; NULL if they are not normalised */
+    const float *encoder, *layer, *decoder, *log_std; /* each matrix is followed by its bias */
+    const float *middle, *half; /* the bounds of actions, if a tanh squashes them; else NULL */
     float *weights, *outputs, *scratch;
 } Policy;
 
@@ -130,7 +130,7 @@ static const char* policy_load(Policy* policy, const char* path) {
     return problem;
 }
 
-/* The recurrent state of some agents, all zeros; free() it. */
+/* The recurrent state of `agents` agents, all zeros. The caller frees it. */
 static float* policy_new_state(const Policy* policy, int agents) {
     return calloc((size_t)agents * (size_t)policy->state_size, sizeof(float));
 }
@@ -207,7 +207,7 @@ static void policy_forward(const Policy* policy, const void* observation, bool r
 /* The first two of Philox4x32-10's four random words (Salmon et al. 2011). */
 static void policy_random(uint64_t seed, uint32_t agent, uint64_t step, int head,
                           uint32_t words[2]) {
-    enum { ACTION = 1 }; /* what the words are for: the last counter, as in kernels.sample */
+    enum { ACTION = 1 }; /* the counter's last word says what the random words are for, as in kernels.py */
     uint32_t c[4] = {agent, (uint32_t)step, (uint32_t)(step >> 32) << 16 | (uint32_t)head, ACTION};
     uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     for (int round = 0; round < 10; round++) {
@@ -243,7 +243,7 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
         policy_random(seed, agent, step, head, words);
         for (int i = 0; i < size; i++) {
             if (mask && !mask[i]) continue;
-            choice = i; /* the last allowed one, if rounding puts the target beyond all */
+            choice = i; /* if rounding puts the target beyond all choices, the last allowed one stays */
             sum += expf(logits[i] - top);
             if (deterministic ? logits[i] == top : sum > policy_uniform(words[0]) * total) break;
         }

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, and disks that run full: is anything lost, is anything left running?
+"""Kills runs (kill -9) at random moments and fills disks: is anything lost, is anything left running?
 
     python tests/bench_crash.py                                   # 200 kills, 100 disks
     python tests/bench_crash.py --kills 40 --disks 0 --kinds squared ranks --seed 3

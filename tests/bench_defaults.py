@@ -1,5 +1,5 @@
-"""What is learnt without a setting: environments that have no config of their own,
-beside two peers' defaults.
+"""How well runs learn without any setting, in environments that have no .ini of their own, compared
+with the defaults of two other libraries.
 
     python tests/bench_defaults.py                                   # measures what is missing, then prints the table
     python tests/bench_defaults.py --only Catch Taxi-v4 --seeds 0 1

@@ -1,4 +1,4 @@
-"""Environment steps a second on one core, through our Python path and in plain C loops beside it.
+"""Environment steps a second on one core, stepped from Python and, for comparison, by plain C loops.
 
     python tests/bench_env.py [--agents 8192] [--only breakout] [--setting frameskip=8]
 

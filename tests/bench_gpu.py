@@ -1,4 +1,4 @@
-"""All that a machine with a GPU can say about this trainer, step by step.
+"""Runs every test and benchmark of this trainer that needs a GPU, step by step.
 
     make gpu                             # every step, into docs/gpu
     make gpu STEPS="smoke kernels"       # steps whose names begin so; what others left is kept

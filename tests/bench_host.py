@@ -1,5 +1,5 @@
-"""What the host does in a rollout whose policy is on a GPU, without one: environments
-step, graphs do nothing.
+"""How long the host works in a rollout whose policy is on a GPU, measured without one: environments
+step, and CUDA graphs do nothing.
 
     python tests/bench_host.py [--agents 4096] [--buffers 2 16] [--threads 2] [--env breakout]
 

@@ -1,5 +1,5 @@
 """Protein against Random, Optuna's TPE and Optuna's Gaussian-process sampler on
-problems with a known front.
+problems whose Pareto front is known.
 
     python tests/bench_protein.py                                   # 20 seeds, 200 trials: hours on one core
     python tests/bench_protein.py --seeds 3 --trials 50 --only branin training --methods protein random tpe

@@ -1,4 +1,4 @@
-"""What ranks cost: steps a second with torchrun and without, and what travels between them.
+"""What ranks cost: steps a second with torchrun and without, and the bytes sent between them.
 
     python tests/bench_scale.py                       # Breakout's own settings, 1 rank plain, 1 under torchrun, 2 ranks
     python tests/bench_scale.py --env squared --repeats 7

@@ -1,4 +1,4 @@
-"""Does anything pile up? Training, evaluating and the page of a policy run side by side for a given
+"""Does memory, or anything else, grow over time? Training, evaluating and the page of a policy run side by side for a given
 time, while their memory, file descriptors, threads and processes are counted.
 
     python tests/bench_soak.py                        # an hour

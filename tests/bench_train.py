@@ -1,4 +1,5 @@
-"""Trained steps a second, where the time goes, and how far that is from the floor.
+"""Trained steps a second, where the time goes, and how far that is from the floor (the least time
+that an epoch could take).
 
     python tests/bench_train.py                                    # Breakout, 4,096 agents, hidden 64 × 2
     python tests/bench_train.py --hidden-size 128 --num-layers 1 --total-agents 16384

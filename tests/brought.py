@@ -1,5 +1,5 @@
-"""Environments as people write them, for tests/bench_defaults.py and the tests of the automatic
-settings: no config of theirs lies in config/, and nothing in the trainer knows them.
+"""Environments as users write them, for tests/bench_defaults.py and the tests of the automatic
+settings: config/ has no .ini for them, and nothing in the trainer knows them.
 
     python pufferl.py train tests/brought.py:Catch --train.total-timesteps 300_000
 """

@@ -1,5 +1,5 @@
-"""What all tests share. Hypothesis draws the same examples in every run, so that a change alone can
-turn a test red; `pytest --hypothesis-profile=explore` draws new ones.
+"""What all tests share. Hypothesis draws the same examples in every run, so that a test can only begin
+to fail because of a change; `pytest --hypothesis-profile=explore` draws new ones.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Stands in for `pufferl.py train` where a sweep itself is tested: same files,
-same signals, no training.
+"""Takes the place of `pufferl.py train` in tests of the sweep: it writes the same files and obeys the
+same signals, but does not train.
 
 The score rises along the schedule towards 1 - log10(learning_rate / 0.01)² / 4, the clock runs as
 if 1,000 steps took a second. FAKE_SECONDS is how long it really takes. A learning rate above 0.1

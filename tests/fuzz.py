@@ -1,4 +1,4 @@
-"""Commands, files, messages, environments and settings that nobody would write, made up at random.
+"""Tries random, mostly senseless commands, files, messages, environments and settings.
 
     python tests/fuzz.py                              # 60 seconds of it, another seed each day
     python tests/fuzz.py --cases 1000 --seed 3        # a thousand

@@ -1,4 +1,4 @@
-"""CUDA C++ compiled by NVRTC, the compiler in a library, which needs no GPU and no driver.
+"""Compiles CUDA C++ with NVRTC, NVIDIA's compiler as a library, which needs no GPU and no driver.
 
     ptx = nvrtc.compile(source, "env.cu", "sm_90", ("-std=c++20",))     # the text; RuntimeError with NVRTC's own log
 """

@@ -1,5 +1,5 @@
-"""What a GPU would run, run on a CPU: a driver that numba-cuda has compiled to PTX, translated to
-C, one thread after another.
+"""Runs a GPU's code on a CPU: a driver that numba-cuda has compiled to PTX (a GPU's assembly language)
+is translated to C, and its threads run one after another.
 
     launch = Launcher()                                 # in the place of arena._launch
     launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU

@@ -1,6 +1,6 @@
 """The mathematics of the trainer, written out once more: slow, plain, float64.
 
-Every kernel is held to this file. Nothing here is fast and nothing here is shared with the
+Tests compare every kernel with this file. Nothing here is fast and nothing here is shared with the
 kernels, so that an error in one cannot hide in the other. One function a formula; gradients
 come from autograd alone.
 

@@ -1,5 +1,5 @@
-"""Whether the tree trains to the same bits as a commit: run it after every step of a change that
-should not matter.
+"""Checks that the working tree trains to the same bits as a commit. Run it after each step of a change
+that should not change any result.
 
     python tests/same_bits.py                    # beside HEAD
     python tests/same_bits.py v1.2 --only masks  # beside another commit, one kind of run

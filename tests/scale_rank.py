@@ -1,4 +1,4 @@
-"""One rank of test_scale.py's fast tests: python tests/scale_rank.py FOLDER; what it saw goes to
+"""One rank of test_scale.py's fast tests: python tests/scale_rank.py FOLDER; its results go to
 FOLDER/rank{R}.pt."""
 
 import sys

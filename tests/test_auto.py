@@ -1,4 +1,4 @@
-"""What `auto` chooses, normalisation, and the networks for what people bring."""
+"""What `auto` chooses, normalisation, and the networks that are chosen for users' own environments."""
 
 import dataclasses
 import json

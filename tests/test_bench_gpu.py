@@ -1,5 +1,5 @@
-"""make gpu without a GPU: the runner and the report by steps that stand in, and what it says
-where there is no GPU."""
+"""`make gpu` without a GPU: its runner and report, tested with stand-ins for the real steps, and what
+it says if there is no GPU."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The verb list: what it says is what headers and settings say."""
+"""The command `list`: what it prints agrees with the headers and the settings."""
 
 import re
 

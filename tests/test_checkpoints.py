@@ -1,5 +1,5 @@
-"""Checkpoints: what is damaged, forged or something else is refused in one line; what loads
-elsewhere loads here."""
+"""Checkpoints: a file that is damaged, forged or no checkpoint is refused in one line; a file that
+other versions can load loads here."""
 
 import collections
 import json

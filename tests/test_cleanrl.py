@@ -1,5 +1,5 @@
-"""CleanRL's form over our policies: the same numbers as the policies' own, and
-the recipe's loop learns."""
+"""Our policies with CleanRL's methods: they give the same numbers as the policies themselves, and the
+recipe's training loop learns."""
 
 import re
 from pathlib import Path

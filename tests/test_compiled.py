@@ -1,5 +1,5 @@
-"""The matrix products of the default policy against float64, whatever the shapes, and how
-few calls a minibatch is.
+"""The matrix products of the default policy against float64 for all kinds of shapes, and that
+a minibatch takes few calls.
 
     python -m pytest tests/test_compiled.py -k accumulate
 """

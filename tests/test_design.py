@@ -1,5 +1,5 @@
-"""The house: layers without circles, files and functions of a readable size, pages
-that name what is there."""
+"""The project's own rules: files import only from lower layers, files and functions have a readable
+size, pages name only what exists."""
 
 import ast
 import functools

@@ -1,4 +1,4 @@
-"""The verb doctor: what is there is said, and so is what is not."""
+"""The command `doctor`: it says what is installed, and what is missing."""
 
 import shutil
 import subprocess

@@ -1,4 +1,5 @@
-"""Emulation: flat and back is the identity, wrapped environments pass their libraries' checks."""
+"""Emulation: flattening and unflattening changes nothing, and wrapped environments pass the checkers of
+their libraries."""
 
 import contextlib
 import warnings

@@ -1,5 +1,5 @@
-"""Engines: the fast ones compute what the network does, and whatever
-somebody changes is what runs."""
+"""Engines: the fast ones compute the same as the network, and if a user changes the network, the
+changed one runs."""
 
 import shutil
 import subprocess

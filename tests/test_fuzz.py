@@ -1,5 +1,5 @@
-"""What nobody would write ends in a few lines and harms nothing: tests/fuzz.py, some of
-it, and a thousand cases."""
+"""Senseless input ends in an error of a few lines and harms nothing: some cases of tests/fuzz.py, and
+(slow) a thousand."""
 
 import json
 import subprocess

@@ -1,9 +1,9 @@
-"""The ground that the trainer stands on where there is a GPU, a thing at a time:
+"""What the trainer needs of a GPU and its libraries, one thing in each test:
 `make gpu STEPS=smoke`.
 
 Pinned copies, streams, graphs that the driver replays, kernels of numba-cuda and of CuPy on torch's
-streams, eagerly and in a graph. If one of these fails, so does what is built upon it. Each takes
-what the trainer takes.
+streams, eagerly and in a graph. If one of these fails, so does what is built upon it. Each uses
+what the trainer uses.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The verbs runs and plot, on folders as runs leave them."""
+"""The commands `runs` and `plot`, on folders as training leaves them."""
 
 import json
 import math

@@ -1,5 +1,5 @@
-"""Environments are solved with the configurations that they ship with: a fixed seed, a
-threshold of perf or score."""
+"""Environments are solved with the settings that ship with them: with a fixed seed, perf or score must
+reach a threshold."""
 
 import re
 

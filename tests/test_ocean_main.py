@@ -1,5 +1,5 @@
-"""`python -m ocean`: the check finds planted bugs and none where there are none;
-pictures without a window."""
+"""`python -m ocean`: the check finds planted bugs, and none in correct environments;
+pictures are drawn without a window."""
 
 import re
 import shutil

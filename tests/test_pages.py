@@ -1,5 +1,5 @@
 """Every command in the pages for users can be typed: its verb, environment and options exist, as
-the real command line reads them. Nothing is run. Speaks of no wording of a page."""
+the real command line reads them. Nothing is run, and the pages' wording is not tested."""
 
 import functools
 import re

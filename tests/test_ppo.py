@@ -1,5 +1,5 @@
-"""ppo.py says what pufferl.py does: the same actions, the same draws, the same weights, an
-epoch after the other."""
+"""ppo.py computes what pufferl.py does: the same actions, the same draws and the same weights, epoch
+by epoch."""
 
 import math
 

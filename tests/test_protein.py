@@ -1,5 +1,5 @@
 """protein.py: the search space, the models against closed forms and gpytorch, the tuners on
-problems with a known front."""
+problems whose Pareto front is known."""
 
 import contextlib
 import json

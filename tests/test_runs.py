@@ -1,5 +1,5 @@
-"""Runs that can be trusted: crashes, signals, full disks, resume, NaNs,
-memory, policies taken over."""
+"""Reliability of runs: crashes, signals, full disks, resuming, NaNs, memory, and starting from
+another run's policy."""
 
 import collections
 import contextlib

@@ -1,4 +1,4 @@
-"""What a training says on a terminal and elsewhere."""
+"""What a training run prints on a terminal, and into a file or pipe."""
 
 import contextlib
 import fcntl

@@ -1,8 +1,7 @@
 """Several ranks on one policy: the same gradient as one process, the same weights, resume,
 interrupts, crashes, nodes.
 
-The fast tests ask two ranks, which scale_rank.py runs once for all of them; the
-slow ones start torchrun.
+The fast tests share one run of scale_rank.py on two ranks; the slow ones start torchrun.
 """
 
 import json

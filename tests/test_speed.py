@@ -1,6 +1,6 @@
 """Speed: a trace that a browser can open and a table of the stages, nothing left behind; and
-the search for the fastest backend, whose candidates can all work, and which finds the
-fastest, or a simpler equal."""
+the search for the fastest backend, whose candidates can all work. It finds the fastest,
+or a simpler one that is as fast."""
 
 import json
 import time

@@ -1,5 +1,5 @@
-"""The report of sweep.py: what the page shows is the ledger, in figures, in its text
-and in a real browser."""
+"""The report of sweep.py: the page shows what the ledger holds, in its figures, in its
+text and in a real browser."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""Environments of torch and JAX: the same episodes as elsewhere, no copy but one, nothing that
-waits for a device, and the shapes that simulators return."""
+"""Environments of torch and JAX: the same episodes as from other backends, one copy only,
+no waiting for a device, and the shapes that simulators return."""
 
 import importlib.util
 import math

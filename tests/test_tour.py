@@ -1,4 +1,4 @@
-"""docs/tour.md and its notebook: what is typed there runs, and prints what stands there.
+"""docs/tour.md and its notebook: the commands there run, and print what the page shows.
 tests/test_pages.py reads the commands that only the slow tests run."""
 
 import json

@@ -1,4 +1,4 @@
-"""Evaluation counts fairly; shipped policies load and score; pictures, videos and
+"""Evaluation counts each environment's episodes alike; shipped policies load and score; pictures, videos and
 the page show the game."""
 
 import base64

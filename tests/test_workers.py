@@ -1,5 +1,5 @@
-"""Environments on the other side: stepped together as one by one, and nothing left running
-when something breaks."""
+"""Environments in worker processes: stepped together they give the same as one by one, and nothing is
+left running when something breaks."""
 
 import shutil
 import signal

@@ -1,9 +1,9 @@
-"""docs/tour.md as the tests and the notebook take it: what is typed, what is seen, the game.
+"""Reads docs/tour.md for the tests and the notebook: commands, their output, and the game.
 
     python tests/tour.py        # writes docs/tour.ipynb from the page
 
-What follows a block's `sh` says who types it: fast (the fast tests too), wrong (the same; it ends
-in an error), slow, or typed (a reader: here it is only parsed).
+The word after a block's `sh` says which tests run it: fast (the fast tests too), wrong (the same;
+it ends in an error), slow (only the slow ones), or typed (none; it is only parsed).
 """
 
 import json
