@@ -277,7 +277,7 @@ def _reason(error):
     if foreign:
         return f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
     told = "" if text.startswith("Weights only") else text.partition("\n")[0].partition(". ")[0]
-    if " " not in told:  # a character that it stumbled over, say
+    if " " not in told:  # one word, such as the character it failed at, tells the user nothing
         return "torch cannot read it: it is no file that torch.save wrote"
     return f"torch cannot read it: {told[:120]}"
 

@@ -41,7 +41,7 @@ from pathlib import Path
 import processes
 
 if __name__ == "__main__":
-    processes.stop_at_once()  # while the packages below are imported
+    processes.stop_at_once()  # also during the imports below
     if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
         print("loading torch and numba", file=sys.stderr)
 
@@ -273,7 +273,7 @@ class PuffeRL:
         progress = min(1.0, self.global_step / c["total_timesteps"])
         self._used_lr = self.learning_rate
         numbers = {**c, "ent_coef": c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)}
-        first = kernels.CLIP_COEF  # those before belong to the minibatch
+        first = kernels.CLIP_COEF  # kernels.normalisation sets those before, in each minibatch
         self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         self.rate.fill_(self._used_lr)

@@ -31,7 +31,7 @@ from pathlib import Path
 import processes
 
 if __name__ == "__main__":
-    processes.stop_at_once()  # while the packages below are imported
+    processes.stop_at_once()  # also during the imports below
 
 import torch
 

@@ -39,7 +39,7 @@ from typing import NamedTuple
 import processes
 
 if __name__ == "__main__":
-    processes.stop_at_once()  # while the packages below are imported
+    processes.stop_at_once()  # also during the imports below
 
 import numpy as np
 import torch
