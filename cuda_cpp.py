@@ -292,7 +292,7 @@ class Module:
         kernel = self._kernels[name]
         if shared > kernel.max_dynamic_shared_size_bytes:  # 48 KB, unless a kernel asks for more
             kernel.max_dynamic_shared_size_bytes = shared
-        with _stream(torch.cuda.current_stream().cuda_stream):
+        with on_stream(torch.cuda.current_stream().cuda_stream):
             kernel((blocks,), (threads,), self.arguments(name, values), shared_mem=shared)
 
     @functools.cached_property
@@ -314,7 +314,8 @@ def _address(kernel, parameter, array, dtype):
 
 
 @functools.cache
-def _stream(handle):
+def on_stream(handle):
+    """Within it, CuPy launches on the stream of this handle."""
     import cupy
 
     return cupy.cuda.ExternalStream(handle)

@@ -5,9 +5,10 @@
 `Graphs` is engines.Autograd on a GPU: each worker of the rollout has a stream of its own, on which its copies, its
 forward passes and its graphs follow one another; learning has the main stream. After some epochs the steps of the
 rollout and the parts of a minibatch are captured as graphs and replayed. `Fused` does the same for the default network
-with the kernels in the place of autograd, and replays a buffer's whole rollout without the interpreter. Whatever is
-captured must read and write memory that stays in its place (the arena), take its changing numbers from there, and never
-wait for the GPU. `Gpu` holds what CUDA wants for that:
+with the kernels in the place of autograd, and replays a buffer's whole rollout without the interpreter. A step of it is
+one kernel, `PolicyStep`, if the weights fit into a block's shared memory. Whatever is captured must read and write
+memory that stays in its place (the arena), take its changing numbers from there, and never wait for the GPU. `Gpu`
+holds what CUDA wants for that:
 
     device = Gpu(torch.device("cuda"), workers=4)
     device.pin(array)                                   # so that copies from and to it overlap with everything else

@@ -57,6 +57,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+import cuda_cpp
 import emulation
 import environments
 import kernels
@@ -599,10 +600,10 @@ class OnGpu(Native):
         self._step_rows = [table.data_ptr() for table in self._tables]
 
     def _launch(self, name, argument, first=0, num_envs=None):
-        stream = (torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda"
-                  else 0)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
         envs = self._memory.data_ptr() + first * self.library.struct_size
-        self._kernels.launch(name, num_envs or self.num_envs, (envs, argument), stream)
+        with cuda_cpp.on_stream(stream):
+            self._kernels.launch(name, num_envs or self.num_envs, (envs, argument))
 
     def restart(self, seed=None):
         """Begin new episodes, observations in row T; a seed begins its random numbers anew."""

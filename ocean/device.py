@@ -3,7 +3,7 @@
     problem = device.why_not(library)               # None, or in one line why it steps on the host
     text = device.source(library)                   # CUDA C++, for NVRTC with device.OPTIONS
     kernels = device.Kernels(library)               # compiled by CuPy, for the GPU that torch has chosen
-    kernels.launch("step", num_envs, (envs, rows), stream)     # addresses there, and the stream's handle
+    kernels.launch("step", num_envs, (envs, rows))  # addresses there; on the stream that CuPy has at present
 
 C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type){...}` as `Type{...}`; the rest of a
 header stays as it is. A struct that holds nothing but plain data is copied to the GPU as c_init left it on the host.
@@ -100,20 +100,16 @@ class Kernels:
     """An environment's kernels on the current GPU. Raises NotCompiled if the header is not C++ enough."""
 
     def __init__(self, library):
-        import cupy  # only here: nothing else needs it
+        import cupy
 
-        self._cupy, self._streams = cupy, {}
         try:
             module = cupy.RawModule(code=source(library), options=OPTIONS)
             self._functions = {name: module.get_function(f"device_{name}") for name in ("step", "reset", "log")}
         except Exception as error:  # CuPy's CompileException is nothing but an Exception
             raise NotCompiled(f"{library.header} does not compile for a GPU:\n{error}") from error
 
-    def launch(self, name, num_envs, addresses, stream):
-        """Run a kernel on a stream, by its handle, with a thread for each of num_envs environments. addresses there: of
+    def launch(self, name, num_envs, addresses):
+        """Run a kernel on CuPy's current stream, with a thread for each of num_envs environments. addresses there: of
         the environments, and of the rows or the logs."""
-        if stream not in self._streams:
-            self._streams[stream] = self._cupy.cuda.ExternalStream(stream)
         arguments = tuple(np.int64(number) for number in (addresses[0], num_envs, addresses[1]))
-        with self._streams[stream]:
-            self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments)
+        self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments)

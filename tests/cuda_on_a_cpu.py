@@ -1,7 +1,7 @@
 """CuPy's part in launching a kernel, without a GPU: a module that stands for `cupy`, whose kernels are compiled as C++
 for the CPU behind cuda_shim.h and take the addresses of numpy's arrays.
 
-    cupy = cuda_on_a_cpu.install(monkeypatch)          # from now on kernels.CUDA launches here
+    cupy = cuda_on_a_cpu.install(monkeypatch)          # from now on kernels.CUDA and environments launch here
 
 It takes what CuPy takes: numpy's scalars by their size, a grid and a block as tuples, a stream
 in a `with`. Mistakes that a GPU does not report are errors here: another number of arguments,
@@ -30,19 +30,25 @@ SHIM = Path(__file__).with_name("cuda_shim.h")
 STREAM = 7  # torch's current one, here
 LIMIT = 227 << 10  # bytes of shared memory that a block may have, as on an H100
 FLAGS = os.environ.get("CUDA_SHIM_FLAGS", "-O1").split()  # -fsanitize=address,undefined finds what is out of bounds
+APART = "-ffp-contract=off"  # what --fmad=false is for a GPU: products and sums are not joined
+
+
+def build(code, flags=()):
+    """The library of a CUDA source, compiled once a process. Raises RuntimeError with the compiler's message."""
+    return _build(code, (*FLAGS, *flags))
 
 
 @functools.cache
-def build(code, flags=()):
-    """The library of a CUDA source, compiled once a process."""
+def _build(code, flags):
     folder = tempfile.TemporaryDirectory(prefix="cuda-")
     names = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(', code)
     source, library = Path(folder.name) / "kernels.cpp", Path(folder.name) / "kernels.so"
     source.write_text("\n".join([f'#include "{SHIM}"', code, *(f"KERNEL({name})" for name in names)]))
-    command = ["g++", "-std=c++20", "-Wno-attributes", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-mfma",
-               "-U_FORTIFY_SOURCE", "-shared", "-fPIC", *FLAGS, *flags, source, "-o", library]
+    command = ["g++", "-std=c++20", "-w", "-fno-strict-aliasing", "-fno-math-errno", "-mfma", "-U_FORTIFY_SOURCE",
+               "-shared", "-fPIC", *flags, source, "-o", library]
     result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    if result.returncode:
+        raise RuntimeError(result.stderr)
     loaded = ctypes.CDLL(library)
     loaded.folder = folder
     return loaded
@@ -78,7 +84,7 @@ class Kernel:
 class RawModule:
     def __init__(self, owner, code, options=()):
         assert type(options) is tuple and all(type(option) is str for option in options)
-        self.owner, self.library = owner, build(code)
+        self.owner, self.library = owner, build(code, (APART,) if "--fmad=false" in options else ())
 
     def get_function(self, name):
         return Kernel(self.library, name, self.owner)

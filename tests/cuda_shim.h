@@ -6,11 +6,13 @@
 // Shared memory is filled with NaN before each block. Threads and blocks run in order or from the last to the first:
 // what depends on it was a race.
 #pragma once
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include <math.h>
 #include <mutex>
 #include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
@@ -45,7 +47,7 @@ struct Block {
     std::vector<char> dynamic;  // what the launch gave it besides, and a GUARD behind
 };
 enum { HANGS = 1, OVERRUN = 2 };
-const size_t STACK = 1 << 16, GUARD = 64;
+const size_t STACK = 1 << 18, GUARD = 64;
 static char *dynamic;  // the active block's
 static std::vector<Block> blocks;  // kept, with their stacks
 static Block *active;
@@ -196,6 +198,13 @@ template <class T> inline T __shfl_down_sync(unsigned, T value, unsigned delta) 
 template <class T> inline T __shfl_xor_sync(unsigned, T value, unsigned mask) {
     return shim::exchange(value, shim::current ^ mask);
 }
+inline int __ffs(int word) { return __builtin_ffs(word); }
+inline int __ffsll(long long word) { return __builtin_ffsll(word); }
+inline int __clz(int word) { return word ? __builtin_clz((unsigned)word) : 32; }
+inline int __clzll(long long word) { return word ? __builtin_clzll((unsigned long long)word) : 64; }
+inline int __popc(unsigned word) { return __builtin_popcount(word); }
+inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
+inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
 template <class T> inline T atomicAdd(T *place, T value) { T before = *place; *place += value; return before; }
 
 #define KERNEL(NAME) \

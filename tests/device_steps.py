@@ -8,15 +8,14 @@ byte must be the same.
 import sys
 from pathlib import Path
 
-import gpu_stand_in
+import cuda_on_a_cpu
 import numpy as np
+import pytest
 
+import cuda_cpp
 import ocean
 from ocean import device
 
-# With products and sums apart, as OPTIONS say for the GPU. The C library of
-# every day may join them.
-FLAGS = ("-ffp-contract=off",)
 NAMES = ("observations", "actions", "rewards", "terminals", "truncations",
          "final_observations", "valid", "action_masks")
 POISON = 0xA5
@@ -25,7 +24,8 @@ POISON = 0xA5
 def library(name):
     """Of an environment's name, or of a header's path."""
     header = Path(name) if str(name).endswith(".h") else ocean.FOLDER / name / f"{name}.h"
-    return ocean.Library(header, ocean.build(header, extra_flags=(*FLAGS, gpu_stand_in.OPTIMISE)))
+    # With products and sums apart, as OPTIONS say for the GPU. The C library of every day may join them.
+    return ocean.Library(header, ocean.build(header, extra_flags=(cuda_on_a_cpu.APART, cuda_on_a_cpu.FLAGS[0])))
 
 
 def arrays_for(envs):
@@ -43,8 +43,14 @@ def arrays_for(envs):
 
 def compare(name, steps, num_envs=3, seed=0, settings=None):
     """Step both with the same random actions; returns the episodes that ended."""
-    sys.modules["cupy"] = gpu_stand_in
-    kernels = device.Kernels(library(name))
+    with pytest.MonkeyPatch.context() as patch:
+        cuda_on_a_cpu.install(patch)
+        kernels = device.Kernels(library(name))
+        with cuda_cpp.on_stream(cuda_on_a_cpu.STREAM):
+            return same_steps(kernels, name, steps, num_envs, seed, settings)
+
+
+def same_steps(kernels, name, steps, num_envs, seed, settings):
     host, other = (library(name).create(num_envs, seed, settings) for _ in range(2))
     ours, theirs = arrays_for(host), arrays_for(other)
     rows = ocean.rows(*ours.values())
@@ -57,7 +63,7 @@ def compare(name, steps, num_envs=3, seed=0, settings=None):
                     array.view(np.uint8).fill(POISON)
         if step == 0:
             host.reset(rows)
-            kernels.launch("reset", num_envs, (other.address, table.ctypes.data), 0)
+            kernels.launch("reset", num_envs, (other.address, table.ctypes.data))
         else:
             if host.action_heads:
                 ours["actions"][:] = random.integers(0, host.action_heads, ours["actions"].shape)
@@ -65,7 +71,7 @@ def compare(name, steps, num_envs=3, seed=0, settings=None):
                 ours["actions"][:] = random.uniform(-1.2, 1.2, ours["actions"].shape)
             theirs["actions"][:] = ours["actions"]
             host.step(rows)
-            kernels.launch("step", num_envs, (other.address, table.ctypes.data), 0)
+            kernels.launch("step", num_envs, (other.address, table.ctypes.data))
         for key in NAMES:
             if ours[key] is not None:
                 assert ours[key].tobytes() == theirs[key].tobytes(), f"{name}: {key} of step {step}"
@@ -73,7 +79,7 @@ def compare(name, steps, num_envs=3, seed=0, settings=None):
         if step % 100 == 0 or step == steps:
             logs = np.empty(host.logs.shape, np.float32)
             before = other.logs.copy()
-            kernels.launch("log", num_envs, (other.address, logs.ctypes.data), 0)
+            kernels.launch("log", num_envs, (other.address, logs.ctypes.data))
             assert logs.tobytes() == before.tobytes() and not other.logs.any()
             means = host.log()
             assert means == other.means(logs.astype(np.float64).sum(0).tolist())
@@ -84,6 +90,6 @@ def compare(name, steps, num_envs=3, seed=0, settings=None):
 
 
 if __name__ == "__main__":
-    gpu_stand_in.FLAGS += gpu_stand_in.CHECKS
+    cuda_on_a_cpu.FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
     for name in sys.argv[2:]:
         print(name, compare(name, int(sys.argv[1])))
