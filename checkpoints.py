@@ -157,8 +157,8 @@ def optional(check):
     return lambda value, name: None if value is None else check(value, name)
 
 
-# The attributes of a trainer and its statistics that loading sets. A file's own names are never used
-# to set attributes.
+# The attributes of a trainer and its statistics that loading sets. No name that a file holds is
+# ever set.
 NUMBERS = {"epoch": count, "_rollouts": count, "_minibatches_owed": finite,
            "_rate_factor": above_zero,
            "_override_lr": optional(finite), "best_score": number, "_recent": recent}

@@ -594,7 +594,7 @@ class Compiled(engines.Restated, engines.Autograd):
         self.actors = [Actor(self.products, f"actor {w}", self.largest)
                        for w in range(self.vecenv.num_workers)]
         self.learners = []
-        for w in range(self.num_learners):  # learner 0 writes the trainer's own gradients
+        for w in range(self.num_learners):  # learner 0 adds to the trainer's own gradients
             self.learners.append(Learner(self.products, f"learner {w}", self.horizon,
                                           max(1, TOGETHER // self.horizon),
                                          f"gradients {w}" if w else "gradients"))

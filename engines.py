@@ -33,7 +33,7 @@ from configuration import ConfigError, load_attribute, named
 
 # Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8
-# numbers of the widest tensor in one pass: a CPU keeps tensors of up to 16 MB mapped
+# The most numbers in a tensor of one pass: larger ones (above 16 MB) are mapped anew each time.
 PASS = 2**22
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 

@@ -5,7 +5,8 @@ for the CPU behind cuda_shim.h and take the addresses of numpy's arrays.
 
 It takes what CuPy takes: numpy's scalars by their size, a grid and a block as tuples, a stream in a `with`. Some
 mistakes that a GPU does not report are errors here: a wrong number of arguments, a wrong size or kind
-of one, another stream than torch's, and threads that wait for each other for ever. `launches` are the names of the kernels, as they were launched.
+of one, another stream than torch's, and threads that wait for each other for ever. `launches`
+are the names of the kernels, as they were launched.
 """
 
 import ctypes
