@@ -49,12 +49,13 @@ def save(state, path):
     try:
         write_whole(path, lambda file: torch.save(state, file))
     except RuntimeError as error:
-        # torch raises it for a write that failed; its context is the system's error
+        # torch raises a RuntimeError if a write fails; the system's error is its __context__
         raise OSError(f"{path}: {error.__context__ or error}") from None
 
 
 # --------------------------------------------------------------------------------------------------
-# What is expected: check(value, its name) returns the value in plain containers, or ValueError
+# What a file may hold: check(value, its name) returns the value in plain containers or raises
+# ValueError.
 
 
 def count(value, name):
@@ -119,7 +120,7 @@ def weights(value, name="the file"):
         return weights(items["model"], "model")
     if not items:
         raise ValueError(f"{name} holds no weights")
-    # what a module of yours keeps
+    # What a module's get_extra_state returned; it need not be a tensor.
     extra = {key: one for key, one in items.items() if key.endswith("_extra_state")}
     return tensors({key: one for key, one in items.items() if key not in extra}, name) | extra
 
@@ -156,8 +157,8 @@ def optional(check):
     return lambda value, name: None if value is None else check(value, name)
 
 
-# Of a trainer and of its statistics. The only names that are ever set, and never by a
-# name that a file holds.
+# The attributes of a trainer and its statistics that loading sets. No name that a file holds is
+# ever set.
 NUMBERS = {"epoch": count, "_rollouts": count, "_minibatches_owed": finite,
            "_rate_factor": above_zero,
            "_override_lr": optional(finite), "best_score": number, "_recent": recent}
@@ -177,7 +178,7 @@ def numbers(value, name):
 NEEDED = {"model": weights, "tensors": tensors, "environments": octets, "others": other_ranks,
           "numbers": numbers,
           "epoch": count, "global_step": count, "uptime": finite, "config": settings}
-# With what stands for it. The metadata is the user's own.
+# name: (check, value if it is missing). The metadata are the user's, so they may be anything.
 OPTIONAL = {"adam": (optional(dictionary), None), "metadata": (lambda value, name: value, {})}
 
 
@@ -223,7 +224,7 @@ def load(path, check=weights):
 
 def _read(path, check):
     """As `load`; ValueError says what is wrong."""
-    if not path.is_file():  # before it is opened: a pipe would wait for ever
+    if not path.is_file():  # checked first, because opening a pipe would wait for ever
         raise ValueError("it is a folder" if path.is_dir() else "it is no file")
     try:
         with open(path, "rb") as file:
@@ -232,14 +233,14 @@ def _read(path, check):
                 raise ValueError("it is empty")
             _check_sums(file, size)
             file.seek(0)
-            with warnings.catch_warnings():  # about what is refused below
+            with warnings.catch_warnings():  # torch warns of what `check` refuses below
                 warnings.simplefilter("ignore")
                 found = torch.load(file, weights_only=True, map_location="cpu")
     except ValueError:
         raise
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # what a stranger's bytes make of torch's reader
+    except Exception as error:  # damaged bytes make torch's reader raise almost anything
         raise ValueError(_reason(error)) from None
     return check(found)
 
@@ -256,7 +257,7 @@ def _check_sums(file, size):
             broken = None if packed else entries.testzip()
     except OSError:
         raise
-    except Exception:  # what a stranger's bytes make of it
+    except Exception:  # damaged bytes make zipfile raise almost anything
         ended = b"PK\x05\x06" in _tail(file, size)
         raise ValueError("its parts do not fit together" if ended else f"truncated at byte {size:,}") from None
     if packed:
@@ -277,12 +278,12 @@ def _reason(error):
     if foreign:
         return f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
     told = "" if text.startswith("Weights only") else text.partition("\n")[0].partition(". ")[0]
-    if " " not in told:  # one word, such as the character it failed at, tells the user nothing
+    if " " not in told:  # not a sentence: torch names only the byte that it could not read
         return "torch cannot read it: it is no file that torch.save wrote"
     return f"torch cannot read it: {told[:120]}"
 
 
-MOST_LOOKED_AT = 20  # files beside a damaged one
+MOST_LOOKED_AT = 20  # how many files beside a damaged one are tried
 
 
 def _another(path, check):

@@ -31,10 +31,9 @@ from arena import clock
 from kernels import bfloat_of_float, distinct_driver, driver, f32, host, run, u16, u32, u64
 from vector import cycles, step_environments
 
-WIDTH = 64  # columns of a panel of packed weights
+WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below
 BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the first-level cache
-# steps, of one segment or of several short ones, that go through the network together
-TOGETHER = 64
+TOGETHER = 64  # steps that pass the network together: of one segment, or of several short ones
 
 
 # --------------------------------------------------------------------------------------------------
@@ -51,7 +50,7 @@ def _load_tile():
     return library
 
 
-_TILE = _load_tile()  # kept: the functions live as long as it does
+_TILE = _load_tile()  # without this reference the library's functions could be unloaded
 _tile_floats, _tile_pairs = (types.ExternalFunction(name, types.void(*[types.int64] * 12))
                              for name in ("tile_floats", "tile_pairs"))
 _tile_ahead = types.ExternalFunction("tile_ahead", types.void(*[types.int64] * 4))
@@ -137,7 +136,7 @@ def multiply_rows(rows, a, packed, init, init_columns, out):
 
 
 # --------------------------------------------------------------------------------------------------
-# Gradients of weights: the inner dimension is that of the rows
+# Gradients of weights: products whose sums go over the rows (steps and segments)
 
 
 @distinct_driver
@@ -159,8 +158,8 @@ def accumulate_rows(half, grad, x, gradient):
     """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half`
     rounds grad and x to bfloat16."""
     rows, inputs, outputs = x.shape[0], x.shape[1], grad.shape[1]
-    # Rows at distances of a power of two would share few lines of the cache; one more line of
-    # padding spreads them.
+    # 16 numbers (one cache line) of padding: rows whose distance is a power of two would fall into
+    # the same few places of the cache.
     lefts = np.empty((BLOCK if half else 0, outputs + 16), u32)
     rights = np.empty((BLOCK if half else 0, inputs + 16), u32)
     size = 2 * BLOCK if half else BLOCK
@@ -217,7 +216,7 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
     seen, x, y, hgp, outputs = scratch
     for block in range(begin, end, BLOCK):
         stop = min(end, block + BLOCK)
-        # another thread's rows are another range
+        # begin, not block: each thread uses its own rows of the scratch, again for each block
         n, rows = stop - block, slice(begin, begin + stop - block)
         _read_observations(block, stop, observations, encoder[2], encoder[3], seen[rows])
         multiply_rows(n, seen[rows], encoder[0], encoder[1], 0, x[rows])
@@ -231,8 +230,8 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
 
 
 # --------------------------------------------------------------------------------------------------
-# The rollout of a range of environments in one call. A thread that waits for the interpreter
-# sleeps, and waking it takes as long as a step of 256 agents.
+# The rollout of a range of environments in one call. With a call for each step, threads would wait
+# for the interpreter's lock, and to wake a thread takes as long as a step of 256 agents.
 
 
 @driver
@@ -298,7 +297,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
             kernels._sample_continuous_lanes(0, n, outputs, log_std, squash, *random,
                                              samples[t, begin:end], *drawn)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
-    for layer in range(len(state)):  # the last row is for V alone, and nothing of it is committed
+    for layer in range(len(state)):  # the last row needs V alone: a copy keeps the state as it is
         for i in range(n):
             for j in range(kept[layer].shape[1]):
                 kept[layer][i, j] = state[layer][i, j]
@@ -520,7 +519,7 @@ class Learner:
             for i, shape in enumerate(shapes):
                 arena.register(f"{name}/{key}{i}", shape)
         arena.register(f"{name}/parts", (max(steps, together), kernels.SUMS), torch.float64)
-        if gradients != "gradients":  # which the trainer registers
+        if gradients != "gradients":  # the trainer registers "gradients" itself
             for key, parameter in policy.named_parameters():
                 arena.register(f"{gradients}/policy.{key}", parameter.shape, group=gradients)
 
@@ -595,7 +594,7 @@ class Compiled(engines.Restated, engines.Autograd):
         self.actors = [Actor(self.products, f"actor {w}", self.largest)
                        for w in range(self.vecenv.num_workers)]
         self.learners = []
-        for w in range(self.num_learners):  # learner 0 adds into the gradients themselves
+        for w in range(self.num_learners):  # learner 0 adds to the trainer's own gradients
             self.learners.append(Learner(self.products, f"learner {w}", self.horizon,
                                           max(1, TOGETHER // self.horizon),
                                          f"gradients {w}" if w else "gradients"))

@@ -31,9 +31,9 @@ import models
 from arena import clock
 from configuration import ConfigError, load_attribute, named
 
-# a pass of a network with more operations than this shares each product among threads
+# Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8
-# numbers of the widest tensor in one pass: a CPU keeps tensors of up to 16 MB mapped
+# The most numbers in a tensor of one pass: larger ones (above 16 MB) are mapped anew each time.
 PASS = 2**22
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 
@@ -77,14 +77,14 @@ class Autograd:
         self.precision = getattr(torch, config["precision"])
         self.chooses = bool(vecenv.action_heads)
         self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
-        # with the value
+        # numbers in the decoder's output: the logits or means, and the value
         self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)
         self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
                         else policy)
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
         self.extra_names = [f"own_{name}"] if name else []
-        self.at_once = self._at_once()  # steps
+        self.at_once = self._at_once()  # how many steps go through the network together
         self.pool, self.num_learners = None, 1
 
     def _at_once(self):
@@ -117,9 +117,9 @@ class Autograd:
             arena.register(name, shape)
         if models.squash_of(self.policy) is not None:
             arena.register("samples", (T, N, self.vecenv.action_dims))
-        # in memory, because a captured graph reads it there
+        # the number of each step, in the arena because a captured CUDA graph reads it there
         arena.register("steps", (T,), torch.int64)
-        # and of train.loss
+        # the sums of the loss's statistics, and one of train.loss
         arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         self.state = dict.fromkeys(state)
@@ -135,7 +135,7 @@ class Autograd:
         """Take the views out of the allocated arena."""
         arena, N = self.arena, self.num_agents
         self.storage, self.squash = self._storage(), models.squash_of(self.policy)
-        # What is learnt from: the actions, or the Gaussian's samples that a tanh has made them of.
+        # The loss needs what was drawn: the actions, or with squash the samples before the tanh.
         self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
@@ -146,7 +146,7 @@ class Autograd:
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
                         for w in range(self.vecenv.num_workers)]
         flags = torch.zeros(N, dtype=torch.uint8, device=self.torch_device)
-        self.flags = flags, flags + 1  # resets and valid of observations that end an episode
+        self.flags = flags, flags + 1  # resets (0) and valid (1) for episodes' last observations
         self.rows = [[self._row(agents, t) for t in range(self.horizon + 1)]
                      for agents in self.vecenv.ranges]
 
@@ -171,11 +171,10 @@ class Autograd:
     def rollout(self, number):
         """Fill the storage with `horizon` steps of all agents; number: of rollouts before this one.
         Returns the seconds that were spent in environments or in waiting for them."""
-        with torch_threads(1):  # others would spin after each pass and take the workers' cores
+        with torch_threads(1):  # more of torch's threads would take the workers' cores
             self._begin(number)
             seconds = self._run_workers()
-        # Workers run side by side; if environments are elsewhere only the first
-        # one has something to do.
+        # Workers run side by side, so this is the mean over those that had environments to step.
         return sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.pool else 1)
 
     def _begin(self, number):
@@ -200,7 +199,7 @@ class Autograd:
         try:
             return [call.result() for call in calls]
         finally:
-            # after an interrupt too: no worker may write while a checkpoint is loaded or saved
+            # After an interrupt too, because workers must not write while a checkpoint is saved.
             wait(calls)
 
     @torch.no_grad()
@@ -242,7 +241,8 @@ class Autograd:
     def _act(self, worker, observations, state, resets, valid):
         """outputs (n, A + 1) and log_std of one step; updates the tensors in `state` in place."""
         view = {**state, "resets": resets, "valid": valid}
-        # all threads share it: it hands on what another stream still casts
+        # No cache, because threads share it: one could get a weight that another's CUDA stream is
+        # still casting.
         with self._autocast(cache_enabled=False):
             outputs, log_std = models.join_outputs(*models.one_step(self.policy,
                                                                     observations, view))
@@ -257,7 +257,7 @@ class Autograd:
         """V of the final observations of agents that step t truncated; the state is that before the
         reset."""
         agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
-        cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
+        cut = row["truncations"] & ~row["terminals"]  # after a terminal nothing follows
         cut = torch.from_numpy(np.flatnonzero(cut)) + agents.start
         if len(cut) == 0:
             return
@@ -401,7 +401,8 @@ class Autograd:
         """Threads for the rollout's workers and the learners."""
         self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker",
                                        kernels.set_threads, (self.vecenv.threads_per_worker,))
-        # A waiting worker gets the interpreter after 0.2 ms, not 5: rollouts take a tenth less.
+        # A waiting worker gets the interpreter's lock after 0.2 ms instead of 5, by which rollouts
+        # take a tenth less time.
         self.interval = sys.getswitchinterval()
         sys.setswitchinterval(2e-4)
 
@@ -418,9 +419,9 @@ class Autograd:
 # --------------------------------------------------------------------------------------------------
 # Is it still the same network?
 
-AT = 1.0, 30.0  # factors of the weights: the second shows a clamp or a squash that is far away
-NUDGE = 1e-6  # relative change of the weights: rounding may change the outputs as much as this does
-STEPS, AGENTS = 16, 5  # that are compared
+AT = 1.0, 30.0  # factors for the weights: with 30 a clamp or squash of large outputs shows
+NUDGE = 1e-6  # relative change of the weights that changes outputs about as much as rounding does
+STEPS, AGENTS = 16, 5  # how many are compared
 
 
 def difference(policy, vecenv, sample, device="cpu"):
@@ -452,7 +453,7 @@ def difference(policy, vecenv, sample, device="cpu"):
             found = pair.compare(*given, nudged, gradients=scale == 1.0)
             if found is not None:
                 return found if scale == 1 else f"{found} (at {scale:g} times its weights)"
-    except Exception as error:  # forward takes or gives something else now
+    except Exception as error:  # its forward may have other arguments or results
         return f"it does not run as the default network does: {type(error).__name__}: {error}"
     finally:
         for name, parameter in parameters.items():
@@ -519,8 +520,9 @@ class _Pair:
         with torch.enable_grad():
             outputs, log_std = _forward(policy, seen, resets, valid)
         theirs, (stepped, state) = outputs.detach(), _step_by_step(policy, seen, resets, valid)
-        rounding = _error(nudged, theirs, (0, 1))  # for each output, because a clamp may act on few
-        # many layers or large weights amplify rounding
+        # Each output has its own bound, because a clamp may change few of them. It is wider if the
+        # network multiplies rounding errors, as many layers with large weights do.
+        rounding = _error(nudged, theirs, (0, 1))
         allowed = max(1e-3, min(0.5, 300 * rounding))
         pairs = [("its outputs", whole, theirs), ("a step's outputs", each, stepped)]
         if log_std is not None:
@@ -537,12 +539,12 @@ class _Pair:
         slope = torch.cos(torch.arange(outputs.numel(), device=outputs.device)).view(outputs.shape)
         with torch.enable_grad():
             total = (outputs * slope).sum() + (0.0 if log_std is None else log_std.sum())
-            if total.requires_grad:  # something is not frozen
+            if total.requires_grad:  # false if all weights are frozen
                 total.backward()
         self.arena.flat("gradients").zero_()
         self.fast.backward(slope, None if log_std is None else torch.ones_like(log_std))
         for name, parameter in self.policy.named_parameters():
-            if not parameter.requires_grad:  # the optimizer throws its gradient away
+            if not parameter.requires_grad:  # frozen: the optimizer ignores its gradient
                 continue
             theirs = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if not (error := _error(self.arena[f"gradients/policy.{name}"], theirs)) < 0.05:
@@ -662,7 +664,7 @@ def choose(policy, vecenv, config):
                 raise
             why = f"there is no {fast}.py"
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-            # tile.c, or a compiler, is missing
+            # tile.c is missing, or a compiler for it
             why = str(error).splitlines()[0]
         else:
             why = engine.difference(policy, vecenv)

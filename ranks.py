@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 import processes
 
-# how long a rank waits for one that does not answer
+# How long a rank waits for another one that does not answer but is still alive.
 TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -60,8 +60,8 @@ class Ranks:
         self.rank, self.count, self.local_rank, self.local_count = rank, count, local_rank, local_count
         self.machines = int(os.environ.get("GROUP_WORLD_SIZE", -(-count // local_count)))
         self.device, self.seconds, self.bytes = torch.device("cpu"), 0.0, 0
-        self.given = False  # whether a script has made the group, and chosen the GPUs
-        # the group that moves Python objects and numbers on the CPU; None is the default one
+        self.given = False  # whether the user's script made the process group and chose GPUs
+        # The process group for Python objects and numbers on the CPU; None: torch's default one.
         self._control = control
         self._names = []
 
@@ -190,7 +190,7 @@ class Ranks:
             self.sum(sums)
             if not sums[0, 1]:
                 break
-            # A rank has a name that is new: agree on the names, then sum again.
+            # A rank's log has a new name: all ranks agree on the names, then sum again.
             names = [*self._names,
                      *(name for one in self.gather(list(log)) for name in one if name != "n")]
             self._names = list(dict.fromkeys(names))
@@ -230,7 +230,7 @@ class Ranks:
         weights, and has rank 0 print whose each number is."""
         c, vecenv = trainer.config, trainer.vecenv
         c = {key: getattr(value, "__qualname__", str(type(value))) if callable(value) else value
-             for key, value in c.items()}  # a script's own functions cannot be sent
+             for key, value in c.items()}  # names, as functions of a script cannot be sent
         everybody = self.gather(c)
         for key in c.keys() - {"data_dir", "run_id", "log_interval", "keep"}:
             values = [other.get(key) for other in everybody]
@@ -239,7 +239,7 @@ class Ranks:
                                 f"{', '.join(map(str, values))}. (Ranks have random numbers of "
                                 "their own without different seeds.)")
         vecenv.number_from(sum(self.gather(vecenv.num_envs)[: self.rank]))
-        torch.manual_seed(c["seed"] + self.rank)  # a network's own random numbers, as a dropout's
+        torch.manual_seed(c["seed"] + self.rank)  # for random numbers in a network, such as dropout
         for tensor in (*trainer.policy.parameters(), *trainer.policy.buffers()):
             self.broadcast(tensor)
         if self.rank == 0:
@@ -268,7 +268,7 @@ class Ranks:
         if self.count == 1:
             return
         bits = flat.view(torch.int32).to(torch.int64)
-        # so that two swapped weights show
+        # Weighted by their places, so that the sum differs if two weights are swapped.
         places = torch.arange(1, len(bits) + 1, device=bits.device)
         own = (bits.sum().item(), (bits * places).sum().item())
         others = self.gather(own)
@@ -340,13 +340,13 @@ def _rendezvous():
         try:
             store.wait([f"{name}/{own}"], datetime.timedelta(seconds=1))
             return dist.PrefixStore(name, store), rank, count
-        except RuntimeError:  # a name of an earlier start, or rank 0 is slow
+        except RuntimeError:  # the name is an earlier start's, or rank 0 is slow: try again
             if time.monotonic() > deadline:
                 raise RankError(f"rank {rank} of {count}: rank 0 has not come for {TIMEOUT}.") from None
 
 
 def _disconnect():
-    # after an error the other ranks may never answer
+    # Not after an error, because the other ranks may never answer.
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.destroy_process_group()
 
@@ -382,7 +382,7 @@ def launch(count, command):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.send_signal(number)
 
-    # the trainer sets its threads itself; torchrun would warn
+    # The trainer chooses its threads itself; without this torchrun would print a warning.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = ["--standalone", f"--nproc-per-node={count}", "--signals-to-handle=SIGQUIT",
                "--no-python"]
@@ -390,7 +390,7 @@ def launch(count, command):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, forward)
     try:
-        with processes.Keys():  # a rank that was killed cannot give the terminal back
+        with processes.Keys():  # resets the terminal, as a rank that is killed cannot
             run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
     except ChildFailedError as error:
         print(error, file=sys.stderr)

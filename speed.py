@@ -31,7 +31,7 @@ from pathlib import Path
 import processes
 
 if __name__ == "__main__":
-    processes.stop_at_once()  # also during the imports below
+    processes.stop_at_once()  # Ctrl-C during the slow imports below prints no traceback
 
 import torch
 
@@ -63,13 +63,12 @@ def profile(env_name, args):
     config = {**args["train"], "env": args["env_name"], "data_dir": None, "log_interval": 1e9}
     trainer = pufferl.PuffeRL(config, vecenv, policy)
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
-    # capturing
+    # On a GPU, so many epochs that the CUDA graphs are captured before anything is measured.
     epochs(WARM_UP + (max(0, trainer.config["cudagraphs"])
                       if trainer.config["device"] == "cuda" else 0))
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
-        # torch marks its own operations; the kernels, the engine and the
-        # environments are marked here
+        # torch's profiler knows its own operations; these wrappers name ours in the trace.
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
@@ -101,7 +100,7 @@ def profile(env_name, args):
 
 
 # --------------------------------------------------------------------------------------------------
-# What steps an environment fastest here
+# The settings with which this machine steps an environment fastest
 
 FINALISTS, REPEATS, TOLERANCE = 4, 5, 0.03
 
@@ -156,10 +155,10 @@ class Rollouts:
             policy = pufferl.load_policy(args, vecenv, env_name)
             self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"]},
                                            vecenv, policy)
-            self.trainer.evaluate()  # compiles, and fills caches
+            self.trainer.evaluate()  # compiles the kernels and fills the caches
             for _ in range(max(0, args["train"]["cudagraphs"])
                            if self.trainer.config["device"] == "cuda" else 0):
-                self.trainer.train()  # until then a GPU's graphs are captured; their replay is what is timed
+                self.trainer.train()  # after these epochs a GPU's rollout is a replayed CUDA graph
                 self.trainer.evaluate()
         except BaseException:
             vecenv.close()

@@ -1,5 +1,5 @@
-"""Does memory, or anything else, grow over time? Training, evaluating and the page of a policy
-run side by side for a given time, while their memory, file descriptors, threads and processes are counted.
+"""Does memory, or anything else, grow over time? Training, evaluating and the page of a policy run
+side by side for a given time, while their memory, file descriptors, threads and processes are counted.
 
     python tests/bench_soak.py                        # an hour
     python tests/bench_soak.py --minutes 20 --nice 10

@@ -3,10 +3,10 @@ for the CPU behind cuda_shim.h and take the addresses of numpy's arrays.
 
     cupy = cuda_on_a_cpu.install(monkeypatch)          # from now on kernels.CUDA and environments launch here
 
-It takes what CuPy takes: numpy's scalars by their size, a grid and a block as tuples, a stream
-in a `with`. Mistakes that a GPU does not report are errors here: another number of arguments,
-another size or kind of one, another stream than torch's, and threads that wait for each other for
-ever. `launches` are the names of the kernels, as they were launched.
+It takes what CuPy takes: numpy's scalars by their size, a grid and a block as tuples, a stream in a `with`. Some
+mistakes that a GPU does not report are errors here: a wrong number of arguments, a wrong size or kind
+of one, another stream than torch's, and threads that wait for each other for ever. `launches`
+are the names of the kernels, as they were launched.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-"""Emulation: flattening and unflattening changes nothing, and wrapped environments pass the checkers of
-their libraries."""
+"""Emulation: flattening and unflattening changes nothing, and wrapped environments pass their libraries'
+checkers."""
 
 import contextlib
 import warnings

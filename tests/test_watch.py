@@ -1,5 +1,5 @@
-"""Evaluation counts each environment's episodes alike; shipped policies load and score; pictures, videos and
-the page show the game."""
+"""Evaluation counts fairly: each environment plays equally many episodes. Shipped policies load and
+score; pictures, videos and the page show the game."""
 
 import base64
 import contextlib
