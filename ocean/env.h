@@ -49,7 +49,7 @@
 #pragma once
 
 #ifdef OCEAN_DEVICE
-/* A GPU's C++ compiler (device.py) has no system headers. It knows most of their functions; the others follow. */
+/* A GPU's C++ compiler (ocean/device.py) has no system headers. It knows most of their functions; the others follow. */
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
