@@ -4,6 +4,7 @@
     python pufferl.py runs show latest                  # or a run's folder, its name, the end of its name, or ENV
     python pufferl.py runs rm breakout_20260101-120000-a1b2c3        # asks first; --yes does not
     python pufferl.py plot latest                         # the score over the steps, in the terminal
+    python pufferl.py diagnose squared                  # why it did not learn (signs.py), and a page of its curves
     python pufferl.py plot RUN RUN --metric entropy --x seconds --output curves.html      # or .png, .svg, .pdf
 
 `--data-dir FOLDER` is where the runs lie if it is not experiments. A run that a process writes to
@@ -392,31 +393,34 @@ def plot(found, metric=None, x="steps", output=None):
 
 
 def parse(verb, argv, program):
-    """The options of `runs` or `plot`."""
+    """The options of `runs`, `plot` or `diagnose`."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    several = "*" if verb == "runs" else "+"
-    parser.add_argument("runs", nargs=several, metavar="RUN",
+    count = {"runs": "*", "plot": "+", "diagnose": 1}[verb]
+    parser.add_argument("runs", nargs=count, metavar="RUN",
                         help="for runs: nothing, ENV, show RUN or rm RUN ...")
     parser.add_argument("--data-dir", default=Base.data_dir)
     if verb == "runs":
         parser.add_argument("--yes", action="store_true", help="rm asks nothing")
-    else:
+    elif verb == "plot":
         parser.add_argument("--metric",
                             help="a name of docs/metrics.md, with or without its first part")
         parser.add_argument("--x", choices=("steps", "seconds"), default="steps")
         parser.add_argument("--output", help="write a picture as well: .html, or .png, .svg and "
                             ".pdf with matplotlib")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)  # rm --yes RUN, rm RUN --yes
 
 
 def main(argv=None, program="history.py"):
-    """The command line: runs or plot; program: what errors begin with."""
+    """The command line: runs, plot or diagnose; program: what errors begin with."""
     verb, *argv = list(sys.argv[1:] if argv is None else argv) or ["runs"]
-    if verb not in ("runs", "plot"):
-        sys.exit(f"{program}: runs or plot? See {program} runs --help")
+    if verb not in ("runs", "plot", "diagnose"):
+        sys.exit(f"{program}: runs, plot or diagnose? See {program} runs --help")
     options = parse(verb, argv, program)
     with configuration.said_by(program):
+        if verb == "diagnose":
+            name = Path(options.runs[0])
+            return signs.diagnose(name if name.is_dir() else find(name, options.data_dir).folder)
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
                         options.metric, options.x, options.output)

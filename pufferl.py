@@ -68,7 +68,6 @@ import signs
 from arena import clock, compiling
 from configuration import (  # load_* for scripts
     EXPECTED,
-    Base,
     ConfigError,
     Train,
     check_names,
@@ -1112,28 +1111,13 @@ USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} E
   profile ENV  where the time goes: tables, and a trace for a browser; the same as python speed.py profile ENV
   runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
   plot RUN ... curves of a metric over the steps, in the terminal and as a picture: --metric entropy --output a.html
-  diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, or ENV for the newest
+  diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, latest, or ENV
   doctor       what this machine has, how fast it trains, and what is missing; for a report of a bug
 
   python pufferl.py train breakout --help    lists every setting with its default
 
 ENV: gym/CartPole-v1, pettingzoo/mpe/simple_spread_v3 and the like, my_file.py:make_env, my_environment.h, a file of
 config/ (drone_race, atari_pong), or an environment in C: """
-
-
-def diagnose(argv):
-    """`pufferl.py diagnose RUN`: a run's folder, or an environment for its newest run."""
-    if len(argv) not in (1, 3) or argv[0].startswith("-") or argv[1:2] not in ([], ["--data-dir"]):
-        sys.exit("pufferl.py diagnose: which run? Its folder, or an environment for its newest run "
-                 "in experiments (or --data-dir FOLDER).")
-    try:
-        folder = Path(argv[0])
-        if not folder.is_dir():
-            folder = find_run("latest", argv[2] if len(argv) == 3 else Base.data_dir, argv[0],
-                              "metrics.jsonl")
-        signs.diagnose(folder)
-    except (ConfigError, OSError, ValueError, KeyError) as error:
-        sys.exit(f"pufferl.py diagnose: {error}")
 
 
 def verb_first(argv):
@@ -1160,11 +1144,10 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
         print(USAGE + ", ".join(ocean.names()))
         return
-    if argv[0] == "diagnose":
-        return diagnose(argv[1:])
     elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed",
                  "export": "export",
-                 "list": "catalogue", "runs": "history", "plot": "history", "doctor": "doctor"}
+                 "list": "catalogue", "doctor": "doctor",
+                 **dict.fromkeys(("runs", "plot", "diagnose"), "history")}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")

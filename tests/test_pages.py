@@ -72,12 +72,13 @@ def parse(tmp_path, monkeypatch):
     for owner, names in {
         pufferl: ("train", "find_run"), pufferl.signs: ("diagnose",), watch: ("play", "ship"),
         export: ("export",),
-        speed: ("profile",), history: ("table", "show", "plot", "remove", "find"),
+        speed: ("profile",), history: ("table", "show", "plot", "remove"),
         catalogue: ("table",),
         ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, done)
+    monkeypatch.setattr(history, "find", mock.Mock())
     monkeypatch.setattr(ocean.__main__, "Agents", mock.MagicMock())
     monkeypatch.setattr(doctor, "examine", lambda seconds: [])
     monkeypatch.setattr(speed, "autotune",

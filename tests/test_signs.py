@@ -157,8 +157,17 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     assert "Every reward so far is 0" in capsys.readouterr().out
     page = (tmp_path / "diagnosis.html").read_text()
     assert "Every reward so far is 0" in page and "entropy" in page
-    with pytest.raises(SystemExit, match="which run"):
+    run = tmp_path / "runs" / "squared_1"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"env_name": "squared", "agents": 4,
+                                                "train": {"total_timesteps": 100}}))
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    for name in ("latest", "squared"):
+        pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
+        assert str(run / "diagnosis.html") in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
         pufferl.main(["diagnose"])
+    assert "required: RUN" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="diagnose: "):
         pufferl.main(["diagnose", str(tmp_path / "none")])
 
