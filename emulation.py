@@ -6,7 +6,7 @@
     env = wrap(anything)                                        # the one of these that fits
 
     structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple space again, as views
-    fields = nativize_tensor(observations, nativize_dtype(env)) # the same for a policy, as torch views
+    fields = nativize_tensor(observations, nativize_dtype(env)) # the same fields as torch tensors
 
 An observation of any nesting of Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary and Text becomes one flat array:
 the bytes of one structured numpy dtype, `env.obs_dtype`. If all its leaves have one dtype the flat array has that dtype

@@ -202,7 +202,7 @@ class Graphs(engines.Autograd):
     """
 
     name, rollout_name = "autograd", "graphs"
-    in_parts = False  # a GPU is the faster the more it is given at once
+    in_parts = False  # a GPU is faster with all of a minibatch at once
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
@@ -756,7 +756,7 @@ class Sample:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The engine of the default network
+# The default network on a GPU: its rollout in graphs, then the engine, Fused
 
 
 @intrinsic

@@ -419,8 +419,9 @@ def main(argv=None, program="history.py"):
     options = parse(verb, argv, program)
     with configuration.said_by(program):
         if verb == "diagnose":
-            name = Path(options.runs[0])
-            return signs.diagnose(name if name.is_dir() else find(name, options.data_dir).folder)
+            name, = options.runs
+            folder = name if Path(name).is_dir() else find(name, options.data_dir).folder
+            return signs.diagnose(folder)
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
                         options.metric, options.x, options.output)

@@ -349,7 +349,7 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
 @driver
 def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                      gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
-    T, size = len(rewards), 256  # 256 lanes at a time, so that what steps pass on stays in cache
+    T, size = len(rewards), 256  # lanes at a time, so that next_advantage and next_value stay in cache
     for first in range(begin, end, size):
         last = min(end, first + size)
         next_advantage, next_value = np.zeros(last - first, np.float32), values[T, first:last].copy()

@@ -467,7 +467,7 @@ class Encoded(nn.Module):
             if kind == "choices":
                 sizes = ([leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete)
                          else leaf.nvec.ravel().tolist())
-                # a tensor would be copied to a GPU each time
+                # plain numbers: a tensor would be copied to a GPU in each forward
                 starts = torch.as_tensor(leaf.start).reshape(-1).tolist()
                 columns = value.reshape(value.shape[0], -1).long().unbind(1)
                 features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1),

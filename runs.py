@@ -452,10 +452,10 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      libraries round by address.
 #   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.
 #      All else (advantages, ratios, losses, the rate) is written anew in each epoch before it is read.
-#   4. What was measured or chosen for this machine (sizes, buffers, the engine) stands in config.json and is taken
-#      from there.
-#   5. restore checks everything first, then restores environments, then the model, then the tensors: restarted
-#      environments would otherwise overwrite the state and the counters that were just read.
+#   4. Sizes and buffers that were measured for a machine stand in config.json and are taken from there. The engine is
+#      chosen again; if it is another one, that is said.
+#   5. restore checks everything but the optimizer's state first. It restores the optimizer, then environments, then the
+#      model, then the tensors: environments that begin anew would overwrite the state and the counters.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is not.
 #   7. An entry is logged before the checkpoint of its epoch, so that a resume lacks none (PuffeRL._end_epoch).
 # tests/test_pufferl.py holds it: test_every_kind_of_run_resumes_bit_for_bit.

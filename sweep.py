@@ -1046,7 +1046,7 @@ def tsne(X, perplexity=15.0, steps=300, seed=0):
     n = len(X)
     squared = ((X[:, None] - X[None]) ** 2).sum(-1)
     P = np.zeros((n, n))
-    for i in range(n):  # find each row's precision, so that it has about `perplexity` neighbours
+    for i in range(n):  # bisect its kernel's inverse width, until it has about `perplexity` neighbours
         low, high, distance = 1e-6, 1e6, np.delete(squared[i], i)
         for _ in range(40):
             precision = math.sqrt(low * high)
