@@ -115,7 +115,7 @@ def aligned_zeros(shape, dtype):
 class Vector:
     """The duties of a backend, and what follows from them: the synchronous API.
 
-    A backend has these attributes (the values in brackets are Vector's):
+    A backend has these attributes (in brackets: the default):
         name: of the environment; seed: of the environments, as given
         num_envs, num_agents; agents_per_batch: agents of one buffer
         single_observation_space, single_action_space: of one agent, a Box and a Discrete, MultiDiscrete or Box

@@ -4,7 +4,7 @@ window, a video or a page.
     python pufferl.py eval breakout --load-model-path latest        # scores; python watch.py breakout ... is the same
     python pufferl.py eval breakout --baseline                      # of the trained policy that ships with breakout
     python watch.py breakout --baseline --eval.video out.mp4        # or out.gif, out.png; needs no display
-    python watch.py breakout --baseline --eval.web                  # a page that shows it playing; over ssh forward its port
+    python watch.py breakout --baseline --eval.web                  # on a page; over ssh, forward its port
     python watch.py breakout --baseline --eval.terminal             # the same in any terminal
     python watch.py ship breakout --load-model-path latest          # make a run's policy the one that ships
 
