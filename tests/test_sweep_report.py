@@ -173,7 +173,8 @@ def test_the_live_page_outlives_bad_requests_and_a_broken_ledger(live, swept, ca
     broken.rmdir()
     assert ask(port, "GET", "/")[0] == 200
     said = capfd.readouterr().err
-    assert "Traceback" not in said and said.count("could not be made") == 2
+    # 3 if the visitor who left early is answered only while the file is broken
+    assert "Traceback" not in said and said.count("could not be made") in (2, 3)
     # seconds until a connection that says nothing is closed
     assert live.RequestHandlerClass.timeout == 60
 
