@@ -417,7 +417,7 @@ def main(argv=None, program="history.py"):
     if verb not in ("runs", "plot", "diagnose"):
         sys.exit(f"{program}: runs, plot or diagnose? See {program} runs --help")
     options = parse(verb, argv, program)
-    with configuration.said_by(program):
+    with configuration.said_by(program, (OSError, ValueError, KeyError)):  # a run's damaged files
         if verb == "diagnose":
             name, = options.runs
             folder = name if Path(name).is_dir() else find(name, options.data_dir).folder

@@ -170,6 +170,11 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     assert "required: RUN" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="diagnose: "):
         pufferl.main(["diagnose", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match=r"^pufferl.py diagnose: .*No such file"):
+        pufferl.main(["diagnose", str(tmp_path / "runs")])  # a folder, but no run's
+    (run / "config.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"^pufferl.py diagnose: .*damaged"):
+        pufferl.main(["diagnose", str(run)])
 
 
 def test_vital_sees_large_observations_change():
