@@ -86,8 +86,10 @@ def change_metrics(**functions):
 FAILURES = {
     "one_update": {"minibatch_size": 256, "replay_ratio": 1},
     "nothing_moves": {"learning_rate": 1e-9},
+    # For any seed and processor: 200 of 200 first weights. With the usual ent_coef and 30
+    # epochs, some policies were certain, and moved no more, before the sign could see it.
     "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10,
-                      "max_grad_norm": 100},
+                      "max_grad_norm": 100, "ent_coef": 0.3, "epochs": 90},
     "entropy_gone": {"world": {"reward": 0.0},
                      "meddle": change_metrics(losses__entropy=lambda n: 1.0 / n**2)},
     "value_dwarfs": {"world": {"reward": 1000.0}, "vf_clip_coef": math.inf},
