@@ -708,5 +708,16 @@ def test_ray_gives_the_same():
         assert (raised.value.__notes__ == ["(environment 3 of Walk)"]
                 and "Traceback" not in str(raised.value))
         hang_beside_another(Ray)
+        vecenv = vector.make(Walk, 4, Ray, num_workers=2, timeout=600)
+        vecenv.reset(seed=0)
+        actors = [process for process in psutil.Process().children(recursive=True)
+                  if "ray::RemoteEnvs" in "".join(process.cmdline())]
+        assert len(actors) == 2
+        actors[0].kill()  # as a machine that is lost
+        with pytest.raises(WorkerError, match=r"worker [01] \(environments [02] to [13] of Walk\) failed"):
+            for _ in range(20):
+                vecenv.step(np.ones(4, int))
+        psutil.wait_procs(actors, timeout=60)
+        assert not any(process.is_running() for process in actors)
     finally:
         ray.shutdown()
