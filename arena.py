@@ -38,7 +38,7 @@ cell = njit(inline="always", error_model="numpy")
 
 
 def kept(**options):
-    """njit without the GIL, whose result is kept in __pycache__ until one of SOURCES is edited."""
+    """njit without the GIL, whose result is kept in __pycache__ until one of FILES is edited."""
     def decorate(function):
         compile_kept = njit(nogil=True, cache=True, error_model="numpy", **options)
         try:
@@ -273,7 +273,7 @@ def run(function, lanes, size, *arguments):
 # --------------------------------------------------------------------------------------------------
 # CUDA: numba compiles a driver at its first launch; nothing of CUDA is imported before
 
-# The CUDA drivers run in numba's simulator, on CPU tensors.
+# Whether the CUDA drivers run in numba's simulator, on CPU tensors, as in the tests.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 THREADS = 128  # a block
 

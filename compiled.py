@@ -661,7 +661,7 @@ class Compiled(engines.Restated, engines.Autograd):
     def learn(self, index):
         self.products.refresh()
         self.in_parallel(self._learn, range(self.num_learners))
-        for learner in self.learners[1:]:
+        for learner in self.learners[1:]:  # in this order: an exact resume rests on it (runs.py)
             self.learners[0].gradient.add_(learner.gradient)
 
     def _learn(self, worker):

@@ -12,6 +12,7 @@ import ast
 import functools
 import inspect
 import re
+import string
 import textwrap
 from pathlib import Path
 
@@ -29,18 +30,6 @@ typedef unsigned short u16;
 typedef unsigned char u8;
 #define CELLS __device__ __forceinline__
 #define CELL static CELLS
-template <class A> struct One { A a; };
-template <class A, class B> struct Two { A a; B b; };
-template <class A, class B, class C> struct Three { A a; B b; C c; };
-template <class A, class B, class C, class D> struct Four { A a; B b; C c; D d; };
-template <class A, class B, class C, class D, class E> struct Five { A a; B b; C c; D d; E e; };
-template <class A, class B, class C, class D, class E, class F> struct Six { A a; B b; C c; D d; E e; F f; };
-template <class A> One(A) -> One<A>;
-template <class A, class B> Two(A, B) -> Two<A, B>;
-template <class A, class B, class C> Three(A, B, C) -> Three<A, B, C>;
-template <class A, class B, class C, class D> Four(A, B, C, D) -> Four<A, B, C, D>;
-template <class A, class B, class C, class D, class E> Five(A, B, C, D, E) -> Five<A, B, C, D, E>;
-template <class A, class B, class C, class D, class E, class F> Six(A, B, C, D, E, F) -> Six<A, B, C, D, E, F>;
 template <class T, class S> CELL T bits_as(S x) {
     static_assert(sizeof(T) == sizeof(S), "a view of another size");
     T y;
@@ -57,7 +46,13 @@ CELL double absolute(double x) { return fabs(x); }
 #endif
 """
 CALLS = {"abs": "absolute", "len": "length", "math.log": "logf", "math.sqrt": "sqrtf"}
-STRUCTS = ("One", "Two", "Three", "Four", "Five", "Six")
+# What a cell returns if it returns a tuple: a struct with as many fields, and how C++ finds their types.
+STRUCTS = ("One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+for _number, _name in enumerate(STRUCTS, 1):
+    _types = string.ascii_uppercase[:_number]
+    _classes, _fields = ", ".join(f"class {t}" for t in _types), " ".join(f"{t} {t.lower()};" for t in _types)
+    PRELUDE += (f"template <{_classes}> struct {_name} {{ {_fields} }};\n"
+                f"template <{_classes}> {_name}({', '.join(_types)}) -> {_name}<{', '.join(_types)}>;\n")
 TYPES = {np.float32: "float", np.float64: "double", np.int32: "int", np.int64: "i64", np.uint8: "u8",
          np.uint16: "u16", np.uint32: "u32", np.uint64: "u64", np.bool_: "bool"}
 DTYPES = {name: np.dtype(kind) for kind, name in TYPES.items()} | {"void": None}  # None: any
@@ -176,7 +171,7 @@ class _Cell:
             return self.name_of(node)
         if isinstance(node, ast.Tuple):
             if len(node.elts) > len(STRUCTS):
-                raise self.unknown(node, f": it returns more than {len(STRUCTS)} numbers; add a struct to STRUCTS")
+                raise self.unknown(node, f": it returns more than {len(STRUCTS)} numbers; add a name to STRUCTS")
             return f"{STRUCTS[len(node.elts) - 1]}{{{', '.join(map(self.value, node.elts))}}}"
         if isinstance(node, ast.BinOp):
             if isinstance(node.op, ast.FloorDiv):  # the same in C, as cells divide no negative number

@@ -11,7 +11,8 @@ loop over `vecenv.wait` and `advance`. compiled.py has the engine of the default
 fused.py those of a GPU: they compute the same in fewer calls, and can be deleted. They must not run
 in the place of a network that somebody has changed: `choose` compares them with the network's own
 forward and gradients on sample inputs before a run begins, and again after a checkpoint is loaded.
-That finds nearly every edit. In doubt: `--train.engine autograd`.
+That finds every edit that changes a result by more than rounding does. In doubt: `--train.engine
+autograd`.
 """
 
 import contextlib

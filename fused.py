@@ -196,9 +196,10 @@ def _return_range(begin, end, rewards, valid, resets, running, low, high):
 
 
 class Graphs(engines.Autograd):
-    """engines.Autograd on a GPU. The environments write pinned arrays, of which the policy has copies there. Those that
-    live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host gets copies for its statistics.
-    If a graph can step them too (vector.OnGpu), a whole rollout is one, and the host gets sums alone.
+    """engines.Autograd on a GPU, called `autograd` as well. The environments write pinned arrays, of which the policy
+    has copies there. Those that live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host
+    gets copies for its statistics. If a graph can step them too (vector.OnGpu), a whole rollout is one, and the host
+    gets sums alone.
     """
 
     name, rollout_name = "autograd", "graphs"

@@ -16,7 +16,7 @@ them (sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has t
                 it uses as many threads as `with kernels.threads(n)` allows the caller (1 by default, because the
                 trainer's workers already run side by side), on a GPU torch's current stream
 
-To change a formula, edit its cell and its reference in tests/reference.py; to add a kernel, copy `advantage`.
+To change a formula, edit its cell, its reference in tests/reference.py, and ppo.py; to add a kernel, copy `advantage`.
 
 All data is time-major, (T, N, ...): T the horizon, N agents. float32 unless a docstring says otherwise; flags are
 uint8. An array that a docstring calls floats may be bfloat16 too; the mathematics is in float32 all the same. Every
@@ -193,7 +193,7 @@ def uniform_cell(word):
     return f32(word >> u32(8)) * f32(5.9604644775390625e-08)
 
 
-# What a random word is for: the last word of the Philox counter, so that no two uses share one.
+# What a random word is for: the last word of its Philox counter. An exact resume rests on these counters (runs.py).
 PURPOSE_ACTION, PURPOSE_DRAW = u32(1), u32(2)
 
 
@@ -303,11 +303,10 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     With `squash` (3, A) (middle, half and log half of the bounds; see models.squash) the sample u goes to `samples`
     (n, A), middle + half · tanh(u) to actions, logprobs are of these actions (Haarnoja et al. 2018, appendix C).
 
-    Random words are Philox(key=seed, counter=(first_agent + row, step, head, action)): the same for
-    any split of the agents over buffers, threads and devices. `step` is a number or an int64 tensor
-    (1,), which a captured CUDA graph reads anew. `deterministic` takes the most likely action.
-    `heads` stays on the CPU. Raises ValueError or TypeError for a wrong shape or dtype.
-    """
+    Random words are Philox(key=seed, counter=(first_agent + row, step, head or dimension, PURPOSE_ACTION)): the same
+    for any split of the agents over buffers, threads and devices. `step` is a number or an int64 tensor (1,), which
+    a CUDA graph reads anew. `deterministic` takes the most likely action. `heads` stays on the CPU. Raises ValueError
+    or TypeError for a wrong shape or dtype."""
     n, width = check_sizes("sample", "outputs", outputs, 2)
     outputs, like = checked("sample", "outputs", outputs, (n, width)), logprobs
     logprobs, values = checked("sample", "logprobs", logprobs, (n,)), checked("sample", "values", values, (n,))
@@ -346,7 +345,7 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
     return (advantage if valid else going * next_advantage), (value if valid else going * next_value)
 
 
-@driver
+@driver  # all segments, on a CPU
 def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                      gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
     T, size = len(rewards), 256  # lanes at a time, so that next_advantage and next_value stay in cache
@@ -365,7 +364,7 @@ def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootst
                 out[i] = a if live[i] != 0 else ZERO
 
 
-@driver
+@driver  # the segments in `index`; on a GPU always this one
 def _advantage_columns_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                              gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
     T = rewards.shape[0]
@@ -409,8 +408,7 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         checked("advantage", "ratios", ratios, (T, N)),
         checked("advantage", "valid", valid, (T + 1, N), np.uint8),
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
-        checked("advantage", "advantages", advantages, (T, N)),
-    )
+        checked("advantage", "advantages", advantages, (T, N)))
     if index is None and not on_gpu(values):
         run(_advantage_lanes, N, 256, *arrays)
     else:
@@ -519,7 +517,7 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
 
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
     `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
-    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, draw)); `first`: how many
+    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, PURPOSE_DRAW)); `first`: how many
     draws other ranks make before these. Indices are within bounds, even if the masses are NaN.
     """
     N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
@@ -1379,6 +1377,9 @@ class Muon:
     def freeze(self, names):
         """From now on these weights (names in the arena's order) and momenta do not change."""
         self.frozen, self._groups = names, None
+
+    def tensors(self):  # {name: tensor}, which a checkpoint keeps and loads in place
+        return {"momentum": self.arena.flat("momentum")}
 
     def _bind(self):
         self._groups = []

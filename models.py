@@ -347,8 +347,8 @@ class MinGRUPolicy(_Recurrent):
     decoder for logits and value.
 
     normalize: observations go through a `Normalizer` first. The engines of compiled.py and fused.py
-    compute the same without autograd; if `forward` is changed (here, in a subclass or by a hook),
-    the trainer notices and runs `forward`.
+    compute the same without autograd. If `forward` is changed (here, in a subclass or by a hook),
+    the trainer notices and runs `forward`; engines.py says how, and what it could overlook.
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):

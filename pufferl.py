@@ -290,7 +290,8 @@ class PuffeRL:
             torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
 
     def _advantages(self, index=None):
-        """Advantages and priorities, which are each segment's own: of all, or those in `index`."""
+        """Advantages and priorities of all segments, or of those in `index`. A segment's depend on
+        that segment alone, so after a minibatch only those that were drawn have new ones."""
         c, s = self.config, self.storage
         kernels.advantage(
             self.values, self.rewards, s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
@@ -632,8 +633,12 @@ class TorchOptimizer:
             self.parameters[name].grad = self.arena[f"gradients/{name}"]
         return norm
 
+    def tensors(self):
+        """What a checkpoint keeps by name and loads in place: nothing, `state` has it all."""
+        return {}
+
     def state(self):
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps of torch's optimizer, for `load`."""
         state = self.optimizer.state_dict()
         for group in state["param_groups"]:
             group["lr"] = float(group["lr"])  # a view of the arena

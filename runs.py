@@ -444,18 +444,20 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 
 # What an exact resume rests on. A run that breaks one of these still trains, but no
 # longer goes on bit for bit:
-#   1. Random words are counted, never drawn from a stream (kernels.sample: agent, step, head; kernels.draw: epoch,
-#      minibatch, place). The counters are `_rollouts` and `epoch`, which are saved among checkpoints.NUMBERS.
+#   1. Random words are a function of counters (Philox), never drawn from a generator with a state. kernels.sample has
+#      agent, step and head; kernels.draw has epoch, minibatch and the place in it. `_rollouts` and `epoch` are saved
+#      among checkpoints.NUMBERS.
 #   2. Sums have an order. A kernel adds up blocks of fixed size one after the other, whichever thread made them. What
 #      ranks gather is merged in their order; all_reduce has an order for each number of ranks. So the number of
 #      threads, buffers and ranks must be that of before. Arrays are aligned (vector.aligned_zeros), because
 #      libraries round by address.
 #   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.
-#      All else (advantages, ratios, losses, the rate) is written anew in each epoch before it is read.
+#      All else that is learnt from (advantages, ratios, the rate) is written anew in each epoch before it is read.
 #   4. Sizes and buffers that were measured for a machine stand in config.json and are taken from there. The engine is
 #      chosen again; if it is another one, that is said.
 #   5. restore checks everything but the optimizer's state first. It restores the optimizer, then environments, then the
-#      model, then the tensors: environments that begin anew would overwrite the state and the counters.
+#      model, then the tensors (Muon's momentum among them): environments that begin anew would overwrite the state and
+#      the counters.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is not.
 #   7. An entry is logged before the checkpoint of its epoch, so that a resume lacks none (PuffeRL._end_epoch).
 # tests/test_pufferl.py holds it: test_every_kind_of_run_resumes_bit_for_bit.
@@ -466,8 +468,7 @@ def _saved_tensors(trainer):
     s, rows = trainer.host, ("observations", "resets", "valid", "action_masks")
     tensors = {name: s[name][-1] for name in rows if s[name] is not None}
     tensors |= {f"state/{name}": tensor for name, tensor in trainer.engine.state.items()}
-    if trainer.config["optimizer"] == "muon":
-        tensors["momentum"] = trainer.arena.flat("momentum")
+    tensors |= trainer.optimizer.tensors()
     if trainer.reward_scale is not None:
         tensors |= {"discounted_returns": trainer.reward_scale.returns,
                     "return_moments": trainer.reward_scale.moments}
@@ -481,14 +482,14 @@ def state_of(trainer, metadata=None):
     # the memory behind a view.
     tensors = on_the_cpu(_saved_tensors(trainer))
     environments = torch.from_numpy(trainer.vecenv.save())
-    own = {name: tensor for name, tensor in tensors.items() if name != "momentum"}
+    own = {name: tensor for name, tensor in tensors.items() if name not in trainer.optimizer.tensors()}
     numbers = {name: getattr(trainer.statistics if name in SCORES else trainer, name)
                for name in NUMBERS}
     return {
         "model": on_the_cpu(trainer.policy.state_dict()),
         "tensors": tensors,
-        # of any optimizer but Muon; the key keeps its old name
-        "adam": None if trainer.config["optimizer"] == "muon" else trainer.optimizer.state(),
+        # of an optimizer of torch; the key keeps its old name
+        "adam": None if trainer.optimizer.tensors() else trainer.optimizer.state(),
         "environments": environments,
         # what the ranks after rank 0 have
         "others": trainer.ranks.gather_to_first((own, environments))[1:],
@@ -589,10 +590,10 @@ def _check(trainer, saved, tensors, ours, path):
                           f"{mine.get(name, 'missing')} here.")
     check_kinds(saved["model"], trainer.policy.state_dict(), path)
     check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
-    learnt = {name: tensor for name, tensor in tensors.items() if name.startswith("state/")
-              or name in OF_LEARNING}
-    check_finite({name: tensor for name, tensor in learnt.items() if name in ours and _fits(tensor, ours[name])}, (),
-                 path)
+    learnt = {"discounted_returns", "return_moments", *trainer.optimizer.tensors(),
+              *(name for name in ours if name.startswith("state/"))}
+    check_finite({name: tensors[name] for name in tensors.keys() & learnt & ours.keys()
+                  if _fits(tensors[name], ours[name])}, (), path)
     if "torch_random" in tensors:
         try:
             torch.Generator().set_state(tensors["torch_random"])
@@ -600,21 +601,16 @@ def _check(trainer, saved, tensors, ours, path):
             raise ConfigError(f"{path}: its torch_random is no state of a generator ({error}).") from None
 
 
-# these stay if the environments are others
-OF_LEARNING = ("momentum", "discounted_returns", "return_moments")
-
-
 def _restore_optimizer(trainer, state, tensors, ours, path, say):
     """Restore the optimizer's state, or say that the file has none."""
-    muon = trainer.config["optimizer"] == "muon"
-    there = ("momentum" in tensors and _fits(tensors["momentum"], ours["momentum"]) if muon
-             else state is not None)
+    own = trainer.optimizer.tensors()
+    there = all(name in tensors and _fits(tensors[name], ours[name]) for name in own) if own else state is not None
     if not there:
         say(f"{path} holds no state of the optimizer, which begins as in a new run; the "
             "weights go on.")
         return
-    if muon:
-        return  # its momentum is one of the tensors
+    if own:
+        return  # they come with the other tensors
     try:
         _check_averages(state,
                         None if own_optimizer(trainer.config) else [*trainer.policy.parameters()])
@@ -641,14 +637,14 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
     """Restore the environments, or begin new episodes and say so; returns the names of the tensors
     that go on."""
     fitting = {name for name in tensors.keys() & ours.keys() if _fits(tensors[name], ours[name])}
+    of_optimizer = trainer.optimizer.tensors().keys()
     try:
         if count != trainer.ranks.count:
             raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
         # A run may begin or cease to scale rewards, older ones have no random state, and the
-        # momentum is looked at.
-        optional = {"discounted_returns", "return_moments", "torch_random", "momentum"}
-        if ((tensors.keys() ^ ours.keys()) - optional
-                or (tensors.keys() & ours.keys()) - {"momentum"} - fitting):
+        # optimizer's tensors have been looked at.
+        optional = {"discounted_returns", "return_moments", "torch_random", *of_optimizer}
+        if (tensors.keys() ^ ours.keys()) - optional or (tensors.keys() & ours.keys()) - of_optimizer - fitting:
             raise ValueError("there were other agents or spaces")
         if not len(environments):
             raise ValueError("those in Python cannot be saved")
@@ -662,7 +658,7 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
         trainer.running_returns.zero_()
         for state in trainer.engine.state.values():
             state.zero_()
-        return fitting & {"momentum", "return_moments"}
+        return fitting & {"return_moments", *of_optimizer}
     return fitting
 
 

@@ -102,8 +102,8 @@ class Ledger:
             claim = {"attempts": 0, "settings": None, **fields, "trial": at, **self.owner, "token": self.token}
             result = self.trials / f"{at:05d}.json"
             if not result.exists() and self._appear(self._path(claim), claim):
-                # The name may have been free for a moment only, because another process finished
-                # this trial or is taking it over.
+                # The claim's file may be missing only because another process has just finished
+                # this trial (it writes the result, then removes the claim) or is taking it over (.lost-).
                 free = not result.exists() and not any(self.trials.glob(f"{at:05d}.lost-*"))
                 if free and self._ours(claim):
                     return claim

@@ -136,11 +136,11 @@ def inner_name(x):
     return y
 
 
-def seven_numbers(x):
-    return x, x, x, x, x, x, x
+def nine_numbers(x):
+    return x, x, x, x, x, x, x, x, x
 
 
-@pytest.mark.parametrize("function", [unknown_call, bare_literal, inner_name, seven_numbers],
+@pytest.mark.parametrize("function", [unknown_call, bare_literal, inner_name, nine_numbers],
                          ids=lambda function: function.__name__)
 def test_what_c_cannot_say_is_an_error(function):
     with pytest.raises((NotImplementedError, TypeError), match=r"cannot be written in C|becomes double"):
