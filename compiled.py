@@ -396,8 +396,8 @@ def _ask_ahead(observations, index, first, last, T, part):
 def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch,
                gradients, log_std, squash, masked, masks, heads, rollout, written, parts):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a
-    minibatch, `together` at a time. rollout: actions, logprobs, values, advantages, weights, valid
-    and settings as `kernels.ppo_loss` takes them, and squash; written: new_values, new_ratios;
+    minibatch, `together` at a time. rollout: (actions, logprobs, values, advantages, weights, valid,
+    settings); these and squash are what `kernels.ppo_loss` takes. written: (new_values, new_ratios);
     parts, float64, at least max(T, `together`) rows of SUMS, is added to."""
     T, valid, width = len(rollout[0]), rollout[5], scratch[4].shape[1]
     outputs, grad_outputs, grad_log_std = scratch[4:7]

@@ -379,8 +379,9 @@ class Graphs(engines.Autograd):
         self.device.play(key, function, *arguments)
 
     def _learning_calls(self):
-        """[(key, function, arguments)] of an epoch's learning, in the order in which they run: a minibatch in its
-        parts, between which ranks add up. An optimizer of one's own may wait for the GPU, which a graph cannot."""
+        """[(key, function, arguments)] of an epoch's learning, in the order in which they run. Each part of a
+        minibatch is a graph of its own, because ranks add up between them. An optimizer of one's own may wait
+        for the GPU, which a graph cannot."""
         left_out = ("minibatch", "update") if own_optimizer(self.config) else ("minibatch",)
         return [self.parts[key] for key in self.parts if key not in left_out]
 

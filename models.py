@@ -749,7 +749,7 @@ def decode(policy, hidden, *lookup):
     """Logits and value (T, N, ...) from the recurrent layer's output, hidden (T, N, H)."""
     if not lookup:
         return policy.decode_actions(hidden)
-    # decode_actions knows no time axis
+    # a policy with a lookup (PufferLib 2's) expects rows without a time axis
     logits, value = policy.decode_actions(hidden.flatten(0, 1), *lookup)
     return _with_time(logits, *hidden.shape[:2]), value.reshape(*hidden.shape[:2], 1)
 

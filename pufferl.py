@@ -154,7 +154,8 @@ class PuffeRL:
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.engine.register(arena)
-        if c["optimizer"] == "muon":
+        self.optimizer = None
+        if c["optimizer"] == "muon":  # an optimizer whose state lies in the arena is made before `allocate`
             self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"],
                                           together=c["device"] == "cuda")
         for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
@@ -186,7 +187,7 @@ class PuffeRL:
         if c["norm_reward"]:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
         self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
-        if c["optimizer"] != "muon":
+        if self.optimizer is None:
             self.optimizer = TorchOptimizer(c, self.policy, arena)
 
     def _say_engine(self, why):
@@ -272,7 +273,7 @@ class PuffeRL:
         progress = min(1.0, self.global_step / c["total_timesteps"])
         self._used_lr = self.learning_rate
         numbers = {**c, "ent_coef": c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)}
-        first = kernels.CLIP_COEF  # kernels.normalisation sets those before, in each minibatch
+        first = kernels.CLIP_COEF  # settings[:first] are written by kernels.normalisation in each minibatch
         self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         self.rate.fill_(self._used_lr)

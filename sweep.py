@@ -103,7 +103,8 @@ class Ledger:
             result = self.trials / f"{at:05d}.json"
             if not result.exists() and self._appear(self._path(claim), claim):
                 # The claim's file may be missing only because another process has just finished
-                # this trial (it writes the result, then removes the claim) or is taking it over (.lost-).
+                # this trial (it writes the result, then removes the claim) or is taking it over (it has
+                # renamed the claim to .lost-...).
                 free = not result.exists() and not any(self.trials.glob(f"{at:05d}.lost-*"))
                 if free and self._ours(claim):
                     return claim
