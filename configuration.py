@@ -14,6 +14,7 @@ import configparser
 import contextlib
 import dataclasses
 import difflib
+import errno
 import fnmatch
 import functools
 import importlib.util
@@ -375,6 +376,7 @@ def out_of_memory(settings):
 
 EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError,
             models.NetworkFault)
+REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def error_text(error):
@@ -386,6 +388,8 @@ def error_text(error):
     if isinstance(error, MemoryError) and not str(error):
         return ("out of memory (MemoryError): lower vec.total_agents (or env.num_envs, vec.num_envs), train.horizon, "
                 "train.minibatch_size or policy.hidden_size.")
+    if isinstance(error, OSError) and error.errno in REFUSED_PATHS and isinstance(error.filename, str):
+        return f"the system refuses a path ({error.strerror}): {error.filename[:100]}. Give another one."
     if isinstance(error, EXPECTED):
         return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     return None

@@ -425,8 +425,8 @@ class FamilyCreator:
         self._make = FAMILIES[self.family]
         self.settings, self.picture_settings = _plain_defaults(self._make), _picture_settings(self._make)
         self.gives_tensors = getattr(self._make, "gives_tensors", False)
-        # Not for environments that hold many themselves; for those limited to one a process only on
-        # request.
+        # False, so vec.num_envs is 1 unless it is set: these make num_envs environments themselves,
+        # or (retro) a process can hold only one.
         self.takes_copies = "num_envs" not in self.settings and self.family != "retro"
 
     def __call__(self, **kwargs):

@@ -769,7 +769,7 @@ class Protein(Random):
                 self.cost_scale[0] + self.cost_scale[1] * cost,
                 self.cost_scale[1] * cost_sd, success)
 
-    # -- the choice --------------------------------------------------------------------------------
+    # -- which settings to try next ------------------------------------------------------------------
 
     def _target(self):
         """(log cost t at which to improve the front, the front's score there). The front is made of

@@ -253,7 +253,7 @@ class NeptuneLogger(NoLogger):
             project = f"{asked['entity']}/{asked['project']}" if asked["entity"] else None
             name, group, tag = name or asked["env_name"], group or asked["group"], tag or asked["tag"]
         tags = [text for text in (tag, group) if text]
-        # a run there cannot have an id of ours
+        # an offline run of Neptune takes no custom_run_id
         offline = os.environ.get("NEPTUNE_MODE") == "offline"
         try:
             self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags,
@@ -445,7 +445,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 # What an exact resume rests on. A run that breaks one of these still trains, but no
 # longer goes on bit for bit:
 #   1. Random words are a function of counters (Philox), never drawn from a generator with a state. kernels.sample has
-#      agent, step and head; kernels.draw has epoch, minibatch and the place in it. `_rollouts` and `epoch` are saved
+#      agent, step and head; kernels.draw has epoch, minibatch and the place there. `_rollouts` and `epoch` are saved
 #      among checkpoints.NUMBERS.
 #   2. Sums have an order. A kernel adds up blocks of fixed size one after the other, whichever thread made them.
 #      What ranks gather is merged in their order; all_reduce adds in an order that depends on their number only. So

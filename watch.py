@@ -157,7 +157,7 @@ class Episodes:
         self.by_agent = True  # until a report says otherwise
         self.reports = [[] for _ in quotas]  # of each environment: (agents within their quota, log)
         self.returns, self.lengths = np.zeros((2, *self.ended.shape))
-        # (agents, {"episode_return", "episode_length"}): for environments that
+        # [(number of agents, {"episode_return", "episode_length"})], kept for environments that
         # report nothing themselves
         self.own = []
 

@@ -297,7 +297,7 @@ def loss_case(kind):
     new_values, ratios = poisoned(T, M), poisoned(T, M)
     sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
     moments = kernels.advantage_moments(advantages, valid, index)
-    settings = torch.tensor([0.0, 0.0, 0.0, *CLIPS.values()])
+    settings = torch.tensor([CLIPS.get(name, 0.0) for name in kernels.LOSS_SETTINGS])
     kernels.normalisation(moments, settings)
     heads = {"heads": torch.tensor([A], device="cpu")}
     options = {"log_std": log_std, "grad_log_std": grad_log_std} if continuous else heads

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import pufferl
+
 FUZZ = Path(__file__).resolve().parent / "fuzz.py"
 
 
@@ -28,6 +30,16 @@ def test_a_few_made_up_cases():
     found, said = fuzz("--seconds", "20", "--seed", "1", "--typed", "0.1", "--kind", *KINDS,
                        "--environments", "squared", "cartpole", "snake", timeout=300)
     assert found["cases"] >= 3 and found["faults"] == 0, said
+
+
+@pytest.mark.parametrize("option", ["--load-model-path", "--resume", "--data-dir", "--policy.name", "--train.loss"])
+def test_a_path_that_the_system_refuses(option, tmp_path, monkeypatch):
+    """The thousand cases found one: a name of 300 letters."""
+    monkeypatch.chdir(tmp_path)
+    value = 300 * "a" + (".py:x" if "." in option else "")
+    with pytest.raises(SystemExit, match=r"the system refuses a path .File name too long.: aaa"):
+        pufferl.main(["train", "squared", option, value, "--logger", "none", "--train.total-timesteps", "65536"])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

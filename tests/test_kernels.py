@@ -930,10 +930,10 @@ def expected_loss(data, **coefficients):
     return loss, outputs.grad, None if log_std is None else log_std.grad
 
 
-def loss_settings(data, clip_coef, vf_coef, vf_clip_coef, ent_coef):
+def loss_settings(data, **coefficients):
     index = torch.arange(data["valid"].shape[1]) if data["index"] is None else data["index"]
     moments = kernels.advantage_moments(data["advantages"], data["valid"], index)
-    settings = torch.tensor([0.0, 0.0, 0.0, clip_coef, vf_coef, vf_clip_coef, ent_coef])
+    settings = torch.tensor([coefficients.get(name, 0.0) for name in kernels.LOSS_SETTINGS])
     kernels.normalisation(moments, settings)
     return settings
 
