@@ -15,10 +15,12 @@ envs, int64 start, int64 end, const int64* rows)`. Any thread may call them, wit
 calls at the same time must have disjoint ranges of environments.
 """
 
+import contextlib
 import ctypes
 import difflib
 import functools
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -351,7 +353,8 @@ class Envs:
         if missing:
             raise RuntimeError(f"raylib has no function {missing.decode()}: does ocean/draw.h "
                                "declare it rightly?")
-        self.functions.ocean_render(self.address, index)
+        with contextlib.nullcontext() if raylib.IsWindowReady() else _without_greeting():
+            self.functions.ocean_render(self.address, index)
         return _read_screen(raylib)
 
     def close(self):
@@ -489,7 +492,8 @@ def _raylib():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL catches SIGTERM and Ctrl-C
     try:
-        from raylib import _raylib_cffi
+        with contextlib.redirect_stderr(io.StringIO()):  # "RAYLIB STATIC 6.2.0.0 LOADED"
+            from raylib import _raylib_cffi
     except ImportError as error:
         raise ImportError("drawing needs raylib: pip install raylib_software") from error
     raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_LOCAL)
@@ -500,7 +504,8 @@ def _raylib():
 
     raylib.order = (slice(None), slice(0, 3))
     raylib.SetTraceLogLevel(4)  # warnings and worse
-    raylib.InitWindow(64, 64, b"")
+    with _without_greeting():
+        raylib.InitWindow(64, 64, b"")
     for _ in range(2):  # the first frame of a window shows nothing
         raylib.BeginDrawing()
         raylib.ClearBackground(_Color(0, 0, 0, 255))
@@ -512,6 +517,27 @@ def _raylib():
     raylib.order = (slice(None, None, 1 if upright else -1),
                     slice(0, 3) if rgb else slice(2, None, -1))
     return raylib
+
+
+@contextlib.contextmanager
+def _without_greeting():
+    """Holds back the line that raylib's software renderer prints when it begins, at any log level.
+    What else C prints to standard output meanwhile is handed on."""
+    libc = ctypes.CDLL(None)
+    libc.fflush(None)
+    with tempfile.TemporaryFile() as said:
+        output = os.dup(1)
+        os.dup2(said.fileno(), 1)
+        try:
+            yield
+        finally:
+            libc.fflush(None)
+            os.dup2(output, 1)
+            os.close(output)
+            said.seek(0)
+            for line in said:
+                if b"RLSW" not in line:
+                    os.write(1, line)
 
 
 def _read_screen(raylib):

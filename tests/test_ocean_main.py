@@ -174,7 +174,9 @@ def test_command_line(tmp_path):
     from PIL import Image
 
     picture = tmp_path / "squared.png"
-    assert command("squared", "--set", "distance=3", "--png", str(picture), "--steps", "2").returncode == 0
+    drawn = command("squared", "--set", "distance=3", "--png", str(picture), "--steps", "2")
+    assert drawn.returncode == 0 and "RAYLIB" not in drawn.stderr  # nothing of raylib's own start
+    assert drawn.stdout == f"saved {picture}\n"
     assert Image.open(picture).size == (714, 714)
 
 
