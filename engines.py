@@ -11,8 +11,8 @@ loop over `vecenv.wait` and `advance`. compiled.py has the engine of the default
 fused.py those of a GPU: they compute the same in fewer calls, and can be deleted. They must not run
 in the place of a network that somebody has changed: `choose` compares them with the network's own
 forward and gradients on sample inputs before a run begins, and again after a checkpoint is loaded.
-That finds an edit that changes the results of these samples by more than 0.1%, not one that shows
-elsewhere only. In doubt: `--train.engine autograd`.
+It misses an edit that changes the results of these samples by less than 0.1%, or only those of other
+inputs. In doubt: `--train.engine autograd`.
 """
 
 import contextlib

@@ -411,8 +411,8 @@ def _check_interface(env):
 
 
 # --------------------------------------------------------------------------------------------------
-# Families without Gymnasium ids: FAMILY/NAME, and a function or class of that NAME whose other
-# arguments are settings
+# FAMILY/NAME for packages that register no Gymnasium ids. NAME is a function or class of the package;
+# its keyword arguments are the environment's settings
 
 
 class FamilyCreator:

@@ -894,7 +894,8 @@ class Fused(engines.Restated, Graphs):
         if self.alone:
             return
         for buffer, worker in self.worker_of.items():
-            # torch's own replay also counts the random numbers that another network may draw
+            # Launched by handle and not by CUDAGraph.replay(): that also advances torch's random
+            # generator, which this network does not use.
             self.handles[buffer] = self.device.handles(worker, self._calls(worker, buffer))
 
     def _check_capture(self):

@@ -582,8 +582,8 @@ class Statistics:
 class TorchOptimizer:
     """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind
     kernels.Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
-    nothing changes. The learning rate is the trainer's; your own weights and gradients may be
-    written in any way, they are put back into the arena."""
+    nothing changes. The learning rate is the trainer's. An optimizer of your own may replace
+    `parameter.data` or `.grad`: after each step both are put back into the arena."""
 
     def __init__(self, config, policy, arena):
         self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], own_optimizer(config)

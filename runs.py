@@ -447,10 +447,10 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #   1. Random words are a function of counters (Philox), never drawn from a generator with a state. kernels.sample has
 #      agent, step and head; kernels.draw has epoch, minibatch and the place there. `_rollouts` and `epoch` are saved
 #      among checkpoints.NUMBERS.
-#   2. Sums have an order. A kernel adds up blocks of fixed size one after the other, whichever thread made them.
-#      What ranks gather is merged in their order; all_reduce adds in an order that depends on their number only. So
-#      the number of threads, buffers and ranks must be that of before. Arrays are aligned (vector.aligned_zeros),
-#      because libraries round by address.
+#   2. Sums have an order. Within a kernel, blocks of fixed size are added one after the other, whichever thread
+#      made them. The gradients of several learners, and what ranks gather, are added in their order; all_reduce
+#      adds in an order that depends on the number of ranks only. So the numbers of threads, buffers and ranks must
+#      be those of before. Arrays are aligned (vector.aligned_zeros), because libraries round by address.
 #   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.
 #      All else that is learnt from (advantages, ratios, the rate) is written anew in each epoch before it is read.
 #   4. Sizes and buffers that were measured for a machine stand in config.json and are taken from there. The engine is
@@ -460,7 +460,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      environments that begin anew would overwrite the state and the counters.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is not.
 #   7. An entry is logged before the checkpoint of its epoch, so that a resume lacks none (PuffeRL._end_epoch).
-# tests/test_pufferl.py holds it: test_every_kind_of_run_resumes_bit_for_bit.
+# The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 
 def _saved_tensors(trainer):
