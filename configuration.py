@@ -183,8 +183,8 @@ class Train:
     a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate); the schedule sets its rate."""
     loss: str | None = None
     """path/to/file.py:function of your own. It gets the minibatch, whose fields are a table in docs/recipes.md ("A loss
-    and an optimizer of your own"). Its result, a tensor (), is added to the loss, differentiated by autograd, and logged
-    as losses/own_function_loss. A script may give the function itself here, and a class as optimizer."""
+    and an optimizer of your own"). Its result, a tensor (), is added to the loss, differentiated by autograd, and
+    logged as losses/own_function_loss. A script may give the function itself here, and a class as optimizer."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999

@@ -154,7 +154,6 @@ class PuffeRL:
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.engine.register(arena)
-        self.optimizer = None
         if c["optimizer"] == "muon":  # an optimizer whose state lies in the arena is made before `allocate`
             self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"],
                                           together=c["device"] == "cuda")
@@ -187,7 +186,7 @@ class PuffeRL:
         if c["norm_reward"]:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
         self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
-        if self.optimizer is None:
+        if not hasattr(self, "optimizer"):
             self.optimizer = TorchOptimizer(c, self.policy, arena)
 
     def _say_engine(self, why):
