@@ -67,6 +67,7 @@ class _Distinct(Compiler):
 
 
 driver = kept(fastmath=FASTMATH)
+uncounted_driver = kept(fastmath=FASTMATH, _nrt=False)  # makes no array, so numba need not count who uses them
 distinct_driver = kept(fastmath=FASTMATH, pipeline_class=_Distinct)
 reduction_driver = kept(fastmath=REDUCTION)
 

@@ -35,7 +35,7 @@ import cuda_cpp
 from arena import (  # noqa: F401  (others import these names from kernels)
     FLOATS, HALF, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
     check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, flat_run, host, i32,
-    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64,
+    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, uncounted_driver,
 )
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++
@@ -237,7 +237,7 @@ def choose_cell(row, mask, masked, first, last, uniform, deterministic):
     return choice - first, row[choice] - top - f32(math.log(total))
 
 
-@driver
+@uncounted_driver
 def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
                            logprobs, values):
     width, step = logits.shape[1], u64(counter[0])
@@ -274,7 +274,7 @@ def gaussian_draw_cell(mean, log_std, a, b, deterministic):
     return mean + exp_cell(log_std) * noise, HALF * noise * noise + log_std + LOG_SQRT_2PI
 
 
-@driver
+@uncounted_driver
 def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_agent, counter, deterministic, samples,
                            actions, logprobs, values):
     width, step, squashed = means.shape[1], u64(counter[0]), squash[1, 0] > ZERO
