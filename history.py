@@ -354,8 +354,7 @@ def write_curves(name, drawn, x, path):
         import plotly.graph_objects as go
 
         figure = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in drawn])
-        figure.update_layout(template="plotly_dark", xaxis_title=x, yaxis_title=name,
-                             legend={"y": -0.2})
+        figure.update_layout(**signs.DARK, xaxis_title=x, yaxis_title=name, legend={"y": -0.2})
         figure.write_html(path)
         return
     try:

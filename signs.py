@@ -254,6 +254,9 @@ def read(folder):
     return signs, entries
 
 
+# The look of all pages of curves: the colours of watch.html.
+DARK = {"template": "plotly_dark", "paper_bgcolor": "#131f2a", "plot_bgcolor": "#0c141c", "margin": {"t": 60, "b": 60},
+        "font": {"color": "#ecf2f6"}, "colorway": ["#00bbcc", "#fabe3c", "#5ac878", "#e25454", "#a96fe8", "#ee8a3c"]}
 CURVES = ("environment/score", "environment/episode_return", "environment/episode_length",
           "losses/entropy",
           "losses/approx_kl", "losses/clipfrac", "losses/value_loss", "losses/explained_variance",
@@ -292,13 +295,13 @@ def draw(name, entries, said):
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), row=i // 3 + 1,
                          col=i % 3 + 1)
         for step, sentence in said:
-            figure.add_vline(x=step, line={"dash": "dot", "color": "crimson"}, row=i // 3 + 1,
+            figure.add_vline(x=step, line={"dash": "dot", "color": "#e25454"}, row=i // 3 + 1,
                              col=i % 3 + 1, name=sentence)
-    figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False,
-                         template="plotly_white")
+    figure.update_layout(height=260 * max(1, -(-len(names) // 3)), showlegend=False, **DARK)
     items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>" for step, sentence in said)
     title = html.escape(name)
-    head = f"<!doctype html><meta charset='utf-8'><title>{title}</title><body style='font-family:sans-serif'>"
-    return (f"{head}<h1>{title}</h1>"
+    colours = f"background:{DARK['paper_bgcolor']};color:{DARK['font']['color']}"
+    return (f"<!doctype html><meta charset='utf-8'><title>{title}</title>"
+            f"<body style='font-family:sans-serif;{colours}'><h1>{title}</h1>"
             f"<ul>{items or '<li>No sign of trouble.</li>'}</ul>"
             + figure.to_html(full_html=False, include_plotlyjs=True))

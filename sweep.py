@@ -41,6 +41,7 @@ import psutil
 
 import processes
 import protein
+import signs
 from protein import Protein, SpaceError, front_of
 
 # Our other files are imported within functions, because most import torch, and the report of a
@@ -1092,9 +1093,7 @@ def sweep_figures(told, records, tuner):
     return figures
 
 
-# The colours of watch.html.
-DARK = {"template": "plotly_dark", "paper_bgcolor": "#131f2a", "plot_bgcolor": "#0c141c", "margin": {"t": 60, "b": 60},
-        "font": {"color": "#ecf2f6"}, "colorway": ["#00bbcc", "#fabe3c", "#5ac878", "#e25454", "#a96fe8", "#ee8a3c"]}
+# Of the colours of watch.html, as DARK is.
 CYAN, GOLD, GREY = "#00bbcc", "#fabe3c", "#93a7b6"
 
 
@@ -1344,7 +1343,7 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
         parts.append(f"<p>What each setting does is shown from {enough(tuner)} finished trials on.</p>")
     parts.append('<p>Show only what contains <input id="filter" placeholder="text"></p>')
     for name, note, figure in figures:
-        figure.update_layout(DARK, height=figure.layout.height or 480)
+        figure.update_layout(signs.DARK, height=figure.layout.height or 480)
         figure.update_xaxes(automargin=True, title_standoff=12).update_yaxes(automargin=True, title_standoff=12)
         plot = figure.to_html(full_html=False, include_plotlyjs=False)
         parts.append(f"<h2>{html.escape(name)}</h2><p>{html.escape(note)}</p>{plot}")
