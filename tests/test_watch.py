@@ -422,6 +422,7 @@ def test_a_window_shows_the_game(name, tmp_path):
         number = os.read(reader, 16).decode().strip()
         environment = {**os.environ, "DISPLAY": f":{number}", "PYTHONPATH": str(ROOT / "tests")}
         environment.pop("WAYLAND_DISPLAY", None)
+        environment.pop("SDL_VIDEODRIVER", None)  # "dummy", once a test of this process has drawn
         command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1",
                    "--eval.window", "--eval.fps", "20", "--eval.max-steps", "1000"]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL,
@@ -438,6 +439,7 @@ def test_a_window_shows_the_game(name, tmp_path):
         process.terminate()
         assert process.wait(30) == -signal.SIGTERM
     finally:
+        process.kill()
         display.terminate()
         display.wait(30)
         os.close(reader)
