@@ -242,7 +242,8 @@ def test_the_live_page_in_a_browser(live, browser):
     """What the server lets the page load is enough for all of its figures, also for
     those that WebGL draws."""
     page = browser(f"http://localhost:{live.server_address[1]}/")
-    assert page.locator(".js-plotly-plot").count() == 6 and page.locator("tbody tr").count() == 12
+    assert page.locator(".js-plotly-plot").count() == 7 and page.locator("tbody tr").count() == 12
+    page.wait_for_selector(".gl-container canvas", state="attached")  # the stars
     page.wait_for_selector(".parcoords", state="attached")
 
 
