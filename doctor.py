@@ -104,7 +104,8 @@ def look_features():
     found = [name.strip("_").lower() for name in FEATURES if name in macros]
     widest = next((what for name, what in WIDTHS.items() if name in macros),
                   "the compiler's own vectors")
-    half = ", and bfloat16 products of the processor" if "__AVX512BF16__" in macros else ""
+    half = (", and AMX for bfloat16" if "__AMX_BF16__" in macros else
+            ", and bfloat16 products of the processor" if "__AVX512BF16__" in macros else "")
     return f"{', '.join(found) or 'none that matter'}; the products of tile.c take {widest}{half}"
 
 

@@ -152,7 +152,115 @@ void tile_floats(const float *a, int64_t a_row, int64_t a_step, int64_t rows, co
     multiply((Product){a, w, init, out, a_row, a_step, w_step, steps, init_row, out_row}, rows, columns, 0);
 }
 
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* AMX (Intel 64 and IA-32 Software Developer's Manual, volume 1, "Programming with Intel AMX"): eight tiles of 16 rows
+   of 16 words, and one instruction that adds the product of two of them, pairs of bfloat16, to a third. Four tiles hold
+   sums, one has a part of a, two of w. Linux lends them to a program that asks (its Documentation/arch/x86/xstate.rst);
+   to one that may not have them, the processor's vectors serve. */
+enum { SIDE = 16, ASK = 0x1023, TILES = 18 };
+static int has_tiles;
+__attribute__((constructor)) static void ask_for_tiles(void) { has_tiles = syscall(SYS_arch_prctl, ASK, TILES) == 0; }
+
+typedef vector Square[SIDE]; /* one tile in memory */
+static const struct {
+    uint8_t palette, start, zero[14];
+    uint16_t bytes_of_a_row[16];
+    uint8_t rows[16];
+} EIGHT_TILES = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+/* square[r][c] = p[r * stride + c] for the first `rows` rows and `columns` columns, and 0 beside them. */
+INLINE void copy(Square square, const float *p, int64_t stride, int rows, int columns) {
+    for (int r = 0; r < SIDE; r++)
+        square[r] = r < rows ? load(p + r * stride, columns < SIDE, columns) : (vector){0};
+    __asm__ volatile("" ::: "memory"); /* gcc does not know that a tile is loaded from memory */
+}
+
+/* square[r][c] = p[c * stride + r] in the same way: neighbours exchange every second lane, then pairs of rows every
+   second pair of lanes, then fours, then eights. */
+INLINE void turn(Square square, const float *p, int64_t stride, int rows, int columns) {
+    vector line[SIDE];
+    words lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    UNROLL for (int c = 0; c < SIDE; c++)
+        line[c] = c < columns ? load(p + c * stride, rows < SIDE, rows) : (vector){0};
+    UNROLL for (int d = 1; d < SIDE; d *= 2) {
+        words second = (lane & d) != 0, even = lane + (second & (SIDE - d)), odd = lane + d + (second & (SIDE - d));
+        UNROLL for (int c = 0; c < SIDE; c++)
+            if (!(c & d)) {
+                __m512 upper = (__m512)line[c], lower = (__m512)line[c + d];
+                line[c] = (vector)_mm512_permutex2var_ps(upper, (__m512i)even, lower);
+                line[c + d] = (vector)_mm512_permutex2var_ps(upper, (__m512i)odd, lower);
+            }
+    }
+    UNROLL for (int r = 0; r < SIDE; r++) square[r] = line[r];
+    __asm__ volatile("" ::: "memory");
+}
+
+/* The intrinsics want the number of a tile as a literal. */
+#define LOAD(tile, p, stride, rows, columns)                                                                           \
+    if ((rows) >= SIDE && (columns) >= SIDE)                                                                           \
+        _tile_loadd(tile, p, 4 * (stride));                                                                            \
+    else {                                                                                                             \
+        copy(square, p, stride, rows, columns);                                                                        \
+        _tile_loadd(tile, square, sizeof(vector));                                                                     \
+    }
+#define BEGIN(sum, _)                                                                                                  \
+    if (columns > SIDE * sum) {                                                                                        \
+        LOAD(sum, p.init + SIDE * sum, p.init_row, rows, columns - SIDE * sum)                                         \
+    }
+#define ADD(sum, column)                                                                                               \
+    if (columns > SIDE * sum) {                                                                                        \
+        LOAD(column, p.w + SIDE * sum, p.w_step, left, columns - SIDE * sum)                                           \
+        _tile_dpbf16ps(sum, 4, column);                                                                                \
+    }
+#define END(sum, _)                                                                                                    \
+    if (rows >= SIDE && columns >= SIDE * (sum + 1))                                                                   \
+        _tile_stored(sum, p.out + SIDE * sum, 4 * p.out_row);                                                          \
+    else if (columns > SIDE * sum) {                                                                                   \
+        _tile_stored(sum, square, sizeof(vector));                                                                     \
+        for (int r = 0; r < rows && r < SIDE; r++)                                                                     \
+            store(p.out + r * p.out_row + SIDE * sum, square[r], columns < SIDE * (sum + 1), columns - SIDE * sum);    \
+    }
+#define FOUR(part) part(0, 5) part(1, 6) part(2, 5) part(3, 6)
+
+/* The first 16 rows, or as many as there are, and the first 64 columns of a product of pairs. */
+INLINE void tiles(Product p, int64_t rows, int64_t columns, int turned) {
+    Square square;
+    FOUR(BEGIN)
+    for (int64_t left = p.steps; left > 0; left -= SIDE, p.a += SIDE * p.a_step, p.w += SIDE * p.w_step) {
+        if (turned) {
+            turn(square, p.a, p.a_step, rows, left);
+            _tile_loadd(4, square, sizeof(vector));
+        } else
+            LOAD(4, p.a, p.a_row, rows, left)
+        FOUR(ADD)
+    }
+    FOUR(END)
+}
+
+static void multiply_tiles(Product p, int64_t rows, int64_t columns) {
+    _tile_loadconfig(&EIGHT_TILES); /* 50 ns each time: another library may have used the tiles since */
+    for (; columns > 0; columns -= 4 * SIDE, p.w += 4 * SIDE, p.init += 4 * SIDE, p.out += 4 * SIDE) {
+        Product q = p;
+        for (int64_t left = rows; left > 0; left -= SIDE) {
+            tiles(q, left, columns, p.a_step != 1);
+            q.a += SIDE * p.a_row, q.init += SIDE * p.init_row, q.out += SIDE * p.out_row;
+        }
+    }
+    _tile_release();
+}
+#endif
+
 void tile_pairs(const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *w, int64_t w_step,
                 int64_t steps, const float *init, int64_t init_row, float *out, int64_t out_row, int64_t columns) {
-    multiply((Product){a, w, init, out, a_row, a_step, w_step, steps, init_row, out_row}, rows, columns, 1);
+    Product p = {a, w, init, out, a_row, a_step, w_step, steps, init_row, out_row};
+#if defined(__AMX_BF16__) && defined(__linux__)
+    if (has_tiles) {
+        multiply_tiles(p, rows, columns);
+        return;
+    }
+#endif
+    multiply(p, rows, columns, 1);
 }

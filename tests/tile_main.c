@@ -24,9 +24,10 @@ static float *room(int64_t count) {
     return p;
 }
 
-/* The largest error of one product of these sizes. gap: words between the rows of w and out that nobody may touch. */
-static double check(int64_t rows, int64_t steps, int64_t columns, int pairs, int bias, int gap) {
-    int64_t width = columns + gap, deep = pairs ? 2 : 1;
+/* The largest error of one product of these sizes. gap: words between the rows of w and out that nobody may touch;
+   turned: a lies step by step. */
+static double check(int64_t rows, int64_t steps, int64_t columns, int pairs, int bias, int gap, int turned) {
+    int64_t width = columns + gap, deep = pairs ? 2 : 1, a_row = turned ? 1 : steps, a_step = turned ? rows : 1;
     uint32_t mask = pairs ? 0xffff0000u : 0xffffffffu; /* bfloat16 is the upper half of a float */
     float *a = room(rows * steps), *w = room(steps * width), *init = room(rows * width), *out = room(rows * width);
     float *exact_a = room(rows * steps * deep), *exact_w = room(steps * deep * columns);
@@ -35,7 +36,7 @@ static double check(int64_t rows, int64_t steps, int64_t columns, int pairs, int
     for (int64_t r = 0; r < rows; r++)
         for (int64_t s = 0; s < steps; s++) {
             const float *x = exact_a + (r * steps + s) * deep;
-            a[r * steps + s] = pairs ? pair(x[0], x[1]) : x[0];
+            a[r * a_row + s * a_step] = pairs ? pair(x[0], x[1]) : x[0];
         }
     for (int64_t s = 0; s < steps; s++)
         for (int64_t c = 0; c < columns; c++) {
@@ -44,7 +45,7 @@ static double check(int64_t rows, int64_t steps, int64_t columns, int pairs, int
         }
     for (int64_t i = 0; i < rows * width; i++) init[i] = number();
     int64_t init_row = bias ? 0 : width;
-    (pairs ? tile_pairs : tile_floats)(a, steps, 1, rows, w, width, steps, init, init_row, out, width, columns);
+    (pairs ? tile_pairs : tile_floats)(a, a_row, a_step, rows, w, width, steps, init, init_row, out, width, columns);
     double worst = 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < width; c++) {
@@ -73,8 +74,11 @@ int main(void) {
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
             for (size_t j = 0; j < sizeof steps / sizeof *steps; j++)
                 for (size_t k = 0; k < sizeof columns / sizeof *columns; k++) {
-                    double error = check(rows[i], steps[j], columns[k], pairs, (int)(i + j + k) % 2, (int)(j + k) % 3);
-                    worst = error > worst || isnan(error) ? error : worst;
+                    for (int turned = 0; turned < 2; turned++) {
+                        int bias = (i + j + k) % 2, gap = (j + k) % 3;
+                        double error = check(rows[i], steps[j], columns[k], pairs, bias, gap, turned);
+                        worst = error > worst || isnan(error) ? error : worst;
+                    }
                 }
     printf("%d lanes, largest error %.3f\n", LANES, worst);
     return !(worst <= 1);
