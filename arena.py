@@ -1,7 +1,7 @@
 """The one allocation of a trainer, and how a kernel reaches its tensors and its threads.
 
     arena = Arena()                     # register every tensor, allocate once
-    run(driver, lanes, size, *arrays)   # driver(first, last, *arrays) over threads, or as a kernel of a GPU
+    run(driver, lanes, cost, *arrays)   # driver(first, last, *arrays) over threads, or as a kernel of a GPU
 
 kernels.py is written with these.
 """
@@ -249,24 +249,28 @@ def threads(count):
         set_threads(before)
 
 
-def run(function, lanes, size, *arguments):
-    """function(first, last, *arguments) over all lanes, in ranges of `size` or more;
-    `function` releases the GIL. If the last argument lies on a GPU, each of the GPU's
-    threads takes one lane."""
+WORTH_A_THREAD = 100_000  # nanoseconds: until another thread has begun and ended takes nearly as long
+
+
+def run(function, lanes, cost, *arguments):
+    """function(first, last, *arguments) over all lanes, of which each takes about `cost`
+    nanoseconds, on as many threads as that is worth; `function` releases the GIL. If the last
+    argument lies on a GPU, each of the GPU's threads takes one lane."""
     if SIMULATOR or hasattr(arguments[-1], "__cuda_array_interface__"):
         _launch(function, lanes, arguments)
         return
-    pieces = min(getattr(_local, "count", 1), lanes // size)
+    pieces = min(getattr(_local, "count", 1), lanes, lanes * cost // WORTH_A_THREAD)
     if pieces <= 1:
         function(0, lanes, *arguments)
         return
     if pieces not in _pools:
-        _pools[pieces] = ThreadPoolExecutor(pieces, thread_name_prefix="kernels")
+        _pools[pieces] = ThreadPoolExecutor(pieces - 1, thread_name_prefix="kernels")
     bounds = [lanes * i // pieces for i in range(pieces + 1)]
     futures = [
         _pools[pieces].submit(function, first, last, *arguments)
-        for first, last in itertools.pairwise(bounds)
+        for first, last in itertools.pairwise(bounds[1:])
     ]
+    function(0, bounds[1], *arguments)
     for future in futures:
         future.result()
 

@@ -482,6 +482,7 @@ class Actor:
     def __init__(self, weights, name, rows):
         self.weights, self.name, policy = weights, name, weights.policy
         D, H, width = policy.encoder.in_features, policy.hidden_size, policy.decoder.out_features
+        self.cost = sum(weight.numel() for weight in policy.parameters()) // 40  # for `run`
         self.shapes = {"seen": (rows, D), "x": (rows, H), "y": (rows, H), "hgp": (rows, 3 * H),
                        "outputs": (rows, width)}
         for key, shape in self.shapes.items():
@@ -496,7 +497,7 @@ class Actor:
         layer, updated in place, resets and valid (n,) uint8 -> outputs (n, A + 1),
         overwritten by the next call."""
         n = len(observations)
-        run(_policy_step_cpu, n, BLOCK, host(observations.view(n, -1)), self.weights.arrays,
+        run(_policy_step_cpu, n, self.cost, host(observations.view(n, -1)), self.weights.arrays,
             tuple(map(host, state)), host(resets), host(valid), self.scratch)
         return self.outputs[:n]
 

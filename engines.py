@@ -195,10 +195,13 @@ class Autograd:
             return [self._rollout(worker) for worker in range(self.vecenv.num_workers)]
 
     def in_parallel(self, function, workers):
-        """[function(worker), ...], each in a thread of its own."""
-        calls = [self.pool.submit(function, worker) for worker in workers]
+        """[function(worker), ...], each in a thread of its own, of which the first is this one: to
+        wake another takes as long as a small minibatch."""
+        first, *others = workers
+        calls = [self.pool.submit(function, worker) for worker in others]
         try:
-            return [call.result() for call in calls]
+            with kernels.threads(self.vecenv.threads_per_worker):
+                return [function(first), *(call.result() for call in calls)]
         finally:
             # After an interrupt too, because workers must not write while a checkpoint is saved.
             wait(calls)

@@ -315,13 +315,13 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
         heads = check_heads("sample", heads, check_sizes("sample", "actions", actions, 2)[1], width - 1, like)
         masks = None if masks is None else checked("sample", "masks", masks, (n, width - 1), np.uint8)
         actions = checked("sample", "actions", actions, (n, len(heads)), np.int32)
-        run(_sample_discrete_lanes, n, 256, outputs, *optional_masks(masks, like, 2), heads, *random, actions,
+        run(_sample_discrete_lanes, n, 12 * width, outputs, *optional_masks(masks, like, 2), heads, *random, actions,
             logprobs, values)
     else:
         log_std = check_log_std("sample", log_std, (n, width - 1))
         actions = checked("sample", "actions", actions, (n, width - 1))
         samples = actions if squash is None else checked("sample", "samples", samples, (n, width - 1))
-        run(_sample_continuous_lanes, n, 256, outputs, log_std, check_squash("sample", squash, width - 1, like),
+        run(_sample_continuous_lanes, n, 12 * width, outputs, log_std, check_squash("sample", squash, width - 1, like),
             *random, samples, actions, logprobs, values)
 
 
@@ -410,10 +410,10 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
         checked("advantage", "advantages", advantages, (T, N)))
     if index is None and not on_gpu(values):
-        run(_advantage_lanes, N, 256, *arrays)
+        run(_advantage_lanes, N, T, *arrays)
     else:
         index = check_index("advantage", index, 0, 0, N, values)
-        run(_advantage_columns_lanes, len(index), 256, index, *arrays)
+        run(_advantage_columns_lanes, len(index), 9 * T, index, *arrays)
 
 
 @driver
@@ -474,7 +474,7 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     """
     T, N = check_sizes("priorities", "advantages", advantages, 2)
     index = check_index("priorities", index, 0, 0, N, masses)
-    run(_priorities_lanes, len(index), 256, checked("priorities", "advantages", advantages, (T, N)),
+    run(_priorities_lanes, len(index), 2 * T, checked("priorities", "advantages", advantages, (T, N)),
         checked("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
         checked("priorities", "masses", masses, (N,), np.float64))
 
@@ -531,9 +531,9 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
         CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays, weights)
         return
     torch.cumsum(masses, 0, out=cumulative)
-    run(_draw_lanes, M, 4096, arrays[1], u64(seed), counter, first, arrays[2])
+    run(_draw_lanes, M, 40, arrays[1], u64(seed), counter, first, arrays[2])
     arrays[2].sort()
-    run(_draw_weights_lanes, M, 4096, *arrays, beta, weights)
+    run(_draw_weights_lanes, M, 40, *arrays, beta, weights)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -604,7 +604,7 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
         flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
                   *norm, arrays[1])
     else:
-        run(_gather_lanes, M, 8, arrays[0], columns, start, *norm, arrays[1])
+        run(_gather_lanes, M, T * width // 3, arrays[0], columns, start, *norm, arrays[1])
 
 
 @distinct_driver
@@ -629,7 +629,7 @@ def observation_moments(observations, valid, around):
             sums[1] += deviation.square().sum(0)
         return sums
     sums = np.zeros((2, width))
-    run(_observation_moments, width, 16,
+    run(_observation_moments, width, rows,
         checked("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
         checked("observation_moments", "valid", valid, (rows,), np.uint8),
         checked("observation_moments", "around", around, (width,), np.float64), sums)
@@ -699,7 +699,7 @@ def mingru_step(hgp, x, state, resets, valid, out):
     resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
     M, H = check_sizes("mingru_step", "x", x, 2)
     driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_lanes, M)
-    run(driver, lanes, 64,
+    run(driver, lanes, H,
         checked("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), checked("mingru_step", "x", x, (M, H), FLOATS),
         checked("mingru_step", "state", state, (M, H)), checked("mingru_step", "resets", resets, (M,), np.uint8),
         checked("mingru_step", "valid", valid, (M,), np.uint8), checked("mingru_step", "out", out, (M, H), FLOATS))
@@ -768,7 +768,7 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     if not on_gpu(x):
         if initial is not None:
             np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
-        run(_mingru_scan_lanes, M, 1, *arrays, kept)
+        run(_mingru_scan_lanes, M, T * H, *arrays, kept)
         return
     if gates is not None:
         gates.copy_(hgp)
@@ -831,7 +831,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
     if on_gpu(x):
         _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
-        run(_mingru_scan_grad_lanes, M, 1, *arrays)
+        run(_mingru_scan_grad_lanes, M, T * H, *arrays)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -887,7 +887,7 @@ def advantage_moments(advantages, valid, index, moments=None):
         _launch_sum(name, T * M, 3, advantages, (T, M, N), (result,), *arrays)
         return moments
     parts = np.zeros((T, 3))
-    run(_advantage_moments, T, 8, *arrays, parts)
+    run(_advantage_moments, T, 3 * M, *arrays, parts)
     result[:] = parts.sum(0)
     return moments
 
@@ -1173,8 +1173,8 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         if gpu:
             launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
             return
-        run(_ppo_loss_discrete_lanes, M, 4, outputs, index, start, masked, masks, heads, actions, *rollout, grad,
-            *written, parts)
+        run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, masked, masks, heads, actions, *rollout,
+            grad, *written, parts)
     else:
         spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))
@@ -1185,7 +1185,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
             launch(spread_row, squash.shape[1], outputs, index, log_std, squash, actions, *rollout, grad, grad_log_std,
                    *written)
             return
-        run(_ppo_loss_continuous, T, 4, outputs, index, start, log_std, squash, actions, *rollout, grad,
+        run(_ppo_loss_continuous, T, 30 * M * width, outputs, index, start, log_std, squash, actions, *rollout, grad,
             grad_log_std, *written, parts)
     sums += torch.as_tensor(parts.sum(0))
 
@@ -1235,7 +1235,7 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
     columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
     lanes, size = (T * M, 1) if on_gpu(ratios) else (T, M)  # a CPU's lane is a row
-    run(_write_back, lanes, 8, size, columns, checked("write_back", "new_values", new_values, (T, M)),
+    run(_write_back, lanes, 2 * M, size, columns, checked("write_back", "new_values", new_values, (T, M)),
         checked("write_back", "new_ratios", new_ratios, (T, M)),
         checked("write_back", "counter", counter, (2,), np.int64),
         checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
@@ -1317,7 +1317,7 @@ def gradient_norm(flat):
         _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),), (written,), array)
         return norm
     parts = np.zeros(-(-len(array) // BLOCK))
-    run(_squares_lanes, len(parts), 16, array, parts)
+    run(_squares_lanes, len(parts), BLOCK // 5, array, parts)
     return math.sqrt(parts.sum())
 
 
@@ -1442,14 +1442,14 @@ class Muon:
             flat = self.arena.flat("muon")
             work = checked("Muon", "flat", flat, tuple(flat.shape))
             for gradients, momentum, updates, _, places, *_ in parts:
-                run(_nesterov_cuda, len(places), 16 * BLOCK, gradients, momentum, updates, scalars, places, work)
+                run(_nesterov_cuda, len(places), 1, gradients, momentum, updates, scalars, places, work)
             for matrices, _ in self._groups:
                 self._orthogonalise_together(*matrices)
             for _, _, updates, weights, _, results, scales in parts:
-                run(_apply_cuda, len(results), 16 * BLOCK, weights, updates, scalars, results, scales, work)
+                run(_apply_cuda, len(results), 1, weights, updates, scalars, results, scales, work)
             return norm
         for gradients, momentum, updates, _ in parts:
-            run(_nesterov_lanes, len(updates), 16 * BLOCK, gradients, momentum, updates, scalars)
+            run(_nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars)
         for (x, y, gram, polynomial), matrices in self._groups:
             for normalised, (matrix, _) in zip(x, matrices, strict=True):
                 torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
@@ -1457,7 +1457,7 @@ class Muon:
             for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
         for _, _, updates, weights in parts:
-            run(_apply_lanes, len(weights), 16 * BLOCK, weights, updates, scalars)
+            run(_apply_lanes, len(weights), 1, weights, updates, scalars)
         return norm
 
     def _clip(self, gradients, learning_rate, scalars, found_inf):

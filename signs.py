@@ -99,6 +99,11 @@ class Signs:
         risen = abs(np.mean(last) - smooth[0]) > 2 * chance / 3**0.5 + small
         return bool(risen or np.ptp(smooth) > 4 * chance + small)
 
+    def score_rises(self):
+        """Whether the last returns are better on average than as many before them."""
+        returns = self.values("environment/episode_return")[-2 * PATIENCE :]
+        return len(returns) == 2 * PATIENCE and np.mean(returns[PATIENCE:]) > np.mean(returns[:PATIENCE])
+
     @property
     def minibatches(self):
         """Updates an epoch, or None."""
@@ -131,9 +136,9 @@ class Signs:
                     "--train.learning-rate auto.")
 
     def sign_rate_too_high(self):
-        """KL over 0.1 in half of the last entries."""
+        """KL over 0.1 in half of the last entries, and the score gains nothing by it."""
         last = self.values("losses/approx_kl")[-2 * PATIENCE :]
-        if len(last) == 2 * PATIENCE and sum(kl > 0.1 for kl in last) > PATIENCE:
+        if len(last) == 2 * PATIENCE and sum(kl > 0.1 for kl in last) > PATIENCE and not self.score_rises():
             return ("Updates are too large: approx_kl is over 0.1 again and again (now "
                     f"{last[-1]:.2g}, usual is 0.01). Try a smaller --train.learning-rate, or "
                     "--train.learning-rate auto.")

@@ -37,9 +37,9 @@ sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
 import bench_kernels, kernels
 counter = ctypes.CDLL(sys.argv[2])
 calls, run = [], kernels.run
-def record(function, lanes, size, *arguments):
+def record(function, lanes, cost, *arguments):
     calls.append((function, lanes, arguments))
-    run(function, lanes, size, *arguments)
+    run(function, lanes, cost, *arguments)
 kernels.run = record
 for name, case in bench_kernels.cases():
     if sys.argv[3] not in name:

@@ -7,6 +7,7 @@ memory kept and none made.
 
 import concurrent.futures
 import gc
+import itertools
 import math
 import re
 import tracemalloc
@@ -351,7 +352,7 @@ def test_nan_moments_norm_and_muon():
 @pytest.mark.parametrize(
     "call", [c for c in good_calls() if c not in ("draw", "gather", "write_back", "normalisation")])
 def test_thread_count_changes_no_bit(call, monkeypatch):
-    """At sizes that every driver shares out among two threads or more."""
+    """Shared out among two threads or more, however little there is to do."""
     T, N, H = 17, 1100, 33
     data = {**rollout(T, N), "advantages": poison(T, N)}
     loss = {kind: minibatch(T, N, **{kind: size})
@@ -359,12 +360,20 @@ def test_thread_count_changes_no_bit(call, monkeypatch):
     flat = torch.randn(150_001, generator=generator())
     run_in_kernels, shares = kernels.run, []
 
-    def count_shares(function, lanes, size, *arguments):
+    def count_shares(function, lanes, cost, *arguments):
+        ranges = []
+
+        def counted(first, last, *arguments):
+            ranges.append((first, last))
+            function(first, last, *arguments)
+
+        run_in_kernels(counted, lanes, cost, *arguments)
+        assert sorted(itertools.chain(*itertools.starmap(range, ranges))) == list(range(lanes))
         if lanes > 1:  # there is nothing to share out of one
-            shares.append(lanes // size)
-        run_in_kernels(function, lanes, size, *arguments)
+            shares.append(len(ranges))
 
     monkeypatch.setattr(kernels, "run", count_shares)
+    monkeypatch.setattr(arena, "WORTH_A_THREAD", 1)
 
     def run():
         if call.startswith("sample"):
@@ -403,11 +412,12 @@ def test_thread_count_changes_no_bit(call, monkeypatch):
 
     expected = [bits(x) for x in run()]
     for count in THREAD_COUNTS:
+        shares.clear()
         with kernels.threads(count):
             results = [run() for _ in range(3)]
         for result in results:
             assert all(torch.equal(bits(x), e) for x, e in zip(result, expected, strict=True))
-    assert min(shares) > 1, "nothing was shared out"
+        assert min(shares) == count
 
 
 def test_kernels_run_from_several_python_threads_at_once():

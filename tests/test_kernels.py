@@ -499,7 +499,8 @@ def test_sample_gaussian_moments():
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_sample_is_the_same_for_any_split_and_thread_count(kind):
+def test_sample_is_the_same_for_any_split_and_thread_count(kind, monkeypatch):
+    monkeypatch.setattr(arena, "WORTH_A_THREAD", 1)
     n, rng = 1003, generator(3)
     outputs = torch.randn(n, 8, generator=rng)
     options = ({"heads": [4, 3]} if kind == "discrete"

@@ -129,6 +129,14 @@ def test_a_healthy_run_is_left_alone(case):
     assert said(**case) == set()
 
 
+@pytest.mark.parametrize(("slope", "expected"), [(1.0, False), (0.0, True), (-1.0, True)])
+def test_large_updates_are_no_trouble_while_the_score_rises(slope, expected):
+    found = signs.Signs({"total_timesteps": 100}, agents=16)
+    for step in range(1, 30):
+        found.see(step, {"losses/approx_kl": 0.3, "environment/episode_return": slope * step})
+    assert ("sign_rate_too_high" in found.said) == expected
+
+
 def test_a_sentence_comes_once_and_says_what_to_try():
     found = signs.Signs({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
     first = found.see(256, {"losses/entropy": 1.0})
