@@ -154,9 +154,8 @@ class PuffeRL:
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.engine.register(arena)
-        if c["optimizer"] == "muon":  # an optimizer whose state lies in the arena is made before `allocate`
-            self.optimizer = kernels.Muon(arena, c["momentum"], c["weight_decay"], c["max_grad_norm"],
-                                          together=c["device"] == "cuda")
+        self.optimizer = None if c["optimizer"] != "muon" else kernels.Muon(  # before `allocate`: its state is in there
+            arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], together=c["device"] == "cuda")
         for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
                             ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
                             ("found_inf", ()), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
@@ -186,7 +185,7 @@ class PuffeRL:
         if c["norm_reward"]:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
         self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
-        if not hasattr(self, "optimizer"):
+        if self.optimizer is None:
             self.optimizer = TorchOptimizer(c, self.policy, arena)
 
     def _say_engine(self, why):

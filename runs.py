@@ -463,6 +463,9 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 # The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 
+REWARD_SCALE = "discounted_returns", "return_moments"  # what a checkpoint calls its tensors
+
+
 def _saved_tensors(trainer):
     """{name: the tensor itself} of what a checkpoint keeps beside the model."""
     s, rows = trainer.host, ("observations", "resets", "valid", "action_masks")
@@ -470,8 +473,7 @@ def _saved_tensors(trainer):
     tensors |= {f"state/{name}": tensor for name, tensor in trainer.engine.state.items()}
     tensors |= trainer.optimizer.tensors()
     if trainer.reward_scale is not None:
-        tensors |= {"discounted_returns": trainer.reward_scale.returns,
-                    "return_moments": trainer.reward_scale.moments}
+        tensors |= zip(REWARD_SCALE, (trainer.reward_scale.returns, trainer.reward_scale.moments), strict=True)
     return {**tensors, "running_returns": trainer.running_returns,
             "torch_random": torch.get_rng_state()}
 
@@ -482,14 +484,15 @@ def state_of(trainer, metadata=None):
     # the memory behind a view.
     tensors = on_the_cpu(_saved_tensors(trainer))
     environments = torch.from_numpy(trainer.vecenv.save())
-    own = {name: tensor for name, tensor in tensors.items() if name not in trainer.optimizer.tensors()}
+    of_optimizer = trainer.optimizer.tensors()
+    own = {name: tensor for name, tensor in tensors.items() if name not in of_optimizer}
     numbers = {name: getattr(trainer.statistics if name in SCORES else trainer, name)
                for name in NUMBERS}
     return {
         "model": on_the_cpu(trainer.policy.state_dict()),
         "tensors": tensors,
         # of an optimizer of torch; the key keeps its old name
-        "adam": None if trainer.optimizer.tensors() else trainer.optimizer.state(),
+        "adam": None if of_optimizer else trainer.optimizer.state(),
         "environments": environments,
         # what the ranks after rank 0 have
         "others": trainer.ranks.gather_to_first((own, environments))[1:],
@@ -590,7 +593,7 @@ def _check(trainer, saved, tensors, ours, path):
                           f"{mine.get(name, 'missing')} here.")
     check_kinds(saved["model"], trainer.policy.state_dict(), path)
     check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
-    learnt = {"discounted_returns", "return_moments", *trainer.optimizer.tensors(),
+    learnt = {*REWARD_SCALE, *trainer.optimizer.tensors(),
               *(name for name in ours if name.startswith("state/"))}
     check_finite({name: tensors[name] for name in tensors.keys() & learnt & ours.keys()
                   if _fits(tensors[name], ours[name])}, (), path)
@@ -643,7 +646,7 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
             raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
         # A run may begin or cease to scale rewards, older ones have no random state, and the
         # optimizer's tensors have been looked at.
-        optional = {"discounted_returns", "return_moments", "torch_random", *of_optimizer}
+        optional = {*REWARD_SCALE, "torch_random", *of_optimizer}
         if (tensors.keys() ^ ours.keys()) - optional or (tensors.keys() & ours.keys()) - of_optimizer - fitting:
             raise ValueError("there were other agents or spaces")
         if not len(environments):
@@ -658,7 +661,7 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
         trainer.running_returns.zero_()
         for state in trainer.engine.state.values():
             state.zero_()
-        return fitting & {"return_moments", *of_optimizer}
+        return fitting & {REWARD_SCALE[1], *of_optimizer}
     return fitting
 
 

@@ -63,6 +63,18 @@ def test_the_sanity_suite_is_learnt(name, tmp_path):
     assert not said, "what is learnt shows no sign of not being learnt"
 
 
+@pytest.mark.slow
+def test_catch_is_learnt_from_pictures(tmp_path):
+    """84 × 84 pixels and no setting but the steps."""
+    name = f"{configuration.ROOT}/tests/brought.py:CatchImage"
+    args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", "0",
+                                      "--train.total-timesteps", "60000"])
+    trainer = pufferl.train(name, args)
+    args["eval"]["episodes"] = 100
+    results = watch.evaluate(name, {**args, "load_model_path": str(trainer.run_folder)})
+    assert results["score"][0] >= 0.9, results
+
+
 def test_actions_that_a_tanh_squashes_are_learnt(tmp_path):
     log, said = learn("continuous", tmp_path, "--policy.squash", "tanh", "--train.seed", "0")
     assert log["environment/perf"] > SOLVED["continuous"].perf and not said, log
