@@ -447,8 +447,8 @@ def seconds_to(run, target):
 
 
 def summary(results):
-    """{environment: {side: {"score", "normalised", "seconds", "seconds_to_peer"}}} of
-    the medians over seeds."""
+    """{environment: {side: {"score", "normalised", "seconds", "share"}}}: scores are means over seeds,
+    seconds medians of the runs on the peers' machines."""
     table = {}
     for name, (_, _, best, _) in ENVIRONMENTS.items():
         runs = {side: [run for run in results.get(side, {}).get(name, {}).values()
@@ -456,6 +456,8 @@ def summary(results):
                 for side in SIDES}
         if not runs["random"]:
             continue
+        peers = {run["machine"] for side in ("sb3", "cleanrl") for run in runs[side]}
+        timed = {side: [run for run in runs[side] if run["machine"] in peers] or runs[side] for side in SIDES}
         low = statistics.mean(map(score, runs["random"]))
         table[name] = {"random": low}
         for side in ("ours", "sb3", "cleanrl"):
@@ -463,12 +465,11 @@ def summary(results):
                 mean = statistics.mean(map(score, runs[side]))
                 table[name][side] = {"score": mean, "normalised": (mean - low) / (best - low),
                                      "seeds": len(runs[side]),
-                                     "seconds": statistics.median(run["seconds"]
-                                                                  for run in runs[side])}
+                                     "seconds": statistics.median(run["seconds"] for run in timed[side])}
         for peer in ("sb3", "cleanrl"):
             if "ours" in table[name] and peer in table[name]:
                 goal = table[name][peer]["score"]
-                times = [seconds_to(run, goal) for run in runs["ours"]]
+                times = [seconds_to(run, goal) for run in timed["ours"]]
                 reached = [t for t in times if t is not None]
                 if len(reached) * 2 > len(times):
                     table[name][peer]["share"] = statistics.median(reached) / table[name][peer]["seconds"]
