@@ -1452,8 +1452,8 @@ def find_run(path, data_dir, name, holding="model_*.pt"):
     stem = Path(find_config(name)[0]).stem
     files = [file for file in Path(data_dir).glob(f"{stem}_*/{holding}") if is_ours(file.parent)]
     if not files:
-        raise ConfigError(f"{path}: there is no run of {name} with a {holding} in {Path(data_dir).resolve()}; "
-                          "train one first.")
+        todo = "train one first" if path == "latest" else "it comes once episodes have ended; latest takes any model"
+        raise ConfigError(f"{path}: there is no run of {name} with a {holding} in {Path(data_dir).resolve()}; {todo}.")
     return max(files, key=lambda file: (turn_of(file.parent), file.stat().st_mtime)).parent
 
 

@@ -668,7 +668,7 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
 # --------------------------------------------------------------------------------------------------
 # What a terminal shows: compiling, training, and what to do next
 
-COMPILING = "compiling kernels, which happens once: a minute or two; the next start takes seconds"
+COMPILING = "compiling kernels, once for each kind of network: up to a minute or two; the next start takes seconds"
 
 
 class Dashboard:
@@ -818,7 +818,8 @@ def closing(trainer, args, model, solved_at):
         yield f"go on        {command('train', name, '--resume', run)}"
     yield f"watch it     {command('eval', name, '--load-model-path', run, '--eval.web')}"
     yield f"tune it      {command('sweep', name)}"
-    yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
+    if not Path(name.partition(":")[0]).suffix:  # else it is
+        yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
 
 
 # docs/troubleshooting.md

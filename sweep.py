@@ -751,7 +751,8 @@ class Runner:
                      LocalPool(settings.workers or 1, settings.gpus))
         server = serve(self.folder, settings.web) if settings.web is not None else None
         self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings ({', '.join(self.tuner.space.names)}), "
-                 f"{len(ledger.results())} of {settings.num_trials} trials done, {self.pool.slots} at a time")
+                 f"{len(ledger.results())} of {settings.num_trials} trials done, {self.pool.slots} at a time; "
+                 "a line comes as each ends")
         if settings.gpus and self.config["train"]["device"] != "cuda":
             self.say("sweep.gpus without --train.device cuda: the trials train on the CPU")
         if server:
@@ -914,7 +915,7 @@ def begin(ledger, tuner, settings, options, config):
         more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
         what = "; ".join(different[:5]) + more
         raise SpaceError(f"{ledger.folder} holds another sweep ({what}). Give this one a name of its own, --sweep.name "
-                         "NAME, or move the folder away.")
+                         "NAME (name=\"NAME\" in Python), or move the folder away.")
 
 
 def observe_record(tuner, record):

@@ -255,7 +255,7 @@ def evaluate(env_name, args):
         print(f"{name:20} mean {value.mean:10.3f}{error}   min {value.min:.3f}   max "
               f"{value.max:.3f}")
     each = f" of {counted.agents} agents" if counted.agents > 1 and not inner else ""
-    print(f"{episodes} episodes{each}, {play.step} steps, {describe_policy(args)}")
+    print(f"{episodes} episodes{each}, {play.step} steps of all environments, {describe_policy(args)}")
     return results
 
 

@@ -153,7 +153,7 @@ def test_an_environment_that_holds_its_own_copies(capsys):
                "--vec.backend", "serial"]
     results = watch.evaluate(name, pufferl.load_config(name, options))
     assert results["score"].mean == 1.5, "five episodes of each"
-    assert "20 episodes, 85 steps" in capsys.readouterr().out
+    assert "20 episodes, 85 steps of all environments" in capsys.readouterr().out
 
 
 def test_episodes_without_an_end_are_an_error():
