@@ -375,7 +375,7 @@ def out_of_memory(settings):
 
 
 EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError,
-            models.NetworkFault)
+            models.NetworkFault, ocean.MissingPackage)
 REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 
 

@@ -9,6 +9,7 @@ because each process begins with it.
 """
 
 import contextlib
+import faulthandler
 import io
 import os
 import select
@@ -97,7 +98,7 @@ def cores():
 def processes_at_most():
     """(how many processes or threads may be asked for, why). More would
     only wait for each other."""
-    return max(16, 4 * cores()), f"this machine has {cores()} cores"
+    return max(16, 4 * cores()), f"this machine has {cores()} core{'s' * (cores() > 1)}"
 
 
 def available_memory():
@@ -274,7 +275,9 @@ def stop_at_once():
 
 def run_command(function):
     """Run the main function of a command line. Within it Ctrl-C raises KeyboardInterrupt; after it
-    no traceback is printed."""
+    no traceback is printed. A crash in C, of an environment for example, prints where it was."""
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr may be closed
+        faulthandler.enable(all_threads=False)
     outlive_readers()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

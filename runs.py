@@ -707,9 +707,9 @@ class Dashboard:
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             sps = getattr(trainer, "last_sps", trainer.sps)
-            self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  score "
-                               f"{self.scores[-1]:.3f}  {time_left(trainer, *self.first)}",
-                               highlight=False, soft_wrap=True)
+            score = f"score {self.scores[-1]:.3f}  " if math.isfinite(self.scores[-1]) else ""
+            self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  {score}"
+                               f"{time_left(trainer, *self.first)}", highlight=False, soft_wrap=True)
             return
         if self.live is None:
             from rich.live import Live
@@ -769,7 +769,7 @@ def duration(seconds):
 
 def figure(value):
     """A number for people: 4,096 and not 4.1e+03."""
-    if not math.isfinite(value) or abs(value) < 1000:
+    if not 1000 <= abs(value) < 1e15:  # or not finite
         return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.4g}"
     return f"{value:,.0f}"
 

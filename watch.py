@@ -413,6 +413,15 @@ def check_video(path):
                                       "(.gif and .png need nothing).") from None
 
 
+def check_window():
+    """Raises ConfigError if there is no display."""
+    if not ocean.has_display():
+        raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor "
+                                  "WAYLAND_DISPLAY is set). --eval.web works through an ssh "
+                                  "tunnel, --eval.terminal in any terminal, --eval.video "
+                                  "writes a file.")
+
+
 def write_video(pictures, path, fps):
     """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or the middle one
     to a .png; returns how many there were."""
@@ -480,11 +489,6 @@ def show_in_window(view):
     """Plays in a window until it is closed or escape is pressed; space pauses, the
     right arrow steps. Environments in C draw in raylib's window themselves, the
     pictures of others are put there."""
-    if not ocean.has_display():
-        raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor "
-                                  "WAYLAND_DISPLAY is set). --eval.web works through an ssh "
-                                  "tunnel, --eval.terminal in any terminal, --eval.video "
-                                  "writes a file.")
     import raylib
 
     picture, paused = view.picture(), False
@@ -1055,6 +1059,8 @@ def play(env_name, args):
     show = args["eval"]
     if show["video"]:
         check_video(show["video"])
+    if show["window"]:
+        check_window()
     if show["web"]:
         return show_on_page(env_name, args)
     if not show["terminal"]:

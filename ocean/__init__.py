@@ -465,6 +465,10 @@ def nearest(name, known, listed=None):
     return f"{hint}There are: {', '.join(known if listed is None else listed) or 'none'}"
 
 
+class MissingPackage(ImportError):
+    """What drawing needs is not installed."""
+
+
 class _Image(ctypes.Structure):
     _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int),
                 ("mipmaps", ctypes.c_int), ("format", ctypes.c_int))
@@ -495,7 +499,7 @@ def _raylib():
         with contextlib.redirect_stderr(io.StringIO()):  # "RAYLIB STATIC 6.2.0.0 LOADED"
             from raylib import _raylib_cffi
     except ImportError as error:
-        raise ImportError("drawing needs raylib: pip install raylib_software") from error
+        raise MissingPackage("drawing needs raylib: pip install raylib_software") from error
     raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_LOCAL)
     raylib.LoadImageFromScreen.restype = _Image
     raylib.UnloadImage.argtypes, raylib.UnloadImage.restype = [_Image], None

@@ -165,6 +165,22 @@ def test_ctrl_c_shows_no_traceback(file):
         assert process.returncode in (-signal.SIGINT, 0), output
 
 
+def test_a_crash_in_c_says_where_it_was(tmp_path):
+    """Of an environment that is tried out in the trainer's own process."""
+    (tmp_path / "mine.py").write_text("""
+import ctypes, gymnasium, numpy as np
+class Crash(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    def reset(self, seed=None, options=None): return np.zeros(2, np.float32), {}
+    def step(self, action): ctypes.string_at(0)
+""")
+    done = subprocess.run([sys.executable, ROOT / "pufferl.py", "train", "mine.py:Crash"], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error" in done.stderr
+    assert 'mine.py", line 6 in step' in done.stderr
+
+
 def test_one_that_ignores_ctrl_c_goes_on_ignoring_it():
     code = ("import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, "
             "sys.argv[1]); import processes; processes.stop_at_once(); processes.run_command("
