@@ -172,7 +172,7 @@ def test_c_network_equals_the_plain_one(driver, observation, action, hidden, lay
     outputs, _ = run_c(driver, flat, observations, resets, width, np.empty((1000, width), np.int32))
     expected = plain(policy, observations, resets)
     assert np.abs(expected).max() > 0.05
-    np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
     # the resets matter, so the test sees them
     without = plain(policy, observations, np.zeros_like(resets))
     assert np.abs(without - expected).max() > 1e-3

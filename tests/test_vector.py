@@ -368,7 +368,8 @@ def test_scripts_and_the_command_line_get_the_same_backend(name, vec, cores, exp
     import pufferl
 
     if "ALE" in name:
-        pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
+        for package in ("ale_py", "cv2"):
+            pytest.importorskip(package, reason="needs ale-py and opencv (requirements-extras.txt)")
     monkeypatch.setattr(vector, "physical_cores", lambda: cores)
     asked = {"backend": "auto", **vec}  # CartPole's .ini says serial
     args = pufferl.load_config(name, ["--env.num-envs=1",
@@ -446,7 +447,8 @@ def test_a_vector_environment_counts_as_its_copies():
 @pytest.mark.parametrize("name", ["gym/CartPole-v1", "gym/ALE/Pong-v5"])
 def test_a_packages_own_vector_environment(name, backend):
     if "ALE" in name:
-        pytest.importorskip("ale_py", reason="needs ale-py (requirements-extras.txt)")
+        for package in ("ale_py", "cv2"):
+            pytest.importorskip(package, reason="needs ale-py and opencv (requirements-extras.txt)")
     # 4 frames a step
     limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}
     kwargs = {**limit, "reward_scale": 0.5}
