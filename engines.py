@@ -34,8 +34,8 @@ from configuration import ConfigError, load_attribute, named
 
 # Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8
-# The most numbers in a tensor of one pass: larger ones (above 16 MB) are mapped anew each time.
-PASS = 2**22
+# The most numbers in a tensor of one pass, 8 MB: larger ones leave the caches (and above 16 MB are mapped anew).
+PASS = 2**21
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 
 

@@ -269,6 +269,11 @@ class _FusedScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, hgp, state, resets, valid):
+        if len(x) == 1 and not any(ctx.needs_input_grad):  # a step of a rollout: no gates are kept
+            x, new = x.contiguous(), state.clone(memory_format=torch.contiguous_format)
+            out = torch.empty_like(x)
+            kernels.mingru_step(hgp.contiguous()[0], x[0], new, resets[0], valid[0], out[0])
+            return out, new
         states = torch.empty(len(x) + 1, *state.shape, device=x.device)
         states[0], x, hgp = state, x.detach().contiguous(), hgp.detach().contiguous()
         out, ctx.gates = torch.empty_like(x), torch.empty_like(hgp)
