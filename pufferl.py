@@ -837,7 +837,7 @@ class Interrupts:
     once."""
 
     def __init__(self, leave=lambda: None):
-        self.requested, self.leave = False, leave
+        self.requested, self.closed, self.leave = False, False, leave  # closed: the terminal was
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -848,6 +848,7 @@ class Interrupts:
         return self
 
     def _handle(self, number, frame):
+        self.closed |= number == signal.SIGHUP
         if self.requested and number == signal.SIGHUP:
             return
         if self.requested:
@@ -861,7 +862,8 @@ class Interrupts:
 
     def __exit__(self, *_):
         for number, handler in getattr(self, "_before", {}).items():
-            signal.signal(number, handler)
+            if number != signal.SIGHUP or not self.closed:  # else the next would end the last checkpoint
+                signal.signal(number, handler)
 
 
 MEASURED_SECONDS = 1.0  # of measuring, after the epoch in which kernels are compiled
