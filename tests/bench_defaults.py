@@ -401,25 +401,25 @@ def machine():
     return ", ".join(each[1] for each in found if each) or platform.processor()
 
 
-def load():
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+def load(path=RESULTS):
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
-def store(side, name, seed, result):
+def store(side, name, seed, result, path=RESULTS):
     """Add one run; other processes may do so too."""
     import fcntl
 
-    with open(RESULTS.with_suffix(".lock"), "w") as lock:
+    with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        results = load()
+        results = load(path)
         results.setdefault(side, {}).setdefault(name, {})[str(seed)] = {"machine": machine(),
                                                                         **result}
         text = json.dumps(results, indent=1, sort_keys=True)
         text = re.sub(r"\[\s+([^\[\]]*?)\s+\]",
                       lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
-        part = RESULTS.with_suffix(".part")
+        part = path.with_suffix(".part")
         part.write_text(text + "\n")
-        part.replace(RESULTS)
+        part.replace(path)
 
 
 def measure(side, name, seed, a):
