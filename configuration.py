@@ -123,6 +123,8 @@ class Policy:
     """How continuous actions are kept within their bounds. none: the environment clips the
     Gaussian's sample to them. tanh: the sample goes through a tanh that is scaled to the bounds,
     which must be finite (models.squash). Weights that were trained with tanh always use it."""
+    log_std_init: float = 0.0
+    """Continuous actions: log of the deviation that the Gaussian begins with; -2 explores gently."""
 
 
 @dataclass
@@ -1294,23 +1296,25 @@ def load_policy(args, vecenv, env_name=""):
                 policy = models.Normalized(env, policy)
             except TypeError as error:
                 raise ConfigError(str(error)) from None
-    squash_actions(policy, env.single_action_space, args["policy"]["squash"] == "tanh", weights or {})
+    shape_actions(policy, env.single_action_space, args["policy"], weights or {})
     if weights is not None:
         put_weights(policy, weights, path)
     models.find_form(policy, env.single_observation_space)
     return policy
 
 
-def squash_actions(policy, space, wanted, weights):
-    """models.squash if it is wanted, or if these weights were trained so;
-    ConfigError if it cannot be."""
-    kept = weights.get("action_squash")
-    if not wanted and kept is None:
-        return
+def shape_actions(policy, space, settings, weights):
+    """policy.log_std_init, and models.squash if it is wanted or if these weights were trained so;
+    ConfigError if either cannot be."""
+    kept, setting = weights.get("action_squash"), "log_std_init"
     try:
-        models.squash(policy, space)
+        if settings[setting] != 0:
+            models.begin_with(policy, settings[setting])
+        setting = "squash"
+        if settings[setting] == "tanh" or kept is not None:
+            models.squash(policy, space)
     except TypeError as error:
-        raise ConfigError(f"policy.squash = tanh: {error}") from None
+        raise ConfigError(f"policy.{setting} = {settings[setting]}: {error}") from None
     if kept is not None and not torch.equal(kept, policy.action_squash):
         raise ConfigError(f"these weights were trained to act between other bounds than {space} has; take the "
                           "environment and the settings that they were trained with.")

@@ -29,6 +29,7 @@ from torch.nn.functional import softplus
 
 import kernels
 import models
+import ranks
 from arena import clock
 from configuration import ConfigError, load_attribute, named
 
@@ -48,6 +49,11 @@ def torch_threads(count):
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def has_bfloat16():
+    """Whether the processor has instructions for products of bfloat16, as AVX-512, AMX and ARM may have."""
+    return any(has is True for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 def _flags(tensor):
@@ -76,6 +82,11 @@ class Autograd:
         self.horizon, self.num_agents, self.segments, self.first_agent = (
             config["horizon"], vecenv.num_agents, segments, first_agent)
         self.precision = getattr(torch, config["precision"])
+        if self.name == "autograd" and self.precision == torch.bfloat16 and not has_bfloat16():
+            self.precision = torch.float32
+            if ranks.connect().rank == 0:
+                print("precision: float32, because torch takes up to ten times as long for bfloat16 on a processor "
+                      "without it", file=sys.stderr)
         self.chooses = bool(vecenv.action_heads)
         self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
         # numbers in the decoder's output: the logits or means, and the value

@@ -37,6 +37,7 @@ from torch import nn
 
 import emulation
 import kernels
+import pictures
 
 
 class NetworkFault(TypeError):
@@ -94,6 +95,19 @@ class Decoder(nn.Linear):
             # this waits for a GPU
             return torch.distributions.Normal(logits, std, validate_args=False), value
         return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
+
+
+def begin_with(policy, log_std):
+    """Have the policy's continuous actions begin with a deviation of e^log_std. TypeError if it has
+    no Decoder with one, or if that is no deviation to learn with."""
+    decoders = [module for module in policy.modules()
+                if isinstance(module, Decoder) and module.log_std is not None]
+    if not decoders:
+        raise TypeError("this network has no models.Decoder of continuous actions, which would begin with it.")
+    if not -10 <= log_std <= 2:
+        raise TypeError("must lie within -10 and 2, deviations of 0.00005 and 7.")
+    for decoder in decoders:
+        nn.init.constant_(decoder.log_std, log_std)
 
 
 def join_outputs(logits, value):
@@ -651,20 +665,6 @@ def wants_encoding(env, boards=False):
         or leaf_kind(space, boards) in ("image", "board"))
 
 
-class _Picture(nn.Module):
-    """uint8 images (B, H, W, C) or (B, C, H, W) as floats (B, C, H, W), channels last in memory,
-    which a CPU's convolutions take 1.4 times as fast."""
-
-    def __init__(self, last, scale):
-        super().__init__()
-        self.last, self.scale = last, scale
-
-    def forward(self, x):
-        x = x.movedim(-1, 1) if self.last else x
-        # bytes times a float, in one pass
-        return x.contiguous(memory_format=torch.channels_last) * self.scale
-
-
 def _image_encoder(space):
     """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below
     64 pixels, so that as much of where things are is left; 3 × 3 convolutions that keep the size
@@ -674,11 +674,12 @@ def _image_encoder(space):
     if side >= PICTURE:
         half = 2 if side < 64 else 1
         narrow, wide = 32 // half, 64 // half
-        sizes = ((channels, narrow, 8 // half, 4 // half), (narrow, wide, 4, 2), (wide, wide, 3, 1))
-        layers = [layer for size in sizes for layer in (
-            orthogonal(nn.Conv2d(*size)), nn.GroupNorm(1, size[1]), nn.ReLU(inplace=True))]
-        return nn.Sequential(_Picture(last, 1 / 255), *layers, nn.Flatten())
-    return nn.Sequential(_Picture(last, 0.1),
+        layers = [orthogonal(pictures.BytesConvolution(channels, narrow, 8 // half, 4 // half, last)),
+                  pictures.NormReLU(narrow)]
+        for size in ((narrow, wide, 4, 2), (wide, wide, 3, 1)):
+            layers += [orthogonal(nn.Conv2d(*size)), pictures.NormReLU(wide)]
+        return nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(pictures.Bytes(last, 0.1),
                          orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
@@ -698,7 +699,7 @@ class _Residual(nn.Module):
 def _residual_encoder(space, channels):
     """Espeholt et al. 2018, figure 3, right, without its LSTM."""
     last = _channels_last(space)
-    layers = [_Picture(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
+    layers = [pictures.Bytes(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
     for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
         layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)),
                    nn.MaxPool2d(3, 2, padding=1), _Residual(outputs), _Residual(outputs)]

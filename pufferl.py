@@ -90,6 +90,8 @@ from configuration import (  # load_* for scripts
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
+processes.keep_memory()
+
 # --------------------------------------------------------------------------------------------------
 # The trainer
 

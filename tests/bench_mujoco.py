@@ -7,8 +7,9 @@ with the settings that its authors tuned for each of them (rl-baselines3-zoo, hy
 
 Each run is a process of its own on one core. `while it trains` is the mean return of the episodes
 that ended in the last tenth of the steps, with the noise of the actions; `without noise` that of 20
-fresh episodes of the last policy, each action its distribution's mean. CleanRL's figures are those that its authors publish for
-ppo_continuous_action.py after a million steps of the version-4 robots (docs.cleanrl.dev/rl-algorithms/ppo).
+fresh episodes of the last policy, each action its distribution's mean. CleanRL's figures are those
+that its authors publish for ppo_continuous_action.py after a million steps of the version-4 robots
+(docs.cleanrl.dev/rl-algorithms/ppo).
 Results lie in bench_mujoco.json beside this file; a run that is there is not repeated. The peer
 needs `pip install "gymnasium[mujoco]"` in .venv-bench, and so do we.
 """
@@ -45,9 +46,9 @@ SIDES = {"ours": "ours", "zoo": "Stable-Baselines3"}
 
 def ours(name, seed, options):
     with tempfile.TemporaryDirectory() as folder:
-        train = [sys.executable, str(ROOT / "pufferl.py"), "train", f"gym/{name}", "--train.total-timesteps", str(STEPS),
-                 "--train.seed", str(seed), "--train.log-interval", "0.05", "--logger", "none", "--data-dir", folder,
-                 *options]
+        train = [sys.executable, str(ROOT / "pufferl.py"), "train", f"gym/{name}", "--train.seed", str(seed),
+                 "--train.total-timesteps", str(STEPS), "--train.log-interval", "0.05", "--logger", "none",
+                 "--data-dir", folder, *options]
         begun = time.perf_counter()
         finished(train)
         seconds = time.perf_counter() - begun

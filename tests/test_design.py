@@ -15,6 +15,7 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"processes"},
     {"arena", "checkpoints", "cuda_cpp", "emulation", "ocean", "protein", "ranks", "signs"},
     {"kernels", "workers", "environments", "tensors"},
+    {"pictures"},
     {"models"},
     {"vector", "configuration"},
     {"engines", "compiled", "fused", "runs"},
@@ -76,7 +77,7 @@ def test_every_file_has_a_layer():
     rooms = {path.stem for path in files()} | {"ocean"}
     assert rooms == set().union(*LAYERS)
     page = (ROOT / "docs/design.md").read_text()
-    listed = re.findall(r"^\d\. (.*)", page, re.MULTILINE)
+    listed = re.findall(r"^\d+\. (.*)", page, re.MULTILINE)
     assert [set(re.findall(r"`(\w+)(?:\.py|/)`", line)) for line in listed] == LAYERS
 
 

@@ -1,0 +1,162 @@
+"""pictures.py against torch's own layers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import engines
+import kernels
+import models
+import pictures
+import pufferl
+import vector
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def alike(layer, other, x, tolerance):
+    """Outputs and all gradients of two layers with the same parameters."""
+    found = []
+    for each in (layer, other):
+        seen = x.detach().clone(memory_format=torch.preserve_format).requires_grad_(x.is_floating_point())
+        out = each(seen)
+        slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        (out.float() * slope).sum().backward()
+        gradients = [leaf.grad for leaf in (seen, *each.parameters()) if leaf.requires_grad]
+        found.append([out.detach(), *gradients])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        scale = theirs.float().abs().max().clamp(min=1e-3)
+        assert ((ours.float() - theirs.float()).abs().max() / scale).item() < tolerance
+
+
+@settings(max_examples=60, deadline=None)
+@given(channels=st.integers(1, 5), stride=st.integers(1, 4), times=st.integers(1, 3), height=st.integers(12, 23),
+       width=st.integers(12, 23), last=st.booleans(), late=st.integers(0, 3))
+def test_the_convolution_of_bytes_is_torchs(channels, stride, times, height, width, last, late):
+    torch.manual_seed(0)
+    size = stride * times
+    ours = pictures.BytesConvolution(channels, 3, size, stride, last)
+    theirs = nn.Conv2d(channels, 3, size, stride)
+    theirs.load_state_dict(ours.state_dict())
+    shape = (2, height, width, channels) if last else (2, channels, height, width)
+    count = 2 * channels * height * width
+    # as a field of a structured observation: it need not begin at a multiple of four
+    x = torch.randint(0, 256, (count + late,), dtype=torch.uint8)[late:].view(shape)
+    there = nn.Sequential(Floats(last), theirs)
+    alike(ours, there, x, 1e-5)
+
+
+class Floats(nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        self.last = last
+
+    def forward(self, x):
+        return (x.movedim(-1, 1) if self.last else x) / 255
+
+
+def test_a_kernel_that_is_no_multiple_of_its_stride_is_refused():
+    with pytest.raises(ValueError, match="a kernel of 5 is not a multiple of the stride 2"):
+        pictures.BytesConvolution(3, 8, 5, 2)
+
+
+def test_bytes_are_exact_in_bfloat16():
+    """The scale goes into the weights, so that 255 different pixels stay 255."""
+    layer = pictures.BytesConvolution(1, 1, 2, 2, scale=1.0)
+    nn.init.constant_(layer.weight, 0.25)
+    nn.init.zeros_(layer.bias)
+    x = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).flatten().tolist() == list(range(256))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (3, 16, 5, 5), (4, 33, 7, 3), (40, 32, 20, 20)])
+def test_norm_and_relu_are_torchs(shape, memory, threads):
+    torch.manual_seed(0)
+    ours, norm = pictures.NormReLU(shape[1]), nn.GroupNorm(1, shape[1])
+    nn.init.normal_(ours.weight)
+    nn.init.normal_(ours.bias)
+    norm.load_state_dict(ours.state_dict())
+    x = (3 * torch.randn(shape) + 1).contiguous(memory_format=memory)
+    with kernels.threads(threads):
+        alike(ours, nn.Sequential(norm, nn.ReLU()), x, 2e-5)
+
+
+def test_norm_and_relu_in_bfloat16_are_as_exact_as_torchs():
+    torch.manual_seed(0)
+    ours, norm = pictures.NormReLU(32), nn.GroupNorm(1, 32)
+    x = torch.randn(8, 32, 9, 9).bfloat16()
+    truth = torch.relu(norm(x.float()))
+    assert ours(x).dtype == torch.bfloat16
+    assert (ours(x).float() - truth).abs().max() <= truth.abs().max() / 256
+    slope = torch.randn_like(truth)
+    errors = []
+    for layer, seen in ((nn.Sequential(norm, nn.ReLU()), x.float()), (ours, x.clone())):
+        seen.requires_grad_()
+        (layer(seen).float() * slope).sum().backward()
+        errors.append(seen.grad.float())
+    assert ((errors[0] - errors[1]).abs().max() / errors[0].abs().max()).item() < 1 / 64
+
+
+def test_norm_and_relu_keep_nan_and_go_backward_twice():
+    layer, x = pictures.NormReLU(2), torch.randn(2, 2, 3, 3)
+    x[0, 0, 0, 0] = float("nan")
+    out = layer(x)
+    assert out[0].isnan().all() and not out[1].isnan().any()
+    loss = layer(x[1:].requires_grad_()).sum()
+    first, = torch.autograd.grad(loss, layer.weight, retain_graph=True)
+    again, = torch.autograd.grad(loss, layer.weight)
+    assert torch.equal(first, again)
+
+
+def test_exports_see_torchs_own_operations():
+    network = nn.Sequential(pictures.BytesConvolution(2, 4, 4, 2), pictures.NormReLU(4))
+    x = torch.randint(0, 256, (3, 2, 12, 12), dtype=torch.uint8)
+    program = torch.export.export(network, (x,))
+    assert torch.allclose(program.module()(x), network(x), atol=1e-5)
+
+
+def test_float32_where_the_processor_has_no_bfloat16(monkeypatch, capsys):
+    """torch would take up to ten times as long for it."""
+    def precision():
+        vecenv = vector.make("squared", num_envs=4)
+        policy = models.FeedForward(vecenv.driver_env, hidden_size=8)
+        config = {"precision": "bfloat16", "total_timesteps": 1_000, "horizon": 8, "minibatch_size": 32}
+        trainer = pufferl.PuffeRL(config, vecenv, policy)
+        trainer.close()
+        return trainer.engine.precision
+
+    monkeypatch.setattr(engines, "has_bfloat16", lambda: False)
+    assert precision() == torch.float32
+    assert "precision: float32, because" in capsys.readouterr().err
+    monkeypatch.setattr(engines, "has_bfloat16", lambda: True)
+    assert precision() == torch.bfloat16
+    assert "precision" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_freed_memory_stays():
+    """Else each pass through a network of images takes thousands of page faults."""
+    code = """
+import ctypes, resource, torch, pufferl
+def faults(count):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(count):
+        parts = [torch.ones(2_000_000) for _ in range(6)]
+        del parts
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(3)
+print(hasattr(ctypes.CDLL(None), "mallopt"), faults(10))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    there, count = done.stdout.split()
+    assert there == "False" or int(count) < 2_000  # 120,000 without
