@@ -642,6 +642,29 @@ def test_the_impala_policy_wants_an_image(tmp_path):
     vecenv.close()
 
 
+@pytest.mark.parametrize("options", [[], ["--policy.name", "feed-forward"], ["--rnn.name", "lstm"]])
+def test_continuous_actions_begin_with_the_deviation_that_is_asked(options):
+    args = pufferl.load_config("pendulum", ["--policy.log-std-init", "-2", "--env.num-envs", "2", *options])
+    vecenv = pufferl.load_env("pendulum", args)
+    policy = pufferl.load_policy(args, vecenv, "pendulum")
+    found = [weight for name, weight in policy.named_parameters() if name.endswith("log_std")]
+    assert len(found) == 1 and found[0].tolist() == [-2.0]
+    vecenv.close()
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("cartpole", "-1", "no models.Decoder of continuous actions"),
+    ("pendulum", "3", "must lie within -10 and 2"), ("pendulum", "nan", "must"), ("pendulum", "-inf", "must")])
+def test_a_deviation_that_cannot_be_is_refused(name, value, message):
+    with pytest.raises(configuration.ConfigError, match=message):
+        args = pufferl.load_config(name, [f"--policy.log-std-init={value}", "--env.num-envs", "2"])
+        vecenv = pufferl.load_env(name, args)
+        try:
+            pufferl.load_policy(args, vecenv, name)
+        finally:
+            vecenv.close()
+
+
 class Unbounded(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Box(-np.inf, 1, (2,), np.float32)
