@@ -38,6 +38,7 @@ from torch import nn
 import emulation
 import kernels
 import pictures
+import recurrent
 
 
 class NetworkFault(TypeError):
@@ -832,6 +833,11 @@ class _TorchRecurrent(_Recurrent):
         T, N = observations.shape[:2]
         x, lookup = encode(self.policy, observations)
         resets, valid = self.flags(state, T, N, x.device)
+        memory = [state[name] for name in self.states]
+        if recurrent.fits(layer, x):
+            out, memory = recurrent.scan(layer, x, memory, resets, valid)
+            state.update(zip(self.states, memory, strict=True))
+            return decode(self.policy, out, *lookup)
         precision = contextlib.nullcontext()
         # where autocast takes these layers to float16, even if another precision was asked for
         if x.is_cuda:
@@ -841,7 +847,7 @@ class _TorchRecurrent(_Recurrent):
         # for these waits for a GPU or breaks a traced graph.
         look = x.device.type == "cpu" and not torch.compiler.is_compiling()
         events = (resets.any(1) | (valid == 0).any(1)).tolist() if look else [True] * T
-        memory, outputs, t = [state[name] for name in self.states], [], 0
+        outputs, t = [], 0
         while t < T:
             stop, whole = t + 1, not events[t] or (look and bool(live[t].all()))
             while stop < T and whole and not events[stop]:

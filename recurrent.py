@@ -1,0 +1,189 @@
+"""torch's LSTM and GRU over segments, on a CPU: two matrix products a step, and one kernel for all else.
+
+    out, memory = recurrent.scan(nn.LSTM(64, 64), x, (h, c), resets, valid)    # if recurrent.fits(layer, x)
+    python -m pytest tests/test_recurrent.py                                   # against the layers' own calls
+
+An agent's memory is cut where an episode begins. torch's layers cannot do that inside of a segment, so
+they would be called step by step, each time with a dozen small operations and their gradients. Here a
+step is `gates += h · W`, and a kernel; the gradients of the weights are one product for the whole segment.
+Formulas: Hochreiter and Schmidhuber 1997 and Cho et al. 2014, in the order and with the biases of torch.
+"""
+
+import torch
+from torch import nn
+
+import kernels
+from kernels import ONE, ZERO, distinct_driver, f32, sigmoid_cell
+
+COST = 5  # nanoseconds that a gate takes
+
+
+@kernels.cell
+def tanh_cell(x):
+    return f32(2.0) * sigmoid_cell(f32(2.0) * x) - ONE
+
+
+def fits(layer, x):
+    """Whether `scan` computes what layer(x) would: one of torch's own layers as torch made it, in float32 on a CPU."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return (type(layer) in SCANS and x.device.type == "cpu" and x.dtype == torch.float32
+            and not (layer.bidirectional or layer.batch_first or layer.proj_size or not layer.bias or any(hooks))
+            and not (layer.dropout and layer.training) and "forward" not in vars(layer)
+            and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
+            and not torch.onnx.is_in_onnx_export() and not nn.utils.parametrize.is_parametrized(layer))
+
+
+def scan(layer, x, memory, resets, valid):
+    """x (T, N, inputs) and memory, a list of (layers, N, H), through an nn.LSTM or nn.GRU -> out (T, N, H), new memory.
+    If resets (T, N) is 1, the memory is 0 before that step; if valid (T, N) is 0, it stays, and `out` is it."""
+    after = []
+    for k in range(layer.num_layers):
+        weights = [getattr(layer, f"{name}_l{k}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        x, *new = SCANS[type(layer)].apply(x, *weights, resets, valid, *(tensor[k] for tensor in memory))
+        after.append(new)
+    return x, [torch.stack(tensors) for tensors in zip(*after, strict=True)]
+
+
+def _begin(x, resets, state):
+    """The states before each step, (T + 1, N, H), of which the first is there; keep (T + 1, N): what each is multiplied
+    with."""
+    T, N = x.shape[:2]
+    keep = torch.ones(T + 1, N)
+    keep[:T] -= resets
+    before = [torch.empty(T + 1, *tensor.shape) for tensor in state]
+    for tensor, first in zip(before, state, strict=True):
+        torch.mul(first, keep[0].unsqueeze(1), out=tensor[0])
+    return before, keep
+
+
+def _step(driver, width, *arrays):
+    kernels.run(driver, len(arrays[0]), COST * width, *map(kernels.host, arrays))
+
+
+def _sums(slopes, inputs):
+    """The gradients of a weight and a bias that made `slopes` (T, N, G) from `inputs` (T, N, I)."""
+    flat = slopes.flatten(0, 1)
+    return flat.t() @ inputs.flatten(0, 1), flat.sum(0)
+
+
+# --------------------------------------------------------------------------------------------------
+# LSTM: gates i, f, g, o
+
+
+@distinct_driver
+def _lstm_lanes(begin, end, gates, h, c, valid, keep, out, next_h, next_c):
+    H = h.shape[1]
+    for n in range(begin, end):
+        i, f, g, o = gates[n, :H], gates[n, H : 2 * H], gates[n, 2 * H : 3 * H], gates[n, 3 * H :]
+        live = valid[n] != 0
+        for j in range(H):
+            i[j], f[j], g[j], o[j] = sigmoid_cell(i[j]), sigmoid_cell(f[j]), tanh_cell(g[j]), sigmoid_cell(o[j])
+            cell = f[j] * c[n, j] + i[j] * g[j]
+            new = o[j] * tanh_cell(cell) if live else h[n, j]
+            cell = cell if live else c[n, j]
+            out[n, j], next_h[n, j], next_c[n, j] = new, new * keep[n], cell * keep[n]
+
+
+@distinct_driver
+def _lstm_grad_lanes(begin, end, gates, c, valid, keep, grad_out, grad_h, grad_c):
+    # gates become their inputs' gradients; grad_h and grad_c those of this step's h and c, without h's part in the gates
+    H = c.shape[1]
+    for n in range(begin, end):
+        i, f, g, o = gates[n, :H], gates[n, H : 2 * H], gates[n, 2 * H : 3 * H], gates[n, 3 * H :]
+        live = valid[n] != 0
+        for j in range(H):
+            top = tanh_cell(f[j] * c[n, j] + i[j] * g[j])
+            dh = grad_out[n, j] + keep[n] * grad_h[n, j]
+            before = keep[n] * grad_c[n, j]
+            dc = before + dh * o[j] * (ONE - top * top)
+            di, df = dc * g[j] * i[j] * (ONE - i[j]), dc * c[n, j] * f[j] * (ONE - f[j])
+            dg, do = dc * i[j] * (ONE - g[j] * g[j]), dh * top * o[j] * (ONE - o[j])
+            grad_h[n, j], grad_c[n, j] = ZERO if live else dh, dc * f[j] if live else before
+            i[j], f[j] = di if live else ZERO, df if live else ZERO
+            g[j], o[j] = dg if live else ZERO, do if live else ZERO
+
+
+class _LSTM(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h, c):
+        (hs, cs), keep = _begin(x, resets, (h, c))
+        gates, out = nn.functional.linear(x, weight_ih, bias_ih + bias_hh), torch.empty_like(hs[1:])
+        for t in range(len(x)):
+            gates[t].addmm_(hs[t], weight_hh.t())
+            _step(_lstm_lanes, gates.shape[2], gates[t], hs[t], cs[t], valid[t], keep[t + 1],
+                  out[t], hs[t + 1], cs[t + 1])
+        ctx.save_for_backward(x, weight_ih, weight_hh, valid, keep, hs, cs, gates)
+        return out, hs[-1].clone(), cs[-1].clone()
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_h, grad_c):
+        x, weight_ih, weight_hh, valid, keep, hs, cs, gates = ctx.saved_tensors
+        gates, grad_out, grad_h, grad_c = gates.clone(), grad_out.contiguous(), grad_h.clone(), grad_c.clone()
+        for t in reversed(range(len(x))):
+            _step(_lstm_grad_lanes, gates.shape[2], gates[t], cs[t], valid[t], keep[t + 1], grad_out[t], grad_h, grad_c)
+            grad_h.addmm_(gates[t], weight_hh)
+        (grad_ih, grad_bias), (grad_hh, _) = _sums(gates, x), _sums(gates, hs[:-1])
+        first = keep[0].unsqueeze(1)
+        return gates @ weight_ih, grad_ih, grad_hh, grad_bias, grad_bias, None, None, grad_h * first, grad_c * first
+
+
+# --------------------------------------------------------------------------------------------------
+# GRU: gates r, z, n; what the memory gives n is multiplied by r
+
+
+@distinct_driver
+def _gru_lanes(begin, end, gates, inner, h, valid, keep, out, next_h):
+    H = h.shape[1]
+    for k in range(begin, end):
+        r, z, n = gates[k, :H], gates[k, H : 2 * H], gates[k, 2 * H :]
+        of_r, of_z, of_n, live = inner[k, :H], inner[k, H : 2 * H], inner[k, 2 * H :], valid[k] != 0
+        for j in range(H):
+            r[j], z[j] = sigmoid_cell(r[j] + of_r[j]), sigmoid_cell(z[j] + of_z[j])
+            n[j] = tanh_cell(n[j] + r[j] * of_n[j])
+            new = n[j] + z[j] * (h[k, j] - n[j]) if live else h[k, j]
+            out[k, j], next_h[k, j] = new, new * keep[k]
+
+
+@distinct_driver
+def _gru_grad_lanes(begin, end, gates, inner, h, valid, keep, grad_out, grad_h):
+    # gates and inner become the gradients of what the input and the memory gave them
+    H = h.shape[1]
+    for k in range(begin, end):
+        r, z, n = gates[k, :H], gates[k, H : 2 * H], gates[k, 2 * H :]
+        of_r, of_z, of_n, live = inner[k, :H], inner[k, H : 2 * H], inner[k, 2 * H :], valid[k] != 0
+        for j in range(H):
+            dh = grad_out[k, j] + keep[k] * grad_h[k, j]
+            dn = dh * (ONE - z[j]) * (ONE - n[j] * n[j])
+            dz, dr = dh * (h[k, j] - n[j]) * z[j] * (ONE - z[j]), dn * of_n[j] * r[j] * (ONE - r[j])
+            grad_h[k, j] = dh * z[j] if live else dh
+            of_r[j], of_z[j], of_n[j] = dr if live else ZERO, dz if live else ZERO, dn * r[j] if live else ZERO
+            r[j], z[j], n[j] = of_r[j], of_z[j], dn if live else ZERO
+
+
+class _GRU(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h):
+        (hs,), keep = _begin(x, resets, (h,))
+        gates, out = nn.functional.linear(x, weight_ih, bias_ih), torch.empty_like(hs[1:])
+        inner = torch.empty_like(gates)
+        for t in range(len(x)):
+            torch.addmm(bias_hh, hs[t], weight_hh.t(), out=inner[t])
+            _step(_gru_lanes, gates.shape[2], gates[t], inner[t], hs[t], valid[t], keep[t + 1], out[t], hs[t + 1])
+        ctx.save_for_backward(x, weight_ih, weight_hh, valid, keep, hs, gates, inner)
+        return out, hs[-1].clone()
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_h):
+        x, weight_ih, weight_hh, valid, keep, hs, gates, inner = ctx.saved_tensors
+        gates, inner, grad_out, grad_h = gates.clone(), inner.clone(), grad_out.contiguous(), grad_h.clone()
+        for t in reversed(range(len(x))):
+            _step(_gru_grad_lanes, gates.shape[2], gates[t], inner[t], hs[t], valid[t], keep[t + 1],
+                  grad_out[t], grad_h)
+            grad_h.addmm_(inner[t], weight_hh)
+        (grad_ih, bias_ih), (grad_hh, bias_hh) = _sums(gates, x), _sums(inner, hs[:-1])
+        return gates @ weight_ih, grad_ih, grad_hh, bias_ih, bias_hh, None, None, grad_h * keep[0].unsqueeze(1)
+
+
+SCANS = {nn.LSTM: _LSTM, nn.GRU: _GRU}

@@ -1,0 +1,103 @@
+"""recurrent.py against torch's own layers, called step by step."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import kernels
+import recurrent
+
+KINDS = [nn.LSTM, nn.GRU]
+
+
+def by_steps(layer, x, memory, resets, valid):
+    """The layer's own call at each step, its memory cut and held as models._TorchRecurrent says."""
+    out = []
+    for t in range(len(x)):
+        memory = [tensor * (1 - resets[t].float())[:, None] for tensor in memory]
+        step, new = layer(x[t : t + 1], tuple(memory) if len(memory) > 1 else memory[0])
+        new = new if len(memory) > 1 else [new]
+        memory = [torch.where(valid[t, :, None] != 0, after, before) for after, before in zip(new, memory, strict=True)]
+        out.append(step)
+    return torch.cat(out), memory
+
+
+def case(kind, T, N, inputs, hidden, layers, seed=0):
+    torch.manual_seed(seed)
+    layer = kind(inputs, hidden, layers)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, 0.0, 0.6)
+    x = torch.randn(T, N, inputs, requires_grad=True)
+    memory = [torch.randn(layers, N, hidden, requires_grad=True) for _ in range(2 if kind is nn.LSTM else 1)]
+    return layer, x, memory, (torch.rand(T, N) < 0.2).to(torch.uint8), (torch.rand(T, N) < 0.8).to(torch.uint8)
+
+
+def results(function, layer, x, memory, resets, valid):
+    """Outputs of live agents, memory, and the gradients of everything by a random slope of them."""
+    out, after = function(layer, x, memory, resets, valid)
+    found = [torch.where(valid[..., None] != 0, out, 0.0), *after]
+    random = torch.Generator().manual_seed(5)
+    loss = sum((each * torch.randn(each.shape, generator=random)).sum() for each in found)
+    return [each.detach() for each in found] + list(torch.autograd.grad(loss, [x, *memory, *layer.parameters()]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(T=st.integers(1, 9), N=st.integers(1, 9), inputs=st.integers(1, 7), hidden=st.integers(1, 33),
+       threads=st.sampled_from([1, 2]))
+def test_a_segment_is_what_the_layer_gives_step_by_step(kind, T, N, inputs, hidden, threads):
+    data = case(kind, T, N, inputs, hidden, 1)
+    with kernels.threads(threads):
+        ours = results(recurrent.scan, *data)
+    for found, expected in zip(ours, results(by_steps, *data), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_layers_hold_a_dead_agent_in_each(kind):
+    layer, x, memory, resets, valid = case(kind, 12, 5, 4, 16, 3)
+    ours, after = recurrent.scan(layer, x, memory, resets, torch.ones_like(valid))
+    theirs, expected = by_steps(layer, x, memory, resets, torch.ones_like(valid))
+    torch.testing.assert_close([ours, *after], [theirs, *expected], atol=2e-5, rtol=1e-4)
+    _, held = recurrent.scan(layer, x, memory, torch.zeros_like(resets), torch.zeros_like(valid))
+    torch.testing.assert_close(held, memory)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_work_that_is_worth_two_threads_gives_the_same_bits(kind):
+    data = case(kind, 3, 700, 8, 64, 1)
+    found = []
+    for threads in (1, 2):
+        with kernels.threads(threads):
+            found.append(results(recurrent.scan, *data))
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_that_is_kept_gives_the_same_gradients_twice(kind):
+    layer, *data = case(kind, 4, 3, 2, 5, 2)
+    loss = recurrent.scan(layer, *data)[0].square().sum()
+    first = torch.autograd.grad(loss, layer.parameters(), retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(loss, layer.parameters())))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_that_somebody_has_changed_runs_itself(kind):
+    class Own(kind):
+        pass
+
+    x = torch.zeros(2, 3, 4)
+    assert recurrent.fits(kind(4, 5, 2), x)
+    hooked, replaced, dropping = kind(4, 5), kind(4, 5), kind(4, 5, 2, dropout=0.5)
+    hooked.register_forward_hook(lambda *_: None)
+    replaced.forward = kind.forward.__get__(replaced)
+    parametrized = nn.utils.parametrizations.weight_norm(kind(4, 5), "weight_hh_l0")
+    for layer in (Own(4, 5), hooked, replaced, dropping, parametrized, kind(4, 5, bidirectional=True),
+                  kind(4, 5, bias=False), kind(4, 5, batch_first=True)):
+        assert not recurrent.fits(layer, x)
+    assert recurrent.fits(dropping.eval(), x)
+    assert not recurrent.fits(kind(4, 5), x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not recurrent.fits(kind(4, 5), x)
