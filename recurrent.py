@@ -86,7 +86,7 @@ def _lstm_lanes(begin, end, gates, h, c, valid, keep, out, next_h, next_c):
 
 @distinct_driver
 def _lstm_grad_lanes(begin, end, gates, c, valid, keep, grad_out, grad_h, grad_c):
-    # gates become their inputs' gradients; grad_h and grad_c those of this step's h and c, without h's part in the gates
+    # gates become their inputs' gradients; grad_h and grad_c those of this step's h and c, less h's part in the gates
     H = c.shape[1]
     for n in range(begin, end):
         i, f, g, o = gates[n, :H], gates[n, H : 2 * H], gates[n, 2 * H : 3 * H], gates[n, 3 * H :]
