@@ -231,8 +231,8 @@ class Train:
     the cores; for several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the matrix products. All else stays float32; on a GPU float32 products are computed as TF32. bfloat16 is
-    worth it on a processor that has it (AVX-512 BF16): Breakout then trains about 1.5 times as fast (docs/LOG.md).
-    On others it gives the same results, not faster."""
+    worth it on a processor that has it (AVX-512 BF16, AMX): Breakout trains 1.5 times as fast, Atari twice. On others
+    the default network gives the same results, not faster; any other network goes on in float32, and says so."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"
