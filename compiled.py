@@ -583,6 +583,7 @@ class Compiled(engines.Restated, engines.Autograd):
     learning its share of the minibatch's segments."""
 
     name, Sample = "compiled", Sample
+    through_torch = False
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)

@@ -75,6 +75,7 @@ class Autograd:
     """
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
+    through_torch = True  # the network's products are torch's own, on a CPU
     in_parts = True  # a minibatch goes through the network in parts small enough for a cache
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
@@ -82,11 +83,11 @@ class Autograd:
         self.horizon, self.num_agents, self.segments, self.first_agent = (
             config["horizon"], vecenv.num_agents, segments, first_agent)
         self.precision = getattr(torch, config["precision"])
-        if self.name == "autograd" and self.precision == torch.bfloat16 and not has_bfloat16():
+        if self.through_torch and self.precision == torch.bfloat16 and not has_bfloat16():
             self.precision = torch.float32
             if ranks.connect().rank == 0:
-                print("precision: float32, because torch takes up to ten times as long for bfloat16 on a processor "
-                      "without it", file=sys.stderr)
+                print("precision: float32, because torch takes up to ten times as long for bfloat16, which was asked "
+                      "for, on a processor without it; --train.precision float32 asks for that", file=sys.stderr)
         self.chooses = bool(vecenv.action_heads)
         self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
         # numbers in the decoder's output: the logits or means, and the value

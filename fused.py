@@ -203,6 +203,7 @@ class Graphs(engines.Autograd):
     """
 
     name, rollout_name = "autograd", "graphs"
+    through_torch = False  # on a GPU, which has bfloat16
     in_parts = False  # a GPU is faster with all of a minibatch at once
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):

@@ -100,11 +100,12 @@ class Decoder(nn.Linear):
 
 def begin_with(policy, log_std):
     """Have the policy's continuous actions begin with a deviation of e^log_std. TypeError if it has
-    no Decoder with one, or if that is no deviation to learn with."""
+    no Decoder with one, or if log_std is not within -10 and 2."""
     decoders = [module for module in policy.modules()
                 if isinstance(module, Decoder) and module.log_std is not None]
     if not decoders:
-        raise TypeError("this network has no models.Decoder of continuous actions, which would begin with it.")
+        raise TypeError("this network has no models.Decoder of continuous actions, which would begin with it. "
+                        "Take --policy.log-std-init 0, and begin with it in the network itself.")
     if not -10 <= log_std <= 2:
         raise TypeError("must lie within -10 and 2, deviations of 0.00005 and 7.")
     for decoder in decoders:

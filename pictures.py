@@ -41,10 +41,12 @@ class Bytes(nn.Module):
 
 def blocks(x, side):
     """Pictures (B, C, H, W) as (B, H / side, W / side, C · side²): each block of side × side pixels becomes
-    the channels of one, in the order of C, rows, columns."""
+    the channels of one, in the order of C, rows, columns. H and W must be multiples of `side`."""
     B, C, H, W = x.shape
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(side)
-    if x.dtype == torch.uint8 and whole and x.is_contiguous() and x.data_ptr() % side == 0:
+    # is_contiguous does not look at the strides of dimensions of one element; a view as larger numbers does
+    even = x.stride(3) == 1 and all(n % side == 0 for n in (x.storage_offset(), x.data_ptr(), *x.stride()[:3]))
+    if x.dtype == torch.uint8 and whole and x.is_contiguous() and even and x.numel():
         # the pixels of a block's row move as one number
         rows = x.view(whole).view(B, C, H // side, side, W // side).permute(0, 2, 4, 1, 3).contiguous().view(x.dtype)
         return rows.view(B, H // side, W // side, -1)
@@ -56,7 +58,8 @@ class BytesConvolution(nn.Conv2d):
 
     A kernel that moves by `stride` pixels over few channels is the same as a small kernel that moves by one over blocks
     of stride × stride pixels, whose pixels are its channels. Processors' convolutions want many channels, and take that
-    up to twice as fast. The scale goes into the weights. ValueError if `size` is no multiple of `stride`.
+    up to twice as fast. The scale goes into the weights. ValueError if `size` is no multiple of `stride`, or if a
+    picture is smaller than the kernel.
     """
 
     def __init__(self, channels, outputs, size, stride, last=False, scale=1 / 255):
@@ -70,6 +73,9 @@ class BytesConvolution(nn.Conv2d):
         if plain():
             return super().forward(x * self.scale)
         side, (size, _) = self.stride[0], self.kernel_size
+        if min(x.shape[2:]) < size:
+            raise ValueError(f"BytesConvolution: pictures of {x.shape[2]} × {x.shape[3]} are smaller than the kernel, "
+                             f"{size} × {size}; take a smaller kernel.")
         # pixels at the right and the bottom that no kernel reaches
         height, width = (n - (n - size) % side for n in x.shape[2:])
         x = x if (height, width) == x.shape[2:] else x[:, :, :height, :width].contiguous()
@@ -142,28 +148,31 @@ class _NormReLU(torch.autograd.Function):
     def forward(ctx, x, weight, bias, eps):
         x = x.contiguous(memory_format=torch.channels_last)
         out, moments = torch.empty_like(x), torch.empty(len(x), 2)
-        kernels.run(_norm_relu_lanes, len(x), x[0].numel(), *map(kernels.host, (_pixels(x), weight, bias)), f32(eps),
-                    *map(kernels.host, (moments, _pixels(out))))
+        kernels.run(_norm_relu_lanes, len(x), x.shape[1:].numel(), *map(kernels.host, (_pixels(x), weight, bias)),
+                    f32(eps), *map(kernels.host, (moments, _pixels(out))))
         ctx.save_for_backward(x, weight, bias, moments)
         return out
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out):
         x, weight, bias, moments = ctx.saved_tensors
         grad_out = grad_out.contiguous(memory_format=torch.channels_last)
         grad, sums = torch.empty_like(x), torch.empty(len(x), 2, len(weight))
-        kernels.run(_norm_relu_grad_lanes, len(x), x[0].numel(), *map(kernels.host, (
+        kernels.run(_norm_relu_grad_lanes, len(x), x.shape[1:].numel(), *map(kernels.host, (
             _pixels(x), weight, bias, moments, _pixels(grad_out), _pixels(grad), sums)))
         return grad, *sums.sum(0), None
 
 
 class NormReLU(nn.GroupNorm):
-    """ReLU of nn.GroupNorm with one group: (B, C, H, W) -> the same shape and type. Statistics are in float32."""
+    """ReLU of nn.GroupNorm with one group: (B, C, H, W) -> the same shape. On a CPU the type stays,
+    and its gradient has none of its own."""
 
     def __init__(self, channels):
         super().__init__(1, channels)
 
     def forward(self, x):
-        if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16) or plain():
+        known = x.dtype in (torch.float32, torch.bfloat16) and self.weight.dtype == torch.float32 and x.dim() == 4
+        if x.device.type != "cpu" or not known or plain():
             return torch.relu(super().forward(x))
         return _NormReLU.apply(x, self.weight, self.bias, self.eps)

@@ -45,9 +45,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
         print("loading torch and numba", file=sys.stderr)
 
-# torch's threads wait for the next operation for a fifth to half of a millisecond, because to wake one
-# takes a tenth; then they sleep, because those that spin keep the cores from the threads that they
-# wait for. (docs/LOG.md)
+# torch's threads spin for 0.2 to 0.5 ms after an operation, because to wake one takes 0.1 ms. Then they
+# sleep, because those that spin keep the cores from the threads that they wait for. (docs/LOG.md)
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
 # All queues that a GPU has, in place of 8: streams that share one wait for each other. CUDA reads

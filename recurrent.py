@@ -35,7 +35,8 @@ def fits(layer, x):
 
 def scan(layer, x, memory, resets, valid):
     """x (T, N, inputs) and memory, a list of (layers, N, H), through an nn.LSTM or nn.GRU -> out (T, N, H), new memory.
-    If resets (T, N) is 1, the memory is 0 before that step; if valid (T, N) is 0, it stays, and `out` is it."""
+    If resets (T, N) is 1, the memory is 0 before that step. If valid (T, N) is 0, the memory stays, and `out` repeats
+    h. The gradient has none of its own: create_graph raises a RuntimeError."""
     after = []
     for k in range(layer.num_layers):
         weights = [getattr(layer, f"{name}_l{k}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
@@ -45,11 +46,11 @@ def scan(layer, x, memory, resets, valid):
 
 
 def _begin(x, resets, state):
-    """The states before each step, (T + 1, N, H), of which the first is there; keep (T + 1, N): what each is multiplied
-    with."""
+    """The states before each step, (T + 1, N, H), of which the first is there, and keep (T + 1, N), with which they
+    are multiplied: 0 where an episode begins, else 1."""
     T, N = x.shape[:2]
     keep = torch.ones(T + 1, N)
-    keep[:T] -= resets
+    keep[:T] -= resets.to(keep.dtype)
     before = [torch.empty(T + 1, *tensor.shape) for tensor in state]
     for tensor, first in zip(before, state, strict=True):
         torch.mul(first, keep[0].unsqueeze(1), out=tensor[0])
@@ -117,6 +118,7 @@ class _LSTM(torch.autograd.Function):
         return out, hs[-1].clone(), cs[-1].clone()
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out, grad_h, grad_c):
         x, weight_ih, weight_hh, valid, keep, hs, cs, gates = ctx.saved_tensors
         gates, grad_out, grad_h, grad_c = gates.clone(), grad_out.contiguous(), grad_h.clone(), grad_c.clone()
@@ -175,6 +177,7 @@ class _GRU(torch.autograd.Function):
         return out, hs[-1].clone()
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out, grad_h):
         x, weight_ih, weight_hh, valid, keep, hs, gates, inner = ctx.saved_tensors
         gates, inner, grad_out, grad_h = gates.clone(), inner.clone(), grad_out.contiguous(), grad_h.clone()

@@ -62,6 +62,30 @@ class Floats(nn.Module):
         return (x.movedim(-1, 1) if self.last else x) / 255
 
 
+@pytest.mark.parametrize("make", [
+    lambda: torch.randint(0, 256, (2, 84, 84, 1), dtype=torch.uint8).movedim(3, 1),  # one channel, last
+    lambda: torch.randint(0, 256, (1, 4 * 84 * 84 + 3), dtype=torch.uint8)[:, 3:].view(1, 4, 84, 84),  # begins at 3
+    lambda: torch.randint(0, 256, (3, 4 * 84 * 84 + 1), dtype=torch.uint8)[:1, :-1].view(1, 4, 84, 84),
+    lambda: torch.zeros(0, 4, 84, 84, dtype=torch.uint8),
+], ids=["one channel", "odd offset", "odd stride", "none"])
+def test_blocks_of_any_memory(make):
+    x = make()
+    B, C, H, W = x.shape
+    expected = x.reshape(B, C, H // 4, 4, W // 4, 4).permute(0, 2, 4, 1, 3, 5).reshape(B, H // 4, W // 4, 16 * C)
+    assert torch.equal(pictures.blocks(x, 4), expected)
+
+
+def test_a_picture_smaller_than_the_kernel_is_refused():
+    with pytest.raises(ValueError, match="pictures of 5 × 84 are smaller than the kernel, 8 × 8"):
+        pictures.BytesConvolution(4, 8, 8, 4)(torch.zeros(1, 4, 5, 84, dtype=torch.uint8))
+
+
+def test_a_norm_in_bfloat16_is_torchs():
+    ours, x = pictures.NormReLU(4).bfloat16(), torch.randn(2, 4, 3, 3).bfloat16()
+    assert torch.equal(ours(x), torch.relu(nn.GroupNorm(1, 4).bfloat16()(x)))
+    assert pictures.NormReLU(4)(torch.zeros(0, 4, 3, 3)).shape == (0, 4, 3, 3)
+
+
 def test_a_kernel_that_is_no_multiple_of_its_stride_is_refused():
     with pytest.raises(ValueError, match="a kernel of 5 is not a multiple of the stride 2"):
         pictures.BytesConvolution(3, 8, 5, 2)

@@ -84,6 +84,16 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_flags_may_be_bool_and_a_second_derivative_is_refused(kind):
+    layer, x, memory, resets, valid = case(kind, 4, 3, 2, 5, 1)
+    out, _ = recurrent.scan(layer, x, memory, resets.bool(), valid.bool())
+    assert torch.equal(out, recurrent.scan(layer, x, memory, resets, valid)[0])
+    slope, = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_that_somebody_has_changed_runs_itself(kind):
     class Own(kind):
         pass
