@@ -1306,15 +1306,16 @@ def load_policy(args, vecenv, env_name=""):
 def shape_actions(policy, space, settings, weights):
     """policy.log_std_init, and models.squash if it is wanted or if these weights were trained so;
     ConfigError if either cannot be."""
-    kept, setting = weights.get("action_squash"), "log_std_init"
+    kept, first = weights.get("action_squash"), settings["log_std_init"]
+    asked = f"policy.log_std_init = {first}"
     try:
-        if settings[setting] != 0:
-            models.begin_with(policy, settings[setting])
-        setting = "squash"
-        if settings[setting] == "tanh" or kept is not None:
+        if first != 0:
+            models.begin_with(policy, first)
+        asked = "policy.squash = tanh"
+        if settings["squash"] == "tanh" or kept is not None:
             models.squash(policy, space)
     except TypeError as error:
-        raise ConfigError(f"policy.{setting} = {settings[setting]}: {error}") from None
+        raise ConfigError(f"{asked}: {error}") from None
     if kept is not None and not torch.equal(kept, policy.action_squash):
         raise ConfigError(f"these weights were trained to act between other bounds than {space} has; take the "
                           "environment and the settings that they were trained with.")

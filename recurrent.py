@@ -61,10 +61,13 @@ def _step(driver, width, *arrays):
     kernels.run(driver, len(arrays[0]), COST * width, *map(kernels.host, arrays))
 
 
-def _sums(slopes, inputs):
-    """The gradients of a weight and a bias that made `slopes` (T, N, G) from `inputs` (T, N, I)."""
-    flat = slopes.flatten(0, 1)
-    return flat.t() @ inputs.flatten(0, 1), flat.sum(0)
+def _of_weight(slopes, inputs):
+    """The gradient of a weight that made what has the gradient `slopes` (T, N, G) from `inputs` (T, N, I)."""
+    return slopes.flatten(0, 1).t() @ inputs.flatten(0, 1)
+
+
+def _of_bias(slopes):
+    return slopes.flatten(0, 1).sum(0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -125,9 +128,9 @@ class _LSTM(torch.autograd.Function):
         for t in reversed(range(len(x))):
             _step(_lstm_grad_lanes, gates.shape[2], gates[t], cs[t], valid[t], keep[t + 1], grad_out[t], grad_h, grad_c)
             grad_h.addmm_(gates[t], weight_hh)
-        (grad_ih, grad_bias), (grad_hh, _) = _sums(gates, x), _sums(gates, hs[:-1])
-        first = keep[0].unsqueeze(1)
-        return gates @ weight_ih, grad_ih, grad_hh, grad_bias, grad_bias, None, None, grad_h * first, grad_c * first
+        first, bias = keep[0].unsqueeze(1), _of_bias(gates)  # both biases are added to all gates
+        return (gates @ weight_ih, _of_weight(gates, x), _of_weight(gates, hs[:-1]), bias, bias, None, None,
+                grad_h * first, grad_c * first)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -185,8 +188,8 @@ class _GRU(torch.autograd.Function):
             _step(_gru_grad_lanes, gates.shape[2], gates[t], inner[t], hs[t], valid[t], keep[t + 1],
                   grad_out[t], grad_h)
             grad_h.addmm_(inner[t], weight_hh)
-        (grad_ih, bias_ih), (grad_hh, bias_hh) = _sums(gates, x), _sums(inner, hs[:-1])
-        return gates @ weight_ih, grad_ih, grad_hh, bias_ih, bias_hh, None, None, grad_h * keep[0].unsqueeze(1)
+        return (gates @ weight_ih, _of_weight(gates, x), _of_weight(inner, hs[:-1]), _of_bias(gates), _of_bias(inner),
+                None, None, grad_h * keep[0].unsqueeze(1))
 
 
 SCANS = {nn.LSTM: _LSTM, nn.GRU: _GRU}
