@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-OPTIONS = ("-std=c++17", "-prec-div=false")  # a float's division within 2 units in the last place
+# -default-device: NVRTC before 13.5 takes a lambda for a function of the host without it.
+OPTIONS = ("-std=c++17", "-default-device", "-prec-div=false")  # a float's division within 2 units in the last place
 
 # What a translated cell may call, for whatever type it is called with.
 PRELUDE = """

@@ -88,7 +88,11 @@ typedef decltype(sizeof(0)) uint64_t, uintptr_t;
 #define _Alignas alignas
 #define _Static_assert static_assert
 #define restrict __restrict__
+#ifdef __CUDACC_RTC__  // NVRTC has no __builtin_offsetof before 13.5
+#define offsetof(type, member) __INTADDR__(&((type *)0)->member)
+#else
 #define offsetof __builtin_offsetof
+#endif
 #define __builtin_ctz(word) (__ffs((int)(word)) - 1)
 #define __builtin_ctzl(word) (__ffsll((long long)(word)) - 1)
 #define __builtin_ctzll __builtin_ctzl

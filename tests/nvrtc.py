@@ -21,6 +21,9 @@ def library():
              for path in glob.glob(os.path.join(folder, "*", "lib", "libnvrtc.so*"))]
     for path in [*found, "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]:
         try:
+            # Before 13.5 it asks for this one by name alone, which is found if it is there already.
+            for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so*")):
+                ctypes.CDLL(builtins)
             return ctypes.CDLL(path)
         except OSError:
             continue
