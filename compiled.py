@@ -1,4 +1,5 @@
-"""The default network (models.MinGRUPolicy) on a CPU, restated in few calls.
+"""The default network (models.MinGRUPolicy) and the one without memory (models.FeedForward) on a CPU,
+restated in few calls.
 
     python pufferl.py train breakout --train.engine compiled     # auto takes it, too
     python -m pytest tests/test_compiled.py       # the products against numpy's float64
@@ -26,6 +27,7 @@ from numba.extending import overload
 
 import engines
 import kernels
+import models
 import ocean
 from arena import clock
 from kernels import bfloat_of_float, distinct_driver, driver, f32, host, run, u16, u32, u64
@@ -190,8 +192,25 @@ def add_rows(rows, total):
             total[c] += numbers[first + c]
 
 
+@distinct_driver
+def _rectify(rows):
+    """max(rows, 0), in place; NaN stays NaN."""
+    numbers = rows.reshape(-1)
+    for i in range(len(numbers)):
+        numbers[i] = f32(0) if numbers[i] < f32(0) else numbers[i]
+
+
+@distinct_driver
+def _rectify_grad(grad, rows):
+    """grad where _rectify's result is not 0, else 0, in place."""
+    numbers, results = grad.reshape(-1), rows.reshape(-1)
+    for i in range(len(numbers)):
+        numbers[i] = numbers[i] if results[i] > f32(0) else f32(0)
+
+
 # --------------------------------------------------------------------------------------------------
-# The whole network's step, a block of agents at a time: results between the layers stay in cache
+# The whole network's step, a block of agents at a time: results between the layers stay in cache.
+# A network without memory has a state of None, by which numba leaves out what is not its own.
 
 
 @distinct_driver
@@ -221,10 +240,16 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         _read_observations(block, stop, observations, encoder[2], encoder[3], seen[rows])
         multiply_rows(n, seen[rows], encoder[0], encoder[1], 0, x[rows])
         now, then = x[rows], y[rows]
+        if state is None:
+            _rectify(now)
         for i in range(len(layers)):
-            multiply_rows(n, now, layers[i][0], layers[i][1], 0, hgp[rows])
-            kernels._mingru_step_lanes(0, n, hgp[rows], now, state[i][block:stop], resets[block:stop],
-                                       valid[block:stop], then)
+            if state is None:
+                multiply_rows(n, now, layers[i][0], layers[i][1], 0, then)
+                _rectify(then)
+            else:
+                multiply_rows(n, now, layers[i][0], layers[i][1], 0, hgp[rows])
+                kernels._mingru_step_lanes(0, n, hgp[rows], now, state[i][block:stop],
+                                           resets[block:stop], valid[block:stop], then)
             now, then = then, now
         multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
 
@@ -253,9 +278,10 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
         resets[k], valid[k] = 0, 1
         for j in range(observations.shape[1]):
             observations[k, j] = final_observations[begin + chosen[k], j]
-        for layer in range(len(state)):
-            for j in range(kept[layer].shape[1]):
-                kept[layer][k, j] = state[layer][chosen[k], j]
+        if state is not None:
+            for layer in range(len(state)):
+                for j in range(kept[layer].shape[1]):
+                    kept[layer][k, j] = state[layer][chosen[k], j]
     _policy_step_cpu(0, count, observations, network, kept, resets, valid, scratch)
     for k in range(count):
         bootstraps[begin + chosen[k]] = outputs[k, outputs.shape[1] - 1]
@@ -297,10 +323,11 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
             kernels._sample_continuous_lanes(0, n, outputs, log_std, squash, *random,
                                              samples[t, begin:end], *drawn)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
-    for layer in range(len(state)):  # the last row needs V alone: a copy keeps the state as it is
-        for i in range(n):
-            for j in range(kept[layer].shape[1]):
-                kept[layer][i, j] = state[layer][i, j]
+    if state is not None:  # the last row needs V alone: a copy keeps the state as it is
+        for layer in range(len(state)):
+            for i in range(n):
+                for j in range(kept[layer].shape[1]):
+                    kept[layer][i, j] = state[layer][i, j]
     _policy_step_cpu(0, n, now, network, kept, flags[0], flags[1], scratch)
     for i in range(n):
         values[horizon, begin + i] = outputs[i, outputs.shape[1] - 1]
@@ -320,20 +347,26 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     kernels._gather_lanes(0, n, observations, index, start, encoder[2], encoder[3],
                           seen[:rows].reshape(T, n, D))
     multiply_rows(rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
+    if initial is None:
+        _rectify(xs[0][:rows])
     for i in range(len(layers)):
-        memory = states[i][: rows + n].reshape(T + 1, n, H)
-        for m in range(n):
-            for j in range(H):
-                memory[0, m, j] = initial[i][index[start + m], j]
-        multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
-        hgp = hgps[i][:rows].reshape(T, n, 3 * H)
-        kernels._mingru_scan_lanes(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets, valid,
-                                   index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
+        if initial is None:
+            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, xs[i + 1])
+            _rectify(xs[i + 1][:rows])
+        else:
+            memory = states[i][: rows + n].reshape(T + 1, n, H)
+            for m in range(n):
+                for j in range(H):
+                    memory[0, m, j] = initial[i][index[start + m], j]
+            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
+            hgp = hgps[i][:rows].reshape(T, n, 3 * H)
+            kernels._mingru_scan_lanes(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets,
+                                       valid, index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
     multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
 
 
 @driver
-def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients):
+def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scratch, gradients):
     """Add the gradients of the weights over those segments, given those of the outputs; overwrites
     the activations. back: the packed weights of layers and decoder, for the gradients of their
     inputs."""
@@ -341,20 +374,30 @@ def _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gra
     seen, xs, hgps, states, _, grad_outputs, grad_log_std, grad_x, sums = scratch
     encoder, inner, decoder, log_std = gradients
     H, rows, half = grad_x.shape[1], T * n, halved(network[0][0])
+    zeros = np.zeros(H, f32)
     grad, grad_out = grad_x[:rows], grad_outputs[:rows]
     accumulate_rows(False, grad_out, xs[len(layers)][:rows], decoder[0])
     add_rows(grad_out, decoder[1])
     add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
-    multiply_rows(rows, grad_out, back[1], np.zeros(H, f32), 0, grad)
+    multiply_rows(rows, grad_out, back[1], zeros, 0, grad)
     for k in range(len(layers)):
         i = len(layers) - 1 - k
         hgp, x = hgps[i][:rows], xs[i][:rows]
-        kernels._mingru_scan_grad_lanes(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
-                                        states[i][: rows + n].reshape(T + 1, n, H), resets, valid,
-                                        index, start, grad.reshape(T, n, H), sums[:n])
-        accumulate_rows(half, hgp, x, inner[i][0])
-        add_rows(sums[:n], inner[i][1])
-        multiply_rows(rows, hgp, back[0][i], grad.reshape(-1), H, grad)
+        if initial is None:
+            _rectify_grad(grad, xs[i + 1][:rows])
+            accumulate_rows(half, grad, x, inner[i][0])
+            add_rows(grad, inner[i][1])
+            multiply_rows(rows, grad, back[0][i], zeros, 0, hgp)
+            grad = hgp
+        else:
+            kernels._mingru_scan_grad_lanes(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
+                                            states[i][: rows + n].reshape(T + 1, n, H), resets,
+                                            valid, index, start, grad.reshape(T, n, H), sums[:n])
+            accumulate_rows(half, hgp, x, inner[i][0])
+            add_rows(sums[:n], inner[i][1])
+            multiply_rows(rows, hgp, back[0][i], grad.reshape(-1), H, grad)
+    if initial is None:
+        _rectify_grad(grad, xs[0][:rows])
     accumulate_rows(half, grad, seen[:rows], encoder[0])
     add_rows(grad, encoder[1])
 
@@ -411,7 +454,7 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
               log_std, squash,
               grad_log_std[:rows].reshape(T, n, width - 1), index, start, masked, masks, heads,
               rollout, written, parts)
-        _backward_cpu(n, T, resets, valid, index, start, network, back, scratch, gradients)
+        _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scratch, gradients)
         _ask_ahead(observations, index, *following, T, 2)
 
 
@@ -436,8 +479,22 @@ def _pack_all_cpu(encoder, layers, decoder, packed, packed_layers, packed_decode
     pack(decoder, back_decoder)
 
 
+def maps(policy):
+    """The names of a network's linear maps: the encoder's first, those of its layers, the decoder."""
+    if isinstance(policy, models.MinGRUPolicy):
+        return "encoder", [f"rnn.layers.{i}" for i in range(policy.num_layers)], "decoder"
+    inside = "policy." if isinstance(policy, models.Normalized) else ""
+    inner = range(2, len(policy.get_submodule(f"{inside}encoder")), 2)  # a ReLU after each
+    return f"{inside}encoder.0", [f"{inside}encoder.{i}" for i in inner], f"{inside}decoder"
+
+
+def _layers(state):
+    """The recurrent state (layers, n, H) as the calls above take it; None without memory."""
+    return None if state is None else tuple(map(host, state))
+
+
 class Weights:
-    """The default network's weights, packed for the products; call `refresh` after every change.
+    """A network's weights, packed for the products; call `refresh` after every change.
 
     precision: torch.bfloat16 rounds the operands of the products of encoder and layers, forward and
     backward; sums, what flows between them, states and the decoder stay float32.
@@ -445,12 +502,19 @@ class Weights:
 
     def __init__(self, policy, arena, name, precision=torch.float32):
         self.policy, self.arena, self.name = policy, arena, name
-        self.layers = [f"rnn.layers.{i}" for i in range(policy.num_layers)]
-        for key in ("encoder", *self.layers, "decoder"):
-            half = precision != torch.float32 and key != "decoder"
-            columns, inner = policy.get_parameter(f"{key}.weight").shape
+        self.encoder, self.layers, self.decoder = maps(policy)
+        shapes = {key: tuple(policy.get_parameter(f"{key}.weight").shape)
+                  for key in (self.encoder, *self.layers, self.decoder)}
+        (self.H, self.D), (self.width, _) = shapes[self.encoder], shapes[self.decoder]
+        self.recurrent = isinstance(policy, models.MinGRUPolicy)
+        self.inner = (3 if self.recurrent else 1) * self.H  # columns of a layer's product
+        expected = [(self.inner, self.H)] * len(self.layers) + [(self.width, self.H)]
+        if list(shapes.values())[1:] != expected:
+            raise ValueError(f"its weights have the shapes {list(shapes.values())}")
+        for key, (columns, inner) in shapes.items():
+            half = precision != torch.float32 and key != self.decoder
             places = {key: (inner, columns),
-                      **({f"{key}/back": (columns, inner)} if key != "encoder" else {})}
+                      **({f"{key}/back": (columns, inner)} if key != self.encoder else {})}
             for place, shape in places.items():
                 arena.register(f"{name}/packed/{place}", (packed_size(*shape, half),),
                                torch.int32 if half else torch.float32)
@@ -459,17 +523,17 @@ class Weights:
         """Take the views out of the allocated arena."""
         weights = {name: host(parameter.data) for name, parameter in self.policy.named_parameters()}
         packed = lambda key: _words(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
-        norm = self.policy.normalizer
+        norm = getattr(self.policy, "normalizer", None)
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
         pairs = [(packed(key), weights[f"{key}.bias"])
-                 for key in ("encoder", *self.layers, "decoder")]
+                 for key in (self.encoder, *self.layers, self.decoder)]
         self.arrays = (*pairs[0], *map(host, norm)), tuple(pairs[1:-1]), pairs[-1]
-        self.back = tuple(packed(f"{key}/back") for key in self.layers), packed("decoder/back")
-        self._masters = (weights["encoder.weight"],
+        self.back = (tuple(packed(f"{key}/back") for key in self.layers),
+                     packed(f"{self.decoder}/back"))
+        self._masters = (weights[f"{self.encoder}.weight"],
                          tuple(weights[f"{key}.weight"] for key in self.layers),
-                         weights["decoder.weight"], packed("encoder"),
-                         tuple(pair[0] for pair in pairs[1:-1]),
-                         packed("decoder"), *self.back)
+                         weights[f"{self.decoder}.weight"], pairs[0][0],
+                         tuple(pair[0] for pair in pairs[1:-1]), pairs[-1][0], *self.back)
         self.refresh()
 
     def refresh(self):
@@ -480,11 +544,10 @@ class Actor:
     """One worker's rollout of up to `rows` agents."""
 
     def __init__(self, weights, name, rows):
-        self.weights, self.name, policy = weights, name, weights.policy
-        D, H, width = policy.encoder.in_features, policy.hidden_size, policy.decoder.out_features
-        self.cost = sum(weight.numel() for weight in policy.parameters()) // 40  # for `run`
-        self.shapes = {"seen": (rows, D), "x": (rows, H), "y": (rows, H), "hgp": (rows, 3 * H),
-                       "outputs": (rows, width)}
+        self.weights, self.name, H = weights, name, weights.H
+        self.cost = sum(weight.numel() for weight in weights.policy.parameters()) // 40  # for `run`
+        self.shapes = {"seen": (rows, weights.D), "x": (rows, H), "y": (rows, H),
+                       "hgp": (rows if weights.recurrent else 0, 3 * H), "outputs": (rows, weights.width)}
         for key, shape in self.shapes.items():
             weights.arena.register(f"{name}/{key}", shape)
 
@@ -494,11 +557,11 @@ class Actor:
 
     def step(self, observations, state, resets, valid):
         """One step. observations (n, *obs) of any dtype but 16-bit floats, state (n, H) a
-        layer, updated in place, resets and valid (n,) uint8 -> outputs (n, A + 1),
-        overwritten by the next call."""
+        layer, updated in place, or None without memory, resets and valid (n,) uint8 -> outputs
+        (n, A + 1), overwritten by the next call."""
         n = len(observations)
         run(_policy_step_cpu, n, self.cost, host(observations.view(n, -1)), self.weights.arrays,
-            tuple(map(host, state)), host(resets), host(valid), self.scratch)
+            _layers(state), host(resets), host(valid), self.scratch)
         return self.outputs[:n]
 
 
@@ -511,11 +574,12 @@ class Learner:
     def __init__(self, weights, name, steps, together, gradients="gradients"):
         self.weights, self.name, self.T, self.together, self.gradients = weights, name, steps, together, gradients
         policy, arena, rows = weights.policy, weights.arena, steps * together
-        D, H, L, width = policy.encoder.in_features, policy.hidden_size, policy.num_layers, policy.decoder.out_features
-        self.shapes = {"seen": [(rows, D)], "x": [(rows, H)] * (L + 1), "hgp": [(rows, 3 * H)] * L,
-                       "states": [(rows + together, H)] * L, "outputs": [(rows, width)],
-                       "grad_outputs": [(rows, width)], "grad_log_std": [(rows, width - 1)],
-                       "grad_x": [(rows, H)], "sums": [(together, 3 * H)]}
+        D, H, L, width = weights.D, weights.H, len(weights.layers), weights.width
+        self.shapes = {"seen": [(rows, D)], "x": [(rows, H)] * (L + 1), "hgp": [(rows, weights.inner)] * L,
+                       "states": [(rows + together if weights.recurrent else 0, H)] * L,
+                       "outputs": [(rows, width)], "grad_outputs": [(rows, width)],
+                       "grad_log_std": [(rows, width - 1)], "grad_x": [(rows, H)],
+                       "sums": [(together, 3 * H)]}
         for key, shapes in self.shapes.items():
             for i, shape in enumerate(shapes):
                 arena.register(f"{name}/{key}{i}", shape)
@@ -534,17 +598,18 @@ class Learner:
         self.gradient = arena.flat(self.gradients)
         own = lambda key: host(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
         pair = lambda key: (own(f"{key}.weight"), own(f"{key}.bias"))  # noqa: E731
-        log_std = (np.zeros(0, f32) if self.weights.policy.decoder.log_std is None
-                   else own("decoder.log_std"))
-        self.added = pair("encoder"), tuple(map(pair, self.weights.layers)), pair("decoder"), log_std
+        weights = self.weights
+        log_std = (np.zeros(0, f32) if weights.policy.decoder.log_std is None
+                   else own(f"{weights.decoder}.log_std"))
+        self.added = (pair(weights.encoder), tuple(map(pair, weights.layers)), pair(weights.decoder),
+                      log_std)
 
     def forward(self, observations, initial, resets, valid):
         """All steps of the n <= `together` segments of observations (T, n, D): outputs (T, n, A +
-        1), overwritten by the next call; initial (n, H) a layer."""
-        n, self.seen = observations.shape[1], (host(resets), host(valid),
-                                               np.arange(observations.shape[1]), 0)
-        _forward_cpu(n, self.T, host(observations), tuple(map(host, initial)), *self.seen,
-                     self.weights.arrays, self.scratch)
+        1), overwritten by the next call; initial (n, H) a layer, or None without memory."""
+        n = observations.shape[1]
+        self.seen = _layers(initial), host(resets), host(valid), np.arange(n), 0
+        _forward_cpu(n, self.T, host(observations), *self.seen, self.weights.arrays, self.scratch)
         return torch.from_numpy(self.scratch[OUTPUTS][: self.T * n].reshape(self.T, n, -1))
 
     def backward(self, grad_outputs, grad_log_std=None):
@@ -579,7 +644,7 @@ class Sample:
 
 
 class Compiled(engines.Restated, engines.Autograd):
-    """The default network on a CPU. Each worker takes its environments' rollout in one call, and in
+    """Either network on a CPU. Each worker takes its environments' rollout in one call, and in
     learning its share of the minibatch's segments."""
 
     name, Sample = "compiled", Sample
@@ -605,6 +670,7 @@ class Compiled(engines.Restated, engines.Autograd):
         super().bind()
         for part in (self.products, *self.actors, *self.learners):
             part.bind()
+        self.initial = _layers(self.initial_state.get("mingru"))
 
     @property
     def rollout_name(self):
@@ -643,10 +709,11 @@ class Compiled(engines.Restated, engines.Autograd):
         final_observations = s["final_observations"].view(self.num_agents, -1)
         names = ("resets", "valid", "actions", "terminals", "truncations")
         storage = (self.flat_observations, *(s[name] for name in names), final_observations)
-        state = tuple(host(state[agents]) for state in self.state["mingru"])
+        state, scratch = (_layers([layer[rows] for layer in tensors["mingru"]] if tensors else None)
+                          for tensors, rows in ((self.state, agents), (self.scratch[worker], slice(None))))
         in_environments = _rollout_cpu(
             agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
-            tuple(map(host, storage)), state, tuple(map(host, self.scratch[worker]["mingru"])),
+            tuple(map(host, storage)), state, scratch,
             self.actors[worker].scratch,
             np.empty(0, np.int64) if self.heads is None else host(self.heads),
             self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)),
@@ -677,8 +744,7 @@ class Compiled(engines.Restated, engines.Autograd):
         _learn_cpu(
             M * worker // self.num_learners, M * (worker + 1) // self.num_learners,
             learner.together,
-            host(self.flat_observations), tuple(map(host, self.initial_state["mingru"])),
-            host(s["resets"]),
+            host(self.flat_observations), self.initial, host(s["resets"]),
             host(self.index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,
             np.zeros(0, f32) if log_std is None else host(log_std), self._squash(), *self._masks(),

@@ -495,8 +495,9 @@ def _given(vecenv, device, scale):
 
 def _first_state(policy, device):
     """Not all zero, the same each time."""
+    state = policy.initial_state(AGENTS) if hasattr(policy, "initial_state") else {}
     return {name: torch.linspace(-1, 1, tensor.numel(), device=device).view(tensor.shape)
-            for name, tensor in policy.initial_state(AGENTS).items()}
+            for name, tensor in state.items()}
 
 
 def _forward(policy, seen, resets, valid):
@@ -512,7 +513,7 @@ def _step_by_step(policy, seen, resets, valid):
     for t in range(STEPS):
         state |= {"resets": resets[t], "valid": valid[t]}
         outputs.append(models.join_outputs(*models.one_step(policy, seen[t], state))[0])
-    return torch.stack(outputs), state["mingru"]
+    return torch.stack(outputs), state.get("mingru")
 
 
 class _Pair:
@@ -528,7 +529,7 @@ class _Pair:
 
     def compare(self, seen, resets, valid, nudged, *, gradients):
         """`difference` at the present weights. nudged: the outputs at slightly changed weights."""
-        policy, first = self.policy, _first_state(self.policy, seen.device)["mingru"]
+        policy, first = self.policy, _first_state(self.policy, seen.device).get("mingru")
         self.fast.refresh()
         whole = self.fast.forward(seen.view(STEPS, AGENTS, -1), first, resets, valid)
         each = torch.stack([self.fast.step(seen[t], first, resets[t], valid[t]).clone()
@@ -547,7 +548,7 @@ class _Pair:
         for what, ours, own in pairs:
             if not (error := _error(ours, own, (0, 1))) < allowed:
                 return f"{what} would differ by {100 * error:.2g}%"
-        if not (error := _error(first, state)) < allowed:
+        if first is not None and not (error := _error(first, state)) < allowed:
             return f"the state after some steps would differ by {100 * error:.2g}%"
         return self._compare_gradients(outputs, log_std) if gradients else None
 
@@ -591,11 +592,11 @@ class Restated:
 
     def _act(self, worker, observations, state, resets, valid):
         log_std = self.policy.decoder.log_std
-        outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
+        outputs = self.actors[worker].step(observations, state.get("mingru"), resets, valid)
         return outputs, None if log_std is None else log_std.data
 
     def outdated(self, thoroughly=False):
-        why = edited(self.policy)
+        why = edited(self.policy, self.name)
         return (self.difference(self.policy, self.vecenv, self.torch_device)
                 if thoroughly and why is None else why)
 
@@ -603,18 +604,23 @@ class Restated:
 # --------------------------------------------------------------------------------------------------
 # Which engine runs
 
-DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.Decoder, models.Normalizer, nn.Linear,
-           nn.ModuleList)
-METHODS = ("forward", "forward_eval", "split", "flags")
+NETWORKS = {"compiled": (models.MinGRUPolicy, models.FeedForward), "fused": (models.MinGRUPolicy,)}
+DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.FeedForward, models.Normalized, models.Decoder,
+           models.Normalizer, nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList)
+METHODS = ("forward", "forward_eval", "split", "flags", "encode_observations", "decode_actions", "_normalised")
 OWN = {kind: {name: getattr(kind, name) for name in METHODS if hasattr(kind, name)}
        for kind in DEFAULT}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def edited(policy):
-    """Why a policy is plainly not, or no longer, the default network of models.py; else None."""
-    if type(policy) is not models.MinGRUPolicy:
-        return f"{type(policy).__name__} is not models.MinGRUPolicy"
+def edited(policy, engine):
+    """Why a policy is plainly not, or no longer, a network of models.py that this engine ("compiled"
+    or "fused") restates; else None."""
+    alone = policy.policy if type(policy) is models.Normalized else policy
+    kinds = [kind for kind in NETWORKS[engine] if alone is policy or kind is models.FeedForward]
+    if type(alone) not in kinds:
+        known = " or ".join(f"models.{kind.__name__}" for kind in NETWORKS[engine])
+        return f"{type(alone).__name__} is not {known}"
     for name, parameter in policy.named_parameters():
         if parameter._backward_hooks:
             return f"{name} has hooks"
@@ -664,7 +670,7 @@ def choose(policy, vecenv, config):
     plain = plain_engine(config)
     if wanted == "autograd":
         return plain, None
-    why = edited(policy)
+    why = edited(policy, fast)
     if why is None and config["loss"]:
         why = "train.loss needs its derivative"
     if why is None and np.dtype(vecenv.observation_dtype) == np.float16:

@@ -1392,7 +1392,8 @@ class Muon:
             self._groups.append((work, matrices))
         flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
         flats += self._bind_together() if self._together else ()
-        self._parts = [[flat[part] for flat in flats] for part in self.arena.without("weights", self.frozen)]
+        view = device if flats[0].is_cuda else host
+        self._parts = [[view(flat[part]) for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_together(self):
         """(places, results, scales), one for each number in a weight: where its update goes in the
@@ -1423,8 +1424,6 @@ class Muon:
             self._bind()
         for name in self.frozen:
             self.arena[f"gradients/{name}"].zero_()  # an engine may have written one for a frozen weight
-        parts = [[checked("Muon", "part", flat, tuple(flat.shape), numpy_dtype(flat)) for flat in part]
-                 for part in self._parts]
         scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")
         if on_gpu(gradients):
             norm = self._clip(gradients, learning_rate, scalars, found_inf)
@@ -1441,14 +1440,14 @@ class Muon:
         if self._together:
             flat = self.arena.flat("muon")
             work = checked("Muon", "flat", flat, tuple(flat.shape))
-            for gradients, momentum, updates, _, places, *_ in parts:
+            for gradients, momentum, updates, _, places, *_ in self._parts:
                 run(_nesterov_cuda, len(places), 1, gradients, momentum, updates, scalars, places, work)
             for matrices, _ in self._groups:
                 self._orthogonalise_together(*matrices)
-            for _, _, updates, weights, _, results, scales in parts:
+            for _, _, updates, weights, _, results, scales in self._parts:
                 run(_apply_cuda, len(results), 1, weights, updates, scalars, results, scales, work)
             return norm
-        for gradients, momentum, updates, _ in parts:
+        for gradients, momentum, updates, _ in self._parts:
             run(_nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars)
         for (x, y, gram, polynomial), matrices in self._groups:
             for normalised, (matrix, _) in zip(x, matrices, strict=True):
@@ -1456,7 +1455,7 @@ class Muon:
             self._orthogonalise(x, y, gram, polynomial)
             for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
-        for _, _, updates, weights in parts:
+        for _, _, updates, weights in self._parts:
             run(_apply_lanes, len(weights), 1, weights, updates, scalars)
         return norm
 

@@ -56,12 +56,28 @@ def test_the_default_network_is_compiled(env, normalize, capsys):
     trainer.release()
 
 
+def without_memory(vecenv, hidden_size, num_layers, normalize):
+    policy = models.FeedForward(vecenv, hidden_size)
+    return models.Normalized(vecenv, policy) if normalize else policy
+
+
+@pytest.mark.parametrize("env", ["cartpole", "pendulum", "spaces", "masked"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_network_without_memory_is_compiled(env, normalize, capsys):
+    trainer = make_trainer(kind=without_memory, env=env, normalize=normalize, norm_obs=normalize)
+    assert trainer.engine.name == trainer.engine.rollout_name == "compiled"
+    assert trainer.engine.outdated(True) is None and capsys.readouterr().err == ""
+    trainer.release()
+
+
 def squashed(policy):
     models.squash(policy, gymnasium.spaces.Box(-1, 1, (1,)))
 
 
 @pytest.mark.parametrize("settings",
-                         [{}, {"env": "pendulum"}, {"env": "pendulum", "change": squashed}])
+                         [{}, {"env": "pendulum"}, {"env": "pendulum", "change": squashed},
+                          {"kind": without_memory}, {"kind": without_memory, "env": "pendulum"},
+                          {"kind": without_memory, "normalize": True, "norm_obs": True}])
 def test_every_engine_learns_the_same(settings):
     """From the same environments and draws; sums in another order."""
     ours, theirs = learn(make_trainer(**settings)), learn(make_trainer(**settings,
@@ -125,6 +141,31 @@ def parametrized(policy):
 def another_layer(policy):
     policy.encoder = nn.Sequential(policy.encoder, nn.Tanh())
     policy.encoder.in_features = policy.encoder[0].in_features
+
+
+def rounder(policy):
+    policy.encoder[1] = nn.Tanh()
+
+
+def wider(policy):
+    policy.encoder = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
+
+
+def doubled(policy):
+    encode = policy.encode_observations
+    policy.encode_observations = lambda observations: 2 * encode(observations)
+
+
+@pytest.mark.parametrize("change", [rounder, wider, doubled])
+def test_what_is_edited_is_what_runs_without_memory(change):
+    trainer = make_trainer(change, without_memory)
+    assert trainer.engine.name == "autograd"
+    assert torch.isfinite(learn(trainer)).all()
+    deeper = make_trainer(lambda policy: policy.encoder.extend([nn.Linear(16, 16), nn.ReLU()]), without_memory)
+    assert deeper.engine.name == "compiled", "one more layer of the same kind is no other network"
+    torch.testing.assert_close(learn(deeper), learn(make_trainer(
+        lambda policy: policy.encoder.extend([nn.Linear(16, 16), nn.ReLU()]), without_memory, engine="autograd")),
+        atol=2e-4, rtol=1e-3)
 
 
 CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda policy: None, Tripled),
@@ -560,5 +601,7 @@ def test_the_fast_engines_can_be_deleted(tmp_path):
     copy = tmp_path / "fork"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
         ".*", "__pycache__", "tests", "docs", "experiments", "compiled.py", "fused.py", "tile.c"))
-    assert_trains_without(subprocess.run([sys.executable, "pufferl.py", *TRAIN, "--data-dir", str(tmp_path)], cwd=copy,
-                                         capture_output=True, text=True))
+    code = ("import sys\n"  # `make` puts this folder on the import path, where the fork would find them
+            f"sys.path = [folder for folder in sys.path if folder != {str(ROOT)!r}]\n"
+            f"import pufferl; pufferl.main({[*TRAIN, '--data-dir', str(tmp_path)]})")
+    assert_trains_without(subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True))
