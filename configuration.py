@@ -294,7 +294,7 @@ RENAMED = {
     "checkpoint_interval": "train.checkpoint_interval", "slowly": "train.engine=autograd",
     "fps": "eval.fps", "gif_path": "eval.video", "eval_episodes": "eval.episodes",
     "policy_name": "policy.name", "policy.num_layers": "rnn.num_layers", "rnn_name": "rnn.name",
-    "sweep.max_runs": "sweep.num_trials",
+    "sweep.max_runs": "sweep.num_trials", "train.env_batch_size": "vec.batch_size", "train.num_envs": "vec.num_envs",
 }
 # Names whose meaning is not the same: {name: what to do instead}. A section's name stands for all of its settings.
 REFUSED = {
@@ -308,7 +308,7 @@ REFUSED = {
     "train.compile_fullgraph": "train.compile and train.compile_mode are all that is handed to torch.compile",
     "train.min_ent_coef_ratio": "train.anneal_ent_coef takes ent_coef to zero",
     "train.name": "entity is whose project it is, and a run's name is that of its folder",
-    "train.project": "it is a setting of its own, --project",
+    "train.project": "it is a setting of its own, --project", "train.zero_copy": "nothing is copied",
     "vec.zero_copy": "nothing is copied: environments write where the policy reads",
     "vec.overwork": "vec.num_workers may be more than the cores",
     "policy.expansion_factor": "a layer is as wide as policy.hidden_size",

@@ -249,7 +249,10 @@ def read(folder):
         signs = Signs(config["train"], config.get("agents"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: damaged or not a run's settings ({type(error).__name__}: {error})") from None
-    for line in Path(folder, "metrics.jsonl").read_text(errors="replace").splitlines():
+    log = Path(folder, "metrics.jsonl")
+    if not log.exists():
+        raise FileNotFoundError(f"{folder}: nothing was logged yet.")
+    for line in log.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError,
                                  RecursionError):
             numbers = {name: float(value) for name, value in json.loads(line).items()

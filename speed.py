@@ -153,7 +153,7 @@ class Rollouts:
         vecenv = pufferl.load_env(env_name, args)
         try:
             policy = pufferl.load_policy(args, vecenv, env_name)
-            self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"]},
+            self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"], "data_dir": None},
                                            vecenv, policy)
             self.trainer.evaluate()  # compiles the kernels and fills the caches
             for _ in range(max(0, args["train"]["cudagraphs"])
