@@ -170,8 +170,9 @@ def _unlock(device, arrays):
 def find_gpu(workers):
     """This process's current GPU. Raises ConfigError if torch or numba cannot use one."""
     if not torch.cuda.is_available():
+        made = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
         raise ConfigError("train.device = cuda: torch finds no GPU here (nvidia-smi shows what the system has; torch "
-                          f"{torch.__version__} is made for CUDA {torch.version.cuda}). Take cpu.")
+                          f"{torch.__version__} is made for {made}). Take cpu.")
     from numba import cuda
 
     if cuda.implementation != "NVIDIA":
