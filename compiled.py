@@ -508,6 +508,8 @@ class Weights:
         (self.H, self.D), (self.width, _) = shapes[self.encoder], shapes[self.decoder]
         self.recurrent = isinstance(policy, models.MinGRUPolicy)
         self.inner = (3 if self.recurrent else 1) * self.H  # columns of a layer's product
+        if not self.layers:
+            raise ValueError("it has no layer between its first and its last one")
         expected = [(self.inner, self.H)] * len(self.layers) + [(self.width, self.H)]
         if list(shapes.values())[1:] != expected:
             raise ValueError(f"its weights have the shapes {list(shapes.values())}")
@@ -523,7 +525,8 @@ class Weights:
         """Take the views out of the allocated arena."""
         weights = {name: host(parameter.data) for name, parameter in self.policy.named_parameters()}
         packed = lambda key: _words(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
-        norm = getattr(self.policy, "normalizer", None)
+        norm = (self.policy.normalizer if isinstance(self.policy, (models.MinGRUPolicy, models.Normalized))
+                else None)
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
         pairs = [(packed(key), weights[f"{key}.bias"])
                  for key in (self.encoder, *self.layers, self.decoder)]

@@ -219,7 +219,7 @@ class Train:
     """Where the network runs and learns. auto is still cpu: cuda was tested with stand-ins for a GPU, not on one."""
     engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
     """How the network acts and learns (engines.py). autograd: any network, by its own forward.
-    compiled (on a CPU) and fused (on a GPU): only the default network, in far fewer calls. auto
+    compiled (on a CPU) and fused (on a GPU): only the default network (compiled: feed-forward, too). auto
     takes one of these if its results equal the network's, which is tested when a run begins."""
     rollout: Literal["auto", "plain"] = "auto"
     """plain: Python calls each step of a rollout. auto: one call does a buffer's whole rollout, if the engine can and
@@ -232,7 +232,7 @@ class Train:
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the matrix products. All else stays float32; on a GPU float32 products are computed as TF32. bfloat16 is
     worth it on a processor that has it (AVX-512 BF16, AMX): Breakout trains 1.5 times as fast, Atari twice. On others
-    the default network gives the same results, not faster; any other network goes on in float32, and says so."""
+    the default network gives the same results, not faster; most other networks go on in float32, and say so."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"

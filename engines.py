@@ -448,6 +448,8 @@ def difference(policy, vecenv, sample, device="cpu"):
     parameters = dict(policy.named_parameters())
     kept = {name: (parameter.detach().clone(), parameter.grad)
             for name, parameter in parameters.items()}
+    norms = [(module, module.shift.clone(), module.scale.clone()) for module in policy.modules()
+             if isinstance(module, models.Normalizer)]
 
     def weigh(scale, nudge=0.0):
         for name, parameter in parameters.items():
@@ -460,6 +462,10 @@ def difference(policy, vecenv, sample, device="cpu"):
             parameter.grad = None
 
     try:
+        for module, shift, _ in norms:  # before the first merge they would change nothing
+            shift = torch.arange(len(shift), device=shift.device).cos() / 3
+            module.shift.copy_(shift)
+            module.scale.copy_(0.7 + shift / 2)
         pair = _Pair(policy, sample, device)
         for scale in AT:
             given = _given(vecenv, device, scale)
@@ -475,6 +481,9 @@ def difference(policy, vecenv, sample, device="cpu"):
         for name, parameter in parameters.items():
             parameter.data.copy_(kept[name][0])
             parameter.grad = kept[name][1]
+        for module, shift, scale in norms:
+            module.shift.copy_(shift)
+            module.scale.copy_(scale)
     return None
 
 
@@ -589,6 +598,7 @@ class Restated:
         super().bind()
         self.flat_observations = self.storage["observations"].view(self.horizon + 1,
                                                                    self.num_agents, -1)
+        self.modules = list(self.policy.named_modules())
 
     def _act(self, worker, observations, state, resets, valid):
         log_std = self.policy.decoder.log_std
@@ -597,6 +607,8 @@ class Restated:
 
     def outdated(self, thoroughly=False):
         why = edited(self.policy, self.name)
+        if why is None and self.modules != list(self.policy.named_modules()):
+            why = "a part of the network is another one now"
         return (self.difference(self.policy, self.vecenv, self.torch_device)
                 if thoroughly and why is None else why)
 
@@ -620,7 +632,8 @@ def edited(policy, engine):
     kinds = [kind for kind in NETWORKS[engine] if alone is policy or kind is models.FeedForward]
     if type(alone) not in kinds:
         known = " or ".join(f"models.{kind.__name__}" for kind in NETWORKS[engine])
-        return f"{type(alone).__name__} is not {known}"
+        around = "" if alone is policy else "models.Normalized around "
+        return f"{around}{type(alone).__name__} is not {known}"
     for name, parameter in policy.named_parameters():
         if parameter._backward_hooks:
             return f"{name} has hooks"
@@ -671,6 +684,9 @@ def choose(policy, vecenv, config):
     if wanted == "autograd":
         return plain, None
     why = edited(policy, fast)
+    if why is None and (policy.decoder.out_features, policy.decoder.log_std is None) != (
+            1 + sum(vecenv.action_heads or [vecenv.action_dims]), bool(vecenv.action_heads)):
+        why = "its decoder is for other actions"  # Autograd says for which
     if why is None and config["loss"]:
         why = "train.loss needs its derivative"
     if why is None and np.dtype(vecenv.observation_dtype) == np.float16:
@@ -691,6 +707,8 @@ def choose(policy, vecenv, config):
         else:
             why = engine.difference(policy, vecenv)
     if why is None:
+        if config["compile"] and wanted == "auto" and not isinstance(policy, models.MinGRUPolicy):
+            return plain, None
         if config["compile"]:
             raise ConfigError("train.compile: the default network is compiled by hand; it is for "
                               "your own, or for train.engine autograd.")

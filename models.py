@@ -924,8 +924,10 @@ def is_plain(policy):
     """Whether a network is forward(observations) -> logits, value over a batch (B,
     *observation), without a state."""
     forward = policy.forward
-    function = getattr(forward, "__func__", forward)  # without `self`: nothing keeps the network alive
-    parameters = _parameters(function)[function is not forward:]
+    if hasattr(forward, "__func__"):  # a method of its class, which may be kept; any other may hold the network
+        parameters = _parameters(forward.__func__)[1:]
+    else:
+        parameters = inspect.signature(forward).parameters.values()
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1 and (
         not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))
 

@@ -1,6 +1,7 @@
 """Engines: the fast ones compute the same as the network, and if a user changes the network, the
 changed one runs."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -166,6 +167,47 @@ def test_what_is_edited_is_what_runs_without_memory(change):
     torch.testing.assert_close(learn(deeper), learn(make_trainer(
         lambda policy: policy.encoder.extend([nn.Linear(16, 16), nn.ReLU()]), without_memory, engine="autograd")),
         atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [models.MinGRUPolicy, without_memory])
+def test_a_decoder_for_other_actions_is_no_crash(kind):
+    def change(policy):
+        policy.decoder = models.Decoder(16, gymnasium.spaces.Discrete(5))
+
+    trainer = make_trainer(change, kind)
+    with pytest.raises(models.NetworkFault, match="these environments want 2"):
+        trainer.evaluate()
+    trainer.release()
+
+
+def test_a_normalizer_that_is_edited_is_seen(monkeypatch):
+    monkeypatch.setattr(models.Normalizer, "forward", lambda self, x: (x.float() * self.scale).clamp(-10, 10))
+    monkeypatch.setitem(engines.OWN, models.Normalizer, {"forward": models.Normalizer.forward})  # as in an edited file
+    for kind in (models.MinGRUPolicy, without_memory):
+        trainer = make_trainer(kind=kind, normalize=True, norm_obs=True)
+        assert trainer.engine.name == "autograd"
+        trainer.release()
+
+
+@pytest.mark.parametrize(("kind", "change"), [
+    (without_memory, lambda policy: policy.encoder.pop(3)),
+    (without_memory, lambda policy: policy.encoder.__setitem__(1, nn.Sequential())),
+    (models.MinGRUPolicy, lambda policy: policy.rnn.layers.pop(1))])
+def test_a_part_that_goes_while_it_trains_is_seen(kind, change):
+    trainer = make_trainer(kind=kind)
+    trainer.evaluate()
+    trainer.train()
+    change(trainer.policy)
+    with contextlib.suppress(Exception):  # a MinGRU of one layer has another state
+        trainer.evaluate()
+    assert trainer.engine.name == "autograd"
+    trainer.release()
+
+
+def test_what_torch_compiles_is_not_compiled_by_hand():
+    vecenv = vector.make("cartpole", num_envs=16)
+    settings = {"device": "cpu", "engine": "auto", "loss": None, "compile": True}
+    assert engines.choose(models.FeedForward(vecenv, 16), vecenv, settings) == (engines.Autograd, None)
 
 
 CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda policy: None, Tripled),

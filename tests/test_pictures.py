@@ -153,7 +153,7 @@ def test_float32_where_the_processor_has_no_bfloat16(monkeypatch, capsys):
     """torch would take up to ten times as long for it."""
     def precision():
         vecenv = vector.make("squared", num_envs=4)
-        policy = models.FeedForward(vecenv.driver_env, hidden_size=8)
+        policy = type("Own", (models.FeedForward,), {})(vecenv.driver_env, hidden_size=8)
         config = {"precision": "bfloat16", "total_timesteps": 1_000, "horizon": 8, "minibatch_size": 32}
         trainer = pufferl.PuffeRL(config, vecenv, policy)
         trainer.close()
