@@ -712,12 +712,11 @@ class Compiled(engines.Restated, engines.Autograd):
         final_observations = s["final_observations"].view(self.num_agents, -1)
         names = ("resets", "valid", "actions", "terminals", "truncations")
         storage = (self.flat_observations, *(s[name] for name in names), final_observations)
-        state, scratch = (_layers([layer[rows] for layer in tensors["mingru"]] if tensors else None)
-                          for tensors, rows in ((self.state, agents), (self.scratch[worker], slice(None))))
+        state = self.state.get("mingru")
         in_environments = _rollout_cpu(
             agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
-            tuple(map(host, storage)), state, scratch,
-            self.actors[worker].scratch,
+            tuple(map(host, storage)), _layers(state if state is None else state[:, agents]),
+            _layers(self.scratch[worker].get("mingru")), self.actors[worker].scratch,
             np.empty(0, np.int64) if self.heads is None else host(self.heads),
             self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)),
             self._squash(),

@@ -284,7 +284,7 @@ SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Ev
 # the base section the key alone. NAME=VALUE: the other name is a flag, which gives this value to NAME.
 RENAMED = {
     "train.lr": "train.learning_rate", "train.num_steps": "train.horizon",
-    "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon",
+    "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon", "train.num_workers": "vec.num_workers",
     "train.n_epochs": "train.replay_ratio", "train.update_epochs": "train.replay_ratio",
     "train.clip_range": "train.clip_coef", "train.adam_beta1": "train.momentum", "train.beta1": "train.momentum",
     "train.adam_beta2": "train.beta2", "train.adam_eps": "train.eps", "train.data_dir": "data_dir",

@@ -466,6 +466,9 @@ def difference(policy, vecenv, sample, device="cpu"):
             shift = torch.arange(len(shift), device=shift.device).cos() / 3
             module.shift.copy_(shift)
             module.scale.copy_(0.7 + shift / 2)
+        numbers = 1 + sum(vecenv.action_heads or [vecenv.action_dims])
+        if (policy.decoder.out_features, policy.decoder.log_std is None) != (numbers, bool(vecenv.action_heads)):
+            return "its decoder is for other actions"  # Autograd, which runs it then, says for which
         pair = _Pair(policy, sample, device)
         for scale in AT:
             given = _given(vecenv, device, scale)
@@ -628,12 +631,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def edited(policy, engine):
     """Why a policy is plainly not, or no longer, a network of models.py that this engine ("compiled"
     or "fused") restates; else None."""
-    alone = policy.policy if type(policy) is models.Normalized else policy
-    kinds = [kind for kind in NETWORKS[engine] if alone is policy or kind is models.FeedForward]
-    if type(alone) not in kinds:
-        known = " or ".join(f"models.{kind.__name__}" for kind in NETWORKS[engine])
-        around = "" if alone is policy else "models.Normalized around "
-        return f"{around}{type(alone).__name__} is not {known}"
+    wrapped, known = type(policy) is models.Normalized, NETWORKS[engine]
+    kind = type(policy.policy if wrapped else policy)
+    if kind not in known or (wrapped and kind is models.MinGRUPolicy):  # which normalises by itself
+        return (f"{'models.Normalized around ' if wrapped else ''}{kind.__name__} is not "
+                + " or ".join(f"models.{one.__name__}" for one in known))
     for name, parameter in policy.named_parameters():
         if parameter._backward_hooks:
             return f"{name} has hooks"
@@ -684,9 +686,6 @@ def choose(policy, vecenv, config):
     if wanted == "autograd":
         return plain, None
     why = edited(policy, fast)
-    if why is None and (policy.decoder.out_features, policy.decoder.log_std is None) != (
-            1 + sum(vecenv.action_heads or [vecenv.action_dims]), bool(vecenv.action_heads)):
-        why = "its decoder is for other actions"  # Autograd says for which
     if why is None and config["loss"]:
         why = "train.loss needs its derivative"
     if why is None and np.dtype(vecenv.observation_dtype) == np.float16:
