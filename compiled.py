@@ -36,6 +36,8 @@ from vector import cycles, step_environments
 WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below
 BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the first-level cache
 TOGETHER = 64  # steps that pass the network together: of one segment, or of several short ones
+# Operations of a minibatch, gradient and all, for each learner: for fewer, waking a thread takes longer than it saves.
+WORTH_A_LEARNER = 5e7
 
 
 # --------------------------------------------------------------------------------------------------
@@ -655,7 +657,8 @@ class Compiled(engines.Restated, engines.Autograd):
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
-        self.num_learners = vecenv.num_threads
+        operations = 6 * self.segments * self.horizon * sum(weight.numel() for weight in policy.parameters())
+        self.num_learners = int(max(1, min(operations // WORTH_A_LEARNER, vecenv.num_threads)))
         self._start_pool()
 
     def register(self, arena):
@@ -666,7 +669,7 @@ class Compiled(engines.Restated, engines.Autograd):
         self.learners = []
         for w in range(self.num_learners):  # learner 0 adds to the trainer's own gradients
             self.learners.append(Learner(self.products, f"learner {w}", self.horizon,
-                                          max(1, TOGETHER // self.horizon),
+                                         max(1, TOGETHER // self.horizon),
                                          f"gradients {w}" if w else "gradients"))
 
     def bind(self):

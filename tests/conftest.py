@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -39,6 +40,13 @@ def launcher():
     import ptx
 
     return ptx.Launcher()
+
+
+@pytest.fixture(autouse=True)
+def several_learners(monkeypatch):
+    """The tests' networks are small, and threads that learn side by side are to be tested."""
+    if "compiled" in sys.modules:
+        monkeypatch.setattr(sys.modules["compiled"], "WORTH_A_LEARNER", 1)
 
 
 STARTED = []

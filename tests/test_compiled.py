@@ -230,6 +230,20 @@ def test_learners_learn_side_by_side(backend, monkeypatch):
     trainer.release()
 
 
+@pytest.mark.parametrize("shares, learners", [(0.5, 1), (1.9, 1), (2, 2), (100, 2)])
+def test_a_small_minibatch_has_fewer_learners_than_threads(monkeypatch, shares, learners):
+    """To wake a thread takes as long as some millions of operations."""
+    vecenv = vector.make("squared", 8, num_threads=2)
+    policy = models.MinGRUPolicy(vecenv, 8)
+    operations = 6 * 32 * sum(weight.numel() for weight in policy.parameters())
+    monkeypatch.setattr(compiled, "WORTH_A_LEARNER", operations / shares)
+    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 32, "data_dir": None}, vecenv, policy)
+    assert trainer.engine.num_learners == learners
+    trainer.evaluate()
+    assert math.isfinite(trainer.train()["policy_loss"])
+    trainer.release()
+
+
 def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
     """numba looks at a driver's own file alone; the cells stand in another one."""
     drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes,
