@@ -114,9 +114,9 @@ class Policy:
     name: str = "auto"
     """auto: an encoder that fits the observations, then the MinGRU. It is a linear map for plain numbers, convolutions
     for images and small boards of integers, one-hot for choices; a Dict or Tuple has one for each field
-    (models.Encoded). default: the same without boards. feed-forward: default without a recurrent layer. board: 3 × 3
-    convolutions for games in which each cell is an action (models.Board). impala: residual convolutions for images
-    (models.Impala). path/to/file.py:Class: your own."""
+    (models.Encoded). default: the same without boards. feed-forward: default without a recurrent layer. separate: policy
+    and value apart, for robots (models.Separate). board: 3 × 3 convolutions for games in which each cell is an action
+    (models.Board). impala: residual convolutions for images (models.Impala). path/to/file.py:Class: your own."""
     hidden_size: int = 128
     """Width of the network."""
     squash: Literal["none", "tanh"] = "none"
@@ -1236,7 +1236,7 @@ def check_own(c, need):
              "its step must do without a closure: the gradients are there when it is called")
 
 
-POLICIES = ("auto", "default", "feed-forward", "board", "impala")  # the names of policy.name that need no file
+POLICIES = ("auto", "default", "feed-forward", "separate", "board", "impala")  # of policy.name; they need no file
 
 
 def _named_weights(args):
@@ -1374,7 +1374,7 @@ def make_network(name, env, hidden, encoded, normalize):
             return models.Impala(env, hidden_size=hidden, normalize=normalize)
         if encoded:
             return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
-        ours = models.Board if name == "board" else models.FeedForward
+        ours = {"board": models.Board, "separate": models.Separate}.get(name, models.FeedForward)
         cls = load_attribute("policy.name", name, POLICIES) if own else ours
         takes = inspect.signature(cls).parameters
         sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())

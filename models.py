@@ -3,6 +3,7 @@ network recurrent.
 
     policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)          # linear, MinGRU layers, linear
     policy = FeedForward(env, hidden_size=128)                  # no memory; PufferLib calls it Default
+    policy = Separate(env, hidden_size=64)                      # policy and value apart, no memory
     policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
     policy = Impala(env, hidden_size=256)                       # residual convolutions of images
     policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent;
@@ -427,6 +428,29 @@ class FeedForward(nn.Module):
 
 
 Default = FeedForward  # PufferLib's name; the default network here is MinGRUPolicy
+
+
+class Separate(nn.Module):
+    """Policy and value in networks of their own, two tanh layers each, without memory, for plain
+    numbers. The value's errors then cannot disturb what the policy sees (Andrychowicz et al. 2021,
+    3.2, on robots)."""
+
+    def __init__(self, env, hidden_size=64):
+        super().__init__()
+        if wants_encoding(env):
+            raise TypeError(f"Separate reads plain numbers, and these observations are "
+                            f"{env.env_single_observation_space}; take policy.name auto.")
+        size = math.prod(env.single_observation_space.shape)
+        self.actor, self.critic = (nn.Sequential(
+            orthogonal(nn.Linear(size, hidden_size)), nn.Tanh(),
+            orthogonal(nn.Linear(hidden_size, hidden_size)), nn.Tanh()) for _ in range(2))
+        self.decoder = Decoder(hidden_size, env.single_action_space)
+
+    def forward(self, observations):
+        x, weight, bias = observations.flatten(1).float(), self.decoder.weight, self.decoder.bias
+        logits = nn.functional.linear(self.actor(x), weight[:-1], bias[:-1])
+        value = nn.functional.linear(self.critic(x), weight[-1:], bias[-1:])
+        return self.decoder.split(torch.cat([logits, value], dim=-1))
 
 
 class Encoded(nn.Module):

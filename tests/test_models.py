@@ -260,6 +260,27 @@ def test_default_forward_equals_forward_eval():
 
 
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
+def test_separate_shares_no_weight_between_policy_and_value(space):
+    policy = models.Separate(environment(space), hidden_size=16)
+    outputs, log_std = models.join_outputs(*policy(torch.randn(50, 5)))
+    assert outputs.shape == (50, 3 if space is BOX else 1 + sum(models.action_layout(space)[0]))
+    assert (log_std is not None) == (space is BOX)
+    for part, weights, others in ((outputs[:, :-1], policy.actor, policy.critic),
+                                  (outputs[:, -1:], policy.critic, policy.actor)):
+        policy.zero_grad()
+        part.square().sum().backward(retain_graph=True)
+        assert all(weight.grad.abs().sum() > 0 for weight in weights.parameters())
+        assert all(weight.grad is None or not weight.grad.any() for weight in others.parameters())
+
+
+def test_separate_reads_plain_numbers():
+    env = environment()
+    env.env_single_observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(3)})
+    with pytest.raises(TypeError, match="Separate reads plain numbers, and these"):
+        models.Separate(env)
+
+
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
 def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
     policy = models.FeedForward(environment(space), hidden_size=16)
     observations = torch.randn(500, 5)

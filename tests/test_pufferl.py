@@ -574,6 +574,7 @@ def test_statistics_that_are_not_in_every_log_keep_their_own_weight(tmp_path):
 CUSTOM = {
     "plain module": Plain,
     "feed-forward": lambda env: models.FeedForward(env, hidden_size=16),
+    "separate": lambda env: models.Separate(env, hidden_size=16),
     "lstm": lambda env: models.LSTMWrapper(env, models.FeedForward(env, hidden_size=16),
                                            hidden_size=16),
     "gru": lambda env: models.GRUWrapper(env, models.FeedForward(env, hidden_size=16),
@@ -642,7 +643,8 @@ def test_the_impala_policy_wants_an_image(tmp_path):
     vecenv.close()
 
 
-@pytest.mark.parametrize("options", [[], ["--policy.name", "feed-forward"], ["--rnn.name", "lstm"]])
+@pytest.mark.parametrize("options", [[], ["--policy.name", "feed-forward"], ["--policy.name", "separate"],
+                                     ["--rnn.name", "lstm"]])
 def test_continuous_actions_begin_with_the_deviation_that_is_asked(options):
     args = pufferl.load_config("pendulum", ["--policy.log-std-init", "-2", "--env.num-envs", "2", *options])
     vecenv = pufferl.load_env("pendulum", args)
