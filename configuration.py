@@ -114,9 +114,9 @@ class Policy:
     name: str = "auto"
     """auto: an encoder that fits the observations, then the MinGRU. It is a linear map for plain numbers, convolutions
     for images and small boards of integers, one-hot for choices; a Dict or Tuple has one for each field
-    (models.Encoded). default: the same without boards. feed-forward: default without a recurrent layer. separate: policy
-    and value apart, for robots (models.Separate). board: 3 × 3 convolutions for games in which each cell is an action
-    (models.Board). impala: residual convolutions for images (models.Impala). path/to/file.py:Class: your own."""
+    (models.Encoded). default: the same without boards. feed-forward: default without a recurrent layer. separate:
+    policy and value apart, for robots (models.Separate). board: 3 × 3 convolutions for games in which each cell is an
+    action (models.Board). impala: residual convolutions for images (models.Impala). path/to/file.py:Class: yours."""
     hidden_size: int = 128
     """Width of the network."""
     squash: Literal["none", "tanh"] = "none"
