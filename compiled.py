@@ -256,6 +256,19 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
 
 
+@driver
+def _act_cpu(begin, end, observations, network, state, resets, valid, heads, log_std, squash, masked, masks, seed,
+             first_agent, counter, samples, actions, logprobs, values, scratch):
+    """The network's step of the agents in [begin, end), and what `kernels.sample` draws from it:
+    from observations to actions in one call. log_std is None for discrete actions."""
+    _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch)
+    outputs, random, drawn = scratch[4], (seed, first_agent, counter, False), (actions, logprobs, values)
+    if log_std is None:
+        kernels._sample_discrete_lanes(begin, end, outputs, masked, masks, heads, *random, *drawn)
+    else:
+        kernels._sample_continuous_lanes(begin, end, outputs, log_std, squash, *random, samples, *drawn)
+
+
 # --------------------------------------------------------------------------------------------------
 # The rollout of a range of environments in one call. With a call for each step, threads would wait
 # for the interpreter's lock, and to wake a thread takes as long as a step of 256 agents.
@@ -315,15 +328,10 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
                           network, state, kept, scratch, bootstraps[t - 1])
         if t == horizon:
             break
-        _policy_step_cpu(0, n, now, network, state, flags[0], flags[1], scratch)
-        random = (seed, u64(first_agent + begin), counter[t : t + 1], False)
-        drawn = (actions[t, begin:end], logprobs[t, begin:end], values[t, begin:end])
-        if log_std is None:
-            mask = masks[t, begin:end] if masked else masks[0]
-            kernels._sample_discrete_lanes(0, n, outputs, masked, mask, heads, *random, *drawn)
-        else:
-            kernels._sample_continuous_lanes(0, n, outputs, log_std, squash, *random,
-                                             samples[t, begin:end], *drawn)
+        mask = masks[t, begin:end] if masked else masks[0]
+        _act_cpu(0, n, now, network, state, flags[0], flags[1], heads, log_std, squash, masked, mask, seed,
+                 u64(first_agent + begin), counter[t : t + 1], samples[t, begin:end], actions[t, begin:end],
+                 logprobs[t, begin:end], values[t, begin:end], scratch)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
     if state is not None:  # the last row needs V alone: a copy keeps the state as it is
         for layer in range(len(state)):
@@ -676,7 +684,7 @@ class Compiled(engines.Restated, engines.Autograd):
         super().bind()
         for part in (self.products, *self.actors, *self.learners):
             part.bind()
-        self.initial = _layers(self.initial_state.get("mingru"))
+        self.initial, self.steps = _layers(self.initial_state.get("mingru")), {}
 
     @property
     def rollout_name(self):
@@ -696,14 +704,36 @@ class Compiled(engines.Restated, engines.Autograd):
         buffers = range(worker, self.vecenv.num_buffers, self.vecenv.num_workers)
         return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
 
+    def step(self, worker, buffer, t):
+        if t == self.horizon:
+            super().step(worker, buffer, t)
+            return
+        agents, actor = self.vecenv.ranges[buffer], self.actors[worker]
+        if (buffer, t) not in self.steps:
+            self.steps[buffer, t] = self._step_arguments(agents, self.rows[buffer][t], t)
+        run(_act_cpu, agents.stop - agents.start, actor.cost, *self.steps[buffer, t], actor.scratch)
+
+    def _step_arguments(self, agents, row, t):
+        """What _act_cpu takes at step t of a buffer."""
+        state, (masked, masks) = self.state.get("mingru"), self._masks()
+        arrays = (host(row[name]) for name in ("samples", "actions", "logprobs", "values"))
+        return (host(self.flat_observations[t, agents]), self.products.arrays,
+                _layers(state if state is None else state[:, agents]), host(row["resets"]), host(row["valid"]),
+                *self._distribution(agents), masked, masks[t, agents] if masked else masks[0],
+                u64(self.config["seed"]), u64(self.first_agent + agents.start), host(row["step"]), *arrays)
+
     def _log_std(self, shape):
         """log_std (A,) as the kernels take it; None for discrete actions."""
         log_std = self.policy.decoder.log_std
         return None if log_std is None else kernels.check_log_std("sample", log_std.data, shape)
 
+    def _distribution(self, agents):
+        """heads, log_std and squash of these agents' actions, as the kernels take them."""
+        return (np.empty(0, np.int64) if self.heads is None else host(self.heads),
+                self._log_std((agents.stop - agents.start, self.width - 1)), self._squash())
+
     def _squash(self):
-        return kernels.check_squash("sample", self.squash, self.policy.decoder.out_features - 1,
-                                    self.values)
+        return kernels.check_squash("sample", self.squash, self.width - 1, self.values)
 
     def _masks(self):
         masks = self.storage["action_masks"]
@@ -720,9 +750,7 @@ class Compiled(engines.Restated, engines.Autograd):
             agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
             tuple(map(host, storage)), _layers(state if state is None else state[:, agents]),
             _layers(self.scratch[worker].get("mingru")), self.actors[worker].scratch,
-            np.empty(0, np.int64) if self.heads is None else host(self.heads),
-            self._log_std((agents.stop - agents.start, self.policy.decoder.out_features - 1)),
-            self._squash(),
+            *self._distribution(agents),
             *self._masks(), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]),
             host(self.samples), host(self.logprobs), host(self.values), host(self.bootstraps))
         self.vecenv.finish(buffer)

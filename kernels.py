@@ -1,11 +1,11 @@
 """Fused kernels over one preallocated arena: everything in PPO that is not a matrix product.
 
-    from kernels import Arena, advantage, mingru_scan, ppo_loss, Muon
+    from kernels import Arena, advantage, mingru_scan, ppo_loss
     python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
     python tests/bench_kernels.py                 # nanoseconds an element, and a plain copy's
 
 Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets
-them (sample, advantage, priorities, gather, MinGRU, loss, Muon). A kernel has these parts:
+them (sample, advantage, priorities, gather, MinGRU, loss, and what muon.py's optimizer needs). A kernel has these parts:
 
     *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else
     _*_lanes    the driver: a numba loop, without the GIL, over a range of lanes (agents, segments or steps), the
@@ -1242,10 +1242,8 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
 
 
 # --------------------------------------------------------------------------------------------------
-# Muon (Jordan et al. 2024): momentum on the arena's flat gradients, each matrix orthogonalised
+# The optimizer's kernels (muon.py): the gradients' norm, momentum, and the step, on the arena's flat ranges
 
-NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
-                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
 BLOCK = 4096
 SCALE, MOMENTUM, DECAY, RATE = range(4)  # places in `scalars`; gradients are clipped by SCALE
 
@@ -1319,181 +1317,3 @@ def gradient_norm(flat):
     parts = np.zeros(-(-len(array) // BLOCK))
     run(_squares_lanes, len(parts), BLOCK // 5, array, parts)
     return math.sqrt(parts.sum())
-
-
-class Muon:
-    """Muon (Jordan et al. 2024) over an arena that has adopted its modules.
-
-        optimizer = Muon(arena)               # after arena.adopt, before arena.allocate
-        norm = optimizer.step(learning_rate)  # clips, updates the weights; returns the gradient norm before the clip
-
-    Clip the global norm to `max_grad_norm`; m = mu·m + g, u = g + mu·m; every matrix (further dimensions flattened;
-    transposed if it has more rows than columns) is divided by its Frobenius norm and orthogonalised by five
-    Newton-Schulz steps, then scaled by sqrt(max(1, rows/cols)); vectors take u itself;
-    w = w·(1 - lr·weight_decay) - lr·u. A zero gradient gives a zero step. Matrices of one shape are
-    multiplied together. With `together`, all small ones are, padded with zeros to one shape: on a
-    GPU that is quicker, because a launch there takes longer than a small product.
-    """
-
-    SMALL = 2**23  # a matrix is small if its product with its transpose takes fewer multiplications
-
-    def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, together=False):
-        self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
-        names = [name for name, spec in arena._specs.items() if spec[2] == "weights"]
-        if not names:
-            raise ValueError("kernels.Muon: the arena has adopted no module; call arena.adopt(policy) first.")
-        shapes = {}  # (rows, columns), rows <= columns -> [(update's name, transposed?, scale)]
-        for name in names:
-            shape = arena._specs[name][0]
-            update = "updates/" + name.partition("/")[2]
-            arena.register(update, shape, group="updates")
-            arena.register("momentum/" + name.partition("/")[2], shape, group="momentum")
-            if len(shape) >= 2:
-                rows, columns = shape[0], math.prod(shape[1:])
-                wide = (min(rows, columns), max(rows, columns))
-                shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
-        self._shapes = self._joined(shapes) if together else shapes
-        for (rows, columns), members in self._shapes.items():
-            wide, square = (rows, columns), (rows, rows)
-            for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
-                arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape), group="muon")
-        arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
-        self._together, self._groups, self.frozen = together and bool(shapes), None, []
-
-    @classmethod
-    def _joined(cls, shapes):
-        """`shapes` with those joined that stay small if padded to the largest rows and columns."""
-        joined = {}
-        for shape in sorted(shapes, key=math.prod, reverse=True):
-            for other in reversed(joined):
-                rows, columns = map(max, shape, other)
-                if rows * rows * columns <= cls.SMALL:
-                    joined[rows, columns] = joined.pop(other) + shapes[shape]
-                    break
-            else:
-                joined[shape] = shapes[shape]
-        return joined
-
-    def freeze(self, names):
-        """From now on these weights (names in the arena's order) and momenta do not change."""
-        self.frozen, self._groups = names, None
-
-    def tensors(self):  # {name: tensor}, which a checkpoint keeps and loads in place
-        return {"momentum": self.arena.flat("momentum")}
-
-    def _bind(self):
-        self._groups = []
-        for (rows, columns), members in self._shapes.items():
-            work = [self.arena[f"muon/{rows}x{columns}/{name}"] for name in "xysp"]
-            matrices = []
-            for update, transposed, scale in members:
-                matrix = self.arena[update].flatten(1)
-                matrices.append((matrix.t() if transposed else matrix, scale))
-            self._groups.append((work, matrices))
-        flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
-        flats += self._bind_together() if self._together else ()
-        view = device if flats[0].is_cuda else host
-        self._parts = [[view(flat[part]) for flat in flats] for part in self.arena.without("weights", self.frozen)]
-
-    def _bind_together(self):
-        """(places, results, scales), one for each number in a weight: where its update goes in the
-        group "muon" (-1 for vectors), where the result stands there, and what multiplies that."""
-        updates, work = self.arena.flat("updates"), self.arena.flat("muon")
-        places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
-        scales = torch.ones(updates.shape, dtype=torch.float32)
-        order = torch.arange(len(work), dtype=torch.int32)
-        for members, (group, _) in zip(self._shapes.values(), self._groups, strict=True):
-            for way, matrices in enumerate(group[:2]):  # matrices go into x, results are in y
-                offset = (matrices.data_ptr() - work.data_ptr()) // 4
-                slots = order.as_strided(matrices.shape, matrices.stride(), offset)
-                for slot, (name, transposed, scale) in zip(slots, members, strict=True):
-                    update = self.arena[name]
-                    first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
-                    here = slice(first, first + update.numel())
-                    places[way, here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
-                    scales[here] = scale
-        return *places.to(work.device), scales.to(work.device)
-
-    def step(self, learning_rate, found_inf=None):
-        """Update all weights; returns the gradient norm before the clip; if that is not finite, nothing changes.
-
-        The learning rate may be a float32 tensor (). found_inf, a float32 tensor (), becomes 1 if the norm is not
-        finite; while it is not 0, nothing changes. On a GPU nothing waits, and the norm returned is a tensor.
-        """
-        if self._groups is None:
-            self._bind()
-        for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # an engine may have written one for a frozen weight
-        scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")
-        if on_gpu(gradients):
-            norm = self._clip(gradients, learning_rate, scalars, found_inf)
-        else:
-            norm = gradient_norm(gradients)
-            if found_inf is not None:
-                found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
-            if not math.isfinite(norm) or found_inf:
-                return norm
-            learning_rate = float(learning_rate)
-            decay = 1.0 - learning_rate * self.weight_decay
-            host(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
-        scalars = checked("Muon", "scalars", scalars, (4,))
-        if self._together:
-            flat = self.arena.flat("muon")
-            work = checked("Muon", "flat", flat, tuple(flat.shape))
-            for gradients, momentum, updates, _, places, *_ in self._parts:
-                run(_nesterov_cuda, len(places), 1, gradients, momentum, updates, scalars, places, work)
-            for matrices, _ in self._groups:
-                self._orthogonalise_together(*matrices)
-            for _, _, updates, weights, _, results, scales in self._parts:
-                run(_apply_cuda, len(results), 1, weights, updates, scalars, results, scales, work)
-            return norm
-        for gradients, momentum, updates, _ in self._parts:
-            run(_nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars)
-        for (x, y, gram, polynomial), matrices in self._groups:
-            for normalised, (matrix, _) in zip(x, matrices, strict=True):
-                torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
-            self._orthogonalise(x, y, gram, polynomial)
-            for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
-                torch.mul(orthogonal, scale, out=matrix)
-        for _, _, updates, weights in self._parts:
-            run(_apply_lanes, len(weights), 1, weights, updates, scalars)
-        return norm
-
-    def _clip(self, gradients, learning_rate, scalars, found_inf):
-        """Write `scalars`, with the scale that clips, on a GPU; returns the norm as a tensor."""
-        flat = checked("Muon", "gradients", gradients, tuple(gradients.shape))
-        norm = torch.empty((), dtype=torch.float64, device=gradients.device)
-        found_inf = torch.zeros_like(scalars[SCALE]) if found_inf is None else found_inf
-        rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
-        written = (checked("Muon", "found_inf", found_inf.view(1), (1,)),
-                   checked("Muon", "norm", norm.view(1), (1,), np.float64), checked("Muon", "scalars", scalars, (4,)))
-        _launch_sum("clip", -(-len(flat) // 8), 1, gradients, (len(flat),), written, flat, float(self.max_grad_norm),
-                    self.momentum, self.weight_decay, check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm))
-        return norm
-
-    def _orthogonalise_together(self, x, y, gram, polynomial):
-        """The matrices in x orthogonalised into y; all four are overwritten."""
-        count, rows, columns = x.shape
-        if not on_gpu(x) or rows * rows * columns > self.SMALL:
-            torch.div(x, torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7, out=x)
-            self._orthogonalise(x, y, gram, polynomial)
-            return
-        # The kernel's blocks wait for each other, so all of them must run at once.
-        tiles = count * -(-rows // 32) * -(-columns // 32)
-        blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
-        arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram, polynomial)]
-        coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ))
-        arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
-                           lambda: torch.zeros(2, dtype=torch.int32))
-        CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients, *arrays,
-                    arrived)
-
-    @staticmethod
-    def _orthogonalise(x, y, gram, polynomial):
-        """The matrices in x, each divided by its norm, orthogonalised into y;
-        all four are overwritten."""
-        for a, b, c in NEWTON_SCHULZ:  # an odd number of steps: the last one writes y
-            torch.bmm(x, x.mT, out=gram)
-            torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
-            torch.baddbmm(x, polynomial, x, beta=a, out=y)
-            x, y = y, x

@@ -62,6 +62,7 @@ import engines
 import environments
 import kernels
 import models
+import muon
 import ocean
 import ranks
 import runs
@@ -157,7 +158,7 @@ class PuffeRL:
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.engine.register(arena)
-        self.optimizer = None if c["optimizer"] != "muon" else kernels.Muon(  # before `allocate`: its state is in there
+        self.optimizer = None if c["optimizer"] != "muon" else muon.Muon(  # before `allocate`: its state is in there
             arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], together=c["device"] == "cuda")
         for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
                             ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
@@ -582,7 +583,7 @@ class Statistics:
 
 class TorchOptimizer:
     """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind
-    kernels.Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
+    muon.Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
     nothing changes. The learning rate is the trainer's. An optimizer of your own may replace
     `parameter.data` or `.grad`: after each step both are put back into the arena."""
 

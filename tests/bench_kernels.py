@@ -39,6 +39,7 @@ import reference
 import fused
 import kernels
 import models
+import muon
 
 # horizon, agents, hidden, minibatch, chunk, actions, observation
 T, N, H, B, M, A, D = 64, 4096, 64, 1024, 16, 3, 118
@@ -337,7 +338,7 @@ def muon_cases():
     arena = kernels.Arena()
     arena.adopt(module)
     device = torch.get_default_device()
-    optimizer = kernels.Muon(arena, momentum=0.73, max_grad_norm=1.81,
+    optimizer = muon.Muon(arena, momentum=0.73, max_grad_norm=1.81,
                              together=device.type == "cuda")
     arena.allocate(device)
     groups = ("weights", "gradients", "momentum")

@@ -52,6 +52,8 @@ class Arguments:
     """Of the products."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the network runs."""
+    engine: Literal["auto", "autograd"] = "auto"
+    """autograd: as a network of one's own runs, the default one through torch's autograd."""
     env_device: Literal["host", "cuda"] | None = None
     """Where the environments run (default: as in training)."""
     replay_ratio: float = 1.42
@@ -224,6 +226,7 @@ def make_trainer(a):
         "replay_ratio": a.replay_ratio,
         "precision": a.precision,
         "device": a.device,
+        "engine": a.engine,
         "horizon": a.horizon,
         "log_interval": 1e9,
         "total_timesteps": 10**12,

@@ -21,6 +21,7 @@ import torch
 
 import arena
 import kernels
+import muon
 
 WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -122,7 +123,7 @@ def launches():
             function(**tensors, **options)
         memory = kernels.Arena()
         memory.adopt(torch.nn.Linear(3, 2))
-        optimizer = kernels.Muon(memory, together=True)
+        optimizer = muon.Muon(memory, together=True)
         memory.allocate()
         optimizer.step(0.1)
     return seen

@@ -29,6 +29,7 @@ import cuda_cpp
 import fused
 import kernels
 import models
+import muon
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]
@@ -240,7 +241,7 @@ def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatc
     x[-1] *= 0 if count > 2 else 1e-4
     expected = torch.stack([reference.newton_schulz(matrix.double()) for matrix in x])
     y, gram, polynomial = (torch.full(shape, torch.nan) for shape in (x.shape, *2 * [(count, rows, rows)]))
-    kernels.Muon(memory, together=True)._orthogonalise_together(x, y, gram, polynomial)
+    muon.Muon(memory, together=True)._orthogonalise_together(x, y, gram, polynomial)
     assert cupy.launches == ["newton_schulz"]
     torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-5)
 
@@ -460,7 +461,7 @@ def results(monkeypatch, backwards):
     kernels.add_rows(rows.bfloat16(), gradient)
     memory = kernels.Arena()
     memory.adopt(torch.nn.Linear(33, 40))
-    optimizer = kernels.Muon(memory, together=True)
+    optimizer = muon.Muon(memory, together=True)
     memory.allocate()
     memory.flat("gradients").normal_()
     outputs, written, states = Actor(40, 5, 9, 2, "squashed").step()

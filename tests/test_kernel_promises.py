@@ -41,6 +41,7 @@ from test_kernels import (
 
 import arena
 import kernels
+import muon
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -337,7 +338,7 @@ def test_nan_moments_norm_and_muon():
     assert math.isnan(kernels.gradient_norm(flat))
     for value in (NAN, math.inf):
         module = Weights([(3, 4), (5,)])
-        _, optimizer = adopted(module, lambda a: kernels.Muon(a))
+        _, optimizer = adopted(module, lambda a: muon.Muon(a))
         before = module.tensors[0].detach().clone()
         module.tensors[0].grad[1, 1] = value
         assert not math.isfinite(optimizer.step(0.1))
@@ -568,7 +569,7 @@ def test_cpu_driver_is_vectorised(name):
         function, tensors, options = good_calls()[calls[name]]
         function(**tensors, **options)
     else:
-        _, optimizer = adopted(Weights([(3, 4)]), lambda a: kernels.Muon(a))
+        _, optimizer = adopted(Weights([(3, 4)]), lambda a: muon.Muon(a))
         optimizer.step(0.1)
     again = numba.njit(nogil=True, error_model="numpy", fastmath=arena.FASTMATH)(driver.py_func)
     again.compile(driver.signatures[0])
@@ -640,7 +641,7 @@ def test_repeated_calls_keep_no_memory(call, counting):
 
 def test_muon_keeps_no_memory_and_makes_no_large_block(counting):
     module = Weights([(192, 64), (64, 118), (192, 64), (4, 64), (64,)])
-    arena, optimizer = adopted(module, lambda a: kernels.Muon(a))
+    arena, optimizer = adopted(module, lambda a: muon.Muon(a))
     arena.flat("gradients").fill_(0.01)
     kept, peak, blocks = growth(lambda: optimizer.step(0.01), 20)
     assert kept < 4096 and peak < 65536 and blocks == 0

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import arena
 import kernels
 import models
+import muon
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BOUNDED = settings(max_examples=25)
@@ -146,7 +147,7 @@ def test_arena_errors():
     with pytest.raises(ValueError, match="allocate"):
         arena.adopt(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="adopt"):
-        kernels.Muon(kernels.Arena())
+        muon.Muon(kernels.Arena())
 
 
 def test_adopt_keeps_values_and_shares_memory():
@@ -1201,7 +1202,7 @@ SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9
 @pytest.mark.parametrize("momentum, weight_decay", [(0.95, 0.1), (0.0, 0.0)])
 def test_muon(momentum, weight_decay, max_grad_norm, together):
     module = Weights(SHAPES)
-    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, momentum, weight_decay,
+    arena, optimizer = adopted(module, lambda a: muon.Muon(a, momentum, weight_decay,
                                                               max_grad_norm, together))
     expected = [p.detach().double() for p in module.parameters()]
     momenta, rng = [torch.zeros_like(p) for p in expected], generator(1)
@@ -1238,11 +1239,11 @@ def test_muon_leaves_what_is_frozen(together):
     rest = [i for i in range(len(SHAPES)) if i not in frozen]
     few = Weights([SHAPES[i] for i in rest])
 
-    def muon(arena):
-        return kernels.Muon(arena, 0.9, 0.1, 1.0, together)
+    def one(arena):
+        return muon.Muon(arena, 0.9, 0.1, 1.0, together)
 
     module = Weights(SHAPES)
-    (arena, optimizer), (_, other) = adopted(module, muon), adopted(few, muon)
+    (arena, optimizer), (_, other) = adopted(module, one), adopted(few, one)
     for i, parameter in zip(rest, few.parameters(), strict=True):
         parameter.data.copy_(module.tensors[i])
 
@@ -1273,9 +1274,9 @@ def test_muon_leaves_what_is_frozen(together):
 
 def test_muon_matrix_step_within_1e_5_of_the_reference():
     """The update alone, from weights of zero, so that no rounding of a weight hides it."""
-    for shape in [(64, 64), (192, 64), (64, 118), (17, 3), (3, 257), (1, 1)]:
+    for shape in [(64, 64), (192, 64), (64, 118), (17, 3), (3, 257), (1, 1), (2, 5), (128, 90)]:
         module = Weights([shape, shape])
-        _, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1e9))
+        _, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1e9))
         for p in module.parameters():
             p.data.zero_()
             p.grad.copy_(torch.randn(shape, generator=generator(p.numel())))
@@ -1290,17 +1291,18 @@ def test_muon_puts_small_matrices_together():
     """In few groups, none of which is large where its members are small; each matrix once."""
     shapes = [(64, 118), (192, 64), (192, 64), (4, 64), (512, 3000), (600, 512), (3, 40_000),
               (512, 3000)]
-    _, optimizer = adopted(Weights(shapes), lambda a: kernels.Muon(a, together=True))
+    _, optimizer = adopted(Weights(shapes), lambda a: muon.Muon(a, together=True))
     groups = {shape: len(members) for shape, members in optimizer._shapes.items()}
     assert groups == {(512, 3000): 2, (512, 600): 1, (3, 40_000): 1, (64, 192): 4}
 
 
-def test_muon_of_vectors_and_of_doubles_by_default():
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+def test_muon_of_vectors_and_of_doubles_by_default(together):
     torch.set_default_dtype(torch.float64)
     try:
         for shapes in ([(5,), (3,)], [(5, 3), (3,)]):
             module = Weights(shapes).float()
-            _, optimizer = adopted(module, lambda a: kernels.Muon(a, together=True))
+            _, optimizer = adopted(module, lambda a: muon.Muon(a, together=together))
             before = [p.detach().clone() for p in module.parameters()]
             for p in module.parameters():
                 p.grad.fill_(0.1)
@@ -1313,7 +1315,7 @@ def test_muon_of_vectors_and_of_doubles_by_default():
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
 def test_muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero(together):
     module = Weights(SHAPES)
-    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1.0, together))
+    arena, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1.0, together))
     before = arena.flat("weights").clone()
     assert optimizer.step(0.1) == 0
     assert torch.equal(arena.flat("weights"), before)
@@ -1336,10 +1338,10 @@ def test_muon_against_torch(monkeypatch):
     """torch's takes one (a, b, c), damps its momentum (which the normalisation undoes)
     and works in bfloat16."""
     triple = (3.4445, -4.7750, 2.0315)
-    monkeypatch.setattr(kernels, "NEWTON_SCHULZ", (triple,) * 5)
+    monkeypatch.setattr(muon, "NEWTON_SCHULZ", (triple,) * 5)
     shapes = [(64, 118), (192, 64), (40, 64), (17, 17)]
     module, theirs = Weights(shapes), Weights(shapes)
-    _, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.1, 1e9))
+    _, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.1, 1e9))
     other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, momentum=0.9,
                              nesterov=True,
                              ns_coefficients=triple, ns_steps=5, adjust_lr_fn="original")
@@ -1358,7 +1360,7 @@ def test_muon_against_torch(monkeypatch):
 
 def test_muon_steps_an_adopted_lstm():
     module = Recurrent()
-    arena, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.9, 0.0, 1.0))
+    arena, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1.0))
     assert len({arena.flat(g).numel() for g in ("weights", "gradients", "momentum", "updates")}) == 1
     torch.manual_seed(0)
     x, losses = torch.randn(9, 4, 5), []
@@ -1379,7 +1381,7 @@ def test_gradient_norm(n):
 
 def test_learning_rate_of_one_call_does_not_stick():
     module = Weights([(3, 3)])
-    _, optimizer = adopted(module, lambda a: kernels.Muon(a, 0.0, 0.0, 1e9))
+    _, optimizer = adopted(module, lambda a: muon.Muon(a, 0.0, 0.0, 1e9))
     deltas = []
     for rate in (0.1, 0.0, 0.2):
         module.tensors[0].grad.copy_(torch.eye(3))
