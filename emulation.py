@@ -729,6 +729,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     env: an instance; or env_creator with env_args and env_kwargs. Old Gym environments are
     converted. The info of an episode's last step holds episode_return and episode_length too.
+    reward_scale multiplies the rewards; episode_return is the sum of the unscaled ones.
     Attributes: obs_dtype, so that `observation.view(env.obs_dtype)` has the fields;
     env_single_observation_space and env_single_action_space, the environment's own spaces.
     Raises TypeError for spaces that cannot be made flat, and ValueError at the first reset or step
@@ -737,7 +738,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     num_agents = 1
 
-    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
+    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0,
+                 reward_scale=1.0):
         env = _create(env, env_creator, env_args, env_kwargs)
         gymnasium.utils.RecordConstructorArgs.__init__(self)  # its spec can be made anew from the environment's
         super().__init__(gymnasium_form(env))
@@ -755,7 +757,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._modern = self._pair = False  # whether step, reset return exactly what Gymnasium asks for
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
-        self._mask_needed = None
+        self._mask_needed, self.reward_scale = None, reward_scale
 
     @property
     def emulated(self):
@@ -841,7 +843,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             raise RuntimeError(f"{self.env}: step() after the end of an episode; call reset() first.")
         action = np.reshape(action, self._action.columns)
         observation, reward, terminated, truncated, info = self._step_env(action)
-        return self._flat_copy(observation), float(reward), bool(terminated), bool(truncated), info
+        reward = self.reward_scale * float(reward)
+        return self._flat_copy(observation), reward, bool(terminated), bool(truncated), info
 
     def views(self, rows, first):
         return rows.observations, rows.actions, rows.rewards, rows.action_masks, first, rows
@@ -857,7 +860,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def step_into(self, view):
         observations, actions, rewards, masks, i, rows = view
         observation, reward, terminated, truncated, info = self._step_env(actions[i])
-        rewards[i] = reward
+        rewards[i] = self.reward_scale * reward
         if terminated or truncated:
             rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
             if truncated:
@@ -911,7 +914,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x066cfa87
+    CHECKED = 0x94de2c31
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -944,6 +947,7 @@ class GymnasiumTogether:
                 else row.observations.reshape(len(row.observations) * shape[0], *shape[1:])
         self._steps, left = zip(*(_quickest_step(env.env) for env in envs), strict=True)
         self._resets = [env.env.reset for env in envs]
+        self._scales = np.array([env.reward_scale for env in envs], np.float64)
         self._returns = np.array([env._episode_return for env in envs], np.float64)
         self._steps_taken, self._begun, self._next_limit = 0, [-env._episode_length for env in envs], min(left)
         self._limits = [env._episode_length + more for env, more in zip(envs, left, strict=True)]
@@ -966,7 +970,7 @@ class GymnasiumTogether:
         except ValueError:  # arrays of one, which the first step may return as well
             rewards = np.array([np.reshape(reward, ()) for reward in rewards], np.float64)
             self._returns += rewards
-        row.rewards[:] = rewards
+        row.rewards[:] = self._scales * rewards
         self._steps_taken += 1
         if self._steps_taken >= self._next_limit:
             truncated = [cut or self._steps_taken >= begun + limit

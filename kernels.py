@@ -5,7 +5,7 @@
     python tests/bench_kernels.py                 # nanoseconds an element, and a plain copy's
 
 Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets
-them (sample, advantage, priorities, gather, MinGRU, loss, and what muon.py's optimizer needs). A kernel has these parts:
+them (sample, advantage, priorities, gather, MinGRU, loss, and what muon.py needs). A kernel has these parts:
 
     *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else
     _*_lanes    the driver: a numba loop, without the GIL, over a range of lanes (agents, segments or steps), the

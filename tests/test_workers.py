@@ -376,8 +376,8 @@ def test_an_edited_file_is_the_one_that_runs(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     file = tmp_path / "emulation.py"
     source = file.read_text()
-    assert source.count("        rewards[i] = reward\n") == 1
-    file.write_text(source.replace("        rewards[i] = reward\n",
+    assert source.count("        rewards[i] = self.reward_scale * reward\n") == 1
+    file.write_text(source.replace("        rewards[i] = self.reward_scale * reward\n",
                                    "        rewards[i] = 2 * reward\n"))
     code = """if True:
         import gymnasium, numpy as np, emulation, workers
