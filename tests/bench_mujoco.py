@@ -1,4 +1,4 @@
-"""Three of MuJoCo's robots for a million steps: `config/mujoco.ini` beside Stable-Baselines3's PPO
+"""Three of MuJoCo's robots for a million steps, with the settings in config/, beside Stable-Baselines3's PPO
 with the settings that its authors tuned for each of them (rl-baselines3-zoo, hyperparams/ppo.yml).
 
     python tests/bench_mujoco.py                                     # measures what is missing, then prints the table
