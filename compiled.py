@@ -684,7 +684,8 @@ class Compiled(engines.Restated, engines.Autograd):
         super().bind()
         for part in (self.products, *self.actors, *self.learners):
             part.bind()
-        self.initial, self.steps = _layers(self.initial_state.get("mingru")), {}
+        self.initial = _layers(self.initial_state.get("mingru"))
+        self.steps = {}  # (buffer, t) -> what _act_cpu takes
 
     @property
     def rollout_name(self):
@@ -714,7 +715,8 @@ class Compiled(engines.Restated, engines.Autograd):
         run(_act_cpu, agents.stop - agents.start, actor.cost, *self.steps[buffer, t], actor.scratch)
 
     def _step_arguments(self, agents, row, t):
-        """What _act_cpu takes at step t of a buffer."""
+        """What _act_cpu takes at step t of a buffer. It is kept, because to make these views takes
+        longer than the step; the arrays behind them live as long as the engine."""
         state, (masked, masks) = self.state.get("mingru"), self._masks()
         arrays = (host(row[name]) for name in ("samples", "actions", "logprobs", "values"))
         return (host(self.flat_observations[t, agents]), self.products.arrays,

@@ -573,15 +573,11 @@ class PufferEnv:
             if not hasattr(self, name):
                 raise AttributeError(f"{type(self).__name__} must set self.{name} before super().__init__(buf).")
         if not isinstance(self.single_observation_space, spaces.Box):
-            raise TypeError(
-                f"{type(self).__name__}: single_observation_space is {self.single_observation_space}; a PufferEnv "
-                "writes plain arrays, so it must be a Box."
-            )
+            raise TypeError(f"{type(self).__name__}: single_observation_space is {self.single_observation_space}; a "
+                            "PufferEnv writes plain arrays, so it must be a Box.")
         if not isinstance(self.single_action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.Box):
-            raise TypeError(
-                f"{type(self).__name__}: single_action_space is {self.single_action_space}; it "
-                "must be a Discrete, MultiDiscrete or Box."
-            )
+            raise TypeError(f"{type(self).__name__}: single_action_space is {self.single_action_space}; it must be a "
+                            "Discrete, MultiDiscrete or Box.")
         if self.num_agents < 1:
             raise ValueError(f"{type(self).__name__}: num_agents is {self.num_agents}; it must be 1 or more.")
         self.obs_dtype = self.single_observation_space.dtype
@@ -729,7 +725,6 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     env: an instance; or env_creator with env_args and env_kwargs. Old Gym environments are
     converted. The info of an episode's last step holds episode_return and episode_length too.
-    reward_scale multiplies the rewards; episode_return is the sum of the unscaled ones.
     Attributes: obs_dtype, so that `observation.view(env.obs_dtype)` has the fields;
     env_single_observation_space and env_single_action_space, the environment's own spaces.
     Raises TypeError for spaces that cannot be made flat, and ValueError at the first reset or step
@@ -738,16 +733,13 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     num_agents = 1
 
-    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0,
-                 reward_scale=1.0):
+    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
         env = _create(env, env_creator, env_args, env_kwargs)
         gymnasium.utils.RecordConstructorArgs.__init__(self)  # its spec can be made anew from the environment's
         super().__init__(gymnasium_form(env))
         self._observation, self._action = FlatObservation(self.env.observation_space), FlatAction(self.env.action_space)
         self.env_single_observation_space, self.env_single_action_space = (
-            self.env.observation_space,
-            self.env.action_space,
-        )
+            self.env.observation_space, self.env.action_space)
         self.obs_dtype = self._observation.dtype
         self.observation_space = self.single_observation_space = self._observation.flat_space
         self.action_space = self.single_action_space = self._action.flat_space
@@ -757,7 +749,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._modern = self._pair = False  # whether step, reset return exactly what Gymnasium asks for
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
-        self._mask_needed, self.reward_scale = None, reward_scale
+        self._mask_needed = None
 
     @property
     def emulated(self):
@@ -843,8 +835,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             raise RuntimeError(f"{self.env}: step() after the end of an episode; call reset() first.")
         action = np.reshape(action, self._action.columns)
         observation, reward, terminated, truncated, info = self._step_env(action)
-        reward = self.reward_scale * float(reward)
-        return self._flat_copy(observation), reward, bool(terminated), bool(truncated), info
+        return self._flat_copy(observation), float(reward), bool(terminated), bool(truncated), info
 
     def views(self, rows, first):
         return rows.observations, rows.actions, rows.rewards, rows.action_masks, first, rows
@@ -860,7 +851,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def step_into(self, view):
         observations, actions, rewards, masks, i, rows = view
         observation, reward, terminated, truncated, info = self._step_env(actions[i])
-        rewards[i] = self.reward_scale * reward
+        rewards[i] = reward
         if terminated or truncated:
             rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
             if truncated:
@@ -879,6 +870,7 @@ def _last_info(info, episode_return, episode_length):
     info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
+    info["episode_return"] = info.pop("true_return", info["episode_return"])  # ScaledReward's, likewise
     return info
 
 
@@ -891,16 +883,37 @@ def _checksum(*functions):
         return None
 
 
+class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    """scale · the environment's rewards. The info of an episode's last step has the true_return."""
+
+    def __init__(self, env, scale):
+        gymnasium.utils.RecordConstructorArgs.__init__(self, scale=scale)
+        super().__init__(env)
+        self.scale, self.true_return = scale, 0.0
+
+    def reset(self, **kwargs):
+        self.true_return = 0.0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.true_return += float(reward)
+        if terminated or truncated:
+            info = {**info, "true_return": self.true_return}
+        return observation, self.scale * float(reward), terminated, truncated, info
+
+
 def _quickest_step(env):
-    """(step, steps to the time limit) of a Gymnasium environment that has been stepped:
-    the outermost wrappers that gymnasium.make adds check what is checked here, and
-    count what is counted here."""
-    wrappers, left = gymnasium.wrappers, math.inf
-    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
+    """(step, steps to the time limit, what its rewards must be multiplied by) of a Gymnasium
+    environment that has been stepped: the outermost wrappers that gymnasium.make adds check what
+    is checked here, and count what is counted here."""
+    wrappers, left, scale = gymnasium.wrappers, math.inf, 1.0
+    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, ScaledReward):
         if type(env) is wrappers.TimeLimit:
             left = min(left, env._max_episode_steps - env._elapsed_steps)
+        scale *= env.scale if type(env) is ScaledReward else 1.0
         env = env.env
-    return env.step, left
+    return env.step, left, scale
 
 
 class GymnasiumTogether:
@@ -914,7 +927,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x94de2c31
+    CHECKED = 0x066cfa87
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -945,10 +958,10 @@ class GymnasiumTogether:
             row.valid[:], row.flagged = 1, True
             row.joined = row.observations[:, 0] if self._scalar or self._structured \
                 else row.observations.reshape(len(row.observations) * shape[0], *shape[1:])
-        self._steps, left = zip(*(_quickest_step(env.env) for env in envs), strict=True)
-        self._resets = [env.env.reset for env in envs]
-        self._scales = np.array([env.reward_scale for env in envs], np.float64)
-        self._returns = np.array([env._episode_return for env in envs], np.float64)
+        self._steps, left, scales = zip(*(_quickest_step(env.env) for env in envs), strict=True)
+        self._resets, self._scales = [env.env.reset for env in envs], np.array(scales)
+        self._returns = np.array([env.env.true_return if type(env.env) is ScaledReward else env._episode_return
+                                  for env in envs], np.float64)
         self._steps_taken, self._begun, self._next_limit = 0, [-env._episode_length for env in envs], min(left)
         self._limits = [env._episode_length + more for env, more in zip(envs, left, strict=True)]
 
@@ -1447,10 +1460,8 @@ def wrap(env):
         return PettingZooPufferEnv(env)
     if all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
         return GymnasiumPufferEnv(env)
-    raise TypeError(
-        f"{_describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment "
-        "(observation_space, action_space, reset, step) or a PettingZoo one (possible_agents)."
-    )
+    raise TypeError(f"{_describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment "
+                    "(observation_space, action_space, reset, step) or a PettingZoo one (possible_agents).")
 
 
 def slots(env):

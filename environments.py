@@ -31,7 +31,7 @@ import gymnasium
 import numpy as np
 
 import ocean
-from emulation import FlatObservation, GymnasiumPufferEnv, GymnasiumVectorPufferEnv, OldGym, PufferEnv
+from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferEnv, ScaledReward
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
@@ -211,7 +211,7 @@ class GymnasiumCreator:
     def __call__(self, reward_scale=1.0, **kwargs):
         self._spec()
         env = self._make(kwargs)
-        return env if reward_scale == 1 else GymnasiumPufferEnv(env, reward_scale=reward_scale)
+        return env if reward_scale == 1 else ScaledReward(env, reward_scale)
 
     def _make(self, kwargs):
         if not self.id.startswith("ALE/"):

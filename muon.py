@@ -24,15 +24,16 @@ NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, 
 
 @distinct_driver
 def _add_product(factor, a, b, out):
-    """out += factor · a @ b, four rows and two steps at a time, whose numbers stay in registers: the rows of a
-    must be a multiple of four, its columns of two."""
+    """out += factor · a @ b. It takes four rows of a and two of its columns at a time, so that their
+    numbers stay in registers. Hence a must have a multiple of four rows and an even number of columns."""
     for i in range(0, a.shape[0], 4):
         first, second, third, fourth = out[i], out[i + 1], out[i + 2], out[i + 3]
         for k in range(0, a.shape[1], 2):
             p, q = b[k], b[k + 1]
-            p0, q0, p1, q1 = factor * a[i, k], factor * a[i, k + 1], factor * a[i + 1, k], factor * a[i + 1, k + 1]
-            p2, q2, p3, q3 = (factor * a[i + 2, k], factor * a[i + 2, k + 1], factor * a[i + 3, k],
-                              factor * a[i + 3, k + 1])
+            p0, q0 = factor * a[i, k], factor * a[i, k + 1]
+            p1, q1 = factor * a[i + 1, k], factor * a[i + 1, k + 1]
+            p2, q2 = factor * a[i + 2, k], factor * a[i + 2, k + 1]
+            p3, q3 = factor * a[i + 3, k], factor * a[i + 3, k + 1]
             for j in range(b.shape[1]):
                 x, y = p[j], q[j]
                 first[j] += p0 * x + q0 * y
@@ -43,24 +44,25 @@ def _add_product(factor, a, b, out):
 
 @cell
 def padded(rows, columns):
-    """The sizes of a matrix whose products `_add_product` can take."""
+    """Rows and columns, rounded up to what `_add_product` takes."""
     return rows + -rows % 4, columns + -columns % 2
 
 
 @driver
 def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficients):
-    """Orthogonalise and scale the small matrices of the update. places (lanes, 6) int64, a row each: where it begins
-    in `updates`, its rows and columns, how far those are apart, and where its scratch begins in `memory`. There it is
-    padded with zeros, which stay zeros."""
+    """Orthogonalise and scale the small matrices of the update. places (lanes, 6) int64, a row for each matrix: its
+    first number in `updates`; its rows and columns; how far it is there from one row to the next, and from one column
+    to the next; where its part of `memory` begins, in which it is padded with zeros."""
     for lane in range(begin, end):
-        first, rows, columns, down, right, scratch = places[lane]
+        first, rows, columns, down, right, place = places[lane]
         height, width = padded(rows, columns)
         size, square = height * width, height * height
-        memory_of_lane = memory[scratch : scratch + 3 * size + 2 * square]
-        x, y = memory_of_lane[:size].reshape(height, width), memory_of_lane[size : 2 * size].reshape(height, width)
-        turned = memory_of_lane[2 * size : 3 * size].reshape(width, height)
-        gram = memory_of_lane[3 * size : 3 * size + square].reshape(height, height)
-        polynomial = memory_of_lane[3 * size + square :].reshape(height, height)
+        part = memory[place : place + 3 * size + 2 * square]
+        part[:] = ZERO
+        x, y = part[:size].reshape(height, width), part[size : 2 * size].reshape(height, width)
+        turned = part[2 * size : 3 * size].reshape(width, height)
+        gram = part[3 * size : 3 * size + square].reshape(height, height)
+        polynomial = part[3 * size + square :].reshape(height, height)
         total = 0.0
         for i in range(rows):
             for j in range(columns):
@@ -84,6 +86,11 @@ def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficien
                 updates[first + i * down + j * right] = x[i, j] * scales[lane]
 
 
+def _place(tensor, flat):
+    """Where the tensor's first number stands in `flat`, a float32 range that it is a part of."""
+    return (tensor.data_ptr() - flat.data_ptr()) // 4
+
+
 class Muon:
     """Muon (Jordan et al. 2024) over an arena that has adopted its modules.
 
@@ -95,9 +102,10 @@ class Muon:
     takes longer than a small product. Large ones of one shape are, too.
     """
 
-    # A matrix is small if its product with its transpose takes no more multiplications than this: with `together`,
-    # and without, when larger ones are quicker by torch's products (docs/LOG.md).
-    SMALL, TINY = 2**23, 2**19
+    # Bounds of rows² · columns (rows <= columns). With `together`, matrices up to SMALL are padded to one shape.
+    # Without it, one call takes those up to TINY with at most LONG columns: larger ones are quicker by torch's
+    # products (docs/LOG.md).
+    SMALL, TINY, LONG = 2**23, 2**19, 1024
 
     def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, together=False):
         self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
@@ -115,7 +123,7 @@ class Muon:
                 wide = (min(rows, columns), max(rows, columns))
                 shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
         tiny = {} if together else {shape: shapes.pop(shape) for shape in list(shapes)
-                                    if shape[0] * math.prod(shape) <= self.TINY}
+                                    if shape[0] * math.prod(shape) <= self.TINY and shape[1] <= self.LONG}
         self._tiny = [(shape, *member) for shape, members in tiny.items() for member in members]
         for i, ((rows, columns), *_) in enumerate(self._tiny):
             height, width = padded(rows, columns)
@@ -166,18 +174,19 @@ class Muon:
         self._parts = [[view(flat[part]) for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_tiny(self, updates):
-        """What _orthogonalise_lanes takes: the number of small matrices, about how many nanoseconds
-        one needs, and its arrays."""
-        places, scales, memory = [], [], self.arena.flat("muon")
-        for i, ((rows, columns), name, transposed, scale) in enumerate(self._tiny):
-            first, scratch = ((tensor.data_ptr() - flat.data_ptr()) // 4 for tensor, flat in (
-                (self.arena[name], updates), (self.arena[f"muon/{i}"], memory)))
-            places.append((first, rows, columns, *((1, rows) if transposed else (columns, 1)), scratch))
-            scales.append(scale)
-        operations = sum(2 * rows * rows * (2 * columns + rows) for _, rows, columns, *_ in places)
-        arrays = (updates, torch.tensor(places), torch.tensor(scales, dtype=torch.float32), memory,
-                  torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
-        return len(places), len(NEWTON_SCHULZ) * operations // len(places) // 50, *map(host, arrays)
+        """What `run` needs for _orthogonalise_lanes: how many matrices, about how many nanoseconds each
+        takes, and the arrays."""
+        if updates.is_cuda:
+            raise ValueError("muon.Muon: these weights are on a GPU; give together=True.")
+        memory = self.arena.flat("muon")
+        places = [(_place(self.arena[name], updates), rows, columns, *((1, rows) if transposed else (columns, 1)),
+                   _place(self.arena[f"muon/{i}"], memory))
+                  for i, ((rows, columns), name, transposed, _) in enumerate(self._tiny)]
+        scales = torch.tensor([scale for *_, scale in self._tiny], dtype=torch.float32)
+        operations = sum(2 * rows * rows * (2 * columns + rows) for _, rows, columns, *_ in places) / len(places)
+        nanoseconds = int(len(NEWTON_SCHULZ) * operations / 50)  # 50 operations in each of them
+        arrays = updates, torch.tensor(places), scales, memory, torch.tensor(NEWTON_SCHULZ, dtype=torch.float32)
+        return len(places), nanoseconds, *map(host, arrays)
 
     def _bind_together(self):
         """(places, results, scales), one for each number in a weight: where its update goes in the
@@ -188,11 +197,10 @@ class Muon:
         order = torch.arange(len(work), dtype=torch.int32)
         for members, (group, _) in zip(self._shapes.values(), self._groups, strict=True):
             for way, matrices in enumerate(group[:2]):  # matrices go into x, results are in y
-                offset = (matrices.data_ptr() - work.data_ptr()) // 4
-                slots = order.as_strided(matrices.shape, matrices.stride(), offset)
+                slots = order.as_strided(matrices.shape, matrices.stride(), _place(matrices, work))
                 for slot, (name, transposed, scale) in zip(slots, members, strict=True):
                     update = self.arena[name]
-                    first, (rows, columns) = (update.data_ptr() - updates.data_ptr()) // 4, update.flatten(1).shape
+                    first, (rows, columns) = _place(update, updates), update.flatten(1).shape
                     here = slice(first, first + update.numel())
                     places[way, here] = (slot.t() if transposed else slot)[:rows, :columns].reshape(-1)
                     scales[here] = scale
@@ -269,7 +277,7 @@ class Muon:
         tiles = count * -(-rows // 32) * -(-columns // 32)
         blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
         arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram, polynomial)]
-        coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ))
+        coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))
         kernels.CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients,

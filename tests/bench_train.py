@@ -53,7 +53,7 @@ class Arguments:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the network runs."""
     engine: Literal["auto", "autograd"] = "auto"
-    """autograd: as a network of one's own runs, the default one through torch's autograd."""
+    """autograd: run the default network as a network of your own would run."""
     env_device: Literal["host", "cuda"] | None = None
     """Where the environments run (default: as in training)."""
     replay_ratio: float = 1.42

@@ -399,3 +399,24 @@ def test_a_file_alone_says_what_is_in_it(tmp_path):
         environments.load_creator(f"{path}:wolk")
     with pytest.raises(ValueError, match="no such file"):
         environments.load_creator("missing.py")
+
+
+@pytest.mark.parametrize("within", [lambda env: env,
+                                    lambda env: gymnasium.wrappers.TransformObservation(env, np.negative, None)],
+                         ids=["outermost", "in a wrapper"])
+def test_a_scale_of_rewards_leaves_the_return_and_the_spaces(within):
+    """What is learnt from is scaled, what is logged is not, also if a wrapper stands around it, and in what is made
+    from the spec."""
+    creator = environments.load_creator("gym/CartPole-v1")
+    plain, made = creator(), creator(reward_scale=0.25)
+    assert (made.observation_space, made.action_space) == (plain.observation_space, plain.action_space)
+    again = gymnasium.make(made.spec)
+    for env in (made, again):
+        env.reset(seed=0)
+        assert env.step(0)[1] == 0.25
+    with vector.make([lambda: within(creator(reward_scale=0.25, max_episode_steps=4))], 1, "serial") as vecenv:
+        vecenv.reset(seed=0)
+        rewards = [vecenv.step(np.zeros((1, 1), np.int32))[1].item() for _ in range(9)]
+        log = vecenv.log()
+    assert set(rewards) == {0.25}
+    assert log["n"] == 2 and log["episode_return"] == log["episode_length"] == 4

@@ -1239,11 +1239,11 @@ def test_muon_leaves_what_is_frozen(together):
     rest = [i for i in range(len(SHAPES)) if i not in frozen]
     few = Weights([SHAPES[i] for i in rest])
 
-    def one(arena):
+    def make(arena):
         return muon.Muon(arena, 0.9, 0.1, 1.0, together)
 
     module = Weights(SHAPES)
-    (arena, optimizer), (_, other) = adopted(module, one), adopted(few, one)
+    (arena, optimizer), (_, other) = adopted(module, make), adopted(few, make)
     for i, parameter in zip(rest, few.parameters(), strict=True):
         parameter.data.copy_(module.tensors[i])
 
@@ -1285,6 +1285,38 @@ def test_muon_matrix_step_within_1e_5_of_the_reference():
             u = p.grad.double()
             expected = -reference.newton_schulz(u) * math.sqrt(max(1, shape[0] / shape[1]))
             assert (p.detach() - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_muon_gives_the_same_on_any_number_of_threads(monkeypatch):
+    """Each matrix has scratch of its own."""
+    monkeypatch.setattr(arena, "WORTH_A_THREAD", 1)
+
+    def weights(count):
+        module = Weights([(60, 60)] * 8)
+        memory, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1e9))
+        memory.flat("gradients").copy_(torch.randn(memory.flat("gradients").shape, generator=generator(1)))
+        with kernels.threads(count):
+            for _ in range(10):
+                optimizer.step(0.1)
+        return memory.flat("weights").clone()
+
+    assert torch.equal(weights(1), weights(3))
+
+
+def test_muon_recovers_from_what_is_not_finite():
+    """A momentum may be set from outside."""
+    module, fresh = Weights([(5, 7)]), Weights([(5, 7)])
+    fresh.load_state_dict(module.state_dict())
+    (arena, optimizer), (_, other) = (adopted(one, lambda a: muon.Muon(a, 0.9, 0.0, 1e9)) for one in (module, fresh))
+    before = arena.flat("weights").clone()
+    arena.flat("momentum").fill_(math.nan)
+    optimizer.step(0.1)
+    arena.flat("momentum").zero_()
+    arena.flat("weights").copy_(before)
+    for one in (module, fresh):
+        one.tensors[0].grad.fill_(0.5)
+    optimizer.step(0.1), other.step(0.1)
+    assert torch.equal(module.tensors[0], fresh.tensors[0])
 
 
 def test_muon_puts_small_matrices_together():

@@ -27,7 +27,7 @@ import emulation
 import environments
 import vector
 import workers
-from emulation import GymnasiumPufferEnv, GymnasiumTogether
+from emulation import GymnasiumPufferEnv, GymnasiumTogether, ScaledReward
 from vector import Multiprocessing, Ray, Serial, WorkerError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,6 +233,10 @@ def scaled():
     return environments.load_creator("gym/Pendulum-v1")(reward_scale=0.3, max_episode_steps=9)
 
 
+def in_float32():
+    return gymnasium.wrappers.TransformReward(gymnasium.make("Pendulum-v1", max_episode_steps=9), np.float32)
+
+
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
 KINDS = {  # creator of environment i, whether they can be stepped together
     "CartPole": (lambda i: gymnasium.make("CartPole-v1", max_episode_steps=5 + i), True),
@@ -240,6 +244,7 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "Acrobot": (lambda i: gymnasium.make("Acrobot-v1", max_episode_steps=7), True),
     "Blackjack": (lambda i: gymnasium.make("Blackjack-v1"), True),
     "rewards that are scaled": (lambda i: scaled(), True),
+    "float32 that is scaled": (lambda i: ScaledReward(in_float32(), 0.1), True),
     "a Dict": (lambda i: Walk(limit=4 + i), True),
     "nested": (lambda i: Nested(limit=5, end=None if i else 3), True),
     "nested, masked": (lambda i: Nested(limit=5, mask=MASK), True),
@@ -263,9 +268,7 @@ def played(creator, number, horizon, seed, again):
     history = []
 
     def finish(worker, infos):
-        # the time it took
-        history.append([(env, {name: value for name, value in info.items() if name != "episode/t"})
-                        for env, info in infos])
+        history.append(infos)
         Serial._finish(vecenv, worker, infos)
 
     with vector.make([lambda i=i: creator(i) for i in range(number)], number, Serial, seed=seed) as vecenv:
@@ -376,8 +379,8 @@ def test_an_edited_file_is_the_one_that_runs(tmp_path):
         shutil.copy(ROOT / name, tmp_path)
     file = tmp_path / "emulation.py"
     source = file.read_text()
-    assert source.count("        rewards[i] = self.reward_scale * reward\n") == 1
-    file.write_text(source.replace("        rewards[i] = self.reward_scale * reward\n",
+    assert source.count("        rewards[i] = reward\n") == 1
+    file.write_text(source.replace("        rewards[i] = reward\n",
                                    "        rewards[i] = 2 * reward\n"))
     code = """if True:
         import gymnasium, numpy as np, emulation, workers
