@@ -76,14 +76,16 @@ class Compiling(event.Listener):
     """Seconds that numba has compiled for a CPU in this process."""
 
     def __init__(self):
-        self.seconds, self.announce = 0.0, lambda: None  # called when it first begins
+        self.seconds, self.announce = 0.0, lambda: None  # called once it takes a while
         self._depth, self._begun = 0, 0.0
 
     def on_start(self, _):
+        now = time.perf_counter()
         if self._depth == 0:
+            self._begun = now
+        if self.seconds + now - self._begun > 0.5:  # the small ones that are never kept take less
             announce, self.announce = self.announce, lambda: None
             announce()
-            self._begun = time.perf_counter()
         self._depth += 1
 
     def on_end(self, _):

@@ -57,8 +57,7 @@ Auto = Literal["auto"]
 @dataclass
 class Base:
     load_model_path: str | None = None
-    """Start from these weights: a model file or a run's folder; "latest" is the newest run of this
-    environment, "best" its weights with the best score."""
+    """Start from these weights: a model file, a run's folder, latest (the last run here) or best (its best)."""
     baseline: bool = False
     """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
     resume: str | None = None
@@ -119,10 +118,10 @@ class Policy:
     action (models.Board). impala: residual convolutions for images (models.Impala). path/to/file.py:Class: yours."""
     hidden_size: int = 128
     """Width of the network."""
-    squash: Literal["none", "tanh"] = "none"
-    """How continuous actions are kept within their bounds. none: the environment clips the
-    Gaussian's sample to them. tanh: the sample goes through a tanh that is scaled to the bounds,
-    which must be finite (models.squash). Weights that were trained with tanh always use it."""
+    squash: Literal["auto", "none", "tanh"] = "auto"
+    """How continuous actions are kept within their bounds. none: the environment clips the Gaussian's sample to them.
+    tanh: the sample goes through a tanh that is scaled to the bounds, which must be finite (models.squash). auto: tanh
+    if the bounds are far from -1 and 1. Weights that were trained with tanh always use it."""
     log_std_init: float = 0.0
     """Continuous actions: log of the deviation that the Gaussian begins with; -2 explores gently."""
 
@@ -163,9 +162,8 @@ class Train:
     minibatch_size: int | Auto = "auto"
     """Steps of one update, a multiple of horizon, divided among the ranks if there are several."""
     max_minibatch_size: int | None = None
-    """Steps that go through the network at once (on a CPU: a custom network). A larger minibatch
-    goes in parts, whose gradients add up (default: on a GPU the whole; on a CPU parts that its
-    caches may hold, or the whole if train.loss is set or the network has a batch norm)."""
+    """Steps that go through the network at once (on a CPU: a custom network), the rest after them (default: on a GPU
+    the whole; on a CPU parts that its caches may hold, or the whole if train.loss or a batch norm needs it)."""
     replay_ratio: float | Auto = "auto"
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2
@@ -204,11 +202,9 @@ class Train:
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
     norm_obs: bool | Auto = "auto"
-    """Normalise each element of the observations by its mean and standard deviation so far, clipped
-    at 10 deviations (models.Normalizer). The first rollout only measures them."""
+    """Normalise each element of the observations by its moments (models.Normalizer), from the second rollout on."""
     norm_reward: bool | Auto = "auto"
-    """Divide rewards by the deviation of the discounted return of late (models.RewardScale); logs
-    keep the true ones."""
+    """Divide rewards by the deviation of the discounted return of late (models.RewardScale); logs keep them."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
     state: Literal["carry", "zero"] = "carry"
@@ -218,9 +214,8 @@ class Train:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs and learns. auto is still cpu: cuda was tested with stand-ins for a GPU, not on one."""
     engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
-    """How the network acts and learns (engines.py). autograd: any network, by its own forward.
-    compiled (on a CPU) and fused (on a GPU): only the default network (compiled: feed-forward, too). auto
-    takes one of these if its results equal the network's, which is tested when a run begins."""
+    """How the network acts and learns (engines.py). autograd: any network, by its own forward. compiled (on a CPU, also
+    feed-forward), fused (on a GPU): the default one. auto takes these if their results equal the network's own."""
     rollout: Literal["auto", "plain"] = "auto"
     """plain: Python calls each step of a rollout. auto: one call does a buffer's whole rollout, if the engine can and
     the vectorized environment is vector.Native itself; else as plain."""
@@ -984,8 +979,8 @@ def choose_device(env, vec, train):
     """The torch.device on which environments step, None for the host. ConfigError if vec.device =
     cuda cannot be. If auto keeps environments in C on the host of a GPU, it prints why."""
     asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    if asked == "host" or (asked == "auto" and (train["device"] != "cuda" or not in_c)):
-        return None
+    if asked == "host" or (asked == "auto" and not (train["device"] == "cuda" and in_c and torch.cuda.is_available())):
+        return None  # the trainer refuses cuda without a GPU
     why = "train.device is cpu, to which each step would be copied" if train["device"] != "cuda" else (
         vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
     if why is None and not torch.cuda.is_available():
@@ -1111,7 +1106,7 @@ def decide(train, facts):
     choose("replay_ratio", replay_ratio)
     choose("minibatch_size", minibatch_size)
     choose("learning_rate", learning_rate)
-    choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, "learning_rate is set"))
+    choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, "learning_rate is a number"))
     choose("gamma", lambda: discount(facts.cut))
     choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
@@ -1296,17 +1291,22 @@ def load_policy(args, vecenv, env_name=""):
                 policy = models.Normalized(env, policy)
             except TypeError as error:
                 raise ConfigError(str(error)) from None
-    shape_actions(policy, env.single_action_space, args["policy"], weights or {})
+    shape_actions(policy, env.single_action_space, args, weights or {})
     if weights is not None:
         put_weights(policy, weights, path)
     models.find_form(policy, env.single_observation_space)
     return policy
 
 
-def shape_actions(policy, space, settings, weights):
+def shape_actions(policy, space, args, weights):
     """policy.log_std_init, and models.squash if it is wanted or if these weights were trained so;
-    ConfigError if either cannot be."""
-    kept, first = weights.get("action_squash"), settings["log_std_init"]
+    ConfigError if either cannot be. What "auto" chooses is written into args."""
+    settings, kept = args["policy"], weights.get("action_squash")
+    if settings["squash"] == "auto":
+        why = None if weights else models.why_squash(space)
+        settings["squash"] = "none" if why is None else "tanh"
+        args.setdefault("auto", {}).update({} if why is None else {"policy.squash": why})
+    first = settings["log_std_init"]
     asked = f"policy.log_std_init = {first}"
     try:
         if first != 0:

@@ -141,12 +141,13 @@ def shipped(name):
 
 def changes(saved):
     """{setting: value} of those that differ from the shipped ones; None if these are unknown.
-    "auto" equals the number that it chose, and 1 in vec.num_envs."""
-    ours, chosen = shipped(saved.get("config_name", saved["env_name"])), {"vec.num_envs", *saved.get("auto", {})}
+    "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run does not know who chose it."""
+    ours = shipped(saved.get("config_name", saved["env_name"]))
+    chosen = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
     if ours is None:
         return None
-    return {key: value for key, value in settings_of(saved).items()
-            if key in ours and ours[key] != value and not (key in chosen and ours[key] == "auto")}
+    return {key: value for key, value in settings_of(saved).items() if key in ours and ours[key] != value
+            and not (ours[key] == "auto" and (key in chosen or saved.get("resume")))}
 
 
 def listed(settings):

@@ -149,6 +149,17 @@ def squash(policy, space):
     return policy
 
 
+def why_squash(space):
+    """Why actions in this space want a tanh; None if the clip is as good. A Gaussian begins near 0 with
+    a deviation near 1: clipped to bounds that are far from -1 and 1, its samples reach a small part of
+    the range, or hardly anything but its ends."""
+    if not isinstance(space, gymnasium.spaces.Box) or not space.is_bounded():
+        return None
+    half = (space.high.astype(np.float64) - space.low) / 2
+    far = (half < 0.3) | (half > 3) | (space.low > 1) | (space.high < -1)
+    return "the bounds of actions are far from -1 and 1" if far.any() else None
+
+
 def squash_of(policy):
     """What `squash` gave the policy, (3, A), for kernels.sample; None if
     its actions are clipped."""

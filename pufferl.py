@@ -792,7 +792,9 @@ def explain_nan(trainer):
     learning = (("advantages", trainer.advantages,
                  "rewards or values overflow; scale them or set train.reward_clip"),
                 ("new_values", trainer.new_values, f"the loss's forward pass overflows; {low}"),
-                ("gradients", trainer.gradients, f"the update overflows; {low}"))
+                ("train.loss", trainer.sums[:, kernels.SUMS], "your own function returned it"),
+                ("gradients", trainer.gradients, f"the update overflows; {low}"
+                 + (", or mend the derivative of train.loss" if trainer.config["loss"] else "")))
     if not torch.isfinite(trainer.arena.flat("weights")).all():
         return -1, "weights not finite (too large an update, or something outside, wrote them)"
     broken = []
@@ -998,7 +1000,7 @@ def make_trainer(env_name, args):
         loaded = args["load_model_path"] or args["baseline"]
         if normalises != args["train"]["norm_obs"] and (loaded or "train.norm_obs" in args["auto"]):
             args["train"]["norm_obs"] = normalises
-            args["auto"]["train.norm_obs"] = "as the network does that is loaded or of your own"
+            args["auto"]["train.norm_obs"] = f"{'the loaded' if loaded else 'your own'} network decides that"
         if args["resume"]:
             folder = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
                                                   "trainer_state.pt"))

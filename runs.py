@@ -680,7 +680,7 @@ class Dashboard:
         from rich.console import Console
 
         self.console, self.live, self.first = Console(), None, None
-        self.scores, self.solved_at = [], solved_at  # scores: one for each call
+        self.scores, self.solved_at, self.means = [], solved_at, None  # scores: one for each call; means: the last
         self.explaining = None  # whether the words are explained; None if nobody can ask for it
 
     def compiling(self):
@@ -707,7 +707,9 @@ class Dashboard:
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             sps = getattr(trainer, "last_sps", trainer.sps)
-            score = f"score {self.scores[-1]:.3f}  " if math.isfinite(self.scores[-1]) else ""
+            again = " (no episode has ended since)" if trainer.environment is self.means else ""
+            score = f"score {self.scores[-1]:.3f}{again}  " if math.isfinite(self.scores[-1]) else ""
+            self.means = trainer.environment
             self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  {score}"
                                f"{time_left(trainer, *self.first)}", highlight=False, soft_wrap=True)
             return

@@ -1335,7 +1335,9 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
         runs = load_runs(folder, metric, tag)
         if not runs:
             what = f" that log {metric}" + (f" and have the tag {tag}" if tag else "")
-            raise SpaceError(f"{folder}: there is neither a sweep (sweep.json) nor are there runs{what} in it.")
+            others = ", ".join(str(path.parent) for path in folder.parent.glob(f"{folder.name}*/sweep.json"))
+            raise SpaceError(f"{folder}: there is neither a sweep (sweep.json) nor are there runs{what} in it."
+                             + (f" There is {others}." if others else ""))
         title = f"Runs in {folder.name}"
         figures = run_figures(runs, metric)
         varied = varied_settings(runs)

@@ -676,3 +676,40 @@ def test_a_normaliser_can_be_pickled():
     import pickle
 
     assert pickle.loads(pickle.dumps(models.Normalizer(3))).count == 0
+
+
+@pytest.mark.parametrize("low, high, wanted", [
+    (-1, 1, False), (-2, 2, False), (0, 1, False), (-0.4, 0.4, False), (-np.inf, np.inf, False), (0, np.inf, False),
+    (0, 500, True), (-0.01, 0.01, True), (2, 4, True), (-4, -2, True)])
+def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
+    space = gymnasium.spaces.Box(low, high, (2,), np.float32)
+    assert (models.why_squash(space) is not None) == wanted
+    one = gymnasium.spaces.Box(np.float32([-1, low]), np.float32([1, high]))
+    assert (models.why_squash(one) is not None) == wanted
+    assert models.why_squash(gymnasium.spaces.Discrete(5)) is None
+
+
+class Heating(gymnasium.Env):
+    """The observation says which setting, from 0 to 500, is wanted."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(0, 500, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left, self.wanted = 10, self.np_random.random(1, np.float32)
+        return self.wanted, {}
+
+    def step(self, action):
+        reward, self.left = -abs(float(action[0] / 500 - self.wanted[0])), self.left - 1
+        self.wanted = self.np_random.random(1, np.float32)
+        return self.wanted, reward, self.left == 0, False, {}
+
+
+def test_a_range_of_500_is_learnt_without_a_setting(tmp_path):
+    """Any constant is at -2.5 or less; without the tanh it stays at -4.9."""
+    args = pufferl.load_config(f"{__file__}:Heating", ["--train.total-timesteps", "30_000", "--data-dir", str(tmp_path),
+                                                       "--logger", "none", "--vec.num-threads", "1"])
+    trainer = pufferl.train(f"{__file__}:Heating", args)
+    assert trainer.args["policy"]["squash"] == "tanh" and "policy.squash" in trainer.args["auto"]
+    assert trainer.environment["episode_return"] > -1.2

@@ -486,6 +486,18 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
     trainer.release()
 
 
+@pytest.mark.parametrize("value, said", [
+    ("mb.values.sum() * float('nan')", "train.loss not finite (your own function returned it)"),
+    ("(mb.values * 0).sum() ** 0.5", "gradients not finite .*mend the derivative of train.loss")])
+def test_a_loss_term_of_ones_own_is_named_if_it_is_not_finite(tmp_path, value, said):
+    (tmp_path / "my_file.py").write_text(f"def extra(mb):\n    return {value}\n")
+    trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra")
+    trainer.evaluate()
+    with pytest.raises(FloatingPointError, match=said.replace("(your", r"\(your").replace("it)", r"it\)")):
+        trainer.train()
+    trainer.release()
+
+
 def test_a_loss_term_of_ones_own_sees_the_samples_that_a_tanh_squashes():
     """So that what it makes of them by the network's Normal are the
     log-probabilities that it is given."""
