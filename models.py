@@ -464,11 +464,25 @@ class Separate(nn.Module):
         return self.decoder.split(torch.cat([logits, value], dim=-1))
 
 
+class _Added(nn.Module):
+    """Groups of features, each through a linear map of its own, added. One map for all would let the
+    thousands of features of an image drown a few numbers beside it (docs/LOG.md). normed: the groups
+    whose results get a norm; not numbers, of which it would leave the signs alone if there is one."""
+
+    def __init__(self, widths, normed, hidden_size):
+        super().__init__()
+        self.maps = nn.ModuleList(
+            nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), *([nn.LayerNorm(hidden_size)] if norm else []))
+            for width, norm in zip(widths, normed, strict=True))
+
+    def forward(self, groups):
+        return sum(linear(group) for linear, group in zip(self.maps, groups, strict=True))
+
+
 class Encoded(nn.Module):
     """A feed-forward policy for observations that a linear map reads badly: images go through
-    convolutions,
-    Discrete and MultiDiscrete values become one-hot, and the fields of a Dict or Tuple are encoded
-    each and put side by side.
+    convolutions, Discrete and MultiDiscrete values become one-hot. The fields of a Dict or Tuple are
+    encoded each: those without convolutions are put side by side, and join the others in `_Added`.
 
     env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have
     it. boards: small boards of integers or flags become planes, one a kind of piece, and go through
@@ -489,14 +503,18 @@ class Encoded(nn.Module):
         self.numbers = [math.prod(leaf.shape) for _, leaf, kind in self.leaves if kind == "numbers"]
         self.normalizer = (Normalizer(sum(self.numbers), self._numbers)
                            if normalize and self.numbers else None)
-        # an observation that lies in the space, for the width of its features
+        # an observation that lies in the space, for the widths of its features
         with torch.no_grad():
-            width = self._features(torch.from_numpy(flat.flatten(space.sample())[None])).shape[1]
+            groups = self._features(torch.from_numpy(flat.flatten(space.sample())[None]))
+        widths, convolved = [group.shape[1] for group in groups], sum(kind in encoders for *_, kind in self.leaves)
+        normed = [False] * (len(widths) - convolved) + [True] * convolved
+        first = (_Added(widths, normed, hidden_size) if len(widths) > 1
+                 else orthogonal(nn.Linear(widths[0], hidden_size)))
         # A picture's background is the same in every observation, so without norms one update can
         # push a unit below zero for good: nine in ten of Pong's units died (docs/LOG.md).
         picture = any(kind == "image" and _side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
         norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
-        self.encoder = nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), norm, nn.ReLU())
+        self.encoder = nn.Sequential(first, norm, nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def _values(self, observations):
@@ -517,7 +535,9 @@ class Encoded(nn.Module):
         return torch.cat([value.flatten(1).float() for _, kind, value in values if kind == "numbers"], dim=1)
 
     def _features(self, observations):
-        features, normalised, values = [], None, self._values(observations)
+        """The groups of features, (B, width) each: numbers and choices, if there are any, then one for
+        each field that goes through convolutions."""
+        features, convolved, normalised, values = [], [], None, self._values(observations)
         if self.normalizer is not None:
             normalised = iter(self.normalizer(self._join(values)).split(self.numbers, dim=1))
         for (leaf, kind, value), part in zip(values, self.parts, strict=True):
@@ -534,12 +554,13 @@ class Encoded(nn.Module):
                 features.append(value.reshape(value.shape[0], -1).float() if normalised is None
                                 else next(normalised))
             else:
-                features.append(part(value))
-        return torch.cat(features, dim=1)
+                convolved.append(part(value))
+        return [*([torch.cat(features, dim=1)] if features else []), *convolved]
 
     def encode_observations(self, observations, state=None):
         """(B, *flat observation) -> (B, hidden_size)."""
-        return self.encoder(self._features(observations))
+        groups = self._features(observations)
+        return self.encoder(groups if len(groups) > 1 else groups[0])
 
     forward, forward_eval, decode_actions = FeedForward.forward, FeedForward.forward_eval, FeedForward.decode_actions
 

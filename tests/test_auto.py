@@ -713,3 +713,32 @@ def test_a_range_of_500_is_learnt_without_a_setting(tmp_path):
     trainer = pufferl.train(f"{__file__}:Heating", args)
     assert trainer.args["policy"]["squash"] == "tanh" and "policy.squash" in trainer.args["auto"]
     assert trainer.environment["episode_return"] > -1.2
+
+
+class Beside(gymnasium.Env):
+    """1 for the place of the largest of four numbers, beside which stands a picture of noise; 20 steps."""
+
+    observation_space = spaces.Dict({"numbers": spaces.Box(-1, 1, (4,), np.float32),
+                                     "noise": spaces.Box(0, 255, (12, 12, 3), np.uint8)})
+    action_space = spaces.Discrete(4)
+
+    def observe(self):
+        self.numbers = self.np_random.uniform(-1, 1, 4).astype(np.float32)
+        return {"numbers": self.numbers, "noise": self.np_random.integers(0, 256, (12, 12, 3)).astype(np.uint8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.left = float(action == self.numbers.argmax()), self.left - 1
+        return self.observe(), reward, self.left == 0, False, {}
+
+
+@pytest.mark.slow
+def test_numbers_beside_a_picture_are_learnt():
+    """Chance is 5. Through one linear map of both they stayed there."""
+    args = pufferl.load_config(f"{__file__}:Beside", ["--train.total-timesteps", "30_000", "--data-dir", "none",
+                                                      "--logger", "none", "--vec.num-threads", "1"])
+    assert pufferl.train(f"{__file__}:Beside", args).environment["episode_return"] > 15
