@@ -979,8 +979,8 @@ def choose_device(env, vec, train):
     """The torch.device on which environments step, None for the host. ConfigError if vec.device =
     cuda cannot be. If auto keeps environments in C on the host of a GPU, it prints why."""
     asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    if asked == "host" or (asked == "auto" and not (train["device"] == "cuda" and in_c and torch.cuda.is_available())):
-        return None  # the trainer refuses cuda without a GPU
+    if asked == "host" or (asked == "auto" and (train["device"] != "cuda" or not in_c)):
+        return None
     why = "train.device is cpu, to which each step would be copied" if train["device"] != "cuda" else (
         vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
     if why is None and not torch.cuda.is_available():

@@ -870,7 +870,7 @@ def _last_info(info, episode_return, episode_length):
     info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
-    info["episode_return"] = info.pop("true_return", info["episode_return"])  # ScaledReward's, likewise
+    info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])  # ScaledReward's, likewise
     return info
 
 
@@ -884,7 +884,7 @@ def _checksum(*functions):
 
 
 class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """scale · the environment's rewards. The info of an episode's last step has the true_return."""
+    """scale · the environment's rewards. The info of an episode's last step has the _unscaled_return."""
 
     def __init__(self, env, scale):
         gymnasium.utils.RecordConstructorArgs.__init__(self, scale=scale)
@@ -899,7 +899,7 @@ class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.true_return += float(reward)
         if terminated or truncated:
-            info = {**info, "true_return": self.true_return}
+            info = {**info, "_unscaled_return": self.true_return}
         return observation, self.scale * float(reward), terminated, truncated, info
 
 

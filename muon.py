@@ -176,7 +176,7 @@ class Muon:
     def _bind_tiny(self, updates):
         """What `run` needs for _orthogonalise_lanes: how many matrices, about how many nanoseconds each
         takes, and the arrays."""
-        if updates.is_cuda:
+        if on_gpu(updates):
             raise ValueError("muon.Muon: these weights are on a GPU; give together=True.")
         memory = self.arena.flat("muon")
         places = [(_place(self.arena[name], updates), rows, columns, *((1, rows) if transposed else (columns, 1)),

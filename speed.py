@@ -72,7 +72,7 @@ def profile(env_name, args):
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
-        engine = [name for name in ("_act", "_learn") if hasattr(trainer.engine, name)]
+        engine = [name for name in ("step", "_act", "_learn") if hasattr(trainer.engine, name)]
         for owner, names in ((kernels, own), (trainer.engine, engine),
                              (vecenv, ("wait", "advance"))):
             for name in names:

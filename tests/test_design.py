@@ -15,7 +15,7 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"processes"},
     {"arena", "checkpoints", "cuda_cpp", "emulation", "ocean", "protein", "ranks", "signs"},
     {"kernels", "workers", "environments", "tensors"},
-    {"pictures", "recurrent"},
+    {"muon", "pictures", "recurrent"},
     {"models"},
     {"vector", "configuration"},
     {"engines", "compiled", "fused", "runs"},

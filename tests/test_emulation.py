@@ -908,7 +908,7 @@ def test_one_hot_and_plain_parts_hold_the_values():
                           env_single_observation_space=space,
                           single_action_space=spaces.Discrete(3))
     flat = layout.flatten({"n": 2, "x": np.array([0.5, -0.25], np.float32)})
-    features = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
+    features, = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
     assert features.tolist() == [[0, 1, 0, 0.5, -0.25]]
     assert not models.wants_encoding(SimpleNamespace(single_observation_space=layout.flat_space))
 

@@ -338,7 +338,7 @@ def test_nan_moments_norm_and_muon():
     assert math.isnan(kernels.gradient_norm(flat))
     for value in (NAN, math.inf):
         module = Weights([(3, 4), (5,)])
-        _, optimizer = adopted(module, lambda a: muon.Muon(a))
+        _, optimizer = adopted(module, lambda a: muon.Muon(a, together=kernels.on_gpu(flat)))
         before = module.tensors[0].detach().clone()
         module.tensors[0].grad[1, 1] = value
         assert not math.isfinite(optimizer.step(0.1))

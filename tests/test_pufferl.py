@@ -22,6 +22,7 @@ import torch
 from conftest import start, wait_for
 
 import configuration
+import engines
 import kernels
 import models
 import pufferl
@@ -773,7 +774,8 @@ def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
         steps.append(trainer.arena.flat("weights") - before)
         assert trainer.arena.flat("weights").dtype == torch.float32
         trainer.release()
-    assert not torch.equal(*values)
+    # A processor without bfloat16 computes a network that goes through torch in float32, and says so.
+    assert torch.equal(*values) == (policy is not None and not engines.has_bfloat16())
     torch.testing.assert_close(values[1], values[0], rtol=0.02, atol=0.02)
     assert losses[1]["entropy"] == pytest.approx(losses[0]["entropy"], rel=0.01)
     assert torch.cosine_similarity(*steps, dim=0) > 0.7 and all(math.isfinite(loss)

@@ -25,7 +25,7 @@ def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     spans = [event for event in json.loads(path.read_text())["traceEvents"]
              if event.get("ph") == "X"]
     names = [event["name"] for event in spans]
-    assert {"advance", "sample", "act", "learn", "draw", "aten::add_"} <= set(names)
+    assert {"advance", "step", "act", "learn", "draw", "aten::add_"} <= set(names)
     assert names.count("advance") == 2 * 2 * 64, "epochs × buffers × horizon"
     threads = {event["tid"] for event in spans if event["name"] in ("advance", "learn")}
     assert len(threads) == 2, "both workers"
