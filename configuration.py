@@ -162,7 +162,7 @@ class Train:
     minibatch_size: int | Auto = "auto"
     """Steps of one update, a multiple of horizon, divided among the ranks if there are several."""
     max_minibatch_size: int | None = None
-    """Steps that go through the network at once (on a CPU: a custom network), the rest after them (default: on a GPU
+    """Steps that go through the network at once (on a CPU: a custom network); gradients add up (default: on a GPU
     the whole; on a CPU parts that its caches may hold, or the whole if train.loss or a batch norm needs it)."""
     replay_ratio: float | Auto = "auto"
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
@@ -204,7 +204,7 @@ class Train:
     norm_obs: bool | Auto = "auto"
     """Normalise each element of the observations by its moments (models.Normalizer), from the second rollout on."""
     norm_reward: bool | Auto = "auto"
-    """Divide rewards by the deviation of the discounted return of late (models.RewardScale); logs keep them."""
+    """Divide rewards by the deviation of recent discounted returns (models.RewardScale); logs keep the true ones."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
     state: Literal["carry", "zero"] = "carry"
