@@ -23,6 +23,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,10 @@ def load(name, debug=False):
                            '-print-file-name=libubsan.so)" '
                            "ASAN_OPTIONS=detect_leaks=0")
     if not str(name).endswith(".h") and name not in names():
-        raise ValueError(f"no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}")
+        other = (f"Gymnasium's is gym/{name}" if re.search(r"-v\d+$", str(name)) else
+                 "Gymnasium's are gym/ID, your own FILE.py:NAME or FILE.h")
+        raise ValueError(f"there is no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}. "
+                         f"{other} (docs/environments.md).")
     header = Path(name).resolve() if str(name).endswith(".h") else FOLDER / name / f"{name}.h"
     return _load(header, build(header, debug))
 

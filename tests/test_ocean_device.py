@@ -415,9 +415,13 @@ def test_where_environments_step(monkeypatch, capsys):
     assert choose("squared", "host") is None and choose("squared", "auto", "cpu") is None
     assert choose("gym/CartPole-v1", "auto") is None and choose("squared", "auto", backend="serial") is None
     assert not capsys.readouterr().err
-    for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"), ("squared", {"num_buffers": 4}, "4"),
-                           ("squared", {}, "no GPU")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose("squared", "auto") is None and not capsys.readouterr().err  # the trainer says it
+    with pytest.raises(configuration.ConfigError, match=r"vec\.device = cuda: squared cannot step.*no GPU"):
+        choose("squared", "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(configuration.ranks.Ranks, "choose_gpu", lambda group: 1)
+    for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"), ("squared", {"num_buffers": 4}, "4")):
         assert choose(name, "auto", **vec) is None
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and f"{name} steps on the host, because" in said and why in said
@@ -427,8 +431,6 @@ def test_where_environments_step(monkeypatch, capsys):
         choose("squared", "cuda", "cpu")
     with pytest.raises(configuration.ConfigError, match="only environments in C"):
         choose("gym/CartPole-v1", "cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(configuration.ranks.Ranks, "choose_gpu", lambda group: 1)
     assert choose("squared", "auto") == choose("squared", "cuda") == torch.device("cuda", 1)
 
 
