@@ -413,8 +413,8 @@ class PuffeRL:
         metrics |= {"performance/sps": self.last_sps, "performance/uptime": self.uptime,
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
-        shown = ("observations", "rewards", "valid", "terminals", "truncations")
-        metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown))
+        shown = ("observations", "rewards", "valid", "terminals", "truncations", "actions")
+        metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown), self.vecenv.single_action_space)
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:

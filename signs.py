@@ -19,6 +19,7 @@ import json
 import math
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 
 PATIENCE = 5  # a state must last so many entries before it is said
@@ -30,10 +31,10 @@ VAST = 1000.0  # larger observations are not of the order of 1
 VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 
 
-def vital(observations, rewards, valid, terminals, truncations):
+def vital(observations, rewards, valid, terminals, truncations, actions=None, space=None):
     """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
-    terminals, truncations (T, N), numpy arrays of one rollout. Observations are looked at in a
-    sample of the agents."""
+    terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only if their space is a
+    Box with bounds. Observations and actions are looked at in a sample of the agents."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
     agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
@@ -45,6 +46,10 @@ def vital(observations, rewards, valid, terminals, truncations):
         low, high = seen.min(0).astype(np.float64), seen.max(0).astype(np.float64)
         metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
                     "vital/observation_constant": float((low == high).mean())}
+    if isinstance(space, gymnasium.spaces.Box) and space.is_bounded() and len(seen):
+        least, most = space.low.ravel(), space.high.ravel()
+        taken = np.clip(actions[: len(rewards)][rows, agents][live[rows, agents]], least, most)
+        metrics["vital/action_reach"] = float((np.ptp(taken, 0) / (most - least)).min())
     low, high = rewards.min(where=live, initial=np.inf), rewards.max(where=live, initial=-np.inf)
     return metrics | ({"vital/reward_min": float(low), "vital/reward_max": float(high)}
                       if low <= high else {})
@@ -171,6 +176,13 @@ class Signs:
             return ("The value predicts worse than a constant would: explained_variance is "
                     f"{share:.2g} and stays below 0. Try --train.norm-reward True, "
                     "--train.vf-clip-coef inf, or --train.norm-obs True.")
+
+    def sign_actions_reach_little(self):
+        """Of the first actions, before anything is learnt."""
+        reach = self.values("vital/action_reach")
+        if reach and reach[0] < 0.05 and self.progress < BEGUN:
+            return (f"Actions reach {reach[0]:.1%} of the range that the environment's bounds give them. Try "
+                    "--policy.squash tanh, in a script models.squash(policy, vecenv.single_action_space).")
 
     # -- the environment
     # ---------------------------------------------------------------------------------------------

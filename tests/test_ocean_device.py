@@ -421,7 +421,8 @@ def test_where_environments_step(monkeypatch, capsys):
         choose("squared", "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(configuration.ranks.Ranks, "choose_gpu", lambda group: 1)
-    for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"), ("squared", {"num_buffers": 4}, "4")):
+    for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"),
+                           ("squared", {"num_buffers": 4}, "4")):
         assert choose(name, "auto", **vec) is None
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and f"{name} steps on the host, because" in said and why in said

@@ -21,12 +21,15 @@ AGENTS, EPOCHS = 16, 30
 
 
 class World(gymnasium.Env):
-    """Four steps an episode; the action that is the observation's number is right.
+    """Four steps an episode; the action that is the observation's number is right,
+    with bounds a first one above the second.
     Keywords plant failures."""
 
-    def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False):
+    def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False,
+                 bounds=None):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.action_space = gymnasium.spaces.Discrete(3)
+        self.action_space = (gymnasium.spaces.Discrete(3) if bounds is None
+                             else gymnasium.spaces.Box(*bounds, (2,), np.float32))
         self.length, self.reward, self.observation, self.grow = length, reward, observation, grow
         self.ends, self.cut, self.total = ends, cut, 1.0
 
@@ -42,7 +45,8 @@ class World(gymnasium.Env):
         return self._see(), {}
 
     def step(self, action):
-        reward = self.reward * float(action == self.right)
+        right = action == self.right if np.ndim(action) == 0 else action[0] > action[1]
+        reward = self.reward * float(right)
         self.steps += 1
         over = self.ends and self.steps == self.length
         return self._see(), reward, over and not self.cut, over and self.cut, {}
@@ -83,6 +87,12 @@ def change_metrics(**functions):
     return meddle
 
 
+def squashed(env):
+    policy = models.MinGRUPolicy(env, 32)
+    models.squash(policy, env.single_action_space)
+    return policy
+
+
 FAILURES = {
     "one_update": {"minibatch_size": 256, "replay_ratio": 1},
     "nothing_moves": {"learning_rate": 1e-9},
@@ -97,6 +107,7 @@ FAILURES = {
                                                       losses__value_loss=lambda n: 1.0)},
     "rewards_zero": {"world": {"reward": 0.0}},
     "rewards_vast": {"world": {"reward": 5000.0}},
+    "actions_reach_little": {"world": {"bounds": (0.0, 500.0)}},
     "observations_constant": {"world": {"observation": 0.0}},
     "observations_vast": {"world": {"observation": 1e5}},
     "observations_grow": {"world": {"grow": 0.06}, "epochs": 25},
@@ -122,7 +133,9 @@ def test_every_detector_has_a_failure():
     {"world": {"observation": 30.0}}, {"gamma": 0.0}, {"ent_coef": 0.0}, {"optimizer": "adam", "learning_rate": 1e-3},
     {"norm_reward": True, "world": {"reward": 5000.0}}, {"vf_clip_coef": math.inf}, {"prio_alpha": 0.0},
     {"policy": lambda env: models.FeedForward(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
-    {"norm_obs": True, "world": {"observation": 1e5}, 
+    {"world": {"bounds": (-1.0, 1.0)}}, {"world": {"bounds": (0.0, 10.0)}}, {"world": {"bounds": (-1e-3, 1e-3)}},
+    {"world": {"bounds": (0.0, 500.0)}, "policy": squashed}, {"world": {"bounds": (-np.inf, np.inf)}},
+    {"norm_obs": True, "world": {"observation": 1e5},
      "policy": lambda env: models.MinGRUPolicy(env, 32, normalize=True)},
 ], ids=lambda case: " ".join(case) or "nothing set")
 def test_a_healthy_run_is_left_alone(case):
