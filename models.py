@@ -1034,6 +1034,8 @@ def over_time(policy, observations, state, forward=None):
             raise no_pair(policy, "forward", outputs) from None
         first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
         first = first[0] if isinstance(first, (list, tuple)) else first
+        if not (isinstance(first, torch.Tensor) and isinstance(value, torch.Tensor)):
+            raise no_pair(policy, "forward", outputs)
         size = f"{T * N}" if batch else f"{T}, {N}"
         if first.shape[:-1] != given.shape[: 1 if batch else 2] or value.numel() != T * N:
             raise NetworkFault(f"{type(policy).__name__} was given observations "

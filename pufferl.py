@@ -658,9 +658,11 @@ class TorchOptimizer:
 
 def what_is_what(config, vecenv, policy):
     """(configuration, vectorized environment, policy) from PuffeRL's arguments; the configuration
-    may be missing."""
+    may be missing. What torch.compile made of a network is that network with train.compile."""
     if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
         config, vecenv, policy = None, config, vecenv if policy is None else policy
+    if isinstance(policy, torch.nn.Module) and hasattr(policy, "_orig_mod"):
+        config, policy = {**(config or {}), "compile": True}, policy._orig_mod
     if vecenv is None or policy is None:
         raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', "
                           "num_envs=256), policy=policy, learning_rate=0.01) or PuffeRL(config, "
@@ -686,6 +688,13 @@ def check_policy(policy, vecenv, config):
         raise ConfigError(f"the policy was made for observations of {inputs} numbers, these "
                           f"environments give {size}: make it from this vecenv, or keep the "
                           "setting that changed.")
+    for name, weight in policy.named_parameters():
+        if isinstance(weight, torch.nn.UninitializedParameter):
+            raise ConfigError(f"{type(policy).__name__}: {name} has no shape yet, because its layer is lazy. Call the "
+                              "network once on a batch of observations, at the end of its __init__ for example.")
+        if weight.dtype != torch.float32:
+            raise ConfigError(f"{type(policy).__name__}: {name} is {weight.dtype}. What is trained must be float32 "
+                              "(network.float()); train.precision says in what numbers to compute.")
     models.find_form(policy, vecenv.single_observation_space)
     if config["norm_obs"] and models.find_normalizer(policy) is None:
         raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. "

@@ -207,7 +207,10 @@ def test_a_part_that_goes_while_it_trains_is_seen(kind, change):
 def test_what_torch_compiles_is_not_compiled_by_hand():
     vecenv = vector.make("cartpole", num_envs=16)
     settings = {"device": "cpu", "engine": "auto", "loss": None, "compile": True}
-    assert engines.choose(models.FeedForward(vecenv, 16), vecenv, settings) == (engines.Autograd, None)
+    policy = models.FeedForward(vecenv, 16)
+    assert engines.choose(policy, vecenv, settings) == (engines.Autograd, None)
+    _, _, given = pufferl.what_is_what({"compile": False}, vecenv, torch.compile(policy))
+    assert given is policy and pufferl.what_is_what(None, vecenv, torch.compile(policy))[0] == {"compile": True}
 
 
 CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda policy: None, Tripled),

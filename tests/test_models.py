@@ -443,6 +443,18 @@ class TwoValues(NoValue):
     def forward(self, x):
         logits = self.layer(x)
         return logits, logits
+class Distribution(NoValue):
+    def forward(self, x):
+        logits = self.layer(x)
+        return torch.distributions.Categorical(logits=logits), logits[:, :1]
+class Lazy(NoValue):
+    def __init__(self, env):
+        super().__init__(env)
+        self.layer = torch.nn.LazyLinear(2)
+class Doubles(NoValue):
+    def __init__(self, env):
+        super().__init__(env)
+        self.double()
 def nothing(env):
     return 3
 """
@@ -467,6 +479,9 @@ def nothing(env):
      r"logits and value are \(\d+, 2\) and \(\d+, 2\), expected \(\d+, actions\) and \(\d+, 1\)"),
     ("NoArgs", (), r"is called with \(env\), but takes \(\)"),
     ("NoEnv", (), r"is called with \(env, hidden_size\), but takes \(hidden_size\)"),
+    ("Distribution", (), r"must return \(logits, value\), got 2: Categorical, Tensor \(\d+, 1\)"),
+    ("Lazy", (), r"Lazy: layer.weight has no shape yet, because its layer is lazy\. Call the network"),
+    ("Doubles", (), r"Doubles: layer.weight is torch.float64\. What is trained must be float32"),
     ("nothing", (), "must make a torch.nn.Module, it made a int"),
     ("NoVale", (), "has no NoVale; it has NoValue, Three, "),
     ("", (),
