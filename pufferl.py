@@ -663,6 +663,9 @@ def what_is_what(config, vecenv, policy):
         config, vecenv, policy = None, config, vecenv if policy is None else policy
     if isinstance(policy, torch.nn.Module) and hasattr(policy, "_orig_mod"):
         config, policy = {**(config or {}), "compile": True}, policy._orig_mod
+    if isinstance(policy, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        raise ConfigError(f"PuffeRL(config, vecenv, policy): give the network itself in place of its "
+                          f"{type(policy).__name__}. The trainer averages the gradients of all ranks (docs/scale.md).")
     if vecenv is None or policy is None:
         raise ConfigError("PuffeRL needs an environment and a policy: PuffeRL(env=make('breakout', "
                           "num_envs=256), policy=policy, learning_rate=0.01) or PuffeRL(config, "

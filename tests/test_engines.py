@@ -213,6 +213,12 @@ def test_what_torch_compiles_is_not_compiled_by_hand():
     assert given is policy and pufferl.what_is_what(None, vecenv, torch.compile(policy))[0] == {"compile": True}
 
 
+def test_a_network_that_torch_spreads_is_refused():
+    vecenv = vector.make("cartpole", num_envs=16)
+    with pytest.raises(configuration.ConfigError, match=r"the network itself in place of its DataParallel\."):
+        pufferl.PuffeRL({"device": "cpu", "data_dir": None}, vecenv, torch.nn.DataParallel(models.FeedForward(vecenv)))
+
+
 CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda policy: None, Tripled),
            "a clamp far from zero": (clamped, models.MinGRUPolicy),
            "a hook": (hooked, models.MinGRUPolicy),
