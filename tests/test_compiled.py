@@ -225,7 +225,8 @@ def test_a_step_of_python_environments_is_one_call():
     finally:
         sys.setprofile(None)
     trainer.release()
-    assert calls == ["step", "run", "_act_cpu"]
+    # numba tells a profiler of its function up to Python 3.11
+    assert [name for name in calls if name != "_act_cpu"] == ["step", "run"]
 
 
 @pytest.mark.parametrize("backend", ["native", "serial"])
