@@ -66,8 +66,10 @@ def look_processor():
     """Its name, the cores that this process may use, and how busy they are."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(),
-                         re.MULTILINE)[1]
+        text = Path("/proc/cpuinfo").read_text()
+        said = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)", text, re.MULTILINE))
+        if len(said) == 3:  # an ARM has other lines
+            name = "{model name} (family {cpu family}, model {model})".format_map(said)
     busy = f", {os.getloadavg()[0]:.1f} busy" if hasattr(os, "getloadavg") else ""
     return f"{name}; {processes.cores()} cores{busy}"
 

@@ -261,7 +261,9 @@ class NeptuneLogger(NoLogger):
                                         capture_traceback=False,
                                         custom_run_id=None if offline else run_id)
         except neptune.exceptions.NeptuneException as error:
-            raise ValueError(f"Neptune: {error} (NEPTUNE_MODE=offline needs no account)") from None
+            text = re.sub(r"\x1b\[\d+m|^-.*$", "", str(error), flags=re.MULTILINE).strip()  # no colours, no headings
+            raise ValueError(f"Neptune: {text.partition(chr(10))[0]} (NEPTUNE_API_TOKEN; NEPTUNE_MODE=offline needs no "
+                             "account)") from None
         self.model = None
 
     def log(self, metrics, step):
@@ -289,8 +291,6 @@ def make_logger(args, folder, first_step=0):
     run's id; None: nothing is written there. Raises ImportError and ValueError as the loggers
     do."""
     loggers, name = [], folder and Path(folder).name
-    if args["logger"] == "tensorboard" and folder is not None:
-        loggers.append(TensorBoardLogger(Path(folder) / "tensorboard", first_step))
     common = {"name": name, "group": args["group"], "tag": args["tag"], "run_id": name}
     if args["wandb"]:
         loggers.append(WandbLogger(args["project"], args["entity"],
@@ -298,6 +298,8 @@ def make_logger(args, folder, first_step=0):
     if args["neptune"]:
         loggers.append(NeptuneLogger(f"{args['entity']}/{args['project']}" if args["entity"]
                                      else None, **common))
+    if args["logger"] == "tensorboard" and folder is not None:  # last: it leaves a folder if another one fails
+        loggers.insert(0, TensorBoardLogger(Path(folder) / "tensorboard", first_step))
     return Several(loggers)
 
 

@@ -293,7 +293,7 @@ def diagnose(folder):
     for step, sentence in said:
         print(f"step {step:,}: {sentence}")
     if not said:
-        print(f"{len(entries)} entries, no sign of trouble.")
+        print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, no sign of trouble.")
     page = Path(folder, "diagnosis.html")
     page.write_text(draw(Path(folder).name, entries, said))
     print(f"curves: {page}")

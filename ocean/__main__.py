@@ -27,6 +27,7 @@ import time
 import numpy as np
 
 import ocean
+import processes
 
 # Raylib's codes of the keys that the window itself uses.
 ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
@@ -250,6 +251,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
 
 def run_check(library, settings, steps):
     start = time.perf_counter()
+    print(f"{library.name}: playing {steps:,} random steps, each looked at; seconds to some minutes", file=sys.stderr)
     problems, notes = check(library, settings, steps)
     return tell(library.name, problems, notes, time.perf_counter() - start)
 
@@ -529,4 +531,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    processes.run_command(lambda: sys.exit(main()))
