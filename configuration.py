@@ -979,11 +979,11 @@ def choose_device(env, vec, train):
     """The torch.device on which environments step, None for the host. ConfigError if vec.device =
     cuda cannot be. If auto keeps environments in C on the host of a GPU, it prints why."""
     asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    found = torch.cuda.is_available()  # if not, train.device = cuda is an error of its own
-    if asked == "host" or (asked == "auto" and (train["device"] != "cuda" or not in_c or not found)):
-        return None
+    if asked == "host" or (asked == "auto" and not (train["device"] == "cuda" and in_c and torch.cuda.is_available())):
+        return None  # the trainer refuses cuda without a GPU
     why = ("train.device is cpu, to which each step would be copied" if train["device"] != "cuda" else
-           vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]) if found else "torch finds no GPU here")
+           "torch finds no GPU here" if not torch.cuda.is_available() else
+           vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
     if why is None:
         return torch.device("cuda", ranks.connect().choose_gpu())
     if asked == "cuda":

@@ -47,9 +47,10 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, sp
         metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
                     "vital/observation_constant": float((low == high).mean())}
     if isinstance(space, gymnasium.spaces.Box) and space.is_bounded() and len(seen):
-        least, most = space.low.ravel(), space.high.ravel()
-        taken = np.clip(actions[: len(rewards)][rows, agents][live[rows, agents]], least, most)
-        metrics["vital/action_reach"] = float((np.ptp(taken, 0) / (most - least)).min())
+        least, most = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
+        taken, free = np.clip(actions[: len(rewards)][rows, agents][live[rows, agents]], least, most), most > least
+        if free.any():
+            metrics["vital/action_reach"] = float((np.ptp(taken, 0)[free] / (most - least)[free]).min())
     low, high = rewards.min(where=live, initial=np.inf), rewards.max(where=live, initial=-np.inf)
     return metrics | ({"vital/reward_min": float(low), "vital/reward_max": float(high)}
                       if low <= high else {})

@@ -169,6 +169,18 @@ def test_vital_looks_at_live_agents_only():
     assert metrics["vital/observation_max"] == 0 and metrics["vital/observation_constant"] == 1
 
 
+def test_an_action_without_a_choice_has_no_reach():
+    flat, flags = np.zeros((5, 2, 1), np.float32), np.zeros((4, 2), np.uint8)
+    space = gymnasium.spaces.Box(np.array([-1, 3], np.float32), np.array([1, 3], np.float32))
+    actions = np.full((4, 2, 2), 3.0, np.float32)
+    actions[0] = 0.5
+    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions, space)
+    assert metrics["vital/action_reach"] == 0.25
+    space = gymnasium.spaces.Box(np.int8(-128), np.int8(127), (2,), np.int8)  # 255 is beyond int8
+    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions, space)
+    assert metrics["vital/action_reach"] == 2.5 / 255
+
+
 def test_diagnose_a_finished_run(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"train": {"total_timesteps": 100},
                                                       "agents": 4}))
