@@ -141,7 +141,7 @@ def squash(policy, space):
                  for bound in (space.low, space.high))
     half = (high - low) / 2
     bounds = torch.stack([low + half, half, half.log()]).float()
-    if not bounds.isfinite().all():
+    if not has_bounds(space):
         raise TypeError("a tanh needs a lower and a higher finite bound of each action; the "
                         f"action space is {space}. Clip instead, which is the default, or wrap the "
                         "environment in gymnasium's RescaleAction.")
@@ -149,11 +149,18 @@ def squash(policy, space):
     return policy
 
 
+def has_bounds(space):
+    """Whether every number of this space has a lower and a higher bound. Many environments write "no bound"
+    as a huge number, often float32's largest; a range of over 2e9 counts as none."""
+    return (isinstance(space, gymnasium.spaces.Box) and space.is_bounded()
+            and bool((space.high.astype(np.float64) - space.low <= 2e9).all()))
+
+
 def why_squash(space):
     """Why actions in this space want a tanh; None if the clip is as good. A Gaussian begins near 0 with
     a deviation near 1: clipped to bounds that are far from -1 and 1, its samples reach a small part of
     the range, or hardly anything but its ends."""
-    if not isinstance(space, gymnasium.spaces.Box) or not space.is_bounded():
+    if not has_bounds(space):
         return None
     half = (space.high.astype(np.float64) - space.low) / 2
     far = (half < 0.3) | (half > 3) | (space.low > 1) | (space.high < -1)

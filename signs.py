@@ -19,7 +19,6 @@ import json
 import math
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 
 PATIENCE = 5  # a state must last so many entries before it is said
@@ -33,8 +32,8 @@ VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 
 def vital(observations, rewards, valid, terminals, truncations, actions=None, space=None):
     """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
-    terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only if their space is a
-    Box with bounds. Observations and actions are looked at in a sample of the agents."""
+    terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only if they have a
+    space, a Box with bounds (models.has_bounds). Observations and actions are looked at in a sample of the agents."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
     agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
@@ -46,7 +45,7 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, sp
         low, high = seen.min(0).astype(np.float64), seen.max(0).astype(np.float64)
         metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
                     "vital/observation_constant": float((low == high).mean())}
-    if isinstance(space, gymnasium.spaces.Box) and space.is_bounded() and len(seen):
+    if space is not None and len(seen):
         least, most = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
         taken, free = np.clip(actions[: len(rewards)][rows, agents][live[rows, agents]], least, most), most > least
         if free.any():

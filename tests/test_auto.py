@@ -678,8 +678,12 @@ def test_a_normaliser_can_be_pickled():
     assert pickle.loads(pickle.dumps(models.Normalizer(3))).count == 0
 
 
+VAST = np.finfo(np.float32).max  # many an environment's "no bound"
+
+
 @pytest.mark.parametrize("low, high, wanted", [
     (-1, 1, False), (-2, 2, False), (0, 1, False), (-0.4, 0.4, False), (-np.inf, np.inf, False), (0, np.inf, False),
+    (-VAST, VAST, False), (0, VAST, False), (-1e10, 1e10, False), (-1e6, 1e6, True),
     (0, 500, True), (-0.01, 0.01, True), (2, 4, True), (-4, -2, True)])
 def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
     space = gymnasium.spaces.Box(low, high, (2,), np.float32)
@@ -687,6 +691,9 @@ def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
     one = gymnasium.spaces.Box(np.float32([-1, low]), np.float32([1, high]))
     assert (models.why_squash(one) is not None) == wanted
     assert models.why_squash(gymnasium.spaces.Discrete(5)) is None
+    if not models.has_bounds(space):
+        with pytest.raises(TypeError, match="finite bound"):
+            models.squash(torch.nn.Identity(), space)
 
 
 class Heating(gymnasium.Env):
