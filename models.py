@@ -137,33 +137,37 @@ def squash(policy, space):
     if not isinstance(space, gymnasium.spaces.Box):
         raise TypeError("a tanh is for continuous actions, in a Box; these environments "
                         f"act in {space}.")
-    low, high = (torch.from_numpy(bound.astype(np.float64).ravel())
-                 for bound in (space.low, space.high))
-    half = (high - low) / 2
-    bounds = torch.stack([low + half, half, half.log()]).float()
-    if not has_bounds(space):
+    bounds = finite_bounds(space)
+    if bounds is None or (bounds[0] == bounds[1]).any():
         raise TypeError("a tanh needs a lower and a higher finite bound of each action; the "
                         f"action space is {space}. Clip instead, which is the default, or wrap the "
                         "environment in gymnasium's RescaleAction.")
+    low, high = map(torch.from_numpy, bounds)
+    half = (high - low) / 2
+    bounds = torch.stack([low + half, half, half.log()]).float()
     policy.register_buffer("action_squash", bounds)
     return policy
 
 
-def has_bounds(space):
-    """Whether every number of this space has a lower and a higher bound. Many environments write "no bound"
-    as a huge number, often float32's largest; a range of over 2e9 counts as none."""
-    return (isinstance(space, gymnasium.spaces.Box) and space.is_bounded()
-            and bool((space.high.astype(np.float64) - space.low <= 2e9).all()))
+def finite_bounds(space):
+    """(low, high) of a Box's numbers, each (A,) float64; None if one has no bound, or for another space. Many
+    environments write "no bound" as a huge number, often float32's largest; a range of over 2e9 counts as none."""
+    if not isinstance(space, gymnasium.spaces.Box) or not space.is_bounded():
+        return None
+    low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
+    return None if (high - low > 2e9).any() else (low, high)
 
 
 def why_squash(space):
     """Why actions in this space want a tanh; None if the clip is as good. A Gaussian begins near 0 with
     a deviation near 1: clipped to bounds that are far from -1 and 1, its samples reach a small part of
     the range, or hardly anything but its ends."""
-    if not has_bounds(space):
+    bounds = finite_bounds(space)
+    if bounds is None or (bounds[0] == bounds[1]).any():
         return None
-    half = (space.high.astype(np.float64) - space.low) / 2
-    far = (half < 0.3) | (half > 3) | (space.low > 1) | (space.high < -1)
+    low, high = bounds
+    half = (high - low) / 2
+    far = (half < 0.3) | (half > 3) | (low > 1) | (high < -1)
     return "the bounds of actions are far from -1 and 1" if far.any() else None
 
 

@@ -414,9 +414,8 @@ class PuffeRL:
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         shown = ("observations", "rewards", "valid", "terminals", "truncations", "actions")
-        space = self.vecenv.single_action_space
         metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown),
-                               space if models.has_bounds(space) else None)
+                               models.finite_bounds(self.vecenv.single_action_space))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:

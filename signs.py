@@ -30,10 +30,10 @@ VAST = 1000.0  # larger observations are not of the order of 1
 VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 
 
-def vital(observations, rewards, valid, terminals, truncations, actions=None, space=None):
+def vital(observations, rewards, valid, terminals, truncations, actions=None, bounds=None):
     """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
-    terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only if they have a
-    space, a Box with bounds (models.has_bounds). Observations and actions are looked at in a sample of the agents."""
+    terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only with their
+    bounds (models.finite_bounds). Observations and actions are looked at in a sample of the agents."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
     agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
@@ -45,8 +45,8 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, sp
         low, high = seen.min(0).astype(np.float64), seen.max(0).astype(np.float64)
         metrics |= {"vital/observation_max": float(max(-low.min(), high.max())),
                     "vital/observation_constant": float((low == high).mean())}
-    if space is not None and len(seen):
-        least, most = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
+    if bounds is not None and len(seen):
+        least, most = bounds
         taken, free = np.clip(actions[: len(rewards)][rows, agents][live[rows, agents]], least, most), most > least
         if free.any():
             metrics["vital/action_reach"] = float((np.ptp(taken, 0)[free] / (most - least)[free]).min())

@@ -44,6 +44,7 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
+import arena
 import checkpoints
 import configuration
 import engines
@@ -188,6 +189,11 @@ class Episodes:
             return bool((self.ended[env] >= self.quotas[env]).all())
         return len(self.reports[env]) >= self.quotas[env]
 
+    @property
+    def done(self):
+        """How many of the episodes were played; an environment of several agents is as far as its slowest."""
+        return int(np.minimum(self.ended.min(1), self.quotas).sum())
+
     def statistics(self):
         """{field: Statistic}. The error allows for dependence between the agents of one
         environment."""
@@ -235,7 +241,7 @@ def evaluate(env_name, args):
     else:
         quotas = [episodes // num_envs + (env < episodes % num_envs) for env in range(num_envs)]
     counted = Episodes(quotas, vecenv.num_agents // vecenv.num_envs, always_report=native)
-    longest = args["eval"]["max_steps"] * max(quotas)
+    longest, shown = args["eval"]["max_steps"] * max(quotas), time.monotonic()
     try:
         while counted.open:
             if play.step == longest:
@@ -247,7 +253,13 @@ def evaluate(env_name, args):
             valid = storage.valid[0].copy()
             play.advance()
             counted.add(storage.rewards[0], storage.resets[1], valid, vecenv.log)
+            if sys.stderr.isatty() and time.monotonic() > shown + 0.5:
+                shown = time.monotonic()
+                done = counted.done * episodes // sum(quotas)
+                print(f"\r{done:,} of {episodes:,} episodes, {play.step:,} steps of all environments",
+                      end="\033[K", file=sys.stderr)
     finally:
+        print(end="\r\033[K" if sys.stderr.isatty() else "", file=sys.stderr)
         play.close()
     results = counted.statistics()
     for name, value in results.items():
@@ -977,8 +989,6 @@ def tunnel(port):
 
 
 def show_on_page(env_name, args):
-    if sys.stderr.isatty():
-        print("getting ready: compiling, the first time", file=sys.stderr)
     page = Page(env_name, args)
     address, here = f"http://127.0.0.1:{page.port}", not os.environ.get("SSH_CONNECTION")
     print(f"{env_name}, {describe_policy(args)}: {address}   (ctrl-C ends)\n"
@@ -1057,6 +1067,7 @@ def play(env_name, args):
     """The eval verb: scores, and what the eval section asks to show. The page and the
     terminal play at once."""
     show = args["eval"]
+    arena.compiling.announce = lambda: print(runs.COMPILING, file=sys.stderr)
     if show["video"]:
         check_video(show["video"])
     if show["window"]:

@@ -286,9 +286,11 @@ def main_python(creator, arguments):
         raise SystemExit(f"{creator.name} has no setting "
                          f"{', '.join(settings.keys() - known.keys())}; it has: "
                          f"{', '.join(known) or 'none'}")
+    steps = arguments.steps or 10_000
+    print(f"{creator.name}: playing {steps:,} random steps, each looked at; 30 s at most", file=sys.stderr)
     try:
         with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=arguments.seed) as vecenv:
-            found = environments.check(creator, vecenv, settings, arguments.steps or 10_000)
+            found = environments.check(creator, vecenv, settings, steps)
     except Exception as error:
         text, own = workers.own_part(error)
         if not own and not isinstance(error, (ValueError, TypeError, ImportError)):

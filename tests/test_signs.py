@@ -174,10 +174,12 @@ def test_an_action_without_a_choice_has_no_reach():
     space = gymnasium.spaces.Box(np.array([-1, 3], np.float32), np.array([1, 3], np.float32))
     actions = np.full((4, 2, 2), 3.0, np.float32)
     actions[0] = 0.5
-    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions, space)
+    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
+                         models.finite_bounds(space))
     assert metrics["vital/action_reach"] == 0.25
     space = gymnasium.spaces.Box(np.int8(-128), np.int8(127), (2,), np.int8)  # 255 is beyond int8
-    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions, space)
+    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
+                         models.finite_bounds(space))
     assert metrics["vital/action_reach"] == 2.5 / 255
 
 
