@@ -467,7 +467,7 @@ def env_section(name):
                   for key, value in {"num_envs": 1, **settings}.items()]
         return dataclasses.make_dataclass("Env", fields)
     library = load_library(name)
-    what = "Environments side by side. auto: so many that the steps asked for make 100 epochs, 1,024 agents at most."
+    what = "Environments side by side. auto: so many that the steps asked for make 90 epochs, 1,024 agents at most."
     fields = [("num_envs", int | Auto, field(default="auto", metadata={"help": what}))]
     fields += [(key, type(value), field(default=value, metadata={"help": library.settings_help.get(key, "")}))
                for key, value in library.settings.items()]
