@@ -378,7 +378,7 @@ def train(args, envs, policy=None):
         policy.shift, policy.scale = torch.zeros(size), torch.ones(size)
     if args.squash:
         space = envs.single_action_space
-        if envs.action_heads or (space.high / 2 - space.low / 2).max() > 1e9:
+        if envs.action_heads or (space.high / 2 - space.low / 2).max() > 1e9:  # such a bound stands for none
             raise SystemExit("--squash: a tanh needs continuous actions with finite bounds; "
                              f"these are {space}.")
         low, high = torch.from_numpy(space.low.ravel()), torch.from_numpy(space.high.ravel())

@@ -241,7 +241,8 @@ def evaluate(env_name, args):
     else:
         quotas = [episodes // num_envs + (env < episodes % num_envs) for env in range(num_envs)]
     counted = Episodes(quotas, vecenv.num_agents // vecenv.num_envs, always_report=native)
-    longest, shown = args["eval"]["max_steps"] * max(quotas), time.monotonic()
+    longest = args["eval"]["max_steps"] * max(quotas)
+    shown = time.monotonic() if sys.stderr.isatty() else math.inf  # progress is for a terminal
     try:
         while counted.open:
             if play.step == longest:
@@ -253,13 +254,14 @@ def evaluate(env_name, args):
             valid = storage.valid[0].copy()
             play.advance()
             counted.add(storage.rewards[0], storage.resets[1], valid, vecenv.log)
-            if sys.stderr.isatty() and time.monotonic() > shown + 0.5:
+            if time.monotonic() > shown + 0.5:
                 shown = time.monotonic()
                 done = counted.done * episodes // sum(quotas)
                 print(f"\r{done:,} of {episodes:,} episodes, {play.step:,} steps of all environments",
                       end="\033[K", file=sys.stderr)
     finally:
-        print(end="\r\033[K" if sys.stderr.isatty() else "", file=sys.stderr)
+        if shown < math.inf:
+            print(end="\r\033[K", file=sys.stderr)
         play.close()
     results = counted.statistics()
     for name, value in results.items():
