@@ -2,24 +2,18 @@
 restated in few calls.
 
     python pufferl.py train breakout --train.engine compiled     # auto takes it, too
-    python -m pytest tests/test_compiled.py       # the products against numpy's float64
-    python tests/bench_products.py                # GFLOP/s beside torch's
+    python -m pytest tests/test_compiled.py tests/test_engines.py
 
 Nobody needs to read this file to know the algorithm (ppo.py), or to change it (engines.py, for any
 network). It can be deleted: everything then runs through `engines.Autograd`. From the bottom up it
-has the matrix products, the network's step and a buffer's whole rollout, a worker's whole
-minibatch, each in one call without the interpreter, and the engine (`Compiled`).
+has the network's step and a buffer's whole rollout, a worker's whole minibatch, each in one call
+without the interpreter, and the engine (`Compiled`).
 
-The products are those of tile.c, which the C compiler makes for the processor at hand: a
-call into torch costs more than such a small product itself. A few segments at a time go
-through the whole network, forward and backward, so that the results between the products stay in
-the second-level cache.
+The products are those of products.py: a call into torch costs more than such a small product itself. A
+few segments at a time go through the whole network, forward and backward, so that the results between
+the products stay in the second-level cache.
 """
 
-import ctypes
-from pathlib import Path
-
-import llvmlite.binding as llvm
 import numpy as np
 import torch
 from numba import types
@@ -28,170 +22,17 @@ from numba.extending import overload
 import engines
 import kernels
 import models
-import ocean
+import products
 from arena import clock
-from kernels import bfloat_of_float, distinct_driver, driver, f32, host, run, u16, u32, u64
+from kernels import distinct_driver, driver, f32, host, run, u32, u64
+from products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size, tile_ahead
 from vector import cycles, step_environments
 
-WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below
-BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the first-level cache
+if products.missing():
+    raise RuntimeError(products.missing())
 TOGETHER = 64  # steps that pass the network together: of one segment, or of several short ones
 # Operations of a minibatch, gradient and all, for each learner: for fewer, waking a thread takes longer than it saves.
 WORTH_A_LEARNER = 5e7
-
-
-# --------------------------------------------------------------------------------------------------
-# The tile
-
-
-def _load_tile():
-    """Compile tile.c, once, and name its functions to LLVM. Raises RuntimeError if that fails."""
-    source = Path(__file__).resolve().parent / "tile.c"
-    flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
-    library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
-    for name in ("tile_floats", "tile_pairs", "tile_ahead"):
-        llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
-    return library
-
-
-_TILE = _load_tile()  # without this reference the library's functions could be unloaded
-_tile_floats, _tile_pairs = (types.ExternalFunction(name, types.void(*[types.int64] * 12))
-                             for name in ("tile_floats", "tile_pairs"))
-_tile_ahead = types.ExternalFunction("tile_ahead", types.void(*[types.int64] * 4))
-
-
-def halved(array):
-    """Whether a packed matrix holds pairs of bfloat16."""
-    return array.dtype == u32
-
-
-@overload(halved, inline="always")
-def _halved(array):
-    return (lambda array: True) if array.dtype == types.uint32 else (lambda array: False)
-
-
-# --------------------------------------------------------------------------------------------------
-# Packed weights: panels of up to WIDTH columns, one after the other, each step by step
-
-
-def packed_size(inner, columns, half):
-    """Words (float32, or uint32 of two bfloat16) that a packed (inner, columns) matrix takes."""
-    return (-(-inner // 2) if half else inner) * columns
-
-
-@driver
-def pack(matrix, packed):
-    """Lay an (inner, columns) matrix out for `multiply_rows`: packed (packed_size(...),), float32,
-    or uint32 to round it to bfloat16."""
-    inner, columns = matrix.shape
-    half = halved(packed)
-    steps = (inner + 1) // 2 if half else inner
-    for first in range(0, columns, WIDTH):
-        width = min(WIDTH, columns - first)
-        target = packed[first * steps : (first + width) * steps]
-        for s in range(steps):
-            for c in range(width):
-                if half:
-                    low = u32(bfloat_of_float(matrix[2 * s, first + c]))
-                    high = (u32(bfloat_of_float(matrix[2 * s + 1, first + c])) if 2 * s + 1 < inner
-                            else u32(0))
-                    target[s * width + c] = low | high << u32(16)
-                else:
-                    target[s * width + c] = matrix[s, first + c]
-
-
-@distinct_driver
-def _round_rows(source, first, rows, halves):
-    """halves[r] = source[first + r] as bfloat16; a column more, if there is one, is 0."""
-    numbers, words = source.reshape(-1), halves.reshape(-1)
-    width, stride = u64(source.shape[1]), u64(halves.shape[1])
-    for r in range(rows):
-        here, there = u64(first + r) * width, u64(r) * stride
-        for c in range(width):
-            words[there + c] = bfloat_of_float(numbers[here + c])
-        if stride > width:
-            words[there + width] = u16(0)
-
-
-@driver
-def multiply_rows(rows, a, packed, init, init_columns, out):
-    """out[:rows] = init + a[:rows] · the packed matrix, all float32; if that holds pairs, a is
-    rounded to bfloat16. init is flat: a row of `init_columns` numbers for each of out's, or one for
-    all (a bias) and 0."""
-    inner, columns = a.shape[1], out.shape[1]
-    half = halved(packed)
-    steps = (inner + 1) // 2 if half else inner
-    halves = np.empty((BLOCK if half else 0, 2 * steps), u16)
-    for block in range(0, rows, BLOCK):
-        count = min(BLOCK, rows - block)
-        if half:
-            _round_rows(a, block, count, halves)
-        for first in range(0, columns, WIDTH):
-            width = min(WIDTH, columns - first)
-            start = init.ctypes.data + 4 * (block * init_columns + first)
-            target = out.ctypes.data + 4 * (block * columns + first)
-            weights = packed.ctypes.data + 4 * first * steps
-            if half:
-                _tile_pairs(halves.ctypes.data, steps, 1, count, weights, width, steps, start,
-                            init_columns, target, columns, width)
-            else:
-                _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, count, weights, width,
-                             steps, start, init_columns, target, columns, width)
-
-
-# --------------------------------------------------------------------------------------------------
-# Gradients of weights: products whose sums go over the rows (steps and segments)
-
-
-@distinct_driver
-def _take_pairs(source, first, rows, pairs):
-    """pairs[s] = source[first + 2s] beside source[first + 2s + 1] as bfloat16, 0 where there is no
-    such row; with an index that cannot be negative: three times as fast as rows of arrays."""
-    numbers, words = source.reshape(-1), pairs.reshape(-1)
-    columns, stride = u64(source.shape[1]), u64(pairs.shape[1])
-    for s in range(0, rows, 2):
-        low, target = u64(first + s) * columns, u64(s // 2) * stride
-        high, kept = (low + columns, u32(0xFFFFFFFF)) if s + 1 < rows else (low, u32(0))
-        for c in range(columns):
-            both = u32(bfloat_of_float(numbers[low + c])), u32(bfloat_of_float(numbers[high + c]))
-            words[target + c] = both[0] | both[1] << u32(16) & kept
-
-
-@driver
-def accumulate_rows(half, grad, x, gradient):
-    """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half`
-    rounds grad and x to bfloat16."""
-    rows, inputs, outputs = x.shape[0], x.shape[1], grad.shape[1]
-    # 16 numbers (one cache line) of padding: rows whose distance is a power of two would fall into
-    # the same few places of the cache.
-    lefts = np.empty((BLOCK if half else 0, outputs + 16), u32)
-    rights = np.empty((BLOCK if half else 0, inputs + 16), u32)
-    size = 2 * BLOCK if half else BLOCK
-    for first in range(0, rows, size):
-        steps = min(size, rows - first)
-        if half:
-            _take_pairs(grad, first, steps, lefts)
-            _take_pairs(x, first, steps, rights)
-        for column in range(0, inputs, WIDTH):
-            target, width = gradient.ctypes.data + 4 * column, min(WIDTH, inputs - column)
-            if half:
-                _tile_pairs(lefts.ctypes.data, 1, outputs + 16, outputs,
-                            rights.ctypes.data + 4 * column, inputs + 16,
-                            (steps + 1) // 2, target, inputs, target, inputs, width)
-            else:
-                _tile_floats(grad.ctypes.data + 4 * first * outputs, 1, outputs, outputs,
-                             x.ctypes.data + 4 * (first * inputs + column), inputs, steps, target,
-                             inputs, target, inputs, width)
-
-
-@distinct_driver
-def add_rows(rows, total):
-    """total (columns,) += the sum of rows (n, columns) over n."""
-    numbers, columns = rows.reshape(-1), u64(rows.shape[1])
-    for r in range(rows.shape[0]):
-        first = u64(r) * columns
-        for c in range(columns):
-            total[c] += numbers[first + c]
 
 
 @distinct_driver
@@ -441,7 +282,7 @@ def _ask_ahead(observations, index, first, last, T, part):
     takes no more requests at once."""
     rows, (step, agent, _) = T // 3 + 1, observations.strides
     for m in range(first, last):
-        _tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step,
+        tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step,
                     min(rows, T - part * rows), step, agent)
 
 

@@ -29,6 +29,7 @@ from torch.nn.functional import softplus
 
 import kernels
 import models
+import products
 import ranks
 from arena import clock
 from configuration import ConfigError, load_attribute, named
@@ -97,8 +98,19 @@ class Autograd:
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
         self.extra_names = [f"own_{name}"] if name else []
+        self.tiles = self._find_tiles()
         self.at_once = self._at_once()  # how many steps go through the network together
         self.pool, self.num_learners = None, 1
+
+    def _find_tiles(self):
+        """What the network's products go through: products.Tiles if it multiplies by all matrices of the network, or if
+        there is one thread. Both would share the cores otherwise, and torch's threads spin on theirs. Else torch's."""
+        if not self.through_torch or self.precision != torch.float32 or self.config["compile"] or products.missing():
+            return None
+        known = (nn.Linear, nn.LSTM, nn.GRU)
+        every = all(isinstance(module, known) for module in self.policy.modules()
+                    if any(weight.dim() > 1 for weight in module.parameters(recurse=False)))
+        return products.Tiles if every or self.vecenv.num_threads == 1 else None
 
     def _at_once(self):
         """Steps that go through the network at once in learning: train.max_minibatch_size. If it is
@@ -259,7 +271,7 @@ class Autograd:
         view = {**state, "resets": resets, "valid": valid}
         # No cache, because threads share it: one could get a weight that another's CUDA stream is
         # still casting.
-        with self._autocast(cache_enabled=False):
+        with self._autocast(cache_enabled=False), self._tiles(len(observations)):
             outputs, log_std = models.join_outputs(*models.one_step(self.policy,
                                                                     observations, view))
         if outputs.shape[-1] != self.width or (log_std is None) != self.chooses:
@@ -295,11 +307,18 @@ class Autograd:
 
     def _threads(self, rows):
         """torch's threads within an operation: all cores if a pass of `rows` rows is large enough,
-        else one, because threads would wait longer than they work. A network that uses a weight
+        else one, because threads would wait longer than they work; one also if the products are not
+        torch's, because its threads spin on the cores that these want. A network that uses a weight
         more than once a row, as a convolution does, says its `operations` a row."""
+        if self.tiles:
+            return 1
         weights = sum(parameter.numel() for parameter in self.policy.parameters())
         operations = rows * getattr(self.policy, "operations", 2 * weights)
         return self.vecenv.num_threads if operations > WORTH_THREADS else 1
+
+    def _tiles(self, rows):
+        """What takes the network's linear maps to tile.c, if a pass has so many rows."""
+        return self.tiles() if self.tiles and rows >= products.ROWS else contextlib.nullcontext()
 
     def _autocast(self, **options):
         """The network's products at train.precision."""
@@ -324,30 +343,34 @@ class Autograd:
         """Compute the minibatch's loss, this process's share of it. Its gradients replace those in
         the arena, its statistics go to `sums`, and the values and ratios of the segments in `index`
         go to new_values and new_ratios."""
-        s, T = self.storage, self.horizon
         self.arena.flat("gradients").zero_()
-        step = self.at_once // T
-        for start in range(0, self.segments, step):
-            part = index[start : start + step]
-            state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
-            state |= {name: s[name][:T].index_select(1, part) for name in ("resets", "valid")}
-            observations = s["observations"][:T].index_select(1, part)
-            with self._autocast():
-                logits, value = models.over_time(self.policy, observations, state, self.forward)
-                outputs, log_std = models.join_outputs(logits, value)
-            outputs = outputs.float().contiguous()
-            grads = [torch.empty_like(outputs), None]
-            if log_std is not None:
-                log_std = log_std.float().contiguous()
-                grads[1] = torch.empty_like(log_std)
-            fixed = None if log_std is None else log_std.detach()
-            self._loss(outputs.detach(), grads[0], start, self.sums[0, : kernels.SUMS],
-                       fixed, grads[1])
-            pairs = list(zip((outputs, log_std), grads, strict=True))
-            if self.extra_loss is not None:
-                pairs.append((self._extra(part, observations, logits, value), None))
-            leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
-            torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
+        step = self.at_once // self.horizon
+        with self._tiles(self.at_once):
+            for start in range(0, self.segments, step):
+                self._learn_part(index[start : start + step], start)
+
+    def _learn_part(self, part, start):
+        """Add the gradients of the minibatch's segments `part`, of which `start` others come before."""
+        s, T = self.storage, self.horizon
+        state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
+        state |= {name: s[name][:T].index_select(1, part) for name in ("resets", "valid")}
+        observations = s["observations"][:T].index_select(1, part)
+        with self._autocast():
+            logits, value = models.over_time(self.policy, observations, state, self.forward)
+            outputs, log_std = models.join_outputs(logits, value)
+        outputs = outputs.float().contiguous()
+        grads = [torch.empty_like(outputs), None]
+        if log_std is not None:
+            log_std = log_std.float().contiguous()
+            grads[1] = torch.empty_like(log_std)
+        fixed = None if log_std is None else log_std.detach()
+        self._loss(outputs.detach(), grads[0], start, self.sums[0, : kernels.SUMS],
+                   fixed, grads[1])
+        pairs = list(zip((outputs, log_std), grads, strict=True))
+        if self.extra_loss is not None:
+            pairs.append((self._extra(part, observations, logits, value), None))
+        leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
+        torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
 
     def _extra(self, index, observations, logits, value):
         """train.loss of these segments, in proportion to the minibatch that they are a part of. It

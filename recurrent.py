@@ -1,11 +1,12 @@
-"""torch's LSTM and GRU over segments, on a CPU: two matrix products a step, and one kernel for all else.
+"""torch's LSTM and GRU over segments, on a CPU: one call for all steps, each way.
 
     out, memory = recurrent.scan(nn.LSTM(64, 64), x, (h, c), resets, valid)    # if recurrent.fits(layer, x)
     python -m pytest tests/test_recurrent.py                                   # against the layers' own calls
 
 An agent's memory is cut where an episode begins. torch's layers cannot do that inside of a segment, so
 they would be called step by step, each time with a dozen small operations and their gradients. Here a
-step is `gates += h · W`, and a kernel; the gradients of the weights are one product for the whole segment.
+step is `gates += h · W`, and a loop over the gates, for a block of agents at a time; what does not wait for
+the step before, as the gradients of the weights, is one product for the whole segment.
 Formulas: Hochreiter and Schmidhuber 1997 and Cho et al. 2014, in the order and with the biases of torch.
 """
 
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 
 import kernels
-from kernels import ONE, ZERO, distinct_driver, f32, sigmoid_cell
+import products
+from kernels import ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell
+from products import BLOCK, multiply_rows
 
 COST = 5  # nanoseconds that a gate takes
 
@@ -30,7 +33,8 @@ def fits(layer, x):
             and not (layer.bidirectional or layer.batch_first or layer.proj_size or not layer.bias or any(hooks))
             and not (layer.dropout and layer.training) and "forward" not in vars(layer)
             and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
-            and not torch.onnx.is_in_onnx_export() and not nn.utils.parametrize.is_parametrized(layer))
+            and not torch.onnx.is_in_onnx_export() and not nn.utils.parametrize.is_parametrized(layer)
+            and not products.missing())
 
 
 def scan(layer, x, memory, resets, valid):
@@ -57,17 +61,11 @@ def _begin(x, resets, state):
     return before, keep
 
 
-def _step(driver, width, *arrays):
-    kernels.run(driver, len(arrays[0]), COST * width, *map(kernels.host, arrays))
-
-
-def _of_weight(slopes, inputs):
-    """The gradient of a weight that made what has the gradient `slopes` (T, N, G) from `inputs` (T, N, I)."""
-    return slopes.flatten(0, 1).t() @ inputs.flatten(0, 1)
-
-
-def _of_bias(slopes):
-    return slopes.flatten(0, 1).sum(0)
+def _run(function, matrix, *arrays):
+    """function(first, last, the matrix packed, *arrays) over the agents, the second axis of `arrays[0]`."""
+    T, N, G = arrays[0].shape
+    kernels.run(function, N, T * (matrix.numel() // products.RATE + COST * G), products.packed(matrix),
+                *map(products.array, arrays))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -107,16 +105,33 @@ def _lstm_grad_lanes(begin, end, gates, c, valid, keep, grad_out, grad_h, grad_c
             g[j], o[j] = dg if live else ZERO, do if live else ZERO
 
 
+@driver
+def _lstm_scan(begin, end, packed, gates, hs, cs, valid, keep, out):
+    for first in range(begin, end, BLOCK):
+        last = min(first + BLOCK, end)
+        for t in range(len(gates)):
+            rows = gates[t, first:last]
+            multiply_rows(last - first, hs[t, first:last], packed, rows.reshape(-1), rows.shape[1], rows)
+            _lstm_lanes(first, last, gates[t], hs[t], cs[t], valid[t], keep[t + 1], out[t], hs[t + 1], cs[t + 1])
+
+
+@driver
+def _lstm_scan_grad(begin, end, packed, gates, cs, valid, keep, grad_out, grad_h, grad_c):
+    for first in range(begin, end, BLOCK):
+        last = min(first + BLOCK, end)
+        rows = grad_h[first:last]
+        for t in range(len(gates) - 1, -1, -1):
+            _lstm_grad_lanes(first, last, gates[t], cs[t], valid[t], keep[t + 1], grad_out[t], grad_h, grad_c)
+            multiply_rows(last - first, gates[t, first:last], packed, rows.reshape(-1), rows.shape[1], rows)
+
+
 class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h, c):
         (hs, cs), keep = _begin(x, resets, (h, c))
-        gates, out = nn.functional.linear(x, weight_ih, bias_ih + bias_hh), torch.empty_like(hs[1:])
-        for t in range(len(x)):
-            gates[t].addmm_(hs[t], weight_hh.t())
-            _step(_lstm_lanes, gates.shape[2], gates[t], hs[t], cs[t], valid[t], keep[t + 1],
-                  out[t], hs[t + 1], cs[t + 1])
+        gates, out = products.multiply(x, weight_ih.t(), bias_ih + bias_hh), torch.empty_like(hs[1:])
+        _run(_lstm_scan, weight_hh.t(), gates, hs, cs, valid, keep, out)
         ctx.save_for_backward(x, weight_ih, weight_hh, valid, keep, hs, cs, gates)
         return out, hs[-1].clone(), cs[-1].clone()
 
@@ -125,12 +140,11 @@ class _LSTM(torch.autograd.Function):
     def backward(ctx, grad_out, grad_h, grad_c):
         x, weight_ih, weight_hh, valid, keep, hs, cs, gates = ctx.saved_tensors
         gates, grad_out, grad_h, grad_c = gates.clone(), grad_out.contiguous(), grad_h.clone(), grad_c.clone()
-        for t in reversed(range(len(x))):
-            _step(_lstm_grad_lanes, gates.shape[2], gates[t], cs[t], valid[t], keep[t + 1], grad_out[t], grad_h, grad_c)
-            grad_h.addmm_(gates[t], weight_hh)
-        first, bias = keep[0].unsqueeze(1), _of_bias(gates)  # both biases are added to all gates
-        return (gates @ weight_ih, _of_weight(gates, x), _of_weight(gates, hs[:-1]), bias, bias, None, None,
-                grad_h * first, grad_c * first)
+        _run(_lstm_scan_grad, weight_hh, gates, cs, valid, keep, grad_out, grad_h, grad_c)
+        first, (of_input, bias) = keep[0].unsqueeze(1), products.gradients(gates, x)
+        of_state, _ = products.gradients(gates, hs[:-1])
+        return (products.multiply(gates, weight_ih), of_input, of_state, bias, bias, None, None,
+                grad_h * first, grad_c * first)  # both biases are added to all gates
 
 
 # --------------------------------------------------------------------------------------------------
@@ -166,16 +180,33 @@ def _gru_grad_lanes(begin, end, gates, inner, h, valid, keep, grad_out, grad_h):
             r[j], z[j], n[j] = of_r[j], of_z[j], dn if live else ZERO
 
 
+@driver
+def _gru_scan(begin, end, packed, gates, inner, bias, hs, valid, keep, out):
+    for first in range(begin, end, BLOCK):
+        last = min(first + BLOCK, end)
+        for t in range(len(gates)):
+            multiply_rows(last - first, hs[t, first:last], packed, bias, 0, inner[t, first:last])
+            _gru_lanes(first, last, gates[t], inner[t], hs[t], valid[t], keep[t + 1], out[t], hs[t + 1])
+
+
+@driver
+def _gru_scan_grad(begin, end, packed, gates, inner, hs, valid, keep, grad_out, grad_h):
+    for first in range(begin, end, BLOCK):
+        last = min(first + BLOCK, end)
+        rows = grad_h[first:last]
+        for t in range(len(gates) - 1, -1, -1):
+            _gru_grad_lanes(first, last, gates[t], inner[t], hs[t], valid[t], keep[t + 1], grad_out[t], grad_h)
+            multiply_rows(last - first, inner[t, first:last], packed, rows.reshape(-1), rows.shape[1], rows)
+
+
 class _GRU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h):
         (hs,), keep = _begin(x, resets, (h,))
-        gates, out = nn.functional.linear(x, weight_ih, bias_ih), torch.empty_like(hs[1:])
+        gates, out = products.multiply(x, weight_ih.t(), bias_ih), torch.empty_like(hs[1:])
         inner = torch.empty_like(gates)
-        for t in range(len(x)):
-            torch.addmm(bias_hh, hs[t], weight_hh.t(), out=inner[t])
-            _step(_gru_lanes, gates.shape[2], gates[t], inner[t], hs[t], valid[t], keep[t + 1], out[t], hs[t + 1])
+        _run(_gru_scan, weight_hh.t(), gates, inner, bias_hh, hs, valid, keep, out)
         ctx.save_for_backward(x, weight_ih, weight_hh, valid, keep, hs, gates, inner)
         return out, hs[-1].clone()
 
@@ -184,12 +215,10 @@ class _GRU(torch.autograd.Function):
     def backward(ctx, grad_out, grad_h):
         x, weight_ih, weight_hh, valid, keep, hs, gates, inner = ctx.saved_tensors
         gates, inner, grad_out, grad_h = gates.clone(), inner.clone(), grad_out.contiguous(), grad_h.clone()
-        for t in reversed(range(len(x))):
-            _step(_gru_grad_lanes, gates.shape[2], gates[t], inner[t], hs[t], valid[t], keep[t + 1],
-                  grad_out[t], grad_h)
-            grad_h.addmm_(inner[t], weight_hh)
-        return (gates @ weight_ih, _of_weight(gates, x), _of_weight(inner, hs[:-1]), _of_bias(gates), _of_bias(inner),
-                None, None, grad_h * keep[0].unsqueeze(1))
+        _run(_gru_scan_grad, weight_hh, gates, inner, hs, valid, keep, grad_out, grad_h)
+        (of_input, bias), (of_state, state_bias) = products.gradients(gates, x), products.gradients(inner, hs[:-1])
+        return (products.multiply(gates, weight_ih), of_input, of_state, bias, state_bias, None, None,
+                grad_h * keep[0].unsqueeze(1))
 
 
 SCANS = {nn.LSTM: _LSTM, nn.GRU: _GRU}

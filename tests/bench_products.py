@@ -1,4 +1,4 @@
-"""GFLOP/s of the default policy's matrix products, ours (compiled.py) beside torch's, on one core.
+"""GFLOP/s of the default policy's matrix products, ours (products.py) beside torch's, on one core.
 
     python tests/bench_products.py [--rows 64] [--repeats 7]
 
@@ -18,8 +18,8 @@ import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import compiled
 import engines
+import products
 
 LAYERS = {"encoder": (118, 64), "64 × 192": (64, 192), "128 × 384": (128, 384),
           "256 × 768": (256, 768), "512 × 1536": (512, 1536), "decoder": (64, 4)}
@@ -59,21 +59,21 @@ def measure(name, inputs, outputs, half, a):
     numbers = np.random.default_rng(0).standard_normal
     x, grad, weight, bias = (numbers(shape, np.float32) for shape in (
         (a.rows, inputs), (a.rows, outputs), (outputs, inputs), (outputs,)))
-    forward, back = (np.empty(compiled.packed_size(*size, half), np.uint32 if half else np.float32)
+    forward, back = (np.empty(products.packed_size(*size, half), np.uint32 if half else np.float32)
                      for size in ((inputs, outputs), (outputs, inputs)))
-    compiled.pack(weight.T, forward)
-    compiled.pack(weight, back)
+    products.pack(weight.T, forward)
+    products.pack(weight, back)
     out, out_grad, gradient = np.empty_like(grad), np.empty_like(x), np.zeros_like(weight)
     zero, dtype = np.zeros(inputs, np.float32), torch.bfloat16 if half else torch.float32
     x1, grad1, weight1, bias1 = (torch.from_numpy(array).to(dtype)
                                  for array in (x, grad, weight, bias))
     out1, out_grad1, gradient1 = torch.empty_like(grad1), torch.empty_like(x1), torch.empty_like(weight1)
     pairs = {
-        "forward": (lambda: compiled.multiply_rows(a.rows, x, forward, bias, 0, out),
+        "forward": (lambda: products.multiply_rows(a.rows, x, forward, bias, 0, out),
                     lambda: torch.addmm(bias1, x1, weight1.t(), out=out1)),
-        "input gradient": (lambda: compiled.multiply_rows(a.rows, grad, back, zero, 0, out_grad),
+        "input gradient": (lambda: products.multiply_rows(a.rows, grad, back, zero, 0, out_grad),
                            lambda: torch.mm(grad1, weight1, out=out_grad1)),
-        "weight gradient": (lambda: compiled.accumulate_rows(half, grad, x, gradient),
+        "weight gradient": (lambda: products.accumulate_rows(half, grad, x, gradient),
                             lambda: torch.mm(grad1.t(), x1, out=gradient1)),
     }
     for ours, _ in pairs.values():
@@ -90,6 +90,8 @@ def measure(name, inputs, outputs, half, a):
 
 def main():
     a = tyro.cli(Arguments, description=__doc__)
+    if products.missing():
+        raise SystemExit(products.missing())
     results = {}
     print(f"GFLOP/s with {a.rows:,} rows, ours (torch's)\n")
     with engines.torch_threads(1):

@@ -40,6 +40,10 @@ class Arguments:
     """A C environment."""
     total_agents: int = 4096
     """Agents in all."""
+    policy_name: str = "auto"
+    """policy.name: one of linear maps (default, feed-forward, separate, or FILE.py:CLASS)."""
+    rnn_name: str = "mingru"
+    """rnn.name."""
     hidden_size: int = 64
     """Width of the network."""
     num_layers: int = 2
@@ -71,28 +75,24 @@ class Arguments:
 
 
 def products(trainer):
-    """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n),
-    of the default policy."""
-    policy, vecenv, T = trainer.policy, trainer.vecenv, trainer.horizon
-    H, D, A, L = policy.hidden_size, policy.encoder.in_features, policy.decoder.out_features, policy.num_layers
-    half, full, shapes = trainer.engine.precision, torch.float32, []
-    rows = vecenv.agents_per_batch
+    """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of a network whose
+    matrices are those of linear maps and recurrent layers, used once a step."""
+    vecenv, T, engine = trainer.vecenv, trainer.horizon, trainer.engine
+    half, full, inputs = engine.precision, torch.float32, math.prod(vecenv.observation_shape)
+    maps = [(weight.shape[1], weight.shape[0], full if "decoder" in name else half)
+            for name, weight in trainer.policy.named_parameters() if weight.dim() == 2]
     steps = vecenv.num_buffers * (T + 1)  # row T is evaluated too
-    shapes += [(rows, D, H, half, steps), (rows, H, 3 * H, half, steps * L),
-               (rows, H, A, full, steps)]
+    shapes = [(vecenv.agents_per_batch, k, n, dtype, steps) for k, n, dtype in maps]
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
     # torch is quickest with some thousand steps at once on a CPU: what fits its caches
-    engine = trainer.engine
     rows = (engine.at_once if engine.torch_device.type == "cuda"
             else T * max(1, 4096 // half.itemsize // T))
     rows = min(rows, engine.segments * T // engine.num_learners)
     passes = minibatches * engine.segments * T / rows
-    for m, k, n, dtype, layers in ((rows, D, H, half, 1), (rows, H, 3 * H, half, L),
-                                   (rows, H, A, full, 1),
-                                   (A, rows, H, full, 1), (rows, A, H, full, 1),
-                                   (3 * H, rows, H, half, L),
-                                   (rows, 3 * H, H, half, L), (H, rows, D, half, 1)):
-        shapes.append((m, k, n, dtype, passes * layers))
+    for k, n, dtype in maps:
+        shapes += [(rows, k, n, dtype, passes), (n, rows, k, dtype, passes)]
+        if k != inputs:  # observations have no gradient
+            shapes.append((rows, n, k, dtype, passes))
     merged = {}
     for *shape, count in shapes:
         merged[tuple(shape)] = merged.get(tuple(shape), 0) + count
@@ -220,7 +220,8 @@ def make_trainer(a):
                          "setting device.")
     args["vec"] |= {"total_agents": a.total_agents, "num_threads": a.num_threads,
                     "num_buffers": a.num_buffers}
-    args["policy"]["hidden_size"], args["rnn"]["num_layers"] = a.hidden_size, a.num_layers
+    args["policy"] |= {"name": a.policy_name, "hidden_size": a.hidden_size}
+    args["rnn"] |= {"name": a.rnn_name, "num_layers": a.num_layers}
     args["train"] |= {
         "minibatch_size": min(a.minibatch_size, a.total_agents * a.horizon),
         "replay_ratio": a.replay_ratio,

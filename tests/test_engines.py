@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 import configuration
 import engines
 import models
+import products
 import pufferl
 import vector
 
@@ -465,6 +466,35 @@ def test_a_minibatch_goes_through_in_parts_of_equal_size(monkeypatch):
         trainer = make_trainer(change, engine="autograd", **settings)
         assert trainer.engine.at_once == 64
         trainer.release()
+
+
+def own_network(threads, change=lambda policy: None):
+    """(the weights after an epoch, torch's threads in each of the network's maps by tile.c)."""
+    torch.manual_seed(0)
+    vecenv = vector.make("cartpole", num_envs=512, seed=1, num_threads=threads)
+    policy, seen, multiply = models.FeedForward(vecenv, 128), [], products.multiply
+    change(policy)
+    settings = {"horizon": 8, "minibatch_size": 4096, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01,
+                "total_timesteps": 10**5, "engine": "autograd"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "multiply", lambda *tensors: seen.append(torch.get_num_threads()) or multiply(*tensors))
+        return learn(pufferl.PuffeRL(settings, vecenv, policy), 1), seen
+
+
+def test_the_linear_maps_of_ones_own_network_go_through_tile_c(monkeypatch):
+    """With more threads only if torch multiplies by no other matrix: its threads spin on the cores."""
+    weights, seen = own_network(2)
+    steps = 9  # of the horizon, and one that only gives values; the middle map is large enough
+    assert len(seen) >= steps + 2 and set(seen) == {1}
+
+    def picture(policy):
+        policy.convolution = nn.Conv1d(2, 2, 2)
+
+    assert own_network(1, picture)[1] and not own_network(2, picture)[1]
+    monkeypatch.setattr(products, "missing", lambda: "no compiler")
+    expected, seen = own_network(2)
+    assert not seen
+    torch.testing.assert_close(weights, expected, atol=2e-4, rtol=1e-3)
 
 
 LOSS = """

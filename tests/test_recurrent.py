@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -47,6 +47,7 @@ def results(function, layer, x, memory, resets, valid):
 @settings(max_examples=30, deadline=None)
 @given(T=st.integers(1, 9), N=st.integers(1, 9), inputs=st.integers(1, 7), hidden=st.integers(1, 33),
        threads=st.sampled_from([1, 2]))
+@example(T=3, N=150, inputs=3, hidden=33, threads=1)  # more than a block of agents
 def test_a_segment_is_what_the_layer_gives_step_by_step(kind, T, N, inputs, hidden, threads):
     data = case(kind, T, N, inputs, hidden, 1)
     with kernels.threads(threads):

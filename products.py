@@ -1,0 +1,295 @@
+"""Matrix products of many rows with a small matrix on a CPU, by tile.c.
+
+    with Tiles():                  # nn.Linear and F.linear go through tile.c, if that is worth it
+        outputs = policy(x)
+    python -m pytest tests/test_products.py       # against numpy's float64
+    python tests/bench_products.py                # GFLOP/s beside torch's
+
+The C compiler makes tile.c for the processor at hand, and numba calls it: `multiply_rows` and
+`accumulate_rows`. compiled.py puts these together to a whole network. Any other network reaches them
+through `Tiles`, because torch's products use no AVX-512 on some processors, and its threads spin after
+each operation on the cores that kernels want. docs/LOG.md has the figures.
+"""
+
+import ctypes
+import functools
+import subprocess
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import torch
+from numba import types
+from numba.extending import overload
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+import ocean
+from kernels import bfloat_of_float, distinct_driver, driver, run, u16, u32, u64
+
+WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below
+BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the first-level cache
+
+
+# --------------------------------------------------------------------------------------------------
+# The tile
+
+
+@functools.cache
+def missing():
+    """Why these products are not to be had, None if they are: compiles tile.c, once, and names its functions to LLVM.
+    `packed` does so; to be called before what numba compiles here."""
+    source = Path(__file__).resolve().parent / "tile.c"
+    flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
+    try:
+        library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        return str(error).splitlines()[0]
+    for name in ("tile_floats", "tile_pairs", "tile_ahead"):
+        llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+    _LOADED.append(library)
+    return None
+
+
+_LOADED = []  # without this reference the library's functions could be unloaded
+_tile_floats, _tile_pairs = (types.ExternalFunction(name, types.void(*[types.int64] * 12))
+                             for name in ("tile_floats", "tile_pairs"))
+tile_ahead = types.ExternalFunction("tile_ahead", types.void(*[types.int64] * 4))
+
+
+def halved(array):
+    """Whether a packed matrix holds pairs of bfloat16."""
+    return array.dtype == u32
+
+
+@overload(halved, inline="always")
+def _halved(array):
+    return (lambda array: True) if array.dtype == types.uint32 else (lambda array: False)
+
+
+# --------------------------------------------------------------------------------------------------
+# Packed weights: panels of up to WIDTH columns, one after the other, each step by step
+
+
+def packed_size(inner, columns, half):
+    """Words (float32, or uint32 of two bfloat16) that a packed (inner, columns) matrix takes."""
+    return (-(-inner // 2) if half else inner) * columns
+
+
+@driver
+def pack(matrix, packed):
+    """Lay an (inner, columns) matrix out for `multiply_rows`: packed (packed_size(...),), float32,
+    or uint32 to round it to bfloat16."""
+    inner, columns = matrix.shape
+    half = halved(packed)
+    steps = (inner + 1) // 2 if half else inner
+    for first in range(0, columns, WIDTH):
+        width = min(WIDTH, columns - first)
+        target = packed[first * steps : (first + width) * steps]
+        for s in range(steps):
+            for c in range(width):
+                if half:
+                    low = u32(bfloat_of_float(matrix[2 * s, first + c]))
+                    high = (u32(bfloat_of_float(matrix[2 * s + 1, first + c])) if 2 * s + 1 < inner
+                            else u32(0))
+                    target[s * width + c] = low | high << u32(16)
+                else:
+                    target[s * width + c] = matrix[s, first + c]
+
+
+@distinct_driver
+def _round_rows(source, first, rows, halves):
+    """halves[r] = source[first + r] as bfloat16; a column more, if there is one, is 0."""
+    numbers, words = source.reshape(-1), halves.reshape(-1)
+    width, stride = u64(source.shape[1]), u64(halves.shape[1])
+    for r in range(rows):
+        here, there = u64(first + r) * width, u64(r) * stride
+        for c in range(width):
+            words[there + c] = bfloat_of_float(numbers[here + c])
+        if stride > width:
+            words[there + width] = u16(0)
+
+
+@driver
+def multiply_rows(rows, a, packed, init, init_columns, out):
+    """out[:rows] = init + a[:rows] · the packed matrix, all float32; if that holds pairs, a is
+    rounded to bfloat16. init is flat: a row of `init_columns` numbers for each of out's, or one for
+    all (a bias) and 0."""
+    inner, columns = a.shape[1], out.shape[1]
+    half = halved(packed)
+    steps = (inner + 1) // 2 if half else inner
+    halves = np.empty((BLOCK if half else 0, 2 * steps), u16)
+    for block in range(0, rows, BLOCK):
+        count = min(BLOCK, rows - block)
+        if half:
+            _round_rows(a, block, count, halves)
+        for first in range(0, columns, WIDTH):
+            width = min(WIDTH, columns - first)
+            start = init.ctypes.data + 4 * (block * init_columns + first)
+            target = out.ctypes.data + 4 * (block * columns + first)
+            weights = packed.ctypes.data + 4 * first * steps
+            if half:
+                _tile_pairs(halves.ctypes.data, steps, 1, count, weights, width, steps, start,
+                            init_columns, target, columns, width)
+            else:
+                _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, count, weights, width,
+                             steps, start, init_columns, target, columns, width)
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients of weights: products whose sums go over the rows (steps and segments)
+
+
+@distinct_driver
+def _take_pairs(source, first, rows, pairs):
+    """pairs[s] = source[first + 2s] beside source[first + 2s + 1] as bfloat16, 0 where there is no
+    such row; with an index that cannot be negative: three times as fast as rows of arrays."""
+    numbers, words = source.reshape(-1), pairs.reshape(-1)
+    columns, stride = u64(source.shape[1]), u64(pairs.shape[1])
+    for s in range(0, rows, 2):
+        low, target = u64(first + s) * columns, u64(s // 2) * stride
+        high, kept = (low + columns, u32(0xFFFFFFFF)) if s + 1 < rows else (low, u32(0))
+        for c in range(columns):
+            both = u32(bfloat_of_float(numbers[low + c])), u32(bfloat_of_float(numbers[high + c]))
+            words[target + c] = both[0] | both[1] << u32(16) & kept
+
+
+@driver
+def accumulate_rows(half, grad, x, gradient):
+    """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half`
+    rounds grad and x to bfloat16."""
+    rows, inputs, outputs = x.shape[0], x.shape[1], grad.shape[1]
+    # 16 numbers (one cache line) of padding: rows whose distance is a power of two would fall into
+    # the same few places of the cache.
+    lefts = np.empty((BLOCK if half else 0, outputs + 16), u32)
+    rights = np.empty((BLOCK if half else 0, inputs + 16), u32)
+    size = 2 * BLOCK if half else BLOCK
+    for first in range(0, rows, size):
+        steps = min(size, rows - first)
+        if half:
+            _take_pairs(grad, first, steps, lefts)
+            _take_pairs(x, first, steps, rights)
+        for column in range(0, inputs, WIDTH):
+            target, width = gradient.ctypes.data + 4 * column, min(WIDTH, inputs - column)
+            if half:
+                _tile_pairs(lefts.ctypes.data, 1, outputs + 16, outputs,
+                            rights.ctypes.data + 4 * column, inputs + 16,
+                            (steps + 1) // 2, target, inputs, target, inputs, width)
+            else:
+                _tile_floats(grad.ctypes.data + 4 * first * outputs, 1, outputs, outputs,
+                             x.ctypes.data + 4 * (first * inputs + column), inputs, steps, target,
+                             inputs, target, inputs, width)
+
+
+@distinct_driver
+def add_rows(rows, total):
+    """total (columns,) += the sum of rows (n, columns) over n."""
+    numbers, columns = rows.reshape(-1), u64(rows.shape[1])
+    for r in range(rows.shape[0]):
+        first = u64(r) * columns
+        for c in range(columns):
+            total[c] += numbers[first + c]
+
+
+# --------------------------------------------------------------------------------------------------
+# torch's linear map through these products
+
+ROWS = 256  # fewer rows are not worth packing the weights
+PRODUCTS = 2**21  # fewer multiplications take less time than calls from Python
+COLUMNS = 16  # fewer columns leave most of a vector empty
+LARGEST = 2**17  # numbers in a weight; with more torch is as fast or faster on some processors
+PART = 1024  # rows that one lane of the weights' gradient adds up
+RATE = 100  # products in a nanosecond, to tell what a lane costs
+
+
+@driver
+def _multiply_lanes(begin, end, a, packed, init, out):
+    first, last = begin * BLOCK, min(end * BLOCK, len(a))
+    multiply_rows(last - first, a[first:last], packed, init, 0, out[first:last])
+
+
+@driver
+def _gradient_lanes(begin, end, grad, x, of_weight, of_bias):
+    for part in range(begin, end):
+        first, last = part * PART, min((part + 1) * PART, len(x))
+        of_weight[part], of_bias[part] = 0, 0
+        accumulate_rows(False, grad[first:last], x[first:last], of_weight[part])
+        add_rows(grad[first:last], of_bias[part])
+
+
+def array(tensor):
+    """The numpy array of a CPU tensor, row by row."""
+    return tensor.detach().contiguous().numpy()
+
+
+def packed(matrix):
+    """A float32 tensor (inner, columns), packed. Raises RuntimeError if tile.c cannot be compiled."""
+    if missing():
+        raise RuntimeError(missing())
+    words = np.empty(matrix.numel(), np.float32)
+    pack(matrix.detach().numpy(), words)
+    return words
+
+
+def multiply(x, matrix, bias=None):
+    """x (..., inner) · matrix (inner, columns) + bias, float32 tensors; no gradient."""
+    inner, columns = matrix.shape
+    rows, init = array(x).reshape(-1, inner), np.zeros(columns, np.float32) if bias is None else array(bias)
+    out = torch.empty(*x.shape[:-1], columns)
+    run(_multiply_lanes, -(-len(rows) // BLOCK), BLOCK * matrix.numel() // RATE, rows, packed(matrix), init,
+        out.numpy().reshape(-1, columns))
+    return out
+
+
+def gradients(grad, x):
+    """The gradients of the weight (outputs, inputs) and the bias of a linear map, from those of its outputs
+    (..., outputs) and its inputs (..., inputs). They do not depend on the number of threads."""
+    grad, x = (array(tensor).reshape(-1, tensor.shape[-1]) for tensor in (grad, x))
+    parts, shape = -(-len(x) // PART), (grad.shape[1], x.shape[1])
+    of_weight, of_bias = torch.empty(parts, *shape), torch.empty(parts, shape[0])
+    run(_gradient_lanes, parts, PART * of_weight[0].numel() // RATE, grad, x, of_weight.numpy(), of_bias.numpy())
+    return of_weight.sum(0), of_bias.sum(0)
+
+
+class Linear(torch.autograd.Function):
+    """F.linear. A gradient of its gradient goes through torch's products."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return multiply(x, weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        to_x, *to_map = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # with create_graph
+            flat = grad.flatten(0, -2)
+            of_weight, of_bias = flat.t() @ x.flatten(0, -2), flat.sum(0)
+            return grad @ weight, of_weight, of_bias if to_map[1] else None
+        of_weight, of_bias = gradients(grad, x) if any(to_map) else (None, None)
+        return multiply(grad, weight) if to_x else None, of_weight, of_bias if to_map[1] else None
+
+
+def worthwhile(x, weight, bias=None):
+    """Whether `Linear` computes F.linear(x, weight, bias), and faster than torch does: float32 on a CPU,
+    without torch.func's transforms."""
+    if torch.compiler.is_compiling():
+        return False
+    tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    return (weight.dim() == 2 and x.dim() > 1 and len(weight) >= COLUMNS and weight.numel() <= LARGEST
+            and x.numel() >= ROWS * weight.shape[1] and x.numel() * len(weight) >= PRODUCTS
+            and all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.dtype == torch.float32
+                    and tensor.device.type == "cpu" for tensor in tensors)
+            and x.shape[-1] == weight.shape[1] and not torch._C._are_functorch_transforms_active())
+
+
+class Tiles(TorchFunctionMode):
+    """Within it, on this thread, F.linear and so nn.Linear are `Linear` if that is `worthwhile`: the same
+    sums in another order. Whatever surrounds them (hooks, parametrizations, a forward of one's own) runs as
+    it stands."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is linear and not kwargs and worthwhile(*args):
+            return Linear.apply(*args, *[None] * (3 - len(args)))
+        return function(*args, **(kwargs or {}))
