@@ -273,8 +273,8 @@ class Linear(torch.autograd.Function):
 
 def worthwhile(x, weight, bias=None):
     """Whether `Linear` computes F.linear(x, weight, bias), and faster than torch does: float32 on a CPU,
-    without torch.func's transforms."""
-    if torch.compiler.is_compiling():
+    without autocast, torch.compile and torch.func's transforms."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
     return (weight.dim() == 2 and x.dim() > 1 and len(weight) >= COLUMNS and weight.numel() <= LARGEST
@@ -287,7 +287,8 @@ def worthwhile(x, weight, bias=None):
 class Tiles(TorchFunctionMode):
     """Within it, on this thread, F.linear and so nn.Linear are `Linear` if that is `worthwhile`: the same
     sums in another order. Whatever surrounds them (hooks, parametrizations, a forward of one's own) runs as
-    it stands."""
+    it stands. A backward pass belongs in it, by torch.autograd.backward, because torch.utils.checkpoint runs the
+    forward anew there, and the two must save the same."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is linear and not kwargs and worthwhile(*args):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -282,6 +283,26 @@ def test_transforms_of_torch_func_are_torchs():
     with products.Tiles():
         found = torch.func.vmap(lambda weight: functional.linear(x, weight))(weights)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_forward_that_is_checkpointed_runs_anew_through_the_same():
+    layer, x = nn.Linear(64, 64), torch.randn(3000, 64, requires_grad=True)  # square: transposed it would pass unseen
+
+    def found():
+        out = torch.utils.checkpoint.checkpoint(lambda x: layer(x).relu(), x, use_reentrant=False)
+        layer.zero_grad()
+        torch.autograd.backward([out], [out.detach()])
+        return [parameter.grad.clone() for parameter in layer.parameters()]
+
+    expected = found()
+    with products.Tiles():
+        torch.testing.assert_close(found(), expected, atol=1e-2, rtol=1e-4)
+
+
+def test_autocast_is_torchs():
+    layer, x = nn.Linear(64, 192), torch.randn(3000, 64)
+    with products.Tiles(), torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
 
 
 def test_wrong_shapes_get_torchs_error():
