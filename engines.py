@@ -108,8 +108,9 @@ class Autograd:
         if not self.through_torch or self.precision != torch.float32 or self.config["compile"] or products.missing():
             return None
         known = (nn.Linear, nn.LSTM, nn.GRU)
-        every = all(isinstance(module, known) for module in self.policy.modules()
-                    if any(weight.dim() > 1 for weight in module.parameters(recurse=False)))
+        every = all(isinstance(module, known) and len(weight) * weight.shape[1] <= products.LARGEST
+                    for module in self.policy.modules()
+                    for weight in module.parameters(recurse=False) if weight.dim() > 1 and len(weight) > 1)
         return products.Tiles if every or self.vecenv.num_threads == 1 else None
 
     def _at_once(self):

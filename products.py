@@ -44,7 +44,7 @@ def missing():
     try:
         library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-        return str(error).splitlines()[0]
+        return (str(error).splitlines() or [type(error).__name__])[0]
     for name in ("tile_floats", "tile_pairs", "tile_ahead"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     _LOADED.append(library)
@@ -234,8 +234,12 @@ def packed(matrix):
 def multiply(x, matrix, bias=None):
     """x (..., inner) · matrix (inner, columns) + bias, float32 tensors; no gradient."""
     inner, columns = matrix.shape
-    rows, init = array(x).reshape(-1, inner), np.zeros(columns, np.float32) if bias is None else array(bias)
-    out = torch.empty(*x.shape[:-1], columns)
+    init = np.zeros(columns, np.float32) if bias is None else array(bias)
+    if x.shape[-1] != inner or len(init) != columns:
+        raise RuntimeError(f"inputs {tuple(x.shape)}, a bias of {len(init)} and a matrix {tuple(matrix.shape)} cannot "
+                           f"be multiplied: {inner} inputs and a bias of {columns} are expected.")
+    out = torch.empty(*x.shape[:-1], columns, dtype=torch.float32, device="cpu")
+    rows = array(x).reshape(-1, inner)
     run(_multiply_lanes, -(-len(rows) // BLOCK), BLOCK * matrix.numel() // RATE, rows, packed(matrix), init,
         out.numpy().reshape(-1, columns))
     return out
@@ -243,11 +247,15 @@ def multiply(x, matrix, bias=None):
 
 def gradients(grad, x):
     """The gradients of the weight (outputs, inputs) and the bias of a linear map, from those of its outputs
-    (..., outputs) and its inputs (..., inputs). They do not depend on the number of threads."""
+    (..., outputs) and its inputs (..., inputs). They do not depend on the number of threads.
+    Raises RuntimeError if tile.c cannot be compiled."""
+    if missing():
+        raise RuntimeError(missing())
     grad, x = (array(tensor).reshape(-1, tensor.shape[-1]) for tensor in (grad, x))
-    parts, shape = -(-len(x) // PART), (grad.shape[1], x.shape[1])
-    of_weight, of_bias = torch.empty(parts, *shape), torch.empty(parts, shape[0])
-    run(_gradient_lanes, parts, PART * of_weight[0].numel() // RATE, grad, x, of_weight.numpy(), of_bias.numpy())
+    parts, outputs, inputs = -(-len(x) // PART), grad.shape[1], x.shape[1]
+    of_weight, of_bias = (torch.empty(parts, *shape, dtype=torch.float32, device="cpu")
+                          for shape in ((outputs, inputs), (outputs,)))
+    run(_gradient_lanes, parts, PART * outputs * inputs // RATE, grad, x, of_weight.numpy(), of_bias.numpy())
     return of_weight.sum(0), of_bias.sum(0)
 
 
@@ -263,7 +271,7 @@ class Linear(torch.autograd.Function):
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         to_x, *to_map = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # with create_graph
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():  # create_graph, or vmap
             flat = grad.flatten(0, -2)
             of_weight, of_bias = flat.t() @ x.flatten(0, -2), flat.sum(0)
             return grad @ weight, of_weight, of_bias if to_map[1] else None
@@ -274,21 +282,22 @@ class Linear(torch.autograd.Function):
 def worthwhile(x, weight, bias=None):
     """Whether `Linear` computes F.linear(x, weight, bias), and faster than torch does: float32 on a CPU,
     without autocast, torch.compile and torch.func's transforms."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active()
+            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None):  # a checkpoint runs it anew
         return False
     tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
     return (weight.dim() == 2 and x.dim() > 1 and len(weight) >= COLUMNS and weight.numel() <= LARGEST
             and x.numel() >= ROWS * weight.shape[1] and x.numel() * len(weight) >= PRODUCTS
             and all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.dtype == torch.float32
+                    and tensor.layout is torch.strided and not tensor.is_neg()
                     and tensor.device.type == "cpu" for tensor in tensors)
-            and x.shape[-1] == weight.shape[1] and not torch._C._are_functorch_transforms_active())
+            and x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1]))
 
 
 class Tiles(TorchFunctionMode):
     """Within it, on this thread, F.linear and so nn.Linear are `Linear` if that is `worthwhile`: the same
     sums in another order. Whatever surrounds them (hooks, parametrizations, a forward of one's own) runs as
-    it stands. A backward pass belongs in it, by torch.autograd.backward, because torch.utils.checkpoint runs the
-    forward anew there, and the two must save the same."""
+    it stands."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is linear and not kwargs and worthwhile(*args):

@@ -18,6 +18,7 @@ import products
 from kernels import ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell
 from products import BLOCK, multiply_rows
 
+ROWS = torch.contiguous_format  # of what a kernel writes to: a copy would keep it from its tensor
 COST = 5  # nanoseconds that a gate takes
 
 
@@ -41,7 +42,9 @@ def scan(layer, x, memory, resets, valid):
     """x (T, N, inputs) and memory, a list of (layers, N, H), through an nn.LSTM or nn.GRU -> out (T, N, H), new memory.
     If resets (T, N) is 1, the memory is 0 before that step. If valid (T, N) is 0, the memory stays, and `out` repeats
     h. The gradient has none of its own: create_graph raises a RuntimeError."""
-    after = []
+    expected, after = (layer.num_layers, x.shape[1], layer.hidden_size), []
+    if any(tensor.shape != expected or tensor.dtype != torch.float32 for tensor in memory):
+        raise RuntimeError(f"memory {[tuple(tensor.shape) for tensor in memory]}: float32 {expected} is expected.")
     for k in range(layer.num_layers):
         weights = [getattr(layer, f"{name}_l{k}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         x, *new = SCANS[type(layer)].apply(x, *weights, resets, valid, *(tensor[k] for tensor in memory))
@@ -139,7 +142,8 @@ class _LSTM(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out, grad_h, grad_c):
         x, weight_ih, weight_hh, valid, keep, hs, cs, gates = ctx.saved_tensors
-        gates, grad_out, grad_h, grad_c = gates.clone(), grad_out.contiguous(), grad_h.clone(), grad_c.clone()
+        gates, grad_out = gates.clone(), grad_out.contiguous()
+        grad_h, grad_c = grad_h.clone(memory_format=ROWS), grad_c.clone(memory_format=ROWS)
         _run(_lstm_scan_grad, weight_hh, gates, cs, valid, keep, grad_out, grad_h, grad_c)
         first, (of_input, bias) = keep[0].unsqueeze(1), products.gradients(gates, x)
         of_state, _ = products.gradients(gates, hs[:-1])
@@ -214,7 +218,8 @@ class _GRU(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out, grad_h):
         x, weight_ih, weight_hh, valid, keep, hs, gates, inner = ctx.saved_tensors
-        gates, inner, grad_out, grad_h = gates.clone(), inner.clone(), grad_out.contiguous(), grad_h.clone()
+        gates, inner, grad_out = gates.clone(), inner.clone(), grad_out.contiguous()
+        grad_h = grad_h.clone(memory_format=ROWS)
         _run(_gru_scan_grad, weight_hh, gates, inner, hs, valid, keep, grad_out, grad_h)
         (of_input, bias), (of_state, state_bias) = products.gradients(gates, x), products.gradients(inner, hs[:-1])
         return (products.multiply(gates, weight_ih), of_input, of_state, bias, state_bias, None, None,

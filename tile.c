@@ -1,6 +1,6 @@
-/* The matrix product of compiled.py: a few rows times a few vectors of columns, whose sums stay in registers while the
+/* The matrix product of products.py: a few rows times a few vectors of columns, whose sums stay in registers while the
    inner dimension passes by (Goto and van de Geijn 2008; the matrices here are so small that the caches need no more
-   than the order of the loops). compiled.py compiles this file for the processor at hand and calls it from numba.
+   than the order of the loops). products.py compiles this file for the processor at hand and calls it from numba.
 
        out[r][c] = init[r][c] + sum over s of a[r][s] * w[s][c]     for `rows` rows, `columns` columns and `steps` steps
 

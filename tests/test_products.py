@@ -305,6 +305,22 @@ def test_autocast_is_torchs():
         assert layer(x).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("shape", [(1,), (), (3000, 1)])
+def test_a_bias_of_another_shape_is_torchs(shape):
+    x, weight, bias = torch.randn(3000, 64), torch.randn(192, 64), torch.randn(shape)
+    expected = functional.linear(x, weight, bias)
+    with products.Tiles():
+        assert torch.equal(functional.linear(x, weight, bias), expected)
+
+
+def test_no_rows_and_wrong_sizes():
+    of_weight, of_bias = products.gradients(torch.ones(0, 3), torch.ones(0, 2))
+    assert not of_weight.any() and not of_bias.any() and of_weight.shape == (3, 2)
+    for x, bias in ((torch.ones(4, 8), None), (torch.ones(4, 4), torch.ones(2))):
+        with pytest.raises(RuntimeError, match="4 inputs and a bias of 3 are expected"):
+            products.multiply(x, torch.ones(4, 3), bias)
+
+
 def test_wrong_shapes_get_torchs_error():
     with products.Tiles(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         functional.linear(torch.randn(3000, 63), torch.randn(192, 64))

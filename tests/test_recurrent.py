@@ -112,3 +112,18 @@ def test_a_layer_that_somebody_has_changed_runs_itself(kind):
     assert not recurrent.fits(kind(4, 5), x.double())
     with torch.autocast("cpu", torch.bfloat16):
         assert not recurrent.fits(kind(4, 5), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_in_another_order_and_wrong_sizes(kind):
+    layer, x, memory, resets, valid = case(kind, 4, 3, 2, 5, 1)
+
+    def slope(function):
+        _, (h, *_) = function(layer, x, memory, resets, valid)
+        return torch.autograd.grad(h.transpose(1, 2).contiguous().sin().sum(), memory)
+
+    torch.testing.assert_close(slope(recurrent.scan), slope(by_steps), atol=2e-5, rtol=1e-4)
+    with pytest.raises(RuntimeError, match="2 inputs"):
+        recurrent.scan(layer, torch.randn(4, 3, 6), memory, resets, valid)
+    with pytest.raises(RuntimeError, match="is expected"):
+        recurrent.scan(layer, x, [torch.zeros(1, 3, 8) for _ in memory], resets, valid)
