@@ -283,7 +283,7 @@ def _ask_ahead(observations, index, first, last, T, part):
     rows, (step, agent, _) = T // 3 + 1, observations.strides
     for m in range(first, last):
         tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step,
-                    min(rows, T - part * rows), step, agent)
+                   min(rows, T - part * rows), step, agent)
 
 
 @driver

@@ -76,7 +76,7 @@ class Autograd:
     """
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
-    through_torch = True  # the network's products are torch's own, on a CPU
+    through_torch = True  # the network runs as torch modules, on a CPU
     in_parts = True  # a minibatch goes through the network in parts small enough for a cache
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
@@ -103,8 +103,8 @@ class Autograd:
         self.pool, self.num_learners = None, 1
 
     def _find_tiles(self):
-        """What the network's products go through: products.Tiles if it multiplies by all matrices of the network, or if
-        there is one thread. Both would share the cores otherwise, and torch's threads spin on theirs. Else torch's."""
+        """products.Tiles, through which the network's linear maps go, or None: they go through torch. A network with
+        other matrices, or larger ones, has it only on one thread, because torch's threads spin on the cores that tile.c's want."""
         if not self.through_torch or self.precision != torch.float32 or self.config["compile"] or products.missing():
             return None
         known = (nn.Linear, nn.LSTM, nn.GRU)
@@ -308,8 +308,8 @@ class Autograd:
 
     def _threads(self, rows):
         """torch's threads within an operation: all cores if a pass of `rows` rows is large enough,
-        else one, because threads would wait longer than they work; one also if the products are not
-        torch's, because its threads spin on the cores that these want. A network that uses a weight
+        else one, because threads would wait longer than they work; one also with `self.tiles`,
+        because torch's threads spin on the cores that these want. A network that uses a weight
         more than once a row, as a convolution does, says its `operations` a row."""
         if self.tiles:
             return 1
@@ -318,7 +318,7 @@ class Autograd:
         return self.vecenv.num_threads if operations > WORTH_THREADS else 1
 
     def _tiles(self, rows):
-        """What takes the network's linear maps to tile.c, if a pass has so many rows."""
+        """What a pass of `rows` rows goes through: `self.tiles`, if that is enough rows for it."""
         return self.tiles() if self.tiles and rows >= products.ROWS else contextlib.nullcontext()
 
     def _autocast(self, **options):

@@ -38,7 +38,7 @@ BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the fi
 @functools.cache
 def missing():
     """Why these products are not to be had, None if they are: compiles tile.c, once, and names its functions to LLVM.
-    `packed` does so; to be called before what numba compiles here."""
+    Call it before `multiply_rows` or `accumulate_rows`, which end the process without those names."""
     source = Path(__file__).resolve().parent / "tile.c"
     flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
     try:
@@ -199,7 +199,7 @@ PRODUCTS = 2**21  # fewer multiplications take less time than calls from Python
 COLUMNS = 16  # fewer columns leave most of a vector empty
 LARGEST = 2**17  # numbers in a weight; with more torch is as fast or faster on some processors
 PART = 1024  # rows that one lane of the weights' gradient adds up
-RATE = 100  # products in a nanosecond, to tell what a lane costs
+RATE = 100  # multiplications in a nanosecond, to tell what a lane costs
 
 
 @driver

@@ -18,7 +18,7 @@ import products
 from kernels import ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell
 from products import BLOCK, multiply_rows
 
-ROWS = torch.contiguous_format  # of what a kernel writes to: a copy would keep it from its tensor
+ROWS = torch.contiguous_format
 COST = 5  # nanoseconds that a gate takes
 
 
@@ -28,7 +28,8 @@ def tanh_cell(x):
 
 
 def fits(layer, x):
-    """Whether `scan` computes what layer(x) would: one of torch's own layers as torch made it, in float32 on a CPU."""
+    """Whether `scan` computes what layer(x) would: one of torch's own layers as torch made it, in float32 on a CPU
+    that has a compiler for tile.c."""
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     return (type(layer) in SCANS and x.device.type == "cpu" and x.dtype == torch.float32
             and not (layer.bidirectional or layer.batch_first or layer.proj_size or not layer.bias or any(hooks))
@@ -65,7 +66,8 @@ def _begin(x, resets, state):
 
 
 def _run(function, matrix, *arrays):
-    """function(first, last, the matrix packed, *arrays) over the agents, the second axis of `arrays[0]`."""
+    """function(first, last, the matrix packed, *arrays) over the agents, the second axis of `arrays[0]`. What it writes
+    to must be contiguous, because of anything else it gets a copy."""
     T, N, G = arrays[0].shape
     kernels.run(function, N, T * (matrix.numel() // products.RATE + COST * G), products.packed(matrix),
                 *map(products.array, arrays))
