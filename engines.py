@@ -104,7 +104,8 @@ class Autograd:
 
     def _find_tiles(self):
         """products.Tiles, through which the network's linear maps go, or None: they go through torch. A network with
-        other matrices, or larger ones, has it only on one thread, because torch's threads spin on the cores that tile.c's want."""
+        other matrices, or larger ones, has it only on one thread, because torch's threads spin on
+        the cores that tile.c's want."""
         if not self.through_torch or self.precision != torch.float32 or self.config["compile"] or products.missing():
             return None
         known = (nn.Linear, nn.LSTM, nn.GRU)
