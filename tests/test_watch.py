@@ -193,6 +193,13 @@ def test_what_a_policy_thinks_of_squashed_actions_is_in_the_environments_units()
 # -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", [name for name in ocean.names() if configuration.find_baseline(name).exists()])
+def test_the_policies_that_ship_play_the_environments_as_they_are_today(name):
+    today = pufferl.load_config(name, [])["env"]
+    today.pop("num_envs")
+    assert configuration.read_baseline(name)[1]["env"] == today, "train it again, then python watch.py ship"
+
+
 def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch, capsys):
     path = tmp_path / "baseline.safetensors"
     monkeypatch.setattr(configuration, "find_baseline", lambda env_name: path)
