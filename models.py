@@ -929,7 +929,8 @@ class _TorchRecurrent(_Recurrent):
             with precision:
                 out, new = layer(x[t:stop], tuple(memory) if len(memory) > 1 else memory[0])
             new = new if len(memory) > 1 else [new]
-            if events[t]:
+            if events[t]:  # a dead agent keeps its memory, and gives out what it last gave
+                out = torch.where(live[t], out, memory[0][-1])
                 new = [torch.where(live[t], after, before)
                        for after, before in zip(new, memory, strict=True)]
             memory = new

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numba import types
 from numba.extending import overload
+from torch.autograd import forward_ad
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
@@ -198,7 +199,7 @@ ROWS = 256  # fewer rows are not worth packing the weights
 PRODUCTS = 2**21  # fewer multiplications take less time than calls from Python
 COLUMNS = 16  # fewer columns leave most of a vector empty
 LARGEST = 2**17  # numbers in a weight; with more torch is as fast or faster on some processors
-PART = 1024  # rows that one lane of the weights' gradient adds up
+PART, PARTS = 1024, 64  # rows that a lane of the weights' gradient adds up, at least; lanes, at most
 RATE = 100  # multiplications in a nanosecond, to tell what a lane costs
 
 
@@ -209,9 +210,9 @@ def _multiply_lanes(begin, end, a, packed, init, out):
 
 
 @driver
-def _gradient_lanes(begin, end, grad, x, of_weight, of_bias):
+def _gradient_lanes(begin, end, size, grad, x, of_weight, of_bias):
     for part in range(begin, end):
-        first, last = part * PART, min((part + 1) * PART, len(x))
+        first, last = part * size, min((part + 1) * size, len(x))
         of_weight[part], of_bias[part] = 0, 0
         accumulate_rows(False, grad[first:last], x[first:last], of_weight[part])
         add_rows(grad[first:last], of_bias[part])
@@ -252,10 +253,11 @@ def gradients(grad, x):
     if missing():
         raise RuntimeError(missing())
     grad, x = (array(tensor).reshape(-1, tensor.shape[-1]) for tensor in (grad, x))
-    parts, outputs, inputs = -(-len(x) // PART), grad.shape[1], x.shape[1]
+    size = max(PART, -(-len(x) // PARTS))
+    parts, outputs, inputs = -(-len(x) // size), grad.shape[1], x.shape[1]
     of_weight, of_bias = (torch.empty(parts, *shape, dtype=torch.float32, device="cpu")
                           for shape in ((outputs, inputs), (outputs,)))
-    run(_gradient_lanes, parts, PART * outputs * inputs // RATE, grad, x, of_weight.numpy(), of_bias.numpy())
+    run(_gradient_lanes, parts, size * outputs * inputs // RATE, size, grad, x, of_weight.numpy(), of_bias.numpy())
     return of_weight.sum(0), of_bias.sum(0)
 
 
@@ -279,11 +281,17 @@ class Linear(torch.autograd.Function):
         return multiply(grad, weight) if to_x else None, of_weight, of_bias if to_map[1] else None
 
 
+def watched():
+    """Whether torch follows or changes each operation: torch.compile, an export, autocast, a transform of torch.func,
+    forward-mode derivatives."""
+    return (torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or torch.is_autocast_enabled("cpu")
+            or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
+
+
 def worthwhile(x, weight, bias=None):
     """Whether `Linear` computes F.linear(x, weight, bias), and faster than torch does: float32 on a CPU,
-    without autocast, torch.compile and torch.func's transforms."""
-    if (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active()
-            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None):  # a checkpoint runs it anew
+    not `watched`."""
+    if watched() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # a checkpoint runs it anew
         return False
     tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
     return (weight.dim() == 2 and x.dim() > 1 and len(weight) >= COLUMNS and weight.numel() <= LARGEST

@@ -28,14 +28,14 @@ def tanh_cell(x):
 
 
 def fits(layer, x):
-    """Whether `scan` computes what layer(x) would: one of torch's own layers as torch made it, in float32 on a CPU
-    that has a compiler for tile.c."""
+    """Whether `scan` computes what layer(x) would, and is worth packing the weights: one of torch's own layers as torch
+    made it, in float32 on a CPU that has a compiler for tile.c; several steps, or one of many agents."""
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return (type(layer) in SCANS and x.device.type == "cpu" and x.dtype == torch.float32
+    return (type(layer) in SCANS and (len(x) > 1 or x.shape[1] >= products.ROWS)
+            and x.device.type == "cpu" and x.dtype == torch.float32
             and not (layer.bidirectional or layer.batch_first or layer.proj_size or not layer.bias or any(hooks))
             and not (layer.dropout and layer.training) and "forward" not in vars(layer)
-            and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
-            and not torch.onnx.is_in_onnx_export() and not nn.utils.parametrize.is_parametrized(layer)
+            and not products.watched() and not nn.utils.parametrize.is_parametrized(layer)
             and not products.missing())
 
 
@@ -57,9 +57,9 @@ def _begin(x, resets, state):
     """The states before each step, (T + 1, N, H), of which the first is there, and keep (T + 1, N), with which they
     are multiplied: 0 where an episode begins, else 1."""
     T, N = x.shape[:2]
-    keep = torch.ones(T + 1, N)
-    keep[:T] -= resets.to(keep.dtype)
-    before = [torch.empty(T + 1, *tensor.shape) for tensor in state]
+    keep = torch.ones(T + 1, N, dtype=x.dtype)
+    keep[:T] -= resets.to(x.dtype)
+    before = [tensor.new_empty(T + 1, *tensor.shape) for tensor in state]
     for tensor, first in zip(before, state, strict=True):
         torch.mul(first, keep[0].unsqueeze(1), out=tensor[0])
     return before, keep

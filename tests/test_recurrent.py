@@ -100,7 +100,8 @@ def test_a_layer_that_somebody_has_changed_runs_itself(kind):
         pass
 
     x = torch.zeros(2, 3, 4)
-    assert recurrent.fits(kind(4, 5, 2), x)
+    assert recurrent.fits(kind(4, 5, 2), x) and recurrent.fits(kind(4, 5, 2), torch.zeros(1, 256, 4))
+    assert not recurrent.fits(kind(4, 5, 2), x[:1])
     hooked, replaced, dropping = kind(4, 5), kind(4, 5), kind(4, 5, 2, dropout=0.5)
     hooked.register_forward_hook(lambda *_: None)
     replaced.forward = kind.forward.__get__(replaced)
