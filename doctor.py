@@ -69,7 +69,7 @@ def look_processor():
         text = Path("/proc/cpuinfo").read_text()
         said = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)", text, re.MULTILINE))
         if len(said) == 3:  # an ARM has other lines
-            name = "{model name} (family {cpu family}, model {model})".format_map(said)
+            name = "{model name}, family {cpu family} model {model}".format_map(said)
     busy = f", {os.getloadavg()[0]:.1f} busy" if hasattr(os, "getloadavg") else ""
     return f"{name}; {processes.cores()} cores{busy}"
 
@@ -230,8 +230,10 @@ def examine(seconds):
         else:
             say(f"{'speed':12} {fast}" + (f"; {compiled:.0f} s of compiling"
                                           if compiled > 1 else ""))
+            here = re.search(r"family \d+ model \d+\b", look_processor())
             for number, (processor, speed) in enumerate(speeds()):
-                say(f"{'' if number else 'docs/speed.md':13} {speed}: {processor}")
+                alike = "   <- this kind of processor" if here and re.search(rf"{here[0]}\b", processor) else ""
+                say(f"{'' if number else 'docs/speed.md':13} {speed}: {processor}{alike}")
     return problems
 
 

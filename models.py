@@ -422,7 +422,8 @@ Policy = MinGRUPolicy  # its name before
 
 class FeedForward(nn.Module):
     """A feed-forward policy for any flat observation; the template for your own: copy it and edit
-    the two methods. As it stands here, compiled.py computes the same on a CPU without autograd."""
+    encode_observations and decode_actions. As it stands here, compiled.py computes the same on a
+    CPU without autograd."""
 
     def __init__(self, env, hidden_size=128):
         super().__init__()
