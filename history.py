@@ -29,7 +29,7 @@ import configuration
 import processes
 import signs
 from configuration import Base, ConfigError, command
-from runs import aligned, duration, figure, is_running, sparkline
+from runs import aligned, duration, figure, is_running, score_of, solved_at, sparkline
 
 SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
 TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score stands
@@ -211,6 +211,19 @@ def show(run):
     if run.state == "stopped":
         print(f"go on        {command('train', name, '--resume', folder)}")
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")
+
+
+def unsolved(run, rises):
+    """A line that says how far a run is from what counts as solved, and with which settings of one's own; nothing if it
+    is solved, or nobody knows what counts. rises: whether its score still rose."""
+    other = changes(run.saved)
+    metric, least = (None, None) if other is None else solved_at(run.saved)
+    value = score_of({name.removeprefix("environment/"): value for name, value in run.last.items()}, metric)
+    if least is None or not value < least:
+        return ""
+    return (f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
+            f"{'; it was still rising, so more steps may do' if rises else ''}; settings other than shipped: "
+            f"{listed(other) or 'none'}\n")
 
 
 def remove(found, yes):
@@ -421,7 +434,10 @@ def main(argv=None, program="history.py"):
         if verb == "diagnose":
             name, = options.runs
             folder = name if Path(name).is_dir() else find(name, options.data_dir).folder
-            return signs.diagnose(folder)
+            rises = signs.diagnose(folder).score_rises()
+            with contextlib.suppress(ConfigError):
+                print(end=unsolved(read(Path(folder)), rises))
+            return None
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
                         options.metric, options.x, options.output)

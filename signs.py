@@ -285,7 +285,7 @@ CURVES = ("environment/score", "environment/episode_return", "environment/episod
 
 def diagnose(folder):
     """Print what the signs say of a run and write FOLDER/diagnosis.html, its curves with the places
-    where they said it; returns the sentences."""
+    where they said it; returns the Signs."""
     signs, entries = read(folder)
     for entry in entries:
         signs.see(entry["step"], entry)
@@ -297,7 +297,7 @@ def diagnose(folder):
     page = Path(folder, "diagnosis.html")
     page.write_text(draw(Path(folder).name, entries, said))
     print(f"curves: {page}")
-    return [sentence for _, sentence in said]
+    return signs
 
 
 def draw(name, entries, said):

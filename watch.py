@@ -494,9 +494,9 @@ def summary(view):
     """The scores so far, in one line."""
     if not view.scores:
         return "no episode has ended"
-    error = (np.std(view.scores, ddof=1) / math.sqrt(len(view.scores)) if len(view.scores) > 1
-             else math.nan)
-    return f"{len(view.scores)} episodes, score {np.mean(view.scores):.3f} ± {error:.3f}"
+    count = len(view.scores)
+    error = f" ± {np.std(view.scores, ddof=1) / math.sqrt(count):.3f}" if count > 1 else ""
+    return f"{runs.plural(count, 'episode')}, score {np.mean(view.scores):.3f}{error}"
 
 
 def show_in_window(view):
@@ -835,8 +835,12 @@ def still(name):
         path = f"{folder}/still.png"
         command = ["/usr/bin/env", "nice", "-n", "5", sys.executable, "-m", "ocean", name,
                    "--png", path, "--steps", str(STILL_STEPS)]
-        subprocess.run(processes.guarded(command), cwd=configuration.ROOT, check=True,
-                       capture_output=True)
+        try:
+            subprocess.run(processes.guarded(command), cwd=configuration.ROOT, check=True, capture_output=True)
+        except subprocess.CalledProcessError as error:
+            if error.returncode == -signal.SIGINT:  # the Ctrl-C that ends the page reaches both
+                raise ConnectionAbortedError("the page ends") from None
+            raise
         return png(np.asarray(Image.open(path)), STILL_SIDE)
 
 

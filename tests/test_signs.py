@@ -202,6 +202,13 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     for name in ("latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         assert str(run / "diagnosis.html") in capsys.readouterr().out
+    (run / "config.json").write_text(json.dumps({"env_name": "squared", "config_name": "squared", "agents": 4,
+                                                 "env": {"distance": 5}, "train": {"total_timesteps": 100}}))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("\n" + json.dumps({"step": 90, "environment/score": 0.5}))
+    pufferl.main(["diagnose", str(run)])
+    assert ("not solved: score 0.5, 0.95 counts as solved; settings other than shipped: total_timesteps 100"
+            in capsys.readouterr().out)
     with pytest.raises(SystemExit, match="2"):
         pufferl.main(["diagnose"])
     assert "required: RUN" in capsys.readouterr().err
