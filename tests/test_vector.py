@@ -788,9 +788,7 @@ def test_shipped_configs_learn(name, seed, threshold, package, tmp_path):
     if package != "gymnasium":
         # what the figures in docs/environments.md were reached with
         options += ["--vec.num-threads", "1"]
-    trainer = pufferl.train(name, pufferl.load_config(name, options))
-    if name == "gym_cartpole" and os.getloadavg()[0] < 2 * vector.physical_cores():
-        assert trainer.uptime < 60
+    pufferl.train(name, pufferl.load_config(name, options))
     options += ["--load-model-path", "latest", "--eval.episodes", "64"]
     results = watch.evaluate(name, pufferl.load_config(name, options))
     assert results["score"][0] >= threshold
