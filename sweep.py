@@ -729,12 +729,16 @@ class Runner:
     """
 
     def __init__(self, tuner, settings, options=(), quiet=False):
+        import torch
+
         import pufferl
 
         self.tuner, self.settings, self.options = tuner, settings, list(options)
         self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), pufferl.Interrupts()
         if self.config["data_dir"] is None:
             raise SpaceError("a sweep keeps its trials in --data-dir, which must not be none.")
+        if self.config["train"]["device"] == "cuda" and not settings.ray and torch.cuda.device_count() < settings.gpus:
+            raise SpaceError(f"sweep.gpus is {settings.gpus}, but torch finds {torch.cuda.device_count()} here.")
         name = "_".join(filter(None, ("sweep", Path(self.config["env_name"]).stem, settings.name)))
         self.folder = Path(self.config["data_dir"]) / name
         self.ledger = Ledger(self.folder)

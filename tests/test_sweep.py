@@ -381,6 +381,14 @@ def test_trials_are_spread_over_gpus(monkeypatch):
         sweep.LocalPool(workers=1, gpus=4)
 
 
+def test_gpus_that_are_not_there_are_refused_before_a_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(SpaceError, match=r"sweep\.gpus is 8, but torch finds 2 here"):
+        sweep.Runner(Protein("squared", num_trials=2), sweep.Sweep(gpus=8),
+                     ["--train.device", "cuda", "--data-dir", str(tmp_path / "runs")])
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatch, how):
     """A training run that is told to stop saves and ends well; one that is killed does not:
