@@ -1055,8 +1055,8 @@ def check_sizes(train):
 
 
 def decide(train, facts):
-    """{setting: (value, reason)} of the settings that are "auto" in the train section `train`, a
-    dict. They are chosen to fit the settings that have a value there."""
+    """{setting: (value, reason)} of the settings that are "auto" in the train section `train`, a dict. They are
+    chosen to fit the settings that have a value there; the reason is None if one of these leaves no choice."""
     chosen, c = {}, dict(train)
 
     def choose(name, rule):
@@ -1105,7 +1105,7 @@ def decide(train, facts):
     choose("replay_ratio", replay_ratio)
     choose("minibatch_size", minibatch_size)
     choose("learning_rate", learning_rate)
-    choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, "learning_rate is a number"))
+    choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, None))
     choose("gamma", lambda: discount(facts.cut))
     choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))

@@ -141,13 +141,14 @@ def shipped(name):
 
 def changes(saved):
     """{setting: value} of those that differ from the shipped ones; None if these are unknown.
-    "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run does not know who chose it."""
+    "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run, or a script's, does not know who chose
+    it."""
     ours = shipped(saved.get("config_name", saved["env_name"]))
     chosen = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
     if ours is None:
         return None
     return {key: value for key, value in settings_of(saved).items() if key in ours and ours[key] != value
-            and not (ours[key] == "auto" and (key in chosen or saved.get("resume")))}
+            and not (ours[key] == "auto" and (key in chosen or saved.get("resume") or "auto" not in saved))}
 
 
 def listed(settings):

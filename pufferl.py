@@ -1046,9 +1046,8 @@ def describe(trainer, args, facts):
     yield f"network: {models.describe(trainer.policy)}{speed}"
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
-        if args[section][key] is None:  # off, which needs no flag
-            continue
-        yield f"auto: --{name.replace('_', '-')} {args[section][key]}  # {reason}"
+        if reason is not None:
+            yield f"auto: --{name.replace('_', '-')} {args[section][key]}  # {reason}"
 
 
 def train(env_name, args=None):

@@ -86,7 +86,7 @@ def test_what_is_set_stays_and_the_rest_fits_it():
     train = dataclasses.asdict(configuration.Train(horizon=50, learning_rate=0.1))
     chosen = decide(train, Facts(64, 300_000, True, [BOX]))
     assert "horizon" not in chosen and "learning_rate" not in chosen
-    assert chosen["minibatch_size"][0] % 50 == 0 and chosen["target_kl"][0] is None
+    assert chosen["minibatch_size"][0] % 50 == 0 and chosen["target_kl"] == (None, None)
 
 
 @pytest.mark.parametrize(("space", "expected"), [
