@@ -436,7 +436,7 @@ def main(argv=None, program="history.py"):
             name, = options.runs
             folder = name if Path(name).is_dir() else find(name, options.data_dir).folder
             rises = signs.diagnose(folder).score_rises()
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(ConfigError):  # its config.json may be of another version
                 print(end=unsolved(read(Path(folder)), rises))
             return None
         if verb == "plot":

@@ -931,9 +931,9 @@ class _TorchRecurrent(_Recurrent):
                 out, new = layer(x[t:stop], tuple(memory) if len(memory) > 1 else memory[0])
             new = new if len(memory) > 1 else [new]
             if events[t]:  # a dead agent keeps its memory, and gives out what it last gave
-                out = torch.where(live[t], out, memory[0][-1])
                 new = [torch.where(live[t], after, before)
                        for after, before in zip(new, memory, strict=True)]
+                out = new[0][-1:] if stop == t + 1 else out
             memory = new
             outputs.append(out)
             t = stop
