@@ -567,14 +567,17 @@ class Random:
         objective: config -> (score, cost in seconds), called here one after the other; None
         trains `env_name` in processes of their own, as `python protein.py` does. A
         RuntimeError, ValueError, ArithmeticError or MemoryError in an objective is a failed
-        trial; any other ends the search.
+        trial; any other ends the search. KeyboardInterrupt at Ctrl-C if no trial has ended yet.
         """
         if objective is None:
             import sweep
 
             if self.env_name is None:
                 raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
-            sweep.Runner(self, *sweep.settings_of(self)).run()
+            runner = sweep.Runner(self, *sweep.settings_of(self))
+            runner.run()
+            if runner.interrupts.requested and self.best() is None:
+                raise KeyboardInterrupt("the sweep was stopped before a trial ended; the next start goes on")
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()
             if config is None:

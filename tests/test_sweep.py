@@ -359,6 +359,14 @@ def test_optimize_in_python_trains(tmp_path, fake):
         Protein("squared", FAKE_SPACE, wrokers=2)
 
 
+def test_optimize_stopped_before_a_trial_ended_says_so(tmp_path, monkeypatch):
+    tuner = Protein("squared", FAKE_SPACE, num_trials=4, workers=1, logger="none",
+                    fixed={"data_dir": str(tmp_path)})
+    monkeypatch.setattr(sweep.Runner, "next_claim", lambda runner: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match="the next start goes on"):
+        tuner.optimize()
+
+
 def test_trials_are_spread_over_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     seen, release = [], threading.Event()
