@@ -644,28 +644,15 @@ draw(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, c
     i64 live = search_cell(row, total, false);  // the last segment with a mass; a NaN ends at some segment
     live = live < N - 1 ? live : N - 1;
     u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+    i64 begun = counter[1] * M;  // draws of the minibatches before
     for (i64 m = threadIdx.x; m < M; m += 1024) {
-        auto words = philox_cell((u32)(first + m), (u32)counter[0], (u32)counter[1], PURPOSE_DRAW, key0, key1);
+        auto words = philox_cell((u32)(first + m), (u32)counter[0], (u32)(begun / N), PURPOSE_DRAW, key0, key1);
         double u = ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
-        i64 found = search_cell(row, u * total, true);
+        u += (double)(begun % N) / N;
+        i64 found = search_cell(row, (m + (u - floor(u))) / M * total, true);
         index[m] = found < live ? found : live;
-    }
-    __syncthreads();
-
-    int *counts = (int *)cumulative;  // sorted: how often each segment was drawn, and then each as often
-    for (i64 n = begin; n < end; n++) counts[n] = 0;
-    __syncthreads();
-    for (i64 m = threadIdx.x; m < M; m += 1024) atomicAdd(counts + index[m], 1);
-    __syncthreads();
-    sum = 0.0;
-    for (i64 n = begin; n < end; n++) sum += counts[n];
-    before = sum_before(sum, shared, totals);
-    i64 place = (i64)(before.warps + before.lanes);
-    for (i64 n = begin; n < end; n++) {
-        if (counts[n] == 0) continue;
-        double share = N * (masses[n] / total);  // NaN ** 0 is 1, which would hide it
-        float weight = share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
-        for (int i = 0; i < counts[n]; i++, place++) index[place] = n, weights[place] = weight;
+        double share = N * (masses[index[m]] / total);  // NaN ** 0 is 1, which would hide it
+        weights[m] = share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
     }
 }
 

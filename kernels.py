@@ -498,10 +498,11 @@ def _draw_lanes(begin, end, cumulative, seed, counter, first, index):
     N = len(cumulative)
     total = cumulative[N - 1]
     live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass
+    M, begun = len(index), counter[1] * len(index)  # draws of the minibatches before
     for m in range(begin, end):
-        high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(counter[1]), PURPOSE_DRAW, key0, key1)
-        u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64
-        index[m] = min(search_cell(cumulative, u * total, True), live)
+        high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(begun // N), PURPOSE_DRAW, key0, key1)
+        u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64 + (begun % N) / N
+        index[m] = min(search_cell(cumulative, (m + (u - math.floor(u))) / M * total, True), live)
 
 
 @driver
@@ -513,12 +514,17 @@ def _draw_weights_lanes(begin, end, masses, cumulative, index, beta, weights):
 
 
 def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
-    """Draw M segments with replacement, p_n = masses_n / sum, sorted, and their importance weights (N · p_n)^-beta.
+    """Draw M segments, each with p_n = masses_n / sum, and their importance weights (N · p_n)^-beta.
+
+    The masses lie side by side and are cut into M equal strata; one segment comes from each (Schaul et al.
+    2016, section 3.3), so `index` is sorted. Its place u in the stratum is a random number that moves on by
+    M / N from minibatch to minibatch, modulo 1 (a rotation, Cranley and Patterson 1976), and is drawn anew
+    after each pass, N draws. So a pass takes each segment once if all masses are equal.
 
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
     `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
-    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch, PURPOSE_DRAW)); `first`: how many
-    draws other ranks make before these. Indices are within bounds, even if the masses are NaN.
+    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch · M // N, PURPOSE_DRAW)); `first`: how
+    many draws other ranks make before these. Indices are within bounds, even if the masses are NaN.
     """
     N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
     arrays = (checked("draw", "masses", masses, (N,), np.float64),
@@ -532,7 +538,6 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
         return
     torch.cumsum(masses, 0, out=cumulative)
     run(_draw_lanes, M, 40, arrays[1], u64(seed), counter, first, arrays[2])
-    arrays[2].sort()
     run(_draw_weights_lanes, M, 40, *arrays, beta, weights)
 
 

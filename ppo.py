@@ -335,7 +335,7 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
         advantages = advantage(args, storage, rewards, data.values, data.bootstraps, ratios)
         masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
         masses = torch.where(alive.any(0), masses, 0.0)
-        # Writes index = multinomial(masses, M, replacement=True).sort() and
+        # One segment from each of M equal strata of the masses, so that a pass meets nearly all of them;
         # weights = (N * masses[index] / masses.sum())^-beta.
         kernels.draw(masses, scratch, index, weights, seed=args.seed, counter=(epoch, minibatch),
                      beta=beta)

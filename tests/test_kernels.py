@@ -636,11 +636,12 @@ def test_draw(N, M):
     masses[:-1:3] = 0
     seed, epoch, minibatch = 2**50 + 1, 3, 2
     index, weights = draw_segments(masses, M, seed=seed, epoch=epoch, minibatch=minibatch)
-    words = [reference.philox4x32((m, epoch, minibatch, 2), (seed & 0xFFFFFFFF, seed >> 32))
+    words = [reference.philox4x32((m, epoch, minibatch * M // N, 2), (seed & 0xFFFFFFFF, seed >> 32))
              for m in range(M)]
     u = torch.tensor([(w[0] * 2**32 + w[1]) * 2.0**-64 for w in words], dtype=torch.float64)
     p = masses / masses.sum()
-    assert torch.equal(index, reference.draw(p, u).sort().values)
+    places = (torch.arange(M) + (u + minibatch * M % N / N) % 1) / M
+    assert torch.equal(index, reference.draw(p, places))
     assert (masses[index] > 0).all()
     close(weights, reference.importance_weights(p, 0.6)[index], 1e-6)
 
@@ -656,13 +657,26 @@ def test_draw_takes_no_segment_without_a_mass():
 
 def test_draw_frequencies():
     masses = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.5, 3.0, 0.0], dtype=torch.float64)
-    index, _ = draw_segments(masses, 200_000)
-    counts = torch.bincount(index, minlength=7).double()
-    assert not counts[masses == 0].any()
-    assert chi_square(counts, masses / masses.sum()) < 3 + 5 * math.sqrt(6)
-    assert not torch.equal(index, draw_segments(masses, 200_000, minibatch=1)[0])
-    assert not torch.equal(index, draw_segments(masses, 200_000, epoch=1)[0])
-    assert not torch.equal(index, draw_segments(masses, 200_000, seed=6)[0])
+    for M in (1, 3):
+        drawn = torch.cat([draw_segments(masses, M, epoch=epoch, minibatch=5)[0] for epoch in range(6000)])
+        counts = torch.bincount(drawn, minlength=7).double()
+        assert not counts[masses == 0].any()
+        assert chi_square(counts, masses / masses.sum()) < 3 + 5 * math.sqrt(6)
+    masses = torch.rand(200, generator=generator(1), dtype=torch.float64)
+    index, _ = draw_segments(masses, 100)
+    assert not torch.equal(index, draw_segments(masses, 100, minibatch=1)[0])
+    assert not torch.equal(index, draw_segments(masses, 100, epoch=1)[0])
+    assert not torch.equal(index, draw_segments(masses, 100, seed=6)[0])
+
+
+@BOUNDED
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
+def test_a_pass_draws_each_segment_once_if_masses_are_equal(M, minibatches, seed):
+    masses = torch.full((M * minibatches,), 0.3, dtype=torch.float64)
+    drawn = [draw_segments(masses, M, seed=seed, minibatch=2 * minibatches + k)[0] for k in range(minibatches)]
+    assert torch.cat(drawn).sort().values.tolist() == list(range(len(masses)))
+    if M > 4 < minibatches:  # and the next pass puts others together
+        assert not torch.equal(drawn[0], draw_segments(masses, M, seed=seed, minibatch=3 * minibatches)[0])
 
 
 @BOUNDED
