@@ -517,7 +517,7 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
     """Draw M segments, each with p_n = masses_n / sum, and their importance weights (N · p_n)^-beta.
 
     The masses lie side by side and are cut into M equal strata; one segment comes from each (Schaul et al.
-    2016, section 3.3), so `index` is sorted. Its place u in the stratum is a random number that moves on by
+    2016, appendix B.2.1), so `index` is sorted. Its place u in the stratum is a random number that moves on by
     M / N from minibatch to minibatch, modulo 1 (a rotation, Cranley and Patterson 1976), and is drawn anew
     after each pass, N draws. So a pass takes each segment once if all masses are equal.
 

@@ -458,6 +458,7 @@ def summary(results):
             continue
         peers = {run["machine"] for side in ("sb3", "cleanrl") for run in runs[side]}
         timed = {side: [run for run in runs[side] if run["machine"] in peers] or runs[side] for side in SIDES}
+        timed["ours"] = list(results.get("timed", {}).get(name, {}).values()) or timed["ours"]
         low = statistics.mean(map(score, runs["random"]))
         table[name] = {"random": low}
         for side in ("ours", "sb3", "cleanrl"):
