@@ -348,7 +348,7 @@ def make_trainer(vecenv, network=models.MinGRUPolicy, **settings):
 
 
 def trained(epochs, mode, **settings):
-    trainer = make_trainer(vector.make(lambda: Walks(32, mode=mode, limit=5)), **settings)
+    trainer = make_trainer(vector.make(lambda: Walks(32, mode=mode, limit=3)), **settings)
     for _ in range(epochs):
         trainer.evaluate()
         losses = trainer.train()
