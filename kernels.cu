@@ -650,8 +650,9 @@ draw(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, c
         double u = ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
         u += (double)(begun % N) / N;
         i64 found = search_cell(row, (m + (u - floor(u))) / M * total, true);
-        index[m] = found < live ? found : live;
-        double share = N * (masses[index[m]] / total);  // NaN ** 0 is 1, which would hide it
+        found = found < live ? found : live;
+        double share = N * (masses[found] / total);  // NaN ** 0 is 1, which would hide it
+        index[m] = found;
         weights[m] = share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
     }
 }

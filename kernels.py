@@ -493,23 +493,18 @@ def search_cell(sorted_values, value, inclusive):
 
 
 @driver
-def _draw_lanes(begin, end, cumulative, seed, counter, first, index):
+def _draw_lanes(begin, end, masses, cumulative, seed, counter, beta, first, index, weights):
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
-    N = len(cumulative)
+    N, M = len(cumulative), len(index)
     total = cumulative[N - 1]
     live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass
-    M, begun = len(index), counter[1] * len(index)  # draws of the minibatches before
+    begun = counter[1] * M  # draws of the minibatches before
     for m in range(begin, end):
         high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(begun // N), PURPOSE_DRAW, key0, key1)
         u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64 + (begun % N) / N
-        index[m] = min(search_cell(cumulative, (m + (u - math.floor(u))) / M * total, True), live)
-
-
-@driver
-def _draw_weights_lanes(begin, end, masses, cumulative, index, beta, weights):
-    N = len(masses)
-    for m in range(begin, end):
-        relative = N * (masses[index[m]] / cumulative[N - 1])
+        found = min(search_cell(cumulative, (m + (u - math.floor(u))) / M * total, True), live)
+        relative = N * (masses[found] / total)
+        index[m] = found
         weights[m] = relative ** -np.float64(beta[0]) if relative > 0.0 else np.nan  # NaN ** 0 is 1
 
 
@@ -537,8 +532,7 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
         CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays, weights)
         return
     torch.cumsum(masses, 0, out=cumulative)
-    run(_draw_lanes, M, 40, arrays[1], u64(seed), counter, first, arrays[2])
-    run(_draw_weights_lanes, M, 40, *arrays, beta, weights)
+    run(_draw_lanes, M, 80, *arrays[:2], u64(seed), counter, beta, first, arrays[2], weights)
 
 
 # --------------------------------------------------------------------------------------------------

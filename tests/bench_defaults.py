@@ -15,7 +15,8 @@ peer cannot read is flattened for it, which Gymnasium's own wrapper does. A scor
 of the episodes that ended in the last tenth of the steps, of the policy as it explores; it is
 normalised between a random policy's (0) and the best known (1). Results lie in bench_defaults.json
 beside this file, the runs of one side and environment by seed, with the machine that made them: a
-run that is there is not repeated (--again does). Seconds count from the start of the process. All
+run that is there is not repeated (--again does). Its `timed` are older runs of ours on the peers'
+machine, which our seconds are of. Seconds count from the start of the process. All
 environments need `pip install "gymnasium[box2d,mujoco]" minigrid minatar mpe2 pettingzoo pygame`,
 for the peers too.
 """
@@ -446,9 +447,16 @@ def seconds_to(run, target):
     return next((row[1] for row in run["curve"] if row[2] >= target), None)
 
 
+def timed_runs(results, side, name):
+    """Those whose seconds are compared: ours are the ones "timed" on the peers' machines, if there are any."""
+    older = results.get("timed", {}).get(name, {}) if side == "ours" else {}
+    runs = older or results.get(side, {}).get(name, {})
+    return [run for run in runs.values() if score(run) is not None]
+
+
 def summary(results):
     """{environment: {side: {"score", "normalised", "seconds", "share"}}}: scores are means over seeds,
-    seconds medians of the runs on the peers' machines."""
+    seconds medians."""
     table = {}
     for name, (_, _, best, _) in ENVIRONMENTS.items():
         runs = {side: [run for run in results.get(side, {}).get(name, {}).values()
@@ -456,9 +464,7 @@ def summary(results):
                 for side in SIDES}
         if not runs["random"]:
             continue
-        peers = {run["machine"] for side in ("sb3", "cleanrl") for run in runs[side]}
-        timed = {side: [run for run in runs[side] if run["machine"] in peers] or runs[side] for side in SIDES}
-        timed["ours"] = list(results.get("timed", {}).get(name, {}).values()) or timed["ours"]
+        timed = {side: timed_runs(results, side, name) for side in SIDES}
         low = statistics.mean(map(score, runs["random"]))
         table[name] = {"random": low}
         for side in ("ours", "sb3", "cleanrl"):
@@ -530,9 +536,11 @@ def draw(results, path):
         for side, colour in (("ours", "tab:blue"), ("sb3", "tab:orange"), ("cleanrl", "tab:green")):
             for run in results.get(side, {}).get(name, {}).values():
                 if score(run) is not None:
-                    steps, seconds, means, _ = zip(*run["curve"], strict=True)
+                    steps, _, means, _ = zip(*run["curve"], strict=True)
                     left.plot([step / 1e3 for step in steps], means, colour, lw=1)
-                    right.plot(seconds, means, colour, lw=1)
+            for run in timed_runs(results, side, name):
+                _, seconds, means, _ = zip(*run["curve"], strict=True)
+                right.plot(seconds, means, colour, lw=1)
         left.set_ylabel(name.removeprefix("MiniGrid-"), fontsize=7)
         for axis in (left, right):
             axis.tick_params(labelsize=6)

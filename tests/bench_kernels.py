@@ -142,9 +142,7 @@ def advantage_cases():
     moved = size(*data.values(), advantages)
 
     def check_draw():
-        words = [reference.philox4x32((m, 5, 2, 2), (7, 0)) for m in range(B)]
-        u = torch.tensor([(w[0] * 2**32 + w[1]) * 2.0**-64 for w in words], dtype=torch.float64)
-        assert torch.equal(drawn, reference.draw(p, u).sort().values), "other segments"
+        assert torch.equal(drawn, reference.draw_segments(p, B, seed=7, epoch=5, minibatch=2)), "other segments"
         close("weights", weights, reference.importance_weights(p, 0.8)[drawn], 1e-5)
 
     moments = []

@@ -141,6 +141,20 @@ def draw(p, u):
     return torch.searchsorted(cdf, u * cdf[-1], right=True).clamp(0, last)
 
 
+def draw_segments(p, M, seed, epoch, minibatch):
+    """The M segments of a minibatch, (M,): the m-th comes from the m-th of M equal strata of p (N,).
+
+        place in the stratum = (u + minibatch M / N) modulo 1
+        u = philox4x32((m, epoch, minibatch M // N, 2)), as a number in [0, 1): drawn anew after N draws
+
+    Source: Schaul et al. 2016 (PER, appendix B.2.1); the place moves on as in Cranley and Patterson 1976.
+    """
+    passes, rest = divmod(minibatch * M, len(p))
+    words = [philox4x32((m, epoch, passes, 2), (seed & 0xFFFFFFFF, seed >> 32)) for m in range(M)]
+    u = torch.tensor([(w[0] * 2**32 + w[1]) * 2.0**-64 for w in words], dtype=torch.float64)
+    return draw(p, (torch.arange(M) + (u + rest / len(p)) % 1) / M)
+
+
 def mingru_layer(x, hgp, state, resets, valid):
     """MinGRU with a highway gate: out (T, M, H) and the state after each step (T, M, H).
 

@@ -636,12 +636,8 @@ def test_draw(N, M):
     masses[:-1:3] = 0
     seed, epoch, minibatch = 2**50 + 1, 3, 2
     index, weights = draw_segments(masses, M, seed=seed, epoch=epoch, minibatch=minibatch)
-    words = [reference.philox4x32((m, epoch, minibatch * M // N, 2), (seed & 0xFFFFFFFF, seed >> 32))
-             for m in range(M)]
-    u = torch.tensor([(w[0] * 2**32 + w[1]) * 2.0**-64 for w in words], dtype=torch.float64)
     p = masses / masses.sum()
-    places = (torch.arange(M) + (u + minibatch * M % N / N) % 1) / M
-    assert torch.equal(index, reference.draw(p, places))
+    assert torch.equal(index, reference.draw_segments(p, M, seed, epoch, minibatch))
     assert (masses[index] > 0).all()
     close(weights, reference.importance_weights(p, 0.6)[index], 1e-6)
 
