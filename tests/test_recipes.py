@@ -23,6 +23,7 @@ RECIPES = {section.split("\n")[0]: re.findall(r"```python\n(.*?)```", section, f
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)  # else a network's first weights depend on the tests before
 
     def run(title, *more):
         names = {"__name__": "recipe"}
